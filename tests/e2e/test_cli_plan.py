@@ -133,6 +133,13 @@ def test_a_memory_that_is_too_small_is_answered_with_the_nearest(
     assert f"allowed: {nearest} or more" in refusal(name, "--memory", smaller, "--hardware", MACHINE, capsys=capsys)
 
 
+def test_what_latents_save_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "deepseek-v2-lite", "--hardware", MACHINE, "--memory", "64GiB"]) == 0
+    text = capsys.readouterr().out
+    assert "bfloat16, 31,104 bytes a token" in text
+    assert "one for all 16 heads of a layer; their keys and values would be 276,480 bytes a token, 8.9 times" in text
+
+
 def test_a_model_that_is_too_large_is_counted_in_machines(capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal("opt-13b", "--hardware", "nvidia-l4", "nvidia-rtx-4090", capsys=capsys)
     assert "split into 2 parts it would fit on 2 such machines, but quire cannot split a model" in said

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_qwen3(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.mark.parametrize("name", CASES["forms"])
+@pytest.mark.parametrize("name", [name for name in CASES["forms"] if not name.startswith("deepseek")])
 def test_logits_and_text_are_those_that_transformers_gave(name: str, tmp_path: Path, device: str) -> None:
     form, tokens = CASES["forms"][name], CASES["tokens"]
     (tmp_path / "config.json").write_text(json.dumps(form["config"]))

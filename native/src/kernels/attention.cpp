@@ -28,6 +28,7 @@
 #include <utility>
 
 #include "attention_int4.h"
+#include "attention_latent.h"
 #include "attention_tile.h"
 #include "kernels_of_set.h"
 #include "kv_layout.h"
@@ -388,7 +389,7 @@ class Queries {
             queries_[count_] = {.vector = rounded_vector(row, head_dim, rounded, &scale),
                                 .scores = scores,
                                 .sums = own,
-                                .output = task_.output.row(token) + column,
+                                .output = task_.output.row(token) + of_all * task_.kv.value_dim(),
                                 .position = position,
                                 .sink = task_.sinks == nullptr ? kNothing : task_.sinks[of_all],
                                 .score_scale = scale,
@@ -409,12 +410,12 @@ class Queries {
         for (int q = 0; q < count_; ++q) {
             Query& query = queries_[q];
             if (query.sink != kNothing) query.total += exp(broadcast(query.sink - query.highest)).part[0][0];
-            const int head_dim = task_.kv.head_dim;
+            const int value_dim = task_.kv.value_dim();
             if constexpr (kIsInt4<Value>) {
-                for (int d = 0; d < head_dim; ++d) query.output[d] = (query.sums[d] + query.centres) / query.total;
-                rotate_head(query.output, head_dim);
+                for (int d = 0; d < value_dim; ++d) query.output[d] = (query.sums[d] + query.centres) / query.total;
+                rotate_head(query.output, value_dim);
             } else {
-                for (int d = 0; d < head_dim; ++d) query.output[d] = query.sums[d] / query.total;
+                for (int d = 0; d < value_dim; ++d) query.output[d] = query.sums[d] / query.total;
             }
         }
         count_ = 0;
@@ -510,6 +511,10 @@ void attention_of(const AttentionTask& task, float* scratch) {
 }  // namespace
 
 void attention(const AttentionTask& task, float* scratch) {
+    if (task.kv.latent_dim > 0) {
+        if (task.kv.type == KvType::kFloat32) return attention_of<InRows<float>, float>(task, scratch);
+        return attention_of<InRows<std::uint16_t>, std::uint16_t>(task, scratch);
+    }
     switch (task.kv.type) {
         case KvType::kFloat32:
             return attention_of<float, float>(task, scratch);

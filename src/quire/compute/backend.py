@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quire.compute.sampling.draws import Sampler
 from quire.compute.speculation.base import Proposer
@@ -28,6 +28,8 @@ from quire.core.memory_needs import MemoryNeeds
 
 if TYPE_CHECKING:
     from quire.compute.grammar import MaskService
+
+LATENT_KV: Final = "auto, float32 or bfloat16: all heads read one latent, which is not rounded to fewer bits"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ FAMILIES: Final = MappingProxyType(
     {
         "Cohere2ForCausalLM": "quire.compute.models.cohere2",
         "CohereForCausalLM": "quire.compute.models.cohere",
+        "DeepseekV2ForCausalLM": "quire.compute.models.deepseek",
+        "DeepseekV3ForCausalLM": "quire.compute.models.deepseek",
         "FalconForCausalLM": "quire.compute.models.falcon",
         "GPT2LMHeadModel": "quire.compute.models.gpt2",
         "GPTNeoXForCausalLM": "quire.compute.models.gpt_neox",

@@ -25,6 +25,8 @@ NORMS = frozenset(
         Part.QUERY_NORM,
         Part.KEY_NORM,
         Part.FINAL_NORM,
+        Part.QUERY_DOWN_NORM,
+        Part.LATENT_NORM,
     }
 )
 
@@ -128,6 +130,10 @@ class NativeDecoder:
         for part, piece in parts.items():
             if part is Part.SINKS:
                 self._decoder.set_sinks(layer, np.ascontiguousarray(piece.weight))
+            elif part is Part.ROUTER_OFFSET:
+                self._decoder.set_router_offset(layer, np.ascontiguousarray(piece.weight))
+            elif part in (Part.KEY_UP, Part.VALUE_UP):
+                self._set_heads(part, piece, layer)
             elif part in NORMS:
                 self._decoder.set_norm(part.value, layer, np.ascontiguousarray(piece.weight))
                 if piece.bias is not None:
@@ -136,6 +142,12 @@ class NativeDecoder:
                 self._set_matrix(part, piece, layer, expert)
                 if piece.bias is not None:
                     self._decoder.set_bias(part.value, layer, expert, np.ascontiguousarray(piece.bias))
+
+    def _set_heads(self, part: Part, piece: PartWeights, layer: int) -> None:
+        """Set the matrix of each head, [out, in]; queries are multiplied by the columns of KEY_UP."""
+        heads = piece.weight.reshape(self.spec.attention.num_heads, -1, piece.weight.shape[1])
+        for head, rows in enumerate(heads.swapaxes(1, 2) if part is Part.KEY_UP else heads):
+            self._decoder.set_matrix(part.value, layer, head, np.ascontiguousarray(rows))
 
     def _set_matrix(self, part: Part, piece: PartWeights, layer: int, expert: int = -1) -> None:
         # An embedding gets here only if it is also the head.
