@@ -124,11 +124,14 @@ def _attention_sources(attention: AttentionSpec, latent: LatentSpec, config: Con
     def turned(stem: str, size: int, start: int) -> WeightSource:
         return WeightSource(stem, adjacent=(size, latent.rope_dim) if has_pairs else None, adjacent_from=start)
 
-    return {
+    up = {Part.KEY_UP: WeightSource(ATTENTION + "k_b_proj"), Part.VALUE_UP: WeightSource(ATTENTION + "v_b_proj")}
+    if not config.flag("kv_b_split", False):  # only GGUF files have them apart
+        stem = ATTENTION + "kv_b_proj"
+        up[Part.KEY_UP] = WeightSource(stem, run=key, period=period)
+        up[Part.VALUE_UP] = WeightSource(stem, first_row=key, run=value, period=period)
+    return up | {
         Part.QUERY: turned(query, latent.query_dim, latent.plain_dim),
         Part.LATENT: turned(ATTENTION + "kv_a_proj_with_mqa", attention.head_dim, latent.rank),
-        Part.KEY_UP: WeightSource(ATTENTION + "kv_b_proj", run=key, period=period),
-        Part.VALUE_UP: WeightSource(ATTENTION + "kv_b_proj", first_row=key, run=value, period=period),
     }
 
 
