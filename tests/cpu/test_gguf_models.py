@@ -44,6 +44,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
     "smollm3": {"no_rope_layers": None, "no_rope_layer_interval": 4, "use_sliding_window": False, "layer_types": None},
     "cohere2": {"layer_types": None, "num_hidden_layers": 5},
     "starcoder2": {"sliding_window": None},
+    "minicpm3": {"dim_model_base": 256},
     "deepseek-v2-lite": {
         "rope_parameters": {
             **{"rope_type": "yarn", "rope_theta": 10_000.0, "mscale": 0.707, "mscale_all_dim": 0.707},
@@ -56,7 +57,7 @@ FORMS = (
     *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
     *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm4"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
-    *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3"),
+    *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
 )
 PACKED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # those that the gguf package can pack
 PROMPT = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]

@@ -108,16 +108,17 @@ def test_experts_of_groups_that_are_left_out_are_not_chosen() -> None:
     assert np.flatnonzero(routing_weights(even, spec)).tolist() == [0, 1]
 
 
-def test_rows_with_many_heads_share_a_tile(tmp_path: Path) -> None:
-    """More query heads than go through a tile together: 80 of 64."""
+def test_many_heads_go_through_a_tile_in_parts_and_divide_among_threads(tmp_path: Path) -> None:
+    """64 query heads go through a tile together, and here are 80. Threads without a sequence take some of them."""
     form = CASES["forms"]["deepseek-v2-lite"]
     config = form["config"] | {"num_attention_heads": 80, "num_key_value_heads": 80, "hidden_size": 80}
     config |= {"num_hidden_layers": 1, "first_k_dense_replace": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = read_model(ModelFolder(tmp_path)).spec
     write_spec_model(tmp_path, spec)
-    runs = [ReferenceRun(tmp_path), NativeRun(tmp_path), NativeRun(tmp_path, settings=replace(FLOAT32, num_threads=2))]
-    for run, chunks in zip(runs, ([], [], [1, 33]), strict=True):
+    three = replace(FLOAT32, num_threads=3)
+    runs = [ReferenceRun(tmp_path), NativeRun(tmp_path), NativeRun(tmp_path, settings=three)]
+    for run, chunks in zip(runs, ([], [], [1, 33, 1, 16]), strict=True):
         run.prefill(0, TOKENS, chunks=chunks)
     theirs, ours = (np.stack([run.logits[0, place] for place in range(len(TOKENS))]) for run in runs[:2])
     assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max())

@@ -302,7 +302,7 @@ def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path) ->
         ("RecurrentGemmaForCausalLM", "its layers are recurrent"),
         ("Rwkv7ForCausalLM", "its layers are recurrent"),
         ("Lfm2ForCausalLM", "some of its layers are short convolutions"),
-        ("MiniCPM3ForCausalLM", "it keeps one latent for all heads (MLA), unlike DeepSeek's models"),
+        ("LongcatFlashForCausalLM", "its layers have two sublayers of attention with latents (MLA)"),
         ("DeepseekV32ForCausalLM", "its attention chooses tokens by an index (DSA)"),
         ("BloomForCausalLM", "its positions are by ALiBi"),
         ("Qwen2VLForConditionalGeneration", "it reads images or sound, or has an encoder"),

@@ -699,6 +699,7 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ("DeepSeek-V2-Lite", {"kv_lora_rank": 2**20}, "kv_lora_rank is 1048576; allowed: an integer from 1 to 2048"),
         ("DeepSeek-V2", {"n_group": 7}, "groups of experts is 7; allowed: a divisor of 160"),
         ("DeepSeek-V2", {"topk_group": 9}, "groups per token is 9; allowed: from 1 to 8"),
+        ("DeepSeek-V2", {"n_shared_experts": 2**20}, "n_shared_experts is 1048576; allowed: MLPs of 1536 numbers that"),
         ("DeepSeek-V3", {"topk_method": "greedy"}, "topk_method is 'greedy'; allowed: 'noaux_tc' or null"),
         ("DeepSeek-V3", {"num_nextn_predict_layers": 99}, "num_nextn_predict_layers is 99; allowed: an integer"),
         ("gpt2", {"n_layer": 10**9}, "n_layer is 1000000000; allowed: an integer from 1 to 1000"),
@@ -955,6 +956,23 @@ def test_layers_of_deepseek_v3_that_guess_further_tokens_are_not_read(tmp_path: 
     names = expected_tensors(model.spec)
     assert {name for name in names if "layers.60." in name} <= of_last
     assert not ignored & names.keys()
+
+
+def test_layers_with_experts_of_glm_4_7_flash_may_be_listed(tmp_path: Path) -> None:
+    config = {
+        **{"architectures": ["Glm4MoeLiteForCausalLM"], "hidden_size": 2048, "intermediate_size": 10240},
+        **{"max_position_embeddings": 202752, "num_attention_heads": 20, "num_hidden_layers": 4, "vocab_size": 154880},
+    }
+    spec = read(tmp_path, config).spec
+    assert [layer.sparse for layer in spec.layers] == [False, True, True, True]
+    assert spec.kv_cache_spec(16, "bfloat16").bytes_per_token == 4 * (512 + 64) * 2
+    kinds = ["sparse", "dense", "dense", "sparse"]
+    assert [layer.sparse for layer in read(tmp_path, config | {"mlp_layer_types": kinds}).spec.layers] == [
+        kind == "sparse" for kind in kinds
+    ]
+    for wrong in (kinds[1:], ["other"] * 4):
+        with pytest.raises(CheckpointError, match=r"mlp_layer_types is .*; allowed: 4 of dense, sparse"):
+            read(tmp_path, config | {"mlp_layer_types": wrong})
 
 
 def test_the_scores_of_deepseek_are_scaled_with_their_positions(tmp_path: Path) -> None:

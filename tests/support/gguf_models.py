@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
     "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "PhiForCausalLM": gguf.MODEL_ARCH.PHI2,
@@ -48,11 +49,12 @@ class GgufWriting:
     def __init__(
         self, folder: Path, path: Path, blocks: Mapping[str, tuple[str, Any]] | None = None, *, splits: bool = True
     ) -> None:
-        self.splits = splits  # what makes keys of latents and what makes values are two tensors
         self.blocks = blocks or {}  # the type and the bytes of tensors that are blocks already
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.architecture = ARCHITECTURES[self.config["architectures"][0]]
-        self.of_latents = self.architecture is gguf.MODEL_ARCH.DEEPSEEK2
+        self.of_latents = self.architecture in (gguf.MODEL_ARCH.DEEPSEEK2, gguf.MODEL_ARCH.MINICPM3)
+        # Whether what makes keys of latents and what makes values are two tensors.
+        self.splits = splits and self.architecture is gguf.MODEL_ARCH.DEEPSEEK2
         self.writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.architecture])
         checkpoint = unstacked(Checkpoint.open(folder))
         self.tensors: Mapping[str, Any] = {name: checkpoint.tensor(name) for name in checkpoint.entries}
@@ -124,6 +126,8 @@ class GgufWriting:
         else:
             writer.add_key_length(query)
             writer.add_value_length(value)
+        if "n_routed_experts" not in config:
+            return
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])

@@ -143,6 +143,27 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         {**DEEPSEEK, "q_lora_rank": 24, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2, "n_shared_experts": 1},
     ),
+    "glm4-moe-lite": (
+        "Glm4MoeLite",
+        {
+            **DEEPSEEK,
+            **{"num_hidden_layers": 4, "q_lora_rank": 24, "num_experts_per_tok": 3, "n_shared_experts": 1},
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    "minicpm3": (
+        "MiniCPM3",
+        {
+            **SIZES,
+            **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 12},
+            **{"qk_rope_head_dim": 16, "v_head_dim": 16, "scale_depth": 1.4, "dim_model_base": 8},
+            "rope_parameters": {
+                **{"rope_type": "longrope", "rope_theta": 10_000.0, **FACTORS},
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "granite": (
         "Granite",
         {

@@ -233,11 +233,16 @@ struct AttentionTask {
     int kv_head = 0;
     int num_kv_heads = 1;  // several only if all queries, tokens * heads * group, fit into kAttentionQueries
     int group = 1;
+    // The query heads of each group that are computed: a thread may take a part of a wide group.
+    int first_in_group = 0;
+    int num_in_group = 0;  // 0: all
     float scale = 1.0F;
     std::int64_t window = 0;  // positions that a token sees, including its own; 0: all
     float soft_cap = 0.0F;    // 0: none
     // [num_heads]: scores that take part in the softmax like a position without a value; null: none.
     const float* sinks = nullptr;
+
+    QUIRE_INLINE int heads_in_group() const { return num_in_group > 0 ? num_in_group : group; }
 };
 
 // The most tokens of an AttentionTask.

@@ -34,6 +34,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "gptneox": "GPTNeoXForCausalLM",
         "granite": "GraniteForCausalLM",
         "llama": "LlamaForCausalLM",  # Mistral's too
+        "minicpm3": "MiniCPM3ForCausalLM",
         "olmo2": "Olmo2ForCausalLM",  # OLMo 3's too, with a window
         "phi2": "PhiForCausalLM",
         "phi3": "Phi3ForCausalLM",
@@ -184,7 +185,7 @@ def _llama_like(settings: _Settings) -> dict[str, object]:
         config[LAYER_NORMS[settings.architecture]] = settings.number("attention.layer_norm_epsilon")
     else:
         config["rms_norm_eps"] = settings.number("attention.layer_norm_rms_epsilon")
-    if settings.has("attention.key_length") and settings.architecture != "deepseek2":
+    if settings.has("attention.key_length") and not settings.has("attention.kv_lora_rank"):
         size = config["head_dim"] = settings.size("attention.key_length")
         if settings.size("attention.value_length", size) != size:
             raise settings.file.error(settings.key("attention.value_length"), f"{size}, as attention.key_length")
@@ -257,30 +258,37 @@ def _gpt_oss(settings: _Settings) -> dict[str, object]:
     }
 
 
+def _latents(settings: _Settings) -> dict[str, object]:
+    """Return the sizes of latents. Old files have KEY_UP and VALUE_UP in one tensor, and other settings for it."""
+    rope_dim, heads = settings.size("rope.dimension_count"), settings.size("attention.head_count")
+    query = settings.size("attention.key_length_mla", settings.size("attention.key_length", rope_dim + 128))
+    value = settings.size("attention.value_length", max(settings.size("embedding_length") // heads, 1))
+    if query <= rope_dim:
+        raise settings.file.error(settings.key("attention.key_length_mla"), f"more than the {rope_dim} that rotate")
+    has_ranks = settings.has("attention.q_lora_rank")
+    return {
+        "num_key_value_heads": heads,
+        "q_lora_rank": settings.size("attention.q_lora_rank") if has_ranks else None,
+        "kv_lora_rank": settings.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": query - rope_dim,
+        "v_head_dim": settings.size("attention.value_length_mla", value),
+        "kv_b_split": "blk.0.attn_k_b.weight" in settings.tensors,
+    }
+
+
 def _deepseek2(settings: _Settings) -> dict[str, object]:
-    """Return what DeepSeek's models have of their own. Old files have KEY_UP and VALUE_UP in one tensor.
+    """Return what DeepSeek's models have of their own.
 
     A file says only one of the two strengths of yarn, which are equal in published models.
     """
     if settings.has("attention.temperature_scale"):
         raise settings.file.error(settings.key("attention.temperature_scale"), "none: no scores by position are run")
     is_v3 = settings.size("expert_gating_func", SOFTMAX) == SIGMOID
-    rope_dim, heads = settings.size("rope.dimension_count"), settings.size("attention.head_count")
-    query = settings.size("attention.key_length_mla", settings.size("attention.key_length", rope_dim + 128))
-    value = settings.size("attention.value_length_mla", settings.size("attention.value_length", 128))
-    if query <= rope_dim:
-        raise settings.file.error(settings.key("attention.key_length_mla"), f"more than the {rope_dim} that rotate")
     num_groups = settings.size("expert_group_count", 1)
-    has_ranks = settings.has("attention.q_lora_rank")
     return {
+        **_latents(settings),
         "architectures": ["DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"],
-        "num_key_value_heads": heads,
-        "q_lora_rank": settings.size("attention.q_lora_rank") if has_ranks else None,
-        "kv_lora_rank": settings.size("attention.kv_lora_rank"),
-        "qk_rope_head_dim": rope_dim,
-        "qk_nope_head_dim": query - rope_dim,
-        "v_head_dim": value,
-        "kv_b_split": "blk.0.attn_k_b.weight" in settings.tensors,
         "first_k_dense_replace": settings.size("leading_dense_block_count", 0, low=0),
         "n_routed_experts": settings.size("expert_count"),
         "n_shared_experts": settings.size("expert_shared_count"),
@@ -406,6 +414,7 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "gpt-oss": _gpt_oss,
         "gptneox": _gptneox,
         "granite": _granite,
+        "minicpm3": _latents,
         "olmo2": _olmo2,
         "phi2": _turned,
         "phi3": _phi3,

@@ -76,25 +76,26 @@ APART: Final = frozenset({"falcon", "gptneox"})
 INTERLEAVED: Final = frozenset({"granite", "llama", "smollm3"})
 """Architectures whose files have the rows of each head of queries and keys in turn."""
 
+LATENTS: Final = MappingProxyType(
+    {
+        **LAYER,
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",
+        "attn_k_b": "self_attn.k_b_proj",
+        "attn_v_b": "self_attn.v_b_proj",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        OFFSET: "mlp.gate.e_score_correction_bias",
+    }
+)
 LAYERS: Final = MappingProxyType(
     {
-        "deepseek2": MappingProxyType(
-            {
-                **LAYER,
-                "attn_q_a": "self_attn.q_a_proj",
-                "attn_q_a_norm": "self_attn.q_a_layernorm",
-                "attn_q_b": "self_attn.q_b_proj",
-                "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-                "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-                "attn_kv_b": "self_attn.kv_b_proj",
-                "attn_k_b": "self_attn.k_b_proj",
-                "attn_v_b": "self_attn.v_b_proj",
-                "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-                "ffn_up_shexp": "mlp.shared_experts.up_proj",
-                "ffn_down_shexp": "mlp.shared_experts.down_proj",
-                OFFSET: "mlp.gate.e_score_correction_bias",
-            }
-        ),
+        **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
         "gemma2": GEMMA,
         "gemma3": GEMMA,
         "glm4": MappingProxyType(

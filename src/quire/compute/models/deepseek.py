@@ -12,7 +12,6 @@ from typing import Final
 
 from quire.compute.models.base import (
     MAX_EXPERTS,
-    AttentionSpec,
     DecoderSpec,
     ExpertsSpec,
     LatentSpec,
@@ -30,12 +29,12 @@ from quire.compute.models.common import (
     llama_like,
     num_layers,
     rotary_layers,
-    stem_sources,
+    with_stems,
 )
-from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.config_file import MAX_SIZE, ConfigFile
 from quire.compute.models.rope import score_factor
 
-V3: Final = "DeepseekV3ForCausalLM"
+V2: Final = "DeepseekV2ForCausalLM"
 LATENT_NORM: Final = NormSpec(NormKind.RMS, 1e-6)
 DEFAULTS: Final = MappingProxyType(
     {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
@@ -46,11 +45,15 @@ FURTHER: Final = ("embed_tokens", "enorm", "hnorm", "eh_proj", "shared_head.norm
 MAX_FURTHER: Final = 8
 ATTENTION: Final = LAYER + "self_attn."
 EXPERT: Final = LAYER + "mlp.experts.{expert}."
-STEMS: Final = MappingProxyType(
+LATENT_STEMS: Final = MappingProxyType(
     {
         Part.QUERY_DOWN: ATTENTION + "q_a_proj",
         Part.QUERY_DOWN_NORM: ATTENTION + "q_a_layernorm",
         Part.LATENT_NORM: ATTENTION + "kv_a_layernorm",
+    }
+)
+STEMS: Final = MappingProxyType(
+    {
         Part.ROUTER: LAYER + "mlp.gate",
         Part.ROUTER_OFFSET: LAYER + "mlp.gate.e_score_correction_bias",
         Part.SHARED_GATE: LAYER + "mlp.shared_experts.gate_proj",
@@ -65,28 +68,39 @@ STEMS: Final = MappingProxyType(
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
     """Return the spec of a model of DeepSeek; refuses settings that quire does not interpret."""
-    is_v3 = config.texts("architectures")[0] == V3
+    is_v3 = config.texts("architectures")[0] != V2
     config = config.over({**DEFAULTS, **(V3_DEFAULTS if is_v3 else V2_DEFAULTS)})
+    spec = latent_like(config, max_length, has_pairs=config.flag("rope_interleave", True))
+    spec = replace(
+        with_stems(spec, STEMS),
+        mlp=replace(spec.mlp, bias=not is_v3 and config.flag("mlp_bias", False)),
+        layers=_sparse_after(config, spec.layers),
+        experts=_v3_experts(config) if is_v3 else _v2_experts(config),
+    )
+    num_further = config.size("num_nextn_predict_layers", 0, low=0, high=MAX_FURTHER)
+    return replace(spec, ignored_tensors=spec.ignored_tensors | _further_tensors(spec, num_further))
+
+
+def latent_like(config: ConfigFile, max_length: int | None, *, has_pairs: bool) -> DecoderSpec:
+    """Return the spec of a model with latents and an MLP in each layer.
+
+    `has_pairs`: the two numbers that rotate together are next to each other.
+    """
     heads, latent = config.size("num_attention_heads", high=MAX_HEADS), _latent(config)
     if config.size("num_key_value_heads", heads) != heads:
         raise config.error("num_key_value_heads", f"{heads}, as num_attention_heads")
     rotated = ConfigFile(config.where, {**config.fields, "head_dim": latent.rope_dim})
     sizes = {"head_dim": latent.rank + latent.rope_dim, "num_key_value_heads": 1}
-    layers = _sparse_after(config, rotary_layers(rotated, max_length))
+    layers = rotary_layers(rotated, max_length)
     spec = llama_like(ConfigFile(config.where, {**config.fields, **sizes}), max_length, [])
     scale = latent.query_dim**-0.5 * score_factor(config)
-    spec = replace(
+    spec = with_stems(spec, LATENT_STEMS)
+    return replace(
         spec,
         attention=replace(spec.attention, scale=scale, latent=latent),
-        mlp=replace(spec.mlp, bias=not is_v3 and config.flag("mlp_bias", False)),
         layers=layers,
-        experts=_v3_experts(config) if is_v3 else _v2_experts(config),
-        sources=MappingProxyType(
-            {**spec.sources, **stem_sources(STEMS), **_attention_sources(spec.attention, latent, config)}
-        ),
+        sources=MappingProxyType({**spec.sources, **_latent_sources(latent, config, has_pairs=has_pairs)}),
     )
-    num_further = config.size("num_nextn_predict_layers", 0, low=0, high=MAX_FURTHER)
-    return replace(spec, ignored_tensors=spec.ignored_tensors | _further_tensors(spec, num_further))
 
 
 def _further_tensors(spec: DecoderSpec, count: int) -> set[str]:
@@ -115,11 +129,10 @@ def _latent(config: ConfigFile) -> LatentSpec:
     )
 
 
-def _attention_sources(attention: AttentionSpec, latent: LatentSpec, config: ConfigFile) -> dict[Part, WeightSource]:
+def _latent_sources(latent: LatentSpec, config: ConfigFile, *, has_pairs: bool) -> dict[Part, WeightSource]:
     """Return where queries, latents, keys and values come from; the numbers that rotate are in pairs at the end."""
     query = ATTENTION + ("q_proj" if latent.query_rank is None else "q_b_proj")
     key, value, period = latent.plain_dim, latent.value_dim, latent.plain_dim + latent.value_dim
-    has_pairs = config.flag("rope_interleave", True)
 
     def turned(stem: str, size: int, start: int) -> WeightSource:
         return WeightSource(stem, adjacent=(size, latent.rope_dim) if has_pairs else None, adjacent_from=start)
@@ -131,7 +144,7 @@ def _attention_sources(attention: AttentionSpec, latent: LatentSpec, config: Con
         up[Part.VALUE_UP] = WeightSource(stem, first_row=key, run=value, period=period)
     return up | {
         Part.QUERY: turned(query, latent.query_dim, latent.plain_dim),
-        Part.LATENT: turned(ATTENTION + "kv_a_proj_with_mqa", attention.head_dim, latent.rank),
+        Part.LATENT: turned(ATTENTION + "kv_a_proj_with_mqa", latent.rank + latent.rope_dim, latent.rank),
     }
 
 
@@ -177,11 +190,13 @@ def _v3_experts(config: ConfigFile) -> ExpertsSpec:
 def _experts(config: ConfigFile, num_experts: int, intermediate_size: int) -> ExpertsSpec:
     """Return what V2 and V3 have in common; the numbers replace missing settings."""
     num_experts = config.size("n_routed_experts", num_experts, high=MAX_EXPERTS // num_layers(config))
-    size = config.size("moe_intermediate_size", intermediate_size)
+    size, num_shared = config.size("moe_intermediate_size", intermediate_size), config.size("n_shared_experts")
+    if size * num_shared > MAX_SIZE:
+        raise config.error("n_shared_experts", f"MLPs of {size} numbers that have at most {MAX_SIZE} together")
     return ExpertsSpec(
         num_experts=num_experts,
         experts_per_token=config.size("num_experts_per_tok", high=num_experts),
         intermediate_size=size,
         normalize_weights=config.flag("norm_topk_prob", True),
-        shared_size=size * config.size("n_shared_experts"),
+        shared_size=size * num_shared,
     )

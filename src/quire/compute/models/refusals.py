@@ -29,7 +29,7 @@ OTHER_LAYERS: Final = (
     (r"(RecurrentGemma|Rwkv\d*|RWKV\w*|xLSTM)For", "its layers are recurrent"),
     (r"Lfm2(Moe)?For", "some of its layers are short convolutions"),
     (r"(DeepseekV(32|4)|GlmMoeDsa)For", "its attention chooses tokens by an index (DSA)"),
-    (r"(MiniCPM3|LongcatFlash|Glm4MoeLite)For", "it keeps one latent for all heads (MLA), unlike DeepSeek's models"),
+    (r"LongcatFlashFor", "its layers have two sublayers of attention with latents (MLA)"),
     (r"(Bloom|MPT|Mpt)For", "its positions are by ALiBi"),
     (
         r".*For(ConditionalGeneration|ImageTextToText|Vision2Seq|SpeechSeq2Seq)$",
