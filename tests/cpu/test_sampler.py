@@ -64,7 +64,8 @@ def chi_square_is_plausible(counts: NDArray[np.int64], shares: NDArray[np.float6
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_draws_follow_the_exact_distribution(sampler: Sampler, name: str) -> None:
-    count = 20_000 if isinstance(sampler, ReferenceSampler) else 100_000
+    # The reference is slow, and the native samplers are compared with it draw by draw below.
+    count = 2_000 if isinstance(sampler, ReferenceSampler) else 100_000
     draws = make_draws(count, **FILTERS[name])
     tokens = sample_tokens(sampler, draws)
     weights = token_weights(expected_logits(**FILTERS[name]), draws, 0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from quire import cli
+from quire.cli import OneLineParser
 from quire.cli.options import environment_name, read_count
 from quire.cli.server_options import ServeSettings, add_serve_options, serve_settings
 from quire.core.config import EngineConfig
@@ -55,6 +56,18 @@ def test_every_setting_of_engine_and_server_is_a_flag_a_variable_and_a_key(tmp_p
         assert name == "model" or f"--{name.replace('_', '-')}" in text
         assert environment_name(name) in text
     assert len(set(ALL)) == len(ALL)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["A B --port 1", "A --port 1 B", "--port 1 A B", "--port=1 A -- B", "A --port 1 --no-access-log B", "-- A B"],
+)
+def test_models_may_stand_before_and_after_options(line: str) -> None:
+    parser = OneLineParser()
+    add_serve_options(parser)
+    settings = serve_settings(parser.parse_args(line.split()), {})
+    assert [each.model for each in settings.named] == ["A", "B"]
+    assert settings.server.port == (1 if "port" in line else 8000)
 
 
 def test_a_flag_goes_before_the_environment_that_before_a_file_and_that_before_the_default(file: Path) -> None:

@@ -22,6 +22,10 @@ from quire.serve.config import ServerConfig
         ("serve --kv-memry 1GiB", "did you mean --kv-memory?; see quire serve --help"),
         ("serve --ctx-size 4096", "unrecognized arguments: --ctx-size; quire calls it --max-model-len"),
         ("serve --gpu-memory-utilization=0.9", "quire calls it --kv-memory"),
+        (
+            "serve A --port 1 B --ctx-size 4096",
+            "B --ctx-size 4096; quire calls it --max-model-len",
+        ),
         ("serve -m folder", "quire calls it MODEL, without a flag"),
         ("bench kernels --only limit", "did you mean limits?"),
         ("bench kernls", "did you mean kernels?"),

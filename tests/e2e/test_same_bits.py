@@ -7,8 +7,9 @@ have penalties, biases or bad words, some ask for the log-probabilities of their
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +92,37 @@ def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[
     return texts_of(outputs)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "windows", "llama"])
+MODELS = ("qwen3", "windows", "llama")
+
+
+def everywhere(**axes: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test with each model, each instruction set and each combination of other values.
+
+    With other values, one model of three is left to `make test-long`: the gate has every combination of the rest, each
+    with one model, and these in turn.
+    """
+    names = ["folder", "instruction_set", *axes]
+    values = [MODELS, _native.kernel_names(), *map(tuple, axes.values())]
+    found = []
+    for indices in product(*(range(len(each)) for each in values)):
+        is_in_gate = not axes or sum(indices[1:]) % len(MODELS) == indices[0]
+        marks = () if is_in_gate else pytest.mark.long
+        found.append(pytest.param(*(each[index] for each, index in zip(values, indices, strict=True)), marks=marks))
+    return pytest.mark.parametrize(names, found, indirect=["folder", "instruction_set"])
+
+
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.getbasetemp() / request.param
+    if folder.exists():
+        return folder
+    folder.mkdir()
     if request.param == "llama":
         return write_tiny_llama(folder)
     return write_tiny_qwen3(folder, settings=WINDOWS if request.param == "windows" else {})
 
 
-@pytest.fixture(scope="module", params=_native.kernel_names())
+@pytest.fixture(scope="module")
 def instruction_set(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -118,19 +141,24 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "k8v4": {"dtype": "bfloat16", "kv_dtype": "k8v4"},
     "int4": {"dtype": "bfloat16", "kv_dtype": "int4"},
 }
-ALONE: dict[tuple[Path, str, str], list[Text]] = {}
+ALONE: dict[tuple[Path, str, str, bool], list[Text]] = {}
 
 
 def make(folder: Path, **settings: Any) -> LLM:
     return LLM(folder, skip_tokenizer_init=True, **{"kv_memory": "8MiB", "max_model_len": LONGEST, **settings})
 
 
-def alone(folder: Path, instruction_set: str, numbers: str) -> list[Text]:
+def longer() -> list[tuple[list[int], SamplingParams]]:
+    """Return the requests with as many tokens as nearly fill the context."""
+    return [(prompt, replace(sampling, max_tokens=LONGEST - len(prompt) - 10)) for prompt, sampling in WORKLOAD]
+
+
+def alone(folder: Path, instruction_set: str, numbers: str, *, are_longer: bool = False) -> list[Text]:
     """Return each request's text when nothing else runs, nothing is cached, and its prompt is computed whole."""
-    key = folder, instruction_set, numbers
+    key = folder, instruction_set, numbers, are_longer
     if key not in ALONE:
         with make(folder, **NUMBERS[numbers], num_threads=1, enable_prefix_caching=False) as llm:
-            ALONE[key] = [run(llm, [each])[0] for each in WORKLOAD]
+            ALONE[key] = [run(llm, [each])[0] for each in (longer() if are_longer else WORKLOAD)]
     return ALONE[key]
 
 
@@ -149,19 +177,19 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
-@pytest.mark.parametrize("name", SCHEDULES)
+@everywhere(name=SCHEDULES, numbers=NUMBERS)
 def test_any_schedule_is_as_alone(folder: Path, instruction_set: str, name: str, numbers: str) -> None:
     with make(folder, **{"num_threads": 2, **NUMBERS[numbers], **SCHEDULES[name]}) as llm:
         assert run(llm, WORKLOAD) == alone(folder, instruction_set, numbers)
 
 
+@everywhere()
 def test_the_numbers_are_part_of_the_comparison(folder: Path, instruction_set: str) -> None:
     texts = [alone(folder, instruction_set, numbers) for numbers in NUMBERS]
     assert all(one != other for index, one in enumerate(texts) for other in texts[:index])
 
 
-@pytest.mark.parametrize("numbers", ["bfloat16", "int8", "k8v4", "int4"])
+@everywhere(numbers=["bfloat16", "int8", "k8v4", "int4"])
 def test_from_the_cache_and_in_any_order_is_as_alone(folder: Path, instruction_set: str, numbers: str) -> None:
     expected = alone(folder, instruction_set, numbers)
     with make(folder, **NUMBERS[numbers]) as llm:
@@ -175,30 +203,29 @@ def test_from_the_cache_and_in_any_order_is_as_alone(folder: Path, instruction_s
         assert any(hits.values())
 
 
-@pytest.mark.parametrize("numbers", ["bfloat16", "int8"])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@everywhere(numbers=["bfloat16", "int8"], preemption=["recompute", "swap"])
 def test_preempted_is_as_alone(
     folder: Path, instruction_set: str, preemption: str, numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swapped = noted_swaps(monkeypatch)
     settings: dict[str, Any] = NUMBERS[numbers] | ({"swap_space": "4MiB"} if preemption == "swap" else {})
     with make(folder, kv_memory="600KiB", preemption=preemption, **settings) as llm:
-        longer = [(prompt, replace(sampling, max_tokens=LONGEST - len(prompt) - 10)) for prompt, sampling in WORKLOAD]
-        texts = run(llm, longer)
+        texts = run(llm, longer())
         assert llm.engine.scheduler.num_preemptions > 0
         assert any(swapped) == (preemption == "swap")
     for (tokens, entries, prompt), expected in zip(texts, alone(folder, instruction_set, numbers), strict=True):
         count = len(expected[0])
         assert (tokens[:count], entries[:count], prompt) == expected
-    with make(folder, **NUMBERS[numbers], num_threads=1, enable_prefix_caching=False) as llm:
-        assert texts == [run(llm, [each])[0] for each in longer]
+    assert texts == alone(folder, instruction_set, numbers, are_longer=True)
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
-@pytest.mark.parametrize("wrong_each", [0, 1, 4])
-def test_guessed_ahead_is_as_alone(folder: Path, instruction_set: str, wrong_each: int, numbers: str) -> None:
+WRONG_EACH = {"right": 0, "wrong": 1, "mixed": 4}
+
+
+@everywhere(guesses=WRONG_EACH, numbers=NUMBERS)
+def test_guessed_ahead_is_as_alone(folder: Path, instruction_set: str, guesses: str, numbers: str) -> None:
     """By guesses that are right, wrong, and mixed."""
-    expected = alone(folder, instruction_set, numbers)
+    expected, wrong_each = alone(folder, instruction_set, numbers), WRONG_EACH[guesses]
     texts = {tuple(prompt): tokens for (prompt, _), (tokens, _, _) in zip(WORKLOAD, expected, strict=True)}
     with make(folder, **NUMBERS[numbers], speculation="ngram", max_num_seqs=5) as llm:
         llm.engine._executor._proposer = Guesser(texts, wrong_each=wrong_each, most=9)
@@ -210,6 +237,7 @@ def test_guessed_ahead_is_as_alone(folder: Path, instruction_set: str, wrong_eac
         assert (not any(counts.right)) == (wrong_each == 1)
 
 
+@everywhere()
 def test_guessed_from_earlier_answers_is_as_alone(folder: Path, instruction_set: str) -> None:
     """By the proposers themselves: the second time these texts were answered before."""
     expected = alone(folder, instruction_set, "bfloat16")
@@ -220,18 +248,18 @@ def test_guessed_from_earlier_answers_is_as_alone(folder: Path, instruction_set:
         assert sum(llm.engine.stats().right_guesses["suffix"]) > 20
 
 
-def test_guessed_ahead_in_too_little_memory_is_as_alone(folder: Path, instruction_set: str) -> None:
-    longer = [(prompt, replace(sampling, max_tokens=LONGEST - len(prompt) - 10)) for prompt, sampling in WORKLOAD]
-    with make(folder, enable_prefix_caching=False) as llm:
-        expected = run(llm, longer)
-    texts = {tuple(prompt): tokens for (prompt, _), (tokens, _, _) in zip(longer, expected, strict=True)}
-    with make(folder, kv_memory="600KiB", speculation="ngram") as llm:
+@everywhere(numbers=["bfloat16"])
+def test_guessed_ahead_in_too_little_memory_is_as_alone(folder: Path, instruction_set: str, numbers: str) -> None:
+    expected = alone(folder, instruction_set, numbers, are_longer=True)
+    texts = {tuple(prompt): tokens for (prompt, _), (tokens, _, _) in zip(WORKLOAD, expected, strict=True)}
+    with make(folder, **NUMBERS[numbers], kv_memory="600KiB", speculation="ngram") as llm:
         llm.engine._executor._proposer = Guesser(texts, wrong_each=5, most=9)
-        assert run(llm, longer) == expected
+        assert run(llm, longer()) == expected
         assert llm.engine.scheduler.num_preemptions > 0
         assert llm.engine.stats().num_right_guesses > 0
 
 
+@everywhere()
 def test_n_sequences_of_one_request_are_n_requests(folder: Path, instruction_set: str) -> None:
     prompt, sampling = WORKLOAD[9][0], replace(WORKLOAD[9][1], temperature=1.2, top_k=0)
     with make(folder, dtype="bfloat16") as llm:
@@ -243,6 +271,7 @@ def test_n_sequences_of_one_request_are_n_requests(folder: Path, instruction_set
     assert len({tuple(tokens) for tokens, _, _ in single}) > 1
 
 
+@everywhere()
 def test_rules_and_reports_are_part_of_the_comparison(folder: Path, instruction_set: str) -> None:
     """What is compared above depends on the rules, and the prompts of those who asked were reported whole."""
     texts = alone(folder, instruction_set, "float32")

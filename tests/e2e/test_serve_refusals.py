@@ -291,13 +291,37 @@ def test_deep_nesting(server: RunningServer) -> None:
         assert server.ask("POST", "/v1/chat/completions", body, JSON).status == 400
 
 
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"])
+def test_a_form_of_a_page_is_refused_wherever_curl_may_send_one(server: RunningServer, path: str) -> None:
+    """What a page of another site can have a browser send without asking; old browsers send only the referrer."""
+    body = b'{"prompt": "a", "x": "=' + b'"}'  # a field of a text/plain form is `name=value`: this one reads as JSON
+    for kind in (FORM, {"content-type": "text/plain"}, {"content-type": "multipart/form-data; boundary=x"}, {}):
+        for name, value in (
+            ("origin", "http://evil.example"),
+            ("origin", "null"),
+            ("referer", "http://evil.example/"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-site", "same-site"),
+            ("sec-fetch-site", "none"),
+        ):
+            answer = server.ask("POST", path, body, {**kind, name: value})
+            assert answer.status in (403, 415), (kind, name, value)
+            assert answer.error["code"] in ("foreign_origin", "unsupported_media_type")
+
+
 def test_types_and_encodings_of_bodies(server: RunningServer) -> None:
     body = json.dumps({"prompt": "a"}).encode()
     for headers in (
         {"origin": server.url},  # a page would say it
         {"sec-fetch-site": "same-origin"},
         {"content-type": "text/plain"},
-        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "multipart/form-data; boundary=x"},
+        {**FORM, "origin": server.url},
+        {**FORM, "referer": "http://evil.example/"},
+        {**FORM, "sec-fetch-site": "same-origin"},
         {**JSON, "content-encoding": "gzip"},
     ):
         sent = gzip.compress(body) if "content-encoding" in headers else body
@@ -306,6 +330,8 @@ def test_types_and_encodings_of_bodies(server: RunningServer) -> None:
     charset = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
     assert server.ask("POST", "/v1/completions", body, charset).status == 200
     assert server.ask("POST", "/v1/completions", body, {}).status == 200, "nobody says that it is no JSON"
+    assert server.ask("POST", "/v1/completions", body, FORM).status == 200, "curl -d says so of everything"
+    assert server.ask("POST", "/v1/completions", b"prompt=a&max_tokens=1", FORM).error["code"] == "invalid_json"
     large = json.dumps({"prompt": "a" * (2 << 20)}).encode()
     assert server.ask("POST", "/v1/completions", large, JSON).status == 413
 

@@ -128,8 +128,14 @@ def test_json_may_be_announced_in_any_spelling(media_type: bytes) -> None:
         assert read([b"{}"], 10, (b"content-type", media_type), *encoding) == b"{}"
 
 
-@pytest.mark.parametrize("header", [(b"accept", b"*/*"), (b"content-type", b""), (b"content-type", b" ")])
-def test_a_body_that_says_nothing_and_comes_from_no_page_is_json(header: tuple[bytes, bytes]) -> None:
+FORM = (b"content-type", b"application/x-www-form-urlencoded")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [(b"accept", b"*/*"), (b"content-type", b""), (b"content-type", b" "), FORM, (FORM[0], FORM[1].upper() + b"; a=b")],
+)
+def test_a_body_that_says_nothing_or_what_curl_says_and_comes_from_no_page_is_json(header: tuple[bytes, bytes]) -> None:
     assert read([b"{}"], 10, header) == b"{}"
 
 
@@ -138,13 +144,14 @@ def test_a_body_that_says_nothing_and_comes_from_no_page_is_json(header: tuple[b
     [
         *(
             ([(b"content-type", kind)], "the body must be JSON, with the header Content-Type: application/json")
-            for kind in (b"text/json", b"application/json-patch+json", b"application/x-www-form-urlencoded")
+            for kind in (b"text/json", b"application/json-patch+json", b"text/plain", b"multipart/form-data")
         ),
         *(
             (
-                [(b"accept", b"*/*"), (name, b"x")],
+                [kind, (name, b"x")],
                 "the body must be JSON, with the header Content-Type: application/json",
             )
+            for kind in ((b"accept", b"*/*"), FORM)
             for name in (b"origin", b"referer", b"sec-fetch-site")
         ),
         *(

@@ -70,9 +70,14 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse what is unknown here, where it is known what there is instead."""
         found, unknown = super().parse_known_args(args, namespace)
+        names = next((each.dest for each in self._actions if not each.option_strings and each.nargs == "*"), "")
+        if names and not any(word.startswith("-") for word in unknown):  # argparse takes none that follow an option
+            setattr(found, names, [*(getattr(found, names, None) or ()), *unknown])
+            return found, []
         if unknown:
             known = [name for action in self._actions for name in action.option_strings]
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], known)}")
+            first = next((word for word in unknown if word.startswith("-")), unknown[0])
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(first, known)}")
         return found, unknown
 
 

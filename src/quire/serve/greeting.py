@@ -36,7 +36,7 @@ def example_calls(address: str, model_name: str, *, has_keys: bool, has_chat: bo
     model = json.dumps(model_name)
     return {
         "terminal": [
-            f"curl {address}/v1/{path} -H 'Content-Type: application/json'{key} \\",
+            f"curl {address}/v1/{path}{key} \\",
             f"  -d {shlex.quote(json.dumps({'model': model_name, field: value}))}",
         ],
         "Python": [
@@ -54,7 +54,7 @@ def greeting(address: str, model_name: str, *, has_dashboard: bool, has_keys: bo
 
     >>> print(greeting("http://localhost:8000", "guide", has_dashboard=True, has_keys=False, has_chat=False))
     dashboard   http://localhost:8000/
-    terminal    curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' \
+    terminal    curl http://localhost:8000/v1/completions \
                   -d '{"model": "guide", "prompt": "What is a block table?"}'
     Python      from openai import OpenAI
                 client = OpenAI(base_url="http://localhost:8000/v1", api_key="none")

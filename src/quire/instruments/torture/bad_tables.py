@@ -10,6 +10,7 @@ from typing import Any
 from quire.instruments.torture.refusals import Probe, bad, bad_chat
 
 MEGABYTE = 1 << 20
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 UNSUPPORTED = "unsupported_parameter"
 NO_PROMPTS: tuple[Any, ...] = (
     *([-1], [2048], [1 << 31], [1 << 70], [1.5], [True], ["a", 1], [1, "a"]),
@@ -38,7 +39,8 @@ TABLES: dict[str, tuple[str, Callable[[], tuple[Probe, ...]]]] = {
             bad(b""),
             bad(b"\xff\xfe{}"),
             status(415, "a text", headers={"Content-Type": "text/plain"}),
-            status(415, "a form", headers={"Content-Type": "application/x-www-form-urlencoded"}),
+            status(415, "a form of a page", headers={**FORM, "Referer": "http://evil.example/"}),
+            bad(b"prompt=a", code="invalid_json", headers=FORM),
         ),
     ),
     "I3": (

@@ -34,6 +34,9 @@ MAX_NUMBERS: Final = 1 << 18
 OF_BROWSERS: Final = ("origin", "referer", "sec-fetch-site")
 """Headers of which a browser sends at least one with every form."""
 
+PLAIN: Final = ("", "application/x-www-form-urlencoded")
+"""What a body is called by clients that do not say what it is: by `curl -d` a form."""
+
 MAX_LENGTH_DIGITS: Final = 20
 """Of the length that a body announces: a number of more is over every limit."""
 
@@ -63,14 +66,14 @@ class BodyLimits:
 
 
 async def read_json_body(request: Request, limits: BodyLimits, *, any_media_type: bool = False) -> bytearray:
-    """Return the body of a call that says it is plain JSON; raises `ApiError` 415 otherwise, and as `read_body`.
+    """Return the body of a call that is plain JSON; raises `ApiError` 415 for any other, and as `read_body`.
 
-    A body that says nothing, and with `any_media_type` one that says it is something else, is read as JSON too, if no
-    browser sends it: a page of another site can have a form sent without asking, but never JSON, and not without these
-    headers.
+    A body that says nothing, or that it is a form, as `curl -d` does, or with `any_media_type` anything, is read as
+    JSON too, if no browser sends it: a page of another site can have a form sent without asking, but never JSON, and
+    not without these headers.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_free = (any_media_type or not media_type) and not any(name in request.headers for name in OF_BROWSERS)
+    is_free = (any_media_type or media_type in PLAIN) and not any(name in request.headers for name in OF_BROWSERS)
     if media_type != "application/json" and not is_free:
         raise unsupported_media_type("the body must be JSON, with the header Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
