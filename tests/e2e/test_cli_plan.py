@@ -86,6 +86,17 @@ def test_the_memory_is_that_of_the_start_up_table(
     assert again["parts_bytes"] == machine["parts_bytes"]
 
 
+def test_a_draft_model_is_part_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "speculation": "guide"}
+    arguments = ["guide", "--memory", "64MiB", "--hardware", MACHINE, *flags(settings)]
+    (machine,) = plan(*arguments, capsys=capsys)["machines"]
+    config = EngineConfig(kv_memory=machine["parts_bytes"]["KV blocks"], **settings)
+    assert_same(machine, plan_engine(config).report.plan)
+    assert main(["plan", *arguments]) == 0
+    assert "guesses     guide: Qwen3ForCausalLM, 6 layers" in capsys.readouterr().out
+    assert "a draft model that is smaller" in refusal("guide", "--speculation", "opt-13b", capsys=capsys)
+
+
 def test_the_best_settings_make_an_engine_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (machine,) = plan("guide", "--memory", "48MiB", "--hardware", MACHINE, capsys=capsys)["machines"]
     best = machine["best"]

@@ -164,6 +164,11 @@ class KVCacheSpec:
         """
         return replace(self, draft=draft)
 
+    def with_block_size(self, block_size: int) -> KVCacheSpec:
+        """Return the spec of blocks with this many tokens."""
+        draft = None if self.draft is None else self.draft.with_block_size(block_size)
+        return replace(self, block_size=block_size, draft=draft)
+
     @property
     def layers_per_group(self) -> int:
         """The number of layers that a block has room for."""

@@ -226,6 +226,7 @@ class Scheduler:
         starting, released = self._running.take_differences()
         proposals = self._ask_for_drafts(record) if self.config.max_drafts else {}
         depths = self._allow_depths(record) if self.config.max_depth and proposals else {}
+        record.num_passes = max(depths.values(), default=1) if self.config.max_depth else 0
         return step.plan(record, self.memory.take_changes(), starting, released, proposals, depths)
 
     def update(self, result: StepResult) -> StepOutcome:
@@ -286,6 +287,8 @@ class Scheduler:
     def _take_drafts(self, record: StepRecord, result: StepResult) -> None:
         """Note what the guesses of a step were worth, and take the new ones. Mutates."""
         if record.is_without_prompts:
+            drafts = [(chunk.request, len(chunk.drafts)) for chunk in record.chunks if chunk.drafts]
+            self.drafts.foresee(len(record.requests), drafts, record.num_passes)
             self.drafts.note_step(record.num_tokens, result.duration_us)
             self.drafts.note_pass(len(record.requests), result.draft_us)
         for chunk, count in zip(record.chunks, result.num_tokens[len(record.decodes) :], strict=True):

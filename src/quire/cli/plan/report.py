@@ -47,6 +47,9 @@ class PlanReport:
             ("model", f"{config.model}: {model.architecture}, {len(model.spec.layers)} layers, {model.dtype}"),
             ("context", f"{model.spec.context_length:,} tokens"),
         ]
+        draft = self.sizer.model_of(config).draft
+        if draft is not None:
+            facts.append(("guesses", f"{config.speculation}: {draft.architecture}, {len(draft.spec.layers)} layers"))
         engine = next((study.engine for study in self.studies if study.engine is not None), None)
         if engine is not None:
             spec = engine.facts.kv_spec
