@@ -38,12 +38,12 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-.PHONY: docs help demo test test-long test-gpu test-transformers test-clients test-page check bench paper \
+.PHONY: docs help demo test test-long test-sanitized test-gpu test-transformers test-clients test-page check bench paper \
 	smollm2 mutants clean
 .PHONY: test-native test-torch-yes test-torch-no test-long-gpu-yes test-long-gpu-no check-format check-lint check-types check-imports check-native check-size
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(TO_RUN)  ## Run the demonstration
 	@$(BIN)/quire demo
@@ -57,6 +57,15 @@ test: check test-native $(SMOLLM2)  ## Check, then run every test but the long o
 test-long: $(VENV)/.installed-dev $(SMOLLM2)  ## Run the long tests
 	@QUIRE_TEST_LONG=1 $(PYTEST) -m long $(PYTEST_ARGS)
 	@$(MAKE) test-long-gpu-$(GPU_TESTS)
+
+test-sanitized: $(VENV)/.installed-dev  ## Run the native tests with what finds bad memory, undefined behaviour and races
+	@for kind in address,undefined thread; do \
+		echo "== native tests, -fsanitize=$$kind"; \
+		$(BIN)/cmake -S . -B build/sanitized/$$kind -DQUIRE_BUILD_MODULE=OFF -DQUIRE_BUILD_TESTS=ON \
+			-DCMAKE_CXX_FLAGS="-fsanitize=$$kind -fno-sanitize-recover=all -fno-omit-frame-pointer -g1" >/dev/null && \
+		$(BIN)/cmake --build build/sanitized/$$kind --parallel $(WORKERS) >/dev/null && \
+		$(BIN)/ctest --test-dir build/sanitized/$$kind --output-on-failure --no-tests=error || exit 1; \
+	done
 
 test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where there is one, else interpreted
 	@echo "== tests of the GPU engine"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.core.config import MemoryConfig, SchedulerConfig, require_number
+from quire.core.config import MOST_DRAFTS, MemoryConfig, SchedulerConfig, require_number
 from quire.core.errors import InvalidConfigError
 
 Config = MemoryConfig | SchedulerConfig
@@ -25,6 +25,7 @@ INTEGERS: list[tuple[type[Config], str, int, int]] = [
     (SchedulerConfig, "max_model_len", 1, 1 << 30),
     (SchedulerConfig, "max_steps_under_way", 1, 16),
     (SchedulerConfig, "max_drafts", 0, 15),
+    (SchedulerConfig, "max_depth", 0, 15),
 ]
 NUMBERS: list[tuple[str, float, float]] = [
     ("priority_ageing_s", 1e-3, 1e9),
@@ -45,6 +46,7 @@ NAMES: list[tuple[type[Config], str, tuple[str, ...]]] = [
 def make(kind: type[Config], field: str, value: object) -> Config:
     """Make a config of one setting; the two that depend on each other stay out of the way."""
     wide: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 1 << 30} if kind is SchedulerConfig else {}
+    wide |= {"max_drafts": MOST_DRAFTS} if field == "max_depth" else {}
     return kind(**(wide | {field: value}))
 
 

@@ -35,7 +35,8 @@ def test_requests_end_with_their_own_tokens_and_leave_nothing_behind(shard: int)
     seen = Counter[str]()
     for seed in range(shard * SEEDS_PER_SHARD, (shard + 1) * SEEDS_PER_SHARD):
         seen += run_seed(seed)
-    happened = ("moves_out", "moves_in", "copies", "drafts", "hits", "evictions", "merged blocks", "preemptions")
+    happened = ("moves_out", "moves_in", "copies", "drafts", "depths", "hits", "evictions", "merged blocks")
+    happened += ("preemptions",)
     happened += ("refused", "stop", "length", "abort", "error", "beams resumed", "samples resumed", "searches over")
     assert [name for name in happened if not seen[name]] == []
 

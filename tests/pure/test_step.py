@@ -80,6 +80,7 @@ PLANS = st.builds(
     copies=tuples_of(BlockCopy),
     moves_in=tuples_of(BlockMove),
     proposals=st.dictionaries(INT32, INT32, max_size=3),
+    depths=st.dictionaries(INT32, INT32, max_size=3),
 )
 ROWS = st.integers(0, 1 << 30)
 ENTRIES = st.builds(
@@ -126,6 +127,7 @@ PLAN = StepPlan(
     copies=(BlockCopy(2, 3),),
     moves_in=(BlockMove(4, 1),),
     proposals={0: 5},
+    depths={0: 3},
 )
 RESULT = StepResult(
     7,
@@ -138,6 +140,7 @@ RESULT = StepResult(
     searches={0: (Hypothesis((5, 6), -1.25, -0.5), Hypothesis((), 0.0, 0.0))},
     proposals={0: Guesses("suffix", column(9, 11))},
     duration_us=1500,
+    draft_us=400,
 )
 
 
@@ -247,7 +250,7 @@ def test_any_bytes_are_a_value_or_raise_a_step_log_error(data: bytes) -> None:
 def test_a_plan_has_a_small_form() -> None:
     decodes, ones = array("i", range(256)), array("i", [1]) * 256
     plan = StepPlan(1, decodes, decodes, ones, ones, 256)
-    assert len(plan.to_bytes()) == 4 * (4 * 256) + 17 * 8
+    assert len(plan.to_bytes()) == 4 * (4 * 256) + 18 * 8
 
 
 def test_a_plan_counts_the_tokens_that_it_computes() -> None:
@@ -317,6 +320,7 @@ def test_a_result_is_written_as_the_logs_that_are_kept_have_it() -> None:
             struct.pack("<qqq dq qq", 1, 1, 1, -2.5, 3, 0, 0),
             struct.pack("<qqq qiidd qdd", 1, 0, 2, 8, 5, 6, -1.25, -0.5, 0, 0.0, 0.0),
             struct.pack("<qqqqii q", 1, 0, 2, 8, 9, 11, 1500),
+            struct.pack("<q", 400),
         ]
     )
 
@@ -329,12 +333,11 @@ def test_a_request_takes_a_row_without_reports_of_its_prompt_unless_they_are_wan
 
 
 def test_a_column_of_pairs_must_be_one() -> None:
-    data = replace(
-        PLAN, tables=TableChanges(), row_starts=(), drafts={}, moves_out=(), copies=(), moves_in=(), proposals={}
-    ).to_bytes()
-    tail = struct.pack("<q", 0) * 6  # moves out, copies, moves in, drafts, proposals, rows taken
+    plan = replace(PLAN, tables=TableChanges(), row_starts=(), drafts={}, proposals={}, depths={})
+    data = replace(plan, moves_out=(), copies=(), moves_in=()).to_bytes()
+    tail = struct.pack("<q", 0) * 7  # moves out, copies, moves in, drafts, proposals, depths, rows taken
     assert data.endswith(tail)
     for place in range(3):
         columns = [struct.pack("<qi", 4, 1) if place == number else struct.pack("<q", 0) for number in range(3)]
         with pytest.raises(StepLogError, match=r"^a column of pairs has an odd length$"):
-            StepPlan.from_bytes(data[: -len(tail)] + b"".join(columns) + struct.pack("<qqq", 0, 0, 0))
+            StepPlan.from_bytes(data[: -len(tail)] + b"".join(columns) + struct.pack("<qqqq", 0, 0, 0, 0))

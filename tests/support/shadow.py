@@ -28,6 +28,9 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
 
+NO_GROUP = -1
+"""Of content that no token of a text stands for."""
+
 _PRIME = 1099511628211
 _MASK = (1 << 64) - 1
 
@@ -265,7 +268,8 @@ class ShadowExecutor:
             if sampled and row in plan.proposals:
                 state, most = self._rows[row], plan.proposals[row]
                 if guesses := list(self.guess(state.request_id, state.tokens, most))[:most]:
-                    proposals[row] = Guesses("ngram", array("i", guesses))
+                    proposals[row] = Guesses("draft_model" if row in plan.depths else "ngram", array("i", guesses))
+                self._scribble(state, plan.depths.get(row, 0))
         return StepResult(
             plan.step_id,
             num_tokens,
@@ -276,6 +280,12 @@ class ShadowExecutor:
             searches={rows[0]: self._found(rows) for rows in searches.values()},
             proposals=proposals,
         )
+
+    def _scribble(self, state: _Row, depth: int) -> None:
+        """Write what nobody may read into the slots that a draft model writes for guesses: they are the row's alone."""
+        for table in state.tables:
+            for position in range(len(state.tokens) - 1, len(state.tokens) - 1 + depth):
+                self.cache.write(table, Content(NO_GROUP, position, 0))
 
     def _postponed(self, plan: StepPlan) -> tuple[set[int], set[int]]:
         """Return the rows that sample nothing in a step, and those that compute nothing either."""

@@ -94,6 +94,7 @@ class Scenario:
     draft_accuracy: float | None = None  # None: no drafts
     step_faults: StepFaults = field(default_factory=StepFaults)
     late_share: float = 0.0  # of the samples, postponed
+    has_draft_model: bool = False  # whether slots are taken ahead for its guesses
 
     @classmethod
     def draw(cls, seed: int) -> Scenario:
@@ -120,6 +121,7 @@ class Scenario:
             Chaos.draw(rng),
             arrival_rate=rng.choice([0.1, 0.5, 1.0]),
             draft_accuracy=rng.choice([None, None, 0.0, 0.7, 1.0]),
+            has_draft_model=rng.random() < 0.5,
         )
 
     def with_chaos(self, chaos: Chaos) -> Scenario:
@@ -302,6 +304,8 @@ class Simulation:
         )
         accuracy = scenario.draft_accuracy
         config = scenario.scheduler if accuracy is None else replace(scenario.scheduler, max_drafts=MOST_DRAFTS)
+        if accuracy is not None and scenario.has_draft_model and not self.memory.has_windows:
+            config = replace(config, max_depth=MOST_DRAFTS)
         eos = frozenset([EOS])
         self.scheduler = Scheduler(config, self.memory, limits, eos_token_ids=eos)
         self.executor = ShadowExecutor(scenario.spec, VOCAB_SIZE, salt_of=self._salt_of, ends_searches=True)
@@ -405,7 +409,7 @@ class Simulation:
 
     def _see(self, plan: StepPlan) -> None:
         self.plans.update(plan.to_bytes())
-        for name in ("moves_out", "moves_in", "copies", "drafts"):
+        for name in ("moves_out", "moves_in", "copies", "drafts", "depths"):
             self.seen[name] += len(getattr(plan, name))
         for request in self.scheduler.running:
             if request.num_preemptions and request.group is not None and request.group.opened:

@@ -68,11 +68,14 @@ inline Floats broadcast(float value) {
 
 inline Floats load(const float* from) {
     Floats result;
-    std::memcpy(&result, from, sizeof result);
+    // Part by part: gcc 12 copies the whole through memory, in the words of the portable set.
+    QUIRE_FOR_PARTS(i) std::memcpy(&result.part[i], from + i * kPartLanes, sizeof(FloatPart));
     return result;
 }
 
-inline void store(float* to, const Floats& value) { std::memcpy(to, &value, sizeof value); }
+inline void store(float* to, const Floats& value) {
+    QUIRE_FOR_PARTS(i) std::memcpy(to + i * kPartLanes, &value.part[i], sizeof(FloatPart));
+}
 
 // bfloat16 is the upper half of a float.
 inline Floats load(const std::uint16_t* from) {

@@ -45,7 +45,7 @@ void score_groups(Query* queries, const Part<Key>& part, const PagedKv& kv, int 
     typename Each::Sum sums[kCount][kAtOnce];
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
         vectors[q] = static_cast<const typename Each::Input*>(queries[q].vector);
-        QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) sums[q][g] = {};
+        QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) sums[q][g] = typename Each::Sum{};
     }
     constexpr int kStepNumbers = kLanes * Each::kInputs;
     const int steps = num_steps<Key>(kv.head_dim);
@@ -182,9 +182,9 @@ void add_wide(Query* queries, const Part<Value>& part, int first_step, int end_s
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
         QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) {
             if constexpr (kIsInt8<Value>) {
-                sums[q][w] = {};
+                sums[q][w] = typename Each::Sum{};
             } else {
-                sums[q][w] = load(queries[q].sums + d + w * kLanes);
+                sums[q][w] = Each::sum_from(load(queries[q].sums + d + w * kLanes));
             }
         }
     }
@@ -214,7 +214,7 @@ void add_wide(Query* queries, const Part<Value>& part, int first_step, int end_s
             if constexpr (kIsInt8<Value>) {
                 store(to, fma(to_floats(sums[q][w]), broadcast(queries[q].weight_scale), load(to)));
             } else {
-                store(to, sums[q][w]);
+                store(to, to_floats(sums[q][w]));
             }
         }
     }

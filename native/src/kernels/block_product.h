@@ -10,14 +10,18 @@ constexpr int kBlockRows = 64, kBlockPanels = 16;
 // The most groups that the panels of a block are in, of one matrix or two.
 constexpr int kBlockGroups = kBlockPanels / kGroupPanels + 2;
 constexpr int kChunkInputs = 256;
-// kTileSums: rows * panels of a tile. Each sum takes kParts of the 32 (AVX-512) or 16 registers. kTileRows: the rows
-// of most tiles. kMostTileRows: up to this many rows go through a chunk as one tile.
+// kTileRows: the rows of most tiles. kMostTileRows: up to this many rows go through a chunk as one tile. tile_panels:
+// the most panels of a tile. Each sum takes kParts of the 32 (AVX-512) or 16 registers, and so do the weights of a
+// panel.
 #if defined(__AVX512F__)
-constexpr int kTileSums = 24, kTileRows = 6, kMostTileRows = 8;
+constexpr int kTileRows = 6, kMostTileRows = 8;
+constexpr int tile_panels(int num_rows) { return least(kGroupPanels, 24 / num_rows); }
 #elif defined(__AVX2__)
-constexpr int kTileSums = 4, kTileRows = 2, kMostTileRows = 2;
+constexpr int kTileRows = 6, kMostTileRows = 6;
+constexpr int tile_panels(int num_rows) { return num_rows == 1 ? kGroupPanels : num_rows == 2 ? 2 : 1; }
 #else
-constexpr int kTileSums = 3, kTileRows = 3, kMostTileRows = 3;
+constexpr int kTileRows = 3, kMostTileRows = 3;
+constexpr int tile_panels(int num_rows) { return 3 / num_rows; }
 #endif
 
 typedef Floats BlockSums[kBlockRows][kBlockPanels];
@@ -45,25 +49,25 @@ void multiply(const Tile<Number>& tile) {
     using Each = Step<Number>;
     const Number* from = tile.weights;
     std::size_t fetched = tile.fetch.offset;
-    Floats sums[kRows][kPanels];
-    for (int r = 0; r < kRows; ++r) {
-        for (int p = 0; p < kPanels; ++p) sums[r][p] = tile.sums[r][p];
+    typename Each::Sum sums[kRows][kPanels];
+    QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
+        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::sum_from(tile.sums[r][p]);
     }
     for (int i = 0; i < tile.num_steps; ++i) {
         typename Each::Vector weights[kPanels];
-        for (int p = 0; p < kPanels; ++p) {
+        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
             weights[p] = Each::weights(from + p * kPanelWidth * Each::kInputs);
             __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, 3);
             fetched += tile.fetch.pace;
         }
         from += tile.weight_step;
-        for (int r = 0; r < kRows; ++r) {
+        QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
             const auto input = Each::input(tile.rows + r * tile.row_stride + i);
-            for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::add(sums[r][p], input, weights[p]);
+            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::add(sums[r][p], input, weights[p]);
         }
     }
-    for (int r = 0; r < kRows; ++r) {
-        for (int p = 0; p < kPanels; ++p) tile.sums[r][p] = sums[r][p];
+    QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
+        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) tile.sums[r][p] = to_floats(sums[r][p]);
     }
 }
 
@@ -74,7 +78,7 @@ void multiply_tile(const AnyTile& tile, int num_rows, int num_panels) {
         if constexpr (kRows > 1) multiply_tile<kRows - 1, kPanels>(tile, num_rows, num_panels);
     } else if (num_panels < kPanels) {
         if constexpr (kPanels > 1) multiply_tile<kRows, kPanels - 1>(tile, num_rows, num_panels);
-    } else if constexpr (kRows * kPanels <= kTileSums) {
+    } else if constexpr (kPanels <= tile_panels(kRows)) {
         multiply<kRows, kPanels>(tile);
     }
 }

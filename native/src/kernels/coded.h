@@ -128,11 +128,25 @@ inline Ints less(const Ints& bytes, int middle) {
 }
 
 // The codes of a step, 64 bytes, times four numbers of a row; sums are exact integers.
-// An instruction of VNNI takes unsigned codes, so sums start from -middle times the sum of the row's numbers.
+//
+//     sum = first(correction); sum = add(sum, codes, numbers) for each step of a group; total(sum, correction)
+//
+// Unsigned codes are not lessened by their middle; -middle times the sum of the row's numbers corrects their sums.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr int kFlip = 128;  // a code of 8 bits is stored as code ^ kFlip
+#else
+constexpr int kFlip = 0;
+#endif
+
+struct AnyCodeStep {
+    static Ints first(int correction) { return broadcast_int(correction); }
+    static Ints total(const Ints& sum, int) { return sum; }
+};
+
 #if defined(__AVX512VNNI__)
-struct CodeStep {
+template <int kBits>
+struct CodeStep : AnyCodeStep {
     using Vector = __m512i;
-    static constexpr int kFlip = 128;  // a code of 8 bits is stored as code ^ kFlip
     static constexpr bool kSigned = false;
 
     static Vector codes(const Ints& bytes) { return (__m512i)bytes.part[0]; }
@@ -142,9 +156,9 @@ struct CodeStep {
     }
 };
 #elif defined(__AVXVNNI__)
-struct CodeStep {
+template <int kBits>
+struct CodeStep : AnyCodeStep {
     using Vector = Ints;
-    static constexpr int kFlip = 128;
     static constexpr bool kSigned = false;
 
     static Vector codes(const Ints& bytes) { return bytes; }
@@ -158,8 +172,8 @@ struct CodeStep {
     }
 };
 #else
-struct CodeStep {
-    static constexpr int kFlip = 0;
+template <int kBits>
+struct CodeStep : AnyCodeStep {
     static constexpr bool kSigned = true;
 
 #if defined(__AVX2__)
@@ -178,7 +192,7 @@ struct CodeStep {
         const __m512i row = _mm512_set1_epi32(four(numbers));
         const __m512i signed_row = _mm512_mask_sub_epi8(row, codes.negative, _mm512_setzero_si512(), row);
         const __m512i pairs = _mm512_maddubs_epi16(codes.sizes, signed_row);
-        return {{sum.part[0] + (IntPart)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1))}};
+        return {{ sum.part[0] + (IntPart)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)) }};
     }
 #else
     struct Vector {
@@ -221,6 +235,33 @@ struct CodeStep {
     }
 #endif
 };
+
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+// Codes from 0 to 15: the products of all steps of a group are at most 8 * 2 * 15 * 127, which 16 bits hold.
+template <>
+struct CodeStep<4> {
+    using Vector = Ints;
+    static constexpr bool kSigned = false;
+    static_assert(kUnitSteps * 2 * 15 * 127 < 1 << 15);
+
+    static Vector codes(const Ints& bytes) { return bytes; }
+    static Ints first(int) { return broadcast_int(0); }
+    static Ints add(const Ints& sum, const Vector& codes, const std::int8_t* numbers) {
+        const __m256i row = _mm256_set1_epi32(four(numbers));
+        Ints result;
+        QUIRE_FOR_PARTS(i) {
+            const __m256i pairs = _mm256_maddubs_epi16((__m256i)codes.part[i], row);
+            result.part[i] = (IntPart)_mm256_add_epi16((__m256i)sum.part[i], pairs);
+        }
+        return result;
+    }
+    static Ints total(const Ints& sum, int correction) {
+        Ints result = broadcast_int(correction);
+        QUIRE_FOR_PARTS(i) { result.part[i] += (IntPart)_mm256_madd_epi16((__m256i)sum.part[i], _mm256_set1_epi16(1)); }
+        return result;
+    }
+};
+#endif
 #endif
 
 }  // namespace quire::QUIRE_ISA

@@ -140,6 +140,7 @@ inline void add_minimums(const CodedTile& tile, Floats (&sums)[kRows][kPanels]) 
 template <typename AnyForm, int kRows, int kPanels>
 void multiply_codes(const CodedTile& tile) {
     constexpr int kBits = AnyForm::kBits, kGroup = AnyForm::kGroup;
+    using Each = CodeStep<kBits>;
     constexpr int kGroups = kUnitInputs / kGroup, kSums = kGroup / kUnit;
     constexpr int kSteps = kLineSteps<kBits>, kLines = kGroup / kStepInputs / kSteps;
     const std::byte* codes = tile.codes.first;
@@ -154,22 +155,25 @@ void multiply_codes(const CodedTile& tile) {
     for (int u = 0; u < tile.num_units; ++u, codes += tile.codes.unit, rows += kUnitInputs) {
         const std::byte *at = codes, *high = codes + 4 * line_bytes;
         QUIRE_UNROLLED for (int g = 0; g < kGroups; ++g) {
+            const auto correction_of = [&](int row) {
+                if constexpr (Each::kSigned) return 0;
+                const std::int32_t* of_row = tile.rows.sums + row * RoundedChunk::kSums + u * 2 + g;
+                return -tile.middle * (kSums == 1 ? *of_row : of_row[0] + of_row[1]);
+            };
             Ints sums[kRows][kPanels];
             QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-                const std::int32_t* of_row = tile.rows.sums + r * RoundedChunk::kSums + u * 2 + g;
-                const int start = kSums == 1 ? *of_row : of_row[0] + of_row[1];
-                const Ints first = broadcast_int(CodeStep::kSigned ? 0 : -tile.middle * start);
+                const Ints first = Each::first(correction_of(r));
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = first;
             }
             const auto add_line = [&](int line) {
-                CodeStep::Vector weights[kSteps][kPanels];
+                typename Each::Vector weights[kSteps][kPanels];
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
                     const std::byte* panel = at + p * kStepBytes;
                     Ints steps[kSteps];
                     steps_of<kBits>(panel, high + p * kStepBytes, line_bytes, line, steps);
                     QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
-                        const bool from_zero = CodeStep::kSigned && kBits < 8;
-                        weights[s][p] = CodeStep::codes(from_zero ? less(steps[s], tile.middle) : steps[s]);
+                        const bool from_zero = Each::kSigned && kBits < 8;
+                        weights[s][p] = Each::codes(from_zero ? less(steps[s], tile.middle) : steps[s]);
                     }
                 }
                 at += line_bytes;
@@ -181,7 +185,7 @@ void multiply_codes(const CodedTile& tile) {
                     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
                         const std::int8_t* numbers = rows + r * kChunkInputs + (line * kSteps + s) * kStepInputs;
                         QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-                            sums[r][p] = CodeStep::add(sums[r][p], weights[s][p], numbers);
+                            sums[r][p] = Each::add(sums[r][p], weights[s][p], numbers);
                         }
                     }
                 }
@@ -196,7 +200,8 @@ void multiply_codes(const CodedTile& tile) {
             QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
                 const Floats row_scale = broadcast(tile.rows.scales[r * RoundedChunk::kScales + u]);
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-                    totals[r][p] = fma(to_floats(sums[r][p]), scales[p] * row_scale, totals[r][p]);
+                    const Floats sum = to_floats(Each::total(sums[r][p], correction_of(r)));
+                    totals[r][p] = fma(sum, scales[p] * row_scale, totals[r][p]);
                 }
             }
         }
@@ -305,7 +310,7 @@ class BlockProduct<Coded> {
                                 .scales = chunk.scales(first),
                                 .minimums = chunk.minimums(first),
                                 .num_units = chunk.num_inputs / kUnitInputs,
-                                .middle = coding.bits == 8 ? CodeStep::kFlip : middle_of(coding),
+                                .middle = coding.bits == 8 ? kFlip : middle_of(coding),
                                 .has_minimums = coding.minimums,
                                 .sums = sums,
                                 .fetch = fetch};

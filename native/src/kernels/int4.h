@@ -39,7 +39,7 @@ constexpr int kMostInt4Numbers = 1024;  // of a head
 
 inline Ints load_ints(const void* from) {
     Ints result;
-    std::memcpy(&result, from, sizeof result);
+    QUIRE_FOR_PARTS(i) std::memcpy(&result.part[i], static_cast<const std::byte*>(from) + i * kPartBytes, kPartBytes);
     return result;
 }
 

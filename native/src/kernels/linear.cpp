@@ -89,14 +89,14 @@ class BlockProduct {
 
     void add_chunk(const Panels<Number>& group, int panel, int input, int steps, const char* next) {
         constexpr int kInputs = Step<Number>::kInputs;
-        const int most_panels = kTileSums / pieces_of(num_rows_, num_tiles_);
-        const int tile_panels = pieces_of(group.count, pieces_of(group.count, most_panels));
+        const int most_panels = tile_panels(pieces_of(num_rows_, num_tiles_));
+        const int panels_each = pieces_of(group.count, pieces_of(group.count, most_panels));
         std::size_t offset = 0;
         const std::size_t pace = (group.step * sizeof(Number) << 8) / (num_tiles_ * group.count);
         for (int t = 0; t < num_tiles_; ++t) {
             const int row = num_rows_ * t / num_tiles_, end = num_rows_ * (t + 1) / num_tiles_;
-            for (int p = 0; p < group.count; p += tile_panels) {
-                const int num_panels = least(tile_panels, group.count - p);
+            for (int p = 0; p < group.count; p += panels_each) {
+                const int num_panels = least(panels_each, group.count - p);
                 multiply_tile<kMostTileRows, kGroupPanels>(
                     Tile<Number>{.rows = rows_.at(row, input),
                                  .row_stride = rows_.stride(),

@@ -95,9 +95,7 @@ void put_unit(const std::int8_t* codes, std::byte* to, std::size_t line_bytes) {
     std::uint32_t four[kUnitSteps], words[kBits] = {};
     std::memcpy(four, codes, sizeof four);
     if constexpr (kBits == 8) {
-        QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) {
-            words[step] = four[step] ^ 0x01010101U * CodeStep::kFlip;
-        }
+        QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) { words[step] = four[step] ^ 0x01010101U * kFlip; }
     } else {
         QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) {
             words[step / 2] |= (four[step] & kLow) << 4 * (step % 2);
@@ -183,7 +181,7 @@ int code_at(const CodedLane& lane, int input) {
     const auto byte = [&](int line) {
         return std::to_integer<int>(lane.word(input / kUnitInputs, line)[input % kStepInputs]);
     };
-    if (coding.bits == 8) return static_cast<std::int8_t>(byte(step) ^ CodeStep::kFlip);
+    if (coding.bits == 8) return static_cast<std::int8_t>(byte(step) ^ kFlip);
     const int high = more == 0 ? 0 : byte(4 + step * more / 8) >> step * more % 8 & ((1 << more) - 1);
     return ((byte(step / 2) >> 4 * (step % 2) & 15) | high << 4) - middle_of(coding);
 }

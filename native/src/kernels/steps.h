@@ -30,10 +30,52 @@ struct Step {
     static Floats rounded(const Floats& values) { return values; }
     // The weights of the inputs first … end - 1 of a step, and zeros for the others.
     static Vector between(const Vector& weights, int, int) { return weights; }
+    static Sum sum_from(const Floats& sum) { return sum; }
     static Floats add(const Floats& sum, const Vector& input, const Vector& weights) {
         return fma(input, weights, sum);
     }
 };
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Sixteen sums apart: those of even lanes and those of odd ones.
+struct ApartFloats {
+    FloatPart even, odd;
+};
+
+inline Floats to_floats(const ApartFloats& apart) {
+    const __m256 low = _mm256_unpacklo_ps(apart.even, apart.odd), high = _mm256_unpackhi_ps(apart.even, apart.odd);
+    return {{_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)}};
+}
+
+// One input, whose weights are widened in place: a word holds those of two lanes, and each takes one instruction.
+template <>
+struct Step<std::uint16_t> {
+    using Input = float;
+    using Vector = ApartFloats;
+    using Sum = ApartFloats;
+    static constexpr int kInputs = 1;
+
+    static Vector weights(const std::uint16_t* from) {
+        const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)), _mm256_castsi256_ps(_mm256_and_si256(pairs, upper))};
+    }
+    static FloatPart input(const Input* from) { return _mm256_broadcast_ss(from); }
+    static const Input* inputs(const float* row, int, Input*) { return row; }
+    static Floats rounded(const Floats& values) { return values; }
+    static Vector between(const Vector& weights, int, int) { return weights; }
+    static Sum sum_from(const Floats& sum) {
+        const auto apart = [](__m256 lanes) {
+            return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(lanes), 0xd8));
+        };
+        return {apart(_mm256_shuffle_ps(sum.part[0], sum.part[1], 0x88)),
+                apart(_mm256_shuffle_ps(sum.part[0], sum.part[1], 0xdd))};
+    }
+    static Sum add(const Sum& sum, FloatPart input, const Vector& weights) {
+        return {_mm256_fmadd_ps(input, weights.even, sum.even), _mm256_fmadd_ps(input, weights.odd, sum.odd)};
+    }
+};
+#endif
 
 #if defined(__AVX512BF16__)
 template <>
@@ -70,6 +112,7 @@ struct Step<std::uint16_t> {
         return _mm512_and_si512(weights, _mm512_set1_epi32(static_cast<int>(low | high)));
     }
     static Vector input(const Input* from) { return _mm512_set1_epi32(static_cast<int>(*from)); }
+    static Sum sum_from(const Floats& sum) { return sum; }
     // Multiplies and adds the second input of the pair, then the first, each with one rounding.
     static Floats add(const Floats& sum, const Vector& input, const Vector& weights) {
         Floats result;

@@ -52,10 +52,23 @@ class BackendFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftParts:
+    """A second, smaller model that guesses tokens; its keys and values are in the blocks of the model (`cache.draft`).
+
+    `sampler` chooses among the tokens that both models have, and `context_length` is the longest text that it reads.
+    """
+
+    runner: ModelRunner[Any]
+    cache: KVMemory
+    sampler: Sampler
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerParts:
     """The parts of a worker. `launcher`: the runner, if it can launch steps ahead. `masks`: for grammars.
 
-    `proposer` guesses tokens; None: nobody does.
+    `proposer` guesses tokens; None: nobody does. `draft` does so too, if there is a draft model.
     `on_start` is called once the KV memory is allocated.
     """
 
@@ -66,6 +79,7 @@ class WorkerParts:
     launcher: Launcher[Any] | None = None
     masks: MaskService | None = None
     proposer: Proposer | None = None
+    draft: DraftParts | None = None
     on_start: Callable[[], None] | None = None
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:

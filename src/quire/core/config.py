@@ -83,6 +83,7 @@ class SchedulerConfig:
     max_steps_under_way: int = setting(1, "steps to submit to the executor before waiting for the first result")
     itl_slo_ms: float | None = setting(None, "time allowed between two tokens while prompts are computed; None: any")
     max_drafts: int = setting(0, "tokens guessed ahead for a sequence in a step; 0: none")
+    max_depth: int = setting(0, "of those, the most that a draft model guesses; 0: there is no draft model")
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1, 1 << 20)
@@ -100,6 +101,7 @@ class SchedulerConfig:
         require_number("swap_bytes_per_s", self.swap_bytes_per_s, 1.0, 1e15)
         require_int("max_steps_under_way", self.max_steps_under_way, 1, 16)
         require_int("max_drafts", self.max_drafts, 0, MOST_DRAFTS)
+        require_int("max_depth", self.max_depth, 0, self.max_drafts)
         if self.itl_slo_ms is not None:
             require_number("itl_slo_ms", self.itl_slo_ms, 1.0, 1e6)
 
@@ -174,7 +176,8 @@ class EngineConfig:
     speculation: str = setting(
         "off",
         "guess tokens ahead and verify several in a step, to the same text: off, ngram (what followed the last tokens "
-        "when the text had them before), or auto (that, what a grammar forces, and earlier answers)",
+        "when the text had them before), auto (that, what a grammar forces, and earlier answers), or a smaller model "
+        "with the same tokenizer, by folder or name (that model, in addition to auto)",
     )
     cuda_graphs: bool = setting(True, "on a GPU: record decode steps at startup and replay them")
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; none: no limit")
@@ -184,7 +187,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("model", "tokenizer", "step_log"):
+        for name in ("model", "tokenizer", "step_log", "speculation"):
             self._take_path(name)
         for name in ("max_memory", "kv_memory"):
             if getattr(self, name) is not None:
@@ -197,7 +200,6 @@ class EngineConfig:
         require_one_of("device", self.device, DEVICES)
         require_one_of("backend", self.backend, BACKENDS)
         require_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
-        require_one_of("speculation", self.speculation, SPECULATIONS)
         if self.device == "cuda" and self.backend not in ("auto", "torch"):
             raise InvalidConfigError("backend", self.backend, "torch or auto: nothing else runs on device cuda")
         require_int("block_size", self.block_size, 1, 4096)
@@ -230,6 +232,11 @@ class EngineConfig:
         sizes = {"max_num_seqs": sequences, "max_num_batched_tokens": tokens, "max_steps_under_way": steps}
         return ResolvedConfig(**dataclasses.asdict(self) | sizes)
 
+    @property
+    def guesses_by_model(self) -> bool:
+        """Whether `speculation` is a draft model."""
+        return self.speculation not in SPECULATIONS
+
     def memory_config(self, num_blocks: int, num_host_blocks: int, hash_key: bytes) -> MemoryConfig:
         """Return the settings of the KV memory. Does not mutate."""
         sizes = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks}
@@ -248,9 +255,11 @@ class EngineConfig:
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
             object.__setattr__(self, name, value)
-        optional = name != "model"
+        optional = name in ("tokenizer", "step_log")
         if not (optional and value is None) and not (isinstance(value, str) and value and "\0" not in value):
             allowed = "the path of a file" if name == "step_log" else "the path of a folder, or a name"
+            if name == "speculation":
+                allowed = f"{', '.join(SPECULATIONS)}, or a model's folder or name"
             raise InvalidConfigError(name, value, allowed)
 
 
@@ -265,6 +274,7 @@ class ResolvedConfig(EngineConfig):
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         """Return the settings of the scheduler. Does not mutate."""
         given = {"max_model_len": max_model_len, "max_drafts": self.max_drafts}
+        given |= {"max_depth": self.max_drafts if self.guesses_by_model else 0}
         return SchedulerConfig(**self._shared(SchedulerConfig) | given)
 
     @property
@@ -301,7 +311,7 @@ class EngineSettings(TypedDict, total=False):
     preemption: str
     max_steps_under_way: int | None
     itl_slo_ms: float | None
-    speculation: str
+    speculation: str | os.PathLike[str]
     cuda_graphs: bool
     max_cached_blocks_per_tenant: int | None
     seed: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, NamedTuple
 
-GUESSERS: Final = ("forced", "ngram", "suffix")
+GUESSERS: Final = ("forced", "ngram", "suffix", "draft_model")
 """The kinds of proposers; see `quire.compute.speculation`. Wire forms hold the place of one in this list."""
 
 

@@ -11,12 +11,15 @@ reserved for a kind of layer that does not need it.
 
 If the counts do not divide, the last group of a kind is padded; `padding_fraction` is the wasted share, and
 `from_layers` keeps it at 10 % or less.
+
+A block may also hold the layers of a **draft model**, which guesses tokens for the model: its keys and values are in
+the same blocks, at the same slots. So prefix hits, copies, forks, swaps and evictions concern both models at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -89,6 +92,9 @@ class KVCacheSpec:
     >>> narrow = KVCacheSpec(16, num_kv_heads=8, head_dim=128, dtype="k8v4", groups=spec.groups)
     >>> narrow.key_head_bytes, narrow.value_head_bytes
     (132, 68)
+    >>> spec.with_draft(KVCacheSpec.from_layers([None] * 4, block_size=16, num_kv_heads=2, head_dim=64,
+    ...                                         dtype="bfloat16")).bytes_per_token
+    116736
     """
 
     block_size: int
@@ -96,6 +102,7 @@ class KVCacheSpec:
     head_dim: int
     dtype: str
     groups: tuple[KVGroup, ...]
+    draft: KVCacheSpec | None = None
 
     def __post_init__(self) -> None:
         _require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
@@ -108,6 +115,15 @@ class KVCacheSpec:
         for group in self.groups:
             if group.window is not None:
                 _require_int("window", group.window, 1, 1 << 31)
+        if self.draft is not None:
+            self._check_draft(self.draft)
+
+    def _check_draft(self, draft: KVCacheSpec) -> None:
+        if draft.draft is not None or draft.block_size != self.block_size:
+            raise InvalidConfigError("draft", draft.block_size, f"one model with blocks of {self.block_size} tokens")
+        for spec in (self, draft):
+            if len(spec.groups) > 1 or spec.groups[0].window is not None:
+                raise InvalidConfigError("draft", spec.groups, "layers that all read the whole text, in both models")
 
     @classmethod
     def from_layers(
@@ -126,6 +142,13 @@ class KVCacheSpec:
             for first in range(0, len(layers), size)
         ]
         return cls(block_size, num_kv_heads, head_dim, dtype, tuple(groups))
+
+    def with_draft(self, draft: KVCacheSpec) -> KVCacheSpec:
+        """Return the spec of blocks that hold the layers of a draft model too.
+
+        Raises `InvalidConfigError` if a layer of either model has a window.
+        """
+        return replace(self, draft=draft)
 
     @property
     def layers_per_group(self) -> int:
@@ -149,13 +172,15 @@ class KVCacheSpec:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block: the same for every group."""
-        return self.block_size * self.layers_per_group * self.bytes_per_layer_token
+        """Bytes of one block, those of a draft model among them: the same for every group."""
+        own = self.block_size * self.layers_per_group * self.bytes_per_layer_token
+        return own if self.draft is None else own + self.draft.bytes_per_block
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in every layer, without padding."""
-        return sum(len(group.layers) for group in self.groups) * self.bytes_per_layer_token
+        """Bytes of one token in every layer of both models, without padding."""
+        own = sum(len(group.layers) for group in self.groups) * self.bytes_per_layer_token
+        return own if self.draft is None else own + self.draft.bytes_per_token
 
     @property
     def padding_fraction(self) -> float:

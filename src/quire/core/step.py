@@ -13,6 +13,8 @@ its tokens (it sampled them itself) and its block tables, and the plan has only 
     drafts      guessed tokens, appended by the plan to the known ones; the result says how many were accepted
     proposals   rows whose next tokens are to be guessed after the step, and how many at most; the result has the
                 guesses, which the scheduler may plan as drafts
+    depths      of those rows, the ones for which the draft model may guess, and how many tokens: the row has slots for
+                this many tokens after those that the step computes
 
 There are no phases: prefill, chunked prefill, decode, the rest after a prefix hit and speculation differ only in starts
 and counts.
@@ -131,6 +133,7 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     moves_in: tuple[BlockMove, ...] = ()
     proposals: dict[int, int] = field(default_factory=dict)
+    depths: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -169,7 +172,8 @@ class StepPlan:
         for row, tokens in sorted(self.drafts.items()):
             writer.integer(row)
             writer.column(tokens)
-        writer.column(array("i", [number for pair in sorted(self.proposals.items()) for number in pair]))
+        for pairs_by_row in (self.proposals, self.depths):
+            writer.column(array("i", [number for pair in sorted(pairs_by_row.items()) for number in pair]))
         writer.integer(len(self.row_starts))
         for start in self.row_starts:
             _write_row_start(writer, start)
@@ -184,7 +188,7 @@ class StepPlan:
         tables = TableChanges(*(reader.column() for _ in range(4)))
         moves_out, copies, moves_in = (_pairs(reader.column()) for _ in range(3))
         drafts = {reader.integer(): reader.column() for _ in range(reader.integer())}
-        proposals = dict(_pairs(reader.column()))
+        proposals, depths = (dict(_pairs(reader.column())) for _ in range(2))
         row_starts = tuple(_read_row_start(reader) for _ in range(reader.integer()))
         reader.finish()
         return cls(
@@ -202,6 +206,7 @@ class StepPlan:
             tuple(BlockCopy(*pair) for pair in copies),
             tuple(BlockMove(*pair) for pair in moves_in),
             proposals,
+            depths,
         )
 
 
@@ -220,7 +225,8 @@ class StepResult:
     `failures` maps a row to the error of its request. `logprobs` maps a row that asked for them to one entry per token,
     and `prompt_logprobs` to one entry per prompt token that follows one computed in this step. `proposals` maps a row
     of the plan's proposals to guesses of its next tokens, if there are any. `duration_us` is how long the executor
-    computed, by its own clock, where it makes guesses.
+    computed, by its own clock, where it makes guesses, and `draft_us` how long each pass of the draft model
+    took after that.
     """
 
     step_id: int
@@ -233,6 +239,7 @@ class StepResult:
     searches: dict[int, tuple[Hypothesis, ...]] = field(default_factory=dict)
     proposals: dict[int, Guesses] = field(default_factory=dict)
     duration_us: int = field(default=0, compare=False)
+    draft_us: int = field(default=0, compare=False)
 
     def to_bytes(self) -> bytes:
         """Return the compact binary form; equal results give equal bytes."""
@@ -263,6 +270,7 @@ class StepResult:
             writer.integer(GUESSERS.index(guesses.guesser))
             writer.column(guesses.tokens)
         writer.integer(self.duration_us)
+        writer.integer(self.draft_us)
         return writer.to_bytes()
 
     @classmethod
@@ -284,7 +292,7 @@ class StepResult:
             for _ in range(reader.integer())
         }
         proposals = dict(_read_guesses(reader) for _ in range(reader.integer()))
-        duration_us = reader.integer()
+        duration_us, draft_us = reader.integer(), reader.integer()
         reader.finish()
         return cls(
             step_id,
@@ -297,6 +305,7 @@ class StepResult:
             searches,
             proposals,
             duration_us,
+            draft_us,
         )
 
 

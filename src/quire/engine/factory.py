@@ -23,6 +23,7 @@ from quire.compute.backend import Backend, BackendFacts, WorkerParts
 from quire.compute.choice import choose_backend
 from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
+from quire.compute.models.draft import require_same_tokens, with_draft
 from quire.compute.models.hub import GUIDE, place_notices, resolve_model
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
@@ -31,8 +32,8 @@ from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.compute.worker.failing_runner import FailingRunner
 from quire.compute.worker.worker import Worker
 from quire.core.clock import Clock, SystemClock
-from quire.core.config import EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
-from quire.core.errors import DoesNotFitError
+from quire.core.config import SPECULATIONS, EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
+from quire.core.errors import CheckpointError, DoesNotFitError, InvalidConfigError
 from quire.core.executor import Executor, NoteLoaded
 from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
 from quire.core.kv_spec import KVCacheSpec
@@ -160,6 +161,8 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     this machine.
     """
     model = read_model(_model_source(config.model), config.max_model_len)
+    if config.guesses_by_model:
+        model = with_draft_model(config, model)
     backend, notice = choose_backend(config, model)
     config = backend.facts.config
     try:
@@ -174,7 +177,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     notices += step_log_notices(config.step_log)
     notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed; steps will fail" for failpoint in failpoints)
     vocabulary = _vocabulary(config, model)
-    most_forced = config.max_drafts if config.speculation == "auto" else 0
+    most_forced = 0 if config.speculation == "ngram" else config.max_drafts
     return EngineBlueprint(
         config,
         model,
@@ -184,6 +187,29 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
         masks=None if vocabulary is None else MaskService(vocabulary, most_forced=most_forced),
         failpoints=failpoints,
     )
+
+
+def with_draft_model(config: EngineConfig, model: ModelDescription) -> ModelDescription:
+    """Return a model with the draft model that `speculation` names; reads no weights.
+
+    Raises `InvalidConfigError` unless there is one that fits the model.
+    """
+    name = config.speculation
+    try:
+        draft = read_model(_model_source(name))
+    except CheckpointError as error:
+        allowed = f"{', '.join(SPECULATIONS)}, or a model's folder or name ({error})"
+        raise InvalidConfigError("speculation", name, allowed) from error
+    sizes = [each.spec.vocab_size for each in (model, draft)]
+    if not config.skip_tokenizer_init:
+        tokenizers = [
+            tokenizer_json(files, size)
+            for files, size in zip((_tokenizer_files(config, model), draft.source), sizes, strict=True)
+        ]
+        require_same_tokens(name, tokenizers[0], tokenizers[1], min(sizes))
+    elif sizes[0] != sizes[1]:
+        raise InvalidConfigError("speculation", name, f"a model with {sizes[0]} tokens, not {sizes[1]}")
+    return with_draft(model, draft, name)
 
 
 def _tokenizer_files(config: EngineConfig, model: ModelDescription) -> ModelFiles:

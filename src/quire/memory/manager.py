@@ -212,6 +212,10 @@ class KVCacheManager:
         self._append(request, memory, missing, blocks)
         return True
 
+    def num_slots(self, request: Request) -> int:
+        """Return how many tokens the blocks of a running request have room for. Does not mutate."""
+        return self.memories[request].num_slots
+
     def block_tables(self, request: Request) -> list[list[int]]:
         """Return the block ids of a request, one list per KV group. Does not mutate."""
         return [list(table.block_ids) for table in self.memories[request].tables]

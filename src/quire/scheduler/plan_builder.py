@@ -116,6 +116,7 @@ class PlanBuilder:
         starting: list[Request],
         released_rows: array[int],
         proposals: dict[int, int],
+        depths: dict[int, int],
     ) -> StepPlan:
         """Return the plan; changes of tables whose request holds no row any more are left out."""
         ones = array("i", [1]) * len(self.decodes)
@@ -146,6 +147,7 @@ class PlanBuilder:
             tuple(changes.copies),
             tuple(changes.moves_in),
             proposals,
+            depths,
         )
 
 

@@ -225,7 +225,8 @@ class Scheduler:
         self._policy.charge(record)
         starting, released = self._running.take_differences()
         proposals = self._ask_for_drafts(record) if self.config.max_drafts else {}
-        return step.plan(record, self.memory.take_changes(), starting, released, proposals)
+        depths = self._allow_depths(record) if self.config.max_depth and proposals else {}
+        return step.plan(record, self.memory.take_changes(), starting, released, proposals, depths)
 
     def update(self, result: StepResult) -> StepOutcome:
         """Commit the oldest step under way: append its tokens, publish full blocks, find ends. Mutates."""
@@ -265,10 +266,28 @@ class Scheduler:
                 request.num_slots = 0
         return proposals
 
+    def _allow_depths(self, record: StepRecord) -> dict[int, int]:
+        """Return for how many tokens the draft model may guess, by row, where there is room for their keys. Mutates."""
+        running = self._running.requests
+        asked = [request for request, _ in record.asked.values()]
+        most = self.drafts.depth(asked, len(running), self.config.max_depth)
+        depths: dict[int, int] = {}
+        for request in asked if most else ():
+            num_slots, end = request.num_slots, min(request.num_planned + most, request.max_total_tokens - 1)
+            # Nobody shall be preempted for a guess: each running request keeps a block to grow into.
+            if self.memory.pool.num_available > len(running):
+                self.memory.allocate_slots(request, end)
+            request.num_slots = min(num_slots, request.num_slots)
+            depth = min(end, self.memory.num_slots(request)) - request.num_planned
+            if depth > 0:
+                depths[request.row] = depth
+        return depths
+
     def _take_drafts(self, record: StepRecord, result: StepResult) -> None:
         """Note what the guesses of a step were worth, and take the new ones. Mutates."""
         if record.is_without_prompts:
             self.drafts.note_step(record.num_tokens, result.duration_us)
+            self.drafts.note_pass(len(record.requests), result.draft_us)
         for chunk, count in zip(record.chunks, result.num_tokens[len(record.decodes) :], strict=True):
             if chunk.drafts and count:
                 self.drafts.note_verified(chunk.request, len(chunk.drafts), count - 1)

@@ -17,7 +17,7 @@ Chances and times come from results, so the scheduler reads no clock, and a log 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import Final
@@ -27,12 +27,14 @@ from quire.core.guesses import GUESSERS
 from quire.core.request import NO_DRAFTS, Request
 from quire.core.step import MAX_STEP_DRAFTS
 
-FIRST_CHANCES: Final = {"forced": 0.9, "ngram": 0.6, "suffix": 0.6}
+FIRST_CHANCES: Final = {"forced": 0.9, "ngram": 0.6, "suffix": 0.6, "draft_model": 0.6}
 """How likely a guess is right, by its proposer, until a request has shown otherwise."""
 WEIGHT_OF_NEW: Final = 0.15
 """How much one guess, right or wrong, changes the chance of a request; a step, what such steps are taken to cost."""
 REST: Final = 16
 """Steps that a request without a worthy guess rests; then one guess is tried, because texts change."""
+FIRST_DEPTH: Final = 3
+"""How many tokens a draft model guesses until steps have been measured."""
 HOPE: Final = 0.7
 """A guess is tried only where one with this chance would pay."""
 
@@ -95,6 +97,8 @@ class DraftBudget:
 
     def __init__(self) -> None:
         self.times = StepTimes()
+        self.pass_times = StepTimes()  # of a draft model, by the number of rows
+        self._num_shallow = 0  # steps since the draft model was last let guess
         self._chances: dict[tuple[Request, str], float] = {}  # by proposer
         self._rests: dict[Request, int] = {}  # steps that a request still rests
         self.num_verified = 0  # sequences of steps that verified guesses
@@ -127,6 +131,35 @@ class DraftBudget:
                 counts[place], total = 1, total + 1
             request.drafts = request.drafts[: counts[place]] if counts[place] else NO_DRAFTS
 
+    def depth(self, requests: Sequence[Request], num_running: int, most: int) -> int:
+        """Return how many tokens a draft model should guess for each request, at most `most`. Mutates its rest.
+
+        It is the number that brings most tokens for the time of the passes and of the step that verifies the guesses.
+        One pass is for free: without guesses too the draft model reads what the step has computed.
+        """
+        most = min(most, MAX_STEP_DRAFTS // max(1, len(requests)))
+        if not self.times.of(num_running):
+            return min(most, FIRST_DEPTH)
+        chances = [self._chances.get((request, "draft_model"), FIRST_CHANCES["draft_model"]) for request in requests]
+        found = self._best_depth(chances, num_running, most)
+        self._num_shallow = 0 if found else self._num_shallow + 1
+        if self._num_shallow >= REST:
+            self._num_shallow = 0
+            found = min(1, self._best_depth([HOPE] * len(chances), num_running, most))
+        return found
+
+    def _best_depth(self, chances: Sequence[float], num_running: int, most: int) -> int:
+        pass_us = self.pass_times.of(num_running)
+        best, expected, reached = 0, float(num_running), [1.0] * len(chances)
+        best_rate = expected / (self.times.of(num_running) + pass_us)
+        for depth in range(1, most + 1):
+            reached = [before * chance for before, chance in zip(reached, chances, strict=True)]
+            expected += sum(reached)
+            rate = expected / (self.times.of(num_running + depth * len(chances)) + depth * pass_us)
+            if rate > best_rate:
+                best, best_rate = depth, rate
+        return best
+
     def could_pay(self, num_running: int) -> bool:
         """Return whether a guess that is surely right would pay in a step of this many requests. Does not mutate."""
         return self._pays(1.0, num_running, float(num_running))
@@ -145,6 +178,11 @@ class DraftBudget:
         """A step of decodes and guesses took so long; 0: nobody measured. Mutates."""
         if duration_us > 0:
             self.times.note(num_tokens, float(duration_us))
+
+    def note_pass(self, num_rows: int, duration_us: int) -> None:
+        """A pass of a draft model for this many rows took so long; 0: there was none. Mutates."""
+        if duration_us > 0:
+            self.pass_times.note(num_rows, float(duration_us))
 
     def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Take how many of a request's guesses were right; those behind the first wrong one tell nothing. Mutates."""

@@ -61,7 +61,8 @@ class ModelDescription:
     """The settings of a model; `spec` has the vocabulary, context length and KV cache.
 
     `source` has its files and tensors. `dtype` is the checkpoint's. `notices` are facts that a user should see at the
-    start, one line each. `quantization`: how the weights of a folder are quantised, empty if they are not.
+    start, one line each. `quantization`: how the weights of a folder are quantised, empty if they are not. `draft`: the
+    smaller model that guesses tokens for this one.
     """
 
     source: ModelSource
@@ -72,6 +73,7 @@ class ModelDescription:
     generation: GenerationDefaults
     notices: tuple[str, ...]
     quantization: str = ""
+    draft: ModelDescription | None = None
 
     @property
     def weight_type(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
-from quire.compute.native.load import NativeSettings, activation_bytes, kernels_for, kv_cache_spec, load_parts
+from quire.compute.native.load import NativeSettings, activation_bytes, block_spec, kernels_for, load_parts
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import ResolvedConfig
@@ -44,7 +45,8 @@ class NativeBackend:
             max_step_drafts=MAX_STEP_DRAFTS if config.max_drafts else 0,
             touch_kv_memory=config.touch_kv_memory,
         )
-        block_types = model.source.block_types() if config.weights == "auto" else {}
+        block_types = _block_types(model, config)
+        models = [model] if model.draft is None else [model, model.draft]
         facts = BackendFacts(
             name="native",
             device="cpu",
@@ -53,9 +55,10 @@ class NativeBackend:
             weights=in_groups(config.weights),
             instruction_set=kernels_for(None).name,
             num_threads=settings.num_threads,
-            kv_spec=kv_cache_spec(model.spec, config.block_size, settings.stored_kv_dtype),
-            weight_bytes=weight_bytes(model.spec, dtype, in_groups(config.weights), block_types),
-            activation_bytes=activation_bytes(model.spec, settings),
+            kv_spec=block_spec(model, settings),
+            weight_bytes=sum(_weight_bytes(each, dtype, config) for each in models),
+            activation_bytes=activation_bytes(model.spec, settings)
+            + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
             block_types=tuple(sorted(set(block_types.values()))),
         )
         return cls(facts, model, settings)
@@ -71,3 +74,12 @@ class NativeBackend:
     def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:
         """Load the weights and return the parts of a worker."""
         return load_parts(self.model, self.settings, num_blocks, num_host_blocks, note_loaded)
+
+
+def _block_types(model: ModelDescription, config: ResolvedConfig) -> Mapping[str, str]:
+    """Return the types of the matrices that stay as their file stores them, by name."""
+    return model.source.block_types() if config.weights == "auto" else {}
+
+
+def _weight_bytes(model: ModelDescription, dtype: str, config: ResolvedConfig) -> int:
+    return weight_bytes(model.spec, dtype, in_groups(config.weights), _block_types(model, config))

@@ -87,7 +87,8 @@ class NativeDecoder:
 
     def prepare_memory(self, cache: CacheEngine, touches_cache: bool) -> None:
         """Take memory for activations, weights in huge pages and perhaps the cache, while no step runs. Mutates."""
-        arrays = [array for pair in cache.places() for array in pair] if touches_cache else []
+        caches = [cache] if cache.draft is None else [cache, cache.draft]
+        arrays = [array for each in caches for pair in each.places() for array in pair] if touches_cache else []
         self._decoder.prepare_memory(arrays)
 
     def centre_keys(self, kv_spec: KVCacheSpec) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from quire._native import Decoder, Kernels, ThreadTeam, kernel_names, kernels
 from quire._native import activation_bytes as step_bytes
-from quire.compute.backend import WorkerParts
+from quire.compute.backend import DraftParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
@@ -20,7 +20,7 @@ from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.weights.weight_file import WeightFile
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.key_centres import BLOCK
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import InvalidConfigError, InvariantError
 from quire.core.executor import NoteLoaded
 from quire.core.kv_spec import INT4_GROUP, INT4_VALUES, KV_FORMS, KVCacheSpec
 from quire.core.step import MAX_PROMPT_LOGITS
@@ -45,11 +45,22 @@ class NativeSettings:
     max_step_drafts: int = 0
     touch_kv_memory: str = "use"
     instruction_set: str | None = None
+    max_prompt_logits: int = MAX_PROMPT_LOGITS
 
     @property
     def stored_kv_dtype(self) -> str:
         """The dtype of keys and values: by default that of the weights."""
         return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
+    def num_logits(self) -> int:
+        """The most rows of logits of a step."""
+        return self.max_num_seqs + self.max_step_drafts + self.max_prompt_logits
+
+    def of_draft(self) -> NativeSettings:
+        """Return the settings of a draft model: it also reads the token that each row has just got."""
+        num_tokens = self.max_num_batched_tokens + self.max_num_seqs
+        return replace(self, max_num_batched_tokens=num_tokens, max_step_drafts=0, max_prompt_logits=0)
 
 
 def kernels_for(instruction_set: str | None) -> Kernels:
@@ -78,9 +89,8 @@ def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec
 def activation_bytes(spec: DecoderSpec, settings: NativeSettings) -> int:
     """Return the bytes of activations and logits that steps of the settings' size take."""
     shape = decoder_shape(spec, kv_cache_spec(spec, settings.block_size, settings.stored_kv_dtype))
-    num_logits = settings.max_num_seqs + settings.max_step_drafts + MAX_PROMPT_LOGITS
-    logits = num_logits * -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH * 4
-    return logits + step_bytes(shape, settings.max_num_batched_tokens, num_logits, settings.num_threads)
+    logits = settings.num_logits * -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH * 4
+    return logits + step_bytes(shape, settings.max_num_batched_tokens, settings.num_logits, settings.num_threads)
 
 
 def load_parts(
@@ -90,16 +100,24 @@ def load_parts(
     num_host_blocks: int = 0,
     note_loaded: NoteLoaded | None = None,
 ) -> WorkerParts:
-    """Return the parts of a worker for a model.
+    """Return the parts of a worker for a model, and for its draft model if it has one.
 
     Checks the whole checkpoint before it reads a weight. Then calls `note_loaded` with the progress.
     """
-    kv_spec = kv_cache_spec(model.spec, settings.block_size, settings.stored_kv_dtype)
+    kv_spec = block_spec(model, settings)
     checkpoint = model.source.tensors()
     touch_threads = settings.num_threads if settings.touch_kv_memory == "start" else 0
     cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, touch_threads=touch_threads)
-    eos_token_ids = frozenset(model.eos_token_ids)
-    return make_parts(model.spec, checkpoint, settings, cache, eos_token_ids=eos_token_ids, note_loaded=note_loaded)
+    parts = make_parts(model.spec, checkpoint, settings, cache, draft=model.draft, note_loaded=note_loaded)
+    return replace(parts, eos_token_ids=frozenset(model.eos_token_ids))
+
+
+def block_spec(model: ModelDescription, settings: NativeSettings) -> KVCacheSpec:
+    """Return the layout of a block, with the layers of the draft model if there is one."""
+    spec = kv_cache_spec(model.spec, settings.block_size, settings.stored_kv_dtype)
+    if model.draft is None:
+        return spec
+    return spec.with_draft(kv_cache_spec(model.draft.spec, settings.block_size, settings.stored_kv_dtype))
 
 
 def make_parts(
@@ -108,24 +126,50 @@ def make_parts(
     settings: NativeSettings,
     cache: CacheEngine,
     *,
-    eos_token_ids: frozenset[int] = frozenset(),
+    draft: ModelDescription | None = None,
     note_loaded: NoteLoaded | None = None,
 ) -> WorkerParts:
-    """Return the parts of a worker for a spec and its checkpoint, with KV memory of `kv_cache_spec`."""
+    """Return the parts of a worker for a spec and its checkpoint, with KV memory of `block_spec`."""
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
-    decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
     reader = WeightReader(spec, checkpoint, settings.dtype, in_groups(settings.weights), note_loaded, keeps_blocks=True)
-    runner = NativeDecoder(spec, decoder, reader)
-    if cache.spec.dtype == "int4":
-        runner.centre_keys(kv_cache_spec(spec, BLOCK, "float32"))
-    num_logits = settings.max_num_seqs + settings.max_step_drafts + MAX_PROMPT_LOGITS
-    decoder.reserve(settings.max_num_batched_tokens, num_logits)
+    decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
+    runner = _runner(spec, reader, decoder, settings, cache.spec.dtype)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
     touches = settings.touch_kv_memory == "idle"
     return WorkerParts(
-        runner, cache, sampler, eos_token_ids=eos_token_ids, on_start=partial(runner.prepare_memory, cache, touches)
+        runner,
+        cache,
+        sampler,
+        draft=None if draft is None else _draft_parts(draft, settings, cache, spec.vocab_size, team),
+        on_start=partial(runner.prepare_memory, cache, touches),
     )
+
+
+def _runner(
+    spec: DecoderSpec, reader: WeightReader, decoder: Decoder, settings: NativeSettings, kv_dtype: str
+) -> NativeDecoder:
+    """Return a decoder with its weights, and with memory for steps of the settings' size."""
+    runner = NativeDecoder(spec, decoder, reader)
+    if kv_dtype == "int4":
+        runner.centre_keys(kv_cache_spec(spec, BLOCK, "float32"))
+    decoder.reserve(settings.max_num_batched_tokens, settings.num_logits)
+    return runner
+
+
+def _draft_parts(
+    model: ModelDescription, settings: NativeSettings, cache: CacheEngine, vocab_size: int, team: ThreadTeam
+) -> DraftParts:
+    """Return the parts of the draft model of a model with this many tokens."""
+    if cache.draft is None:
+        raise InvariantError("the KV memory has no room for the draft model")
+    chosen, settings, cache = kernels_for(settings.instruction_set), settings.of_draft(), cache.draft
+    spec, weights = model.spec, in_groups(settings.weights)
+    reader = WeightReader(spec, model.source.tensors(), settings.dtype, weights, keeps_blocks=True)
+    decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
+    runner = _runner(spec, reader, decoder, settings, cache.spec.dtype)
+    sampler = NativeSampler(chosen, team, min(vocab_size, spec.vocab_size))
+    return DraftParts(runner, cache, sampler, spec.context_length)
 
 
 def _thread_team(num_threads: int) -> ThreadTeam:

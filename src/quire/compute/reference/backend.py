@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
-from quire.compute.reference.load import load_parts
+from quire.compute.reference.load import block_spec, load_parts
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.compute.weights.int4 import KV_ROUNDINGS
@@ -37,6 +37,7 @@ class ReferenceBackend:
         if config.kv_dtype not in ("auto", "float32", *KV_ROUNDINGS):
             allowed = f"one of auto, float32, {', '.join(KV_ROUNDINGS)}: the reference backend knows no other"
             raise InvalidConfigError("kv_dtype", config.kv_dtype, allowed)
+        specs = [each.spec for each in (model, model.draft) if each is not None]
         facts = BackendFacts(
             name="reference",
             device="cpu",
@@ -45,9 +46,9 @@ class ReferenceBackend:
             weights=in_groups(config.weights),
             instruction_set="numpy",
             num_threads=1,
-            kv_spec=model.spec.kv_cache_spec(config.block_size),
-            weight_bytes=weight_bytes(model.spec, weights=in_groups(config.weights)),
-            activation_bytes=_activation_bytes(model.spec, config),
+            kv_spec=block_spec(model, config.block_size),
+            weight_bytes=sum(weight_bytes(spec, weights=in_groups(config.weights)) for spec in specs),
+            activation_bytes=sum(_activation_bytes(spec, config) for spec in specs),
         )
         return cls(facts, model)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from quire.compute.backend import WorkerParts
+from quire.compute.backend import DraftParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.worker.cache_engine import CacheEngine
+from quire.core.kv_spec import KVCacheSpec
 
 
 def load_parts(
@@ -28,7 +29,7 @@ def load_parts(
     spec = model.spec
     loaded = DecoderWeights.load(spec, model.source.tensors(), weights=in_groups(weights))
     cache = CacheEngine(
-        spec.kv_cache_spec(block_size),
+        block_spec(model, block_size),
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
     )
@@ -37,4 +38,22 @@ def load_parts(
         cache,
         ReferenceSampler(),
         eos_token_ids=frozenset(model.eos_token_ids),
+        draft=_draft_parts(model, cache, weights, kv_dtype),
     )
+
+
+def block_spec(model: ModelDescription, block_size: int) -> KVCacheSpec:
+    """Return the layout of a block, with the layers of the draft model if there is one."""
+    spec = model.spec.kv_cache_spec(block_size)
+    return spec if model.draft is None else spec.with_draft(model.draft.spec.kv_cache_spec(block_size))
+
+
+def _draft_parts(model: ModelDescription, cache: CacheEngine, weights: str, kv_dtype: str) -> DraftParts | None:
+    """Return the parts of a model's draft model, None if it has none."""
+    draft = model.draft
+    if draft is None or cache.draft is None:
+        return None
+    loaded = DecoderWeights.load(draft.spec, draft.source.tensors(), weights=in_groups(weights))
+    runner = ReferenceDecoder(draft.spec, loaded, kv_dtype=kv_dtype)
+    sampler = ReferenceSampler(min(model.spec.vocab_size, draft.spec.vocab_size))
+    return DraftParts(runner, cache.draft, sampler, draft.spec.context_length)

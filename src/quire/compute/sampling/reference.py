@@ -35,13 +35,16 @@ def _mix(word: int) -> int:
 
 
 class ReferenceSampler:
-    """Chooses tokens one draw at a time; implements `Sampler`. Immutable."""
+    """Chooses tokens one draw at a time, among the first `vocab_size` or all; implements `Sampler`. Immutable."""
+
+    def __init__(self, vocab_size: int | None = None) -> None:
+        self._vocab_size = vocab_size
 
     def sample(self, logits: FloatArray, draws: Draws) -> Choices:
         """Return a choice per draw. Does not mutate the logits."""
         choices = Choices.of(np.zeros(len(draws), np.int64), draws.num_logprobs)
         for index in range(len(draws)):
-            row = logits[draws.logit_rows[index]]
+            row = logits[draws.logit_rows[index]][: self._vocab_size]
             choices.tokens[index] = _choose(changed(row, draws, index), draws, index)
             if draws.num_logprobs[index] >= 0:
                 _report(row, int(draws.num_logprobs[index]), index, choices)

@@ -54,6 +54,9 @@ class TorchBackend:
 
         Raises `InvalidConfigError` for settings that it does not support.
         """
+        if model.draft is not None:
+            allowed = "off, auto or ngram: the torch backend runs no draft model, only native and reference do"
+            raise InvalidConfigError("speculation", config.speculation, allowed)
         if device == "cpu" and find_spec("torch") is None:
             raise InvalidConfigError("backend", "torch", "native or reference: torch is not installed")
         if config.touch_kv_memory == "start" and device == "cuda":

@@ -10,7 +10,8 @@ tables, and **one** pool of blocks serves all groups. So the memory has an array
 
 A block that gets another owner needs no conversion, and copying a block copies its rows of every array. Host blocks
 have the same arrays. Each model runner chooses the layout within a block; the shape below is the reference decoder's.
-With `poison` the memory starts as NaN: reading a slot that was never written shows in the logits.
+With a draft model, a second set of arrays holds its layers, in the same blocks: whatever is done to a block is done in
+both sets. With `poison` the memory starts as NaN: reading a slot that was never written shows in the logits.
 """
 
 from __future__ import annotations
@@ -72,6 +73,16 @@ class CacheEngine:
         self._poison = poison
         self._touch_threads = touch_threads
         self._pairs: list[tuple[CacheArray, CacheArray]] = []
+        self.draft: CacheEngine | None = None
+        """The layers of the draft model in the same blocks; None without one."""
+        if spec.draft is not None:
+            self.draft = CacheEngine(
+                spec.draft,
+                num_blocks=num_blocks,
+                num_host_blocks=num_host_blocks,
+                poison=poison,
+                touch_threads=touch_threads,
+            )
         self._places = {
             layer: (index, place) for index, group in enumerate(spec.groups) for place, layer in enumerate(group.layers)
         }
@@ -87,12 +98,16 @@ class CacheEngine:
 
             with ThreadPoolExecutor(self._touch_threads) as threads:
                 list(threads.map(_touch, self._device.arrays + self._host.arrays))
+        if self.draft is not None:
+            self.draft.allocate()
 
     def release(self) -> None:
         """Give the memory back. Mutates; may be called twice."""
         self._device.arrays.clear()
         self._host.arrays.clear()
         self._pairs = []
+        if self.draft is not None:
+            self.draft.release()
 
     def layer(self, layer: int) -> LayerCache:
         """Return the cache of one layer. Does not mutate; the arrays are the memory itself."""
@@ -112,6 +127,8 @@ class CacheEngine:
             self._device.take(destination, self._device, source)
         for block, host_block in plan.moves_in:
             self._device.take(block, self._host, host_block)
+        if self.draft is not None:
+            self.draft.apply(plan)
 
 
 class _Tier:

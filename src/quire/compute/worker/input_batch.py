@@ -102,13 +102,31 @@ class InputBatch:
         rows, starts, counts = (
             np.array([column[entry] for entry in entries], np.int64) for column in (plan.rows, plan.starts, plan.counts)
         )
-        self._check_tables(rows, starts, starts + counts)
         wanted = np.array([self._num_logits(plan, entry) for entry in entries], np.int64)
+        return self._inputs(entries, (rows, starts, counts, wanted), self._token_ids(plan, entries))
+
+    def inputs_for(
+        self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[array[int]], wanted: Sequence[int]
+    ) -> StepInputs:
+        """Return the arrays of a step in which rows compute these tokens from `starts` on, with this many logits each.
+
+        Does not mutate; O(tokens). Raises `ExecutionError` unless the block tables hold their positions.
+        """
+        counts = list(map(len, tokens))
+        columns = _integers(rows), _integers(starts), _integers(counts), _integers(wanted)
+        return self._inputs(range(len(rows)), columns, _integers([token for each in tokens for token in each]))
+
+    def _inputs(
+        self, entries: Sequence[int], columns: tuple[IntArray, IntArray, IntArray, IntArray], token_ids: IntArray
+    ) -> StepInputs:
+        """Return the arrays of entries, by the columns of their rows, starts, counts, and how many logits they need."""
+        rows, starts, counts, wanted = columns
+        self._check_tables(rows, starts, starts + counts)
         query_starts, positions = _running_sum(counts), _spans(starts, counts)
         return StepInputs(
             entries=tuple(entries),
             query_starts=query_starts,
-            token_ids=self._token_ids(plan, entries),
+            token_ids=token_ids,
             positions=positions,
             slots=tuple(self._slots(table, np.repeat(rows, counts), positions) for table in self._tables),
             block_tables=tuple(table[rows] for table in self._tables),
@@ -270,6 +288,10 @@ def _spans(starts: IntArray, counts: IntArray) -> IntArray:
     """
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(counts.sum())
+
+
+def _integers(values: Sequence[int]) -> IntArray:
+    return np.array(values, np.int64)
 
 
 def _running_sum(counts: IntArray) -> IntArray:

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import IntArray
-from quire.compute.sampling.draws import Draws, TokenLists, TokenRules, joined
+from quire.compute.sampling.draws import Draws, TokenLists, TokenMasks, TokenRules, joined
 from quire.compute.worker.grammar_rows import NO_MASKS, RowMasks
 from quire.compute.worker.row_rules import NO_RULES, DrawRules, RowRules
 from quire.core.sampling_params import DRAW_PARAMETERS, MAX_SEED
@@ -100,6 +100,28 @@ class SamplingColumns:
             rules=self._token_rules(sampling),
         )
 
+    def guesses(
+        self, rows: Sequence[int], positions: Sequence[int], texts: Sequence[tuple[array[int], Sequence[int]]] = ()
+    ) -> Draws:
+        """Return a draw of each row, by its seed, for a guess of its token at a position; reports nothing.
+
+        `texts`: what the rules of the rows see, the known tokens and the guesses behind them; none: no rules. Mutates
+        only what is known of texts.
+        """
+        found = [
+            NO_RULES if row not in self._rules else self._rules[row].at(text, guesses)[-1]
+            for row, (text, guesses) in zip(rows, texts, strict=False)
+        ]
+        where = np.array(rows, np.int64)
+        return Draws(
+            logit_rows=np.arange(len(rows)),
+            parameters=np.take(self._parameters, where, axis=1),
+            seeds=np.ascontiguousarray(self._integers[0, where]),
+            positions=np.array(positions, np.int64),
+            num_logprobs=np.full(len(rows), NO_LOGPROBS, np.int64),
+            rules=_rules_of(found, TokenMasks.none(len(rows))) if found else TokenRules.none(len(rows)),
+        )
+
     def _token_rules(self, sampling: Sampling) -> TokenRules:
         masks = sampling.masks.of_draws(sampling.rows, sampling.num_draws, sampling.drafted)
         if self._rules.keys().isdisjoint(sampling.rows.tolist()):
@@ -113,16 +135,21 @@ class SamplingColumns:
                 found += rules.at(sampling.texts[index], sampling.drafts[index])
             else:
                 found += rules.at(sampling.texts[index]) * count
-        allowed, banned, biased, biases, seen, counts = zip(*found, strict=True)
-        return TokenRules(
-            allowed=TokenLists.of(allowed),
-            banned=TokenLists.of(banned),
-            biased=TokenLists.of(biased),
-            biases=joined(biases, np.float32),
-            seen=TokenLists.of(seen),
-            counts=joined(counts, np.int64),
-            masks=masks,
-        )
+        return _rules_of(found, masks)
+
+
+def _rules_of(found: Sequence[DrawRules], masks: TokenMasks) -> TokenRules:
+    """Return the rules of draws, at least one, and their masks as columns."""
+    allowed, banned, biased, biases, seen, counts = zip(*found, strict=True)
+    return TokenRules(
+        allowed=TokenLists.of(allowed),
+        banned=TokenLists.of(banned),
+        biased=TokenLists.of(biased),
+        biases=joined(biases, np.float32),
+        seen=TokenLists.of(seen),
+        counts=joined(counts, np.int64),
+        masks=masks,
+    )
 
 
 def seed_of(start: RowStart) -> int:

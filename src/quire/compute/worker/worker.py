@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,9 +26,11 @@ import numpy as np
 from quire.compute.arrays import IntArray
 from quire.compute.backend import WorkerParts
 from quire.compute.speculation.base import Proposer, Wanted
+from quire.compute.speculation.rivals import Rivals
 from quire.compute.worker.beam_rows import BeamRows
 from quire.compute.worker.careful_rows import CarefulRows
 from quire.compute.worker.decode_steps import DecodeSteps
+from quire.compute.worker.draft_rows import DraftRows
 from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
 from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
@@ -55,6 +57,10 @@ class Worker:
         self._careful = CarefulRows()
         self._decodes = DecodeSteps(self._careful)
         self._proposer = parts.proposer
+        self._draft = None
+        if parts.draft is not None:
+            self._draft = DraftRows(parts.draft, self._columns, parts.runner.vocab_size)
+        self._rivals = Rivals()
         self._on_start = parts.on_start
         self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful)
         self._batch: InputBatch | None = None
@@ -118,6 +124,7 @@ class Worker:
                 self._proposer.release(row, batch.tokens(row))
         batch.apply(plan)
         for row in plan.released_rows:
+            self._forget_guesses(row)
             self._columns.release(row)
             self._grammars.release(row)
         for start in plan.row_starts:
@@ -129,6 +136,7 @@ class Worker:
     def _enter(self, start: RowStart, batch: InputBatch) -> None:
         """Store how to sample a row; if that fails, only this row fails."""
         try:
+            self._forget_guesses(start.row)
             self._columns.start(start)
             self._grammars.start(start)
             if self._proposer is not None:
@@ -141,17 +149,33 @@ class Worker:
             return self._computed(plan, batch)
         began_s = time.perf_counter()
         result = self._computed(plan, batch)
-        proposals = self._guess(plan, result, batch, self._proposer)
-        return replace(result, proposals=proposals, duration_us=round((time.perf_counter() - began_s) * 1e6))
-
-    def _guess(self, plan: StepPlan, result: StepResult, batch: InputBatch, proposer: Proposer) -> dict[int, Guesses]:
-        """Return guesses for the rows of which the plan asks them, and which have a new token."""
         have_new = {row for row, count in zip(plan.rows, result.num_tokens, strict=True) if count}
         texts = {row: batch.tokens(row) for row in plan.proposals if row in have_new}
+        proposals = self._guess(plan, texts, self._proposer)
+        duration_us = _microseconds_since(began_s)
+        if self._draft is None:
+            return replace(result, proposals=proposals, duration_us=duration_us)
+        began_s, taken = time.perf_counter(), self._rivals.take(proposals, texts)
+        depths = {row: depth for row, depth in plan.depths.items() if row in texts and row not in taken}
+        guesses, num_passes = self._draft.follow(plan, result, batch, depths)
+        self._rivals.note(guesses, texts)
+        draft_us = _microseconds_since(began_s) // max(num_passes, 1)
+        return replace(
+            result, proposals=proposals | guesses, duration_us=duration_us, draft_us=draft_us if num_passes else 0
+        )
+
+    def _guess(self, plan: StepPlan, texts: Mapping[int, array[int]], proposer: Proposer) -> dict[int, Guesses]:
+        """Return guesses for the rows of which the plan asks them, and which have a new token."""
         forced = self._grammars.forced(texts)
         return proposer.propose(
             {row: Wanted(text, plan.proposals[row], forced.get(row, ())) for row, text in texts.items()}
         )
+
+    def _forget_guesses(self, row: int) -> None:
+        """A row is free, or begins a text. Mutates."""
+        self._rivals.release(row)
+        if self._draft is not None:
+            self._draft.release(row)
 
     def _computed(self, plan: StepPlan, batch: InputBatch) -> StepResult:
         decodes = self._decodes.build(plan, batch)
@@ -345,6 +369,10 @@ def accepted(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
     while count < len(drafts) and drafts[count] == drawn[count]:
         count += 1
     return list(drawn[: count + 1])
+
+
+def _microseconds_since(began_s: float) -> int:
+    return round((time.perf_counter() - began_s) * 1e6)
 
 
 def _outcome(plan: StepPlan, work: Callable[[], StepResult | Launched]) -> StepResult | Launched | ExecutionError:

@@ -23,7 +23,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from quire.core.clock import Clock
 from quire.core.config import MemoryConfig, SchedulerConfig
@@ -37,7 +37,7 @@ from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
 
-MAGIC = b"quire step log 10\n"
+MAGIC = b"quire step log 11\n"
 _HEAD = struct.Struct("<cdII")
 SETTINGS, COMMANDED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (bytes([code]) for code in b"SCPIRLM")
 
@@ -141,18 +141,22 @@ def read_scheduler(payload: bytes) -> Scheduler:
     """Make a scheduler, with its memory, from the settings in a log."""
     try:
         settings = json.loads(payload)
-        spec = settings["spec"]
-        spec["groups"] = tuple(KVGroup(tuple(group["layers"]), group["window"]) for group in spec["groups"])
         limits = settings["limits"]
         limits["eos_token_ids"] = tuple(limits["eos_token_ids"])
         return Scheduler(
             SchedulerConfig(**settings["scheduler"]),
-            KVCacheManager(KVCacheSpec(**spec), MemoryConfig(**settings["memory"])),
+            KVCacheManager(_read_spec(settings["spec"]), MemoryConfig(**settings["memory"])),
             RequestLimits(**limits),
             eos_token_ids=frozenset(settings["eos"]),
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StepLogError(f"the settings in the log do not match this version: {error}") from error
+
+
+def _read_spec(fields: dict[str, Any]) -> KVCacheSpec:
+    groups = tuple(KVGroup(tuple(group["layers"]), group["window"]) for group in fields["groups"])
+    draft = None if fields["draft"] is None else _read_spec(fields["draft"])
+    return KVCacheSpec(**fields | {"groups": groups, "draft": draft})
 
 
 class Replayed(NamedTuple):

@@ -1,0 +1,1 @@
+"""The store: KV blocks in a file, which outlive the process."""

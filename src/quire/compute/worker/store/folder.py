@@ -1,0 +1,179 @@
+"""StoreFolder: the folder of one store, opened so that only its owner reads it and only one engine writes it.
+
+    DIR/<fingerprint>/    meta.json, lock, slots.idx, blocks.bin
+
+Folders have mode 0700 and files 0600. A folder or file that is a link, belongs to another user, or can be read or
+written by others is refused: prompts are in it. Everything is opened by way of the folder's descriptor, so a folder
+that is exchanged meanwhile changes nothing. A second engine with the same fingerprint takes `<fingerprint>.1`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from quire.core.errors import InvalidConfigError
+
+FILES: Final = ("meta.json", "lock", "slots.idx", "blocks.bin")
+MARK: Final = "quire KV store 1"
+MAX_ENGINES: Final = 8
+FIELD: Final = "disk_cache"
+_Value = TypeVar("_Value")
+
+
+class StoreFolder:
+    """An open, locked folder."""
+
+    def __init__(self, path: Path, descriptor: int, lock: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._lock = lock
+
+    @classmethod
+    def open(cls, parent: Path, name: str) -> StoreFolder:
+        """Open the folder for a fingerprint, made where it is missing, and lock it; the next one if it is taken.
+
+        Raises `InvalidConfigError` if `parent` or the folder may not be used.
+        """
+        make_private(parent)
+        for number in range(MAX_ENGINES):
+            path = parent / (f"{name}.{number}" if number else name)
+            folder = cls._try(path)
+            if folder is not None:
+                return folder
+        raise InvalidConfigError(FIELD, str(parent), f"a folder that fewer than {MAX_ENGINES} engines use")
+
+    @classmethod
+    def existing(cls, path: Path) -> StoreFolder | None:
+        """Lock a store that exists; None if an engine uses it. Raises `InvalidConfigError` if it may not be used."""
+        if not is_store(path):
+            raise InvalidConfigError(FIELD, str(path), "a store, with its meta.json")
+        return cls._try(path)
+
+    @classmethod
+    def _try(cls, path: Path) -> StoreFolder | None:
+        with suppress(FileExistsError):
+            _or_refuse(path, lambda: os.mkdir(path, 0o700))
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = _or_refuse(path, lambda: os.open(path, flags))
+        try:
+            _require_private(path, os.fstat(descriptor))
+            lock = open_private(descriptor, path, "lock")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            os.close(descriptor)
+            return None
+        return cls(path, descriptor, lock)
+
+    def file(self, name: str) -> int:
+        """Return a descriptor of a file of the folder, made where it is missing."""
+        return open_private(self._descriptor, self.path, name)
+
+    def remove(self) -> None:
+        """Delete the files of the store, and the folder if nothing else is in it."""
+        for name in FILES:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._descriptor)
+        os.rmdir(self.path)
+
+    def close(self) -> None:
+        """Unlock the folder; may be called twice."""
+        for descriptor in (self._lock, self._descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock = self._descriptor = -1
+
+
+def open_private(folder: int, path: Path, name: str) -> int:
+    """Open a file in `folder` to read and write it; refuses links, and files that others own or may read."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = _or_refuse(path / name, lambda: os.open(name, flags, 0o600, dir_fd=folder))
+    try:
+        status = os.fstat(descriptor)
+        _require_private(path / name, status)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise InvalidConfigError(FIELD, str(path / name), "a plain file without another name")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def make_private(path: Path) -> None:
+    """Make the folder of all stores, for its owner only, or check the one that exists."""
+    with suppress(FileExistsError):
+        _or_refuse(path, lambda: os.mkdir(path, 0o700))
+    status = _or_refuse(path, lambda: os.lstat(path))
+    if not stat.S_ISDIR(status.st_mode):
+        raise InvalidConfigError(FIELD, str(path), "a folder, not a link or a file")
+    _require_own(path, status)
+    if status.st_mode & 0o022:
+        raise InvalidConfigError(FIELD, str(path), f"a folder that others cannot write to: chmod go-w {path}")
+
+
+def is_store(path: Path) -> bool:
+    """Whether a folder is a store of ours: not a link, and `meta.json` bears our mark. Does not mutate."""
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            return False
+        with open(path / "meta.json", "rb") as file:
+            meta = json.loads(file.read(1 << 16))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(meta, dict) and meta.get("store") == MARK
+
+
+def stores_in(parent: Path) -> list[Path]:
+    """Return the stores in a folder, the one used longest ago first. Does not mutate."""
+    found = [path for path in parent.iterdir() if is_store(path)]
+    return sorted(found, key=lambda path: (path / "lock").stat().st_mtime if (path / "lock").exists() else 0.0)
+
+
+def store_bytes(path: Path) -> int:
+    """Return the bytes that the files of a store take on disk."""
+    return sum((path / name).lstat().st_blocks * 512 for name in FILES if os.path.lexists(path / name))
+
+
+def remove_store(path: Path) -> bool:
+    """Remove a store that no engine uses; return whether that was done."""
+    folder = StoreFolder.existing(path)
+    if folder is None:
+        return False
+    try:
+        folder.remove()
+    except OSError:
+        return False
+    finally:
+        folder.close()
+    return True
+
+
+def _or_refuse(path: Path, call: Callable[[], _Value]) -> _Value:
+    try:
+        return call()
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise InvalidConfigError(FIELD, str(path), f"a folder that can be used: {error.strerror}") from error
+
+
+def _require_own(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise InvalidConfigError(FIELD, str(path), "a folder of the user that runs quire")
+
+
+def _require_private(path: Path, status: os.stat_result) -> None:
+    _require_own(path, status)
+    if status.st_mode & 0o077:
+        raise InvalidConfigError(FIELD, str(path), f"private to its owner: chmod go-rwx {path}")

@@ -1,0 +1,196 @@
+"""SlotFile: KV blocks in slots of one size in one file, and an index that names what each slot holds.
+
+    slots.idx    slot i: its record (record.py), 512 bytes for blocks of 16 tokens
+    blocks.bin   slot i: the bytes of the block, at i × slot size
+
+A write voids the record, writes the bytes, and writes the record. So a process that is killed at any point leaves the
+old block, none, or the new one. After a loss of power the two files may be of different ages; the record's checksum of
+the bytes tells that, and the block is a miss. Nothing is flushed: a cache may forget, and must not lie. There is no
+journal, because each slot stands for itself.
+
+Files are read and written by calls, not mapped: a mapped file that is cut short kills the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from quire.compute.worker.store.file_calls import FileCalls
+from quire.compute.worker.store.folder import MARK, StoreFolder
+from quire.compute.worker.store.record import read_record, record_size, write_record
+from quire.core.kept_block import KeptBlock
+
+PAGE: Final = 4096
+MAX_SLOTS: Final = 1 << 19
+"""An entry of the index in memory takes about half a kilobyte."""
+EXTENT_SLOTS: Final = 64
+READ_AT_ONCE: Final = 4 << 20
+
+
+class DamagedBlockError(Exception):
+    """The bytes of a slot are not those that were written."""
+
+
+class FullStoreError(Exception):
+    """The disk has no room for another slot."""
+
+
+class SlotFile:
+    """The slots of one store. Belongs to one thread at a time; see the module for what is on disk."""
+
+    def __init__(
+        self,
+        folder: StoreFolder,
+        identity: Mapping[str, object],
+        *,
+        block_size: int,
+        block_bytes: int,
+        num_slots: int,
+        calls: FileCalls | None = None,
+    ) -> None:
+        """Open the files and read the index; a store of another form is emptied.
+
+        Raises `OSError` or `InvalidConfigError` if that fails; the folder is closed then.
+        """
+        self.num_slots = min(num_slots, MAX_SLOTS)
+        self.block_bytes = block_bytes
+        self._folder = folder
+        self._block_size = block_size
+        self._record_size = record_size(block_size)
+        self._slot_bytes = -(-block_bytes // PAGE) * PAGE
+        self._calls = calls or FileCalls()
+        self._checksums: dict[int, int] = {}  # of the bytes, for each slot with a record
+        self._index = self._blocks = -1
+        self._num_reserved = 0  # slots for which the disk has room
+        self.last_serial = 0
+        try:
+            self._index = folder.file("slots.idx")
+            self._blocks = folder.file("blocks.bin")
+            self._prepare(identity)
+            self.kept = self._read_index()
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, identity: Mapping[str, object]) -> None:
+        """Empty a store whose `meta.json` is not ours, and cut one that is longer than it may be."""
+        sizes = {"block_size": self._block_size, "block_bytes": self.block_bytes, "record_bytes": self._record_size}
+        meta = json.dumps({"store": MARK, **sizes, "identity": dict(identity)}, indent=1, sort_keys=True).encode()
+        descriptor = self._folder.file("meta.json")
+        try:
+            if os.pread(descriptor, len(meta) + 1, 0) != meta:
+                os.ftruncate(self._index, 0)
+                os.ftruncate(self._blocks, 0)
+                os.ftruncate(descriptor, 0)
+                self._calls.write(descriptor, meta, 0)
+        finally:
+            os.close(descriptor)
+        for file, size in ((self._index, self._record_size), (self._blocks, self._slot_bytes)):
+            if os.fstat(file).st_size > self.num_slots * size:
+                os.ftruncate(file, self.num_slots * size)
+
+    def _read_index(self) -> list[KeptBlock]:
+        """Return what the slots hold, parents first: records that are whole and lead to a root."""
+        size, found, serials = self._record_size, {}, set[tuple[int, int]]()
+        length = os.fstat(self._index).st_size // size * size
+        step = max(READ_AT_ONCE // size, 1) * size
+        for start in range(0, length, step):
+            data = bytearray(min(step, length - start))
+            self._calls.read(self._index, memoryview(data), start)
+            for at in range(0, len(data), size):
+                if not data[at]:
+                    continue
+                record = read_record(bytes(data[at : at + size]), (start + at) // size, self._block_size)
+                if record is not None and (record.block.serial, record.block.group) not in serials:
+                    serials.add((record.block.serial, record.block.group))
+                    found[record.block.slot] = record
+        self.last_serial = max((record.block.serial for record in found.values()), default=0)
+        reached, kept = {0}, []
+        for record in sorted(found.values(), key=lambda record: (record.block.serial, record.block.group)):
+            if record.block.parent in reached:
+                reached.add(record.block.serial)
+                kept.append(record.block)
+                self._checksums[record.block.slot] = record.checksum
+        self._num_reserved = min(os.fstat(self._blocks).st_size // self._slot_bytes, self.num_slots)
+        return kept
+
+    @property
+    def num_kept(self) -> int:
+        """Slots that hold a block."""
+        return len(self._checksums)
+
+    def write(self, block: KeptBlock, data: memoryview) -> None:
+        """Put a block into a slot, in place of what was there.
+
+        Raises `FullStoreError` if the disk is full, and `OSError`; the slot is void then.
+        """
+        self._require(block.slot, data)
+        self.void(block.slot)
+        self._reserve(block.slot)
+        checksum = zlib.crc32(data)
+        try:
+            self._calls.write(self._blocks, data, block.slot * self._slot_bytes)
+            record = write_record(block, checksum, self._block_size)
+            self._calls.write(self._index, record, block.slot * self._record_size)
+        except OSError as error:
+            # A record that was written in part is no record, but one that was written whole and reported as failed is.
+            with suppress(OSError):
+                self._void_record(block.slot)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise FullStoreError(str(error)) from error
+            raise
+        self._checksums[block.slot] = checksum
+
+    def _reserve(self, slot: int) -> None:
+        if slot < self._num_reserved:
+            return
+        end = min(-(-(slot + 1) // EXTENT_SLOTS) * EXTENT_SLOTS, self.num_slots)
+        start = self._num_reserved
+        try:
+            self._calls.reserve(self._blocks, start * self._slot_bytes, (end - start) * self._slot_bytes)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise FullStoreError(str(error)) from error
+            raise
+        self._num_reserved = end
+
+    def read(self, slot: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the block in a slot. Raises `DamagedBlockError` unless it is as written, and `OSError`."""
+        self._require(slot, buffer)
+        checksum = self._checksums.get(slot)
+        if checksum is None:
+            raise DamagedBlockError(f"slot {slot} holds no block")
+        try:
+            self._calls.read(self._blocks, buffer, slot * self._slot_bytes)
+        except OSError as error:
+            if error.errno == errno.ENODATA:
+                raise DamagedBlockError(f"slot {slot} is cut off") from error
+            raise
+        if zlib.crc32(buffer) != checksum:
+            raise DamagedBlockError(f"the bytes of slot {slot} are not those that were written")
+
+    def void(self, slot: int) -> None:
+        """Forget the block in a slot. Raises `OSError`: then it may come back when the store is opened again."""
+        if self._checksums.pop(slot, None) is not None:
+            self._void_record(slot)
+
+    def _void_record(self, slot: int) -> None:
+        self._calls.write(self._index, bytes(self._record_size), slot * self._record_size)
+
+    def close(self) -> None:
+        """Close the files and unlock the folder; may be called twice."""
+        for descriptor in (self._index, self._blocks):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._index = self._blocks = -1
+        self._folder.close()
+
+    def _require(self, slot: int, data: memoryview) -> None:
+        if not 0 <= slot < self.num_slots or data.nbytes != self.block_bytes:
+            raise ValueError(f"slot {slot}, {data.nbytes} bytes; allowed: {self.num_slots} of {self.block_bytes} bytes")

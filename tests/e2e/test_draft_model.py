@@ -1,0 +1,323 @@
+"""A draft model next to the model, over whole engines: the same texts to the bit, whatever it guesses.
+
+A model that is its own draft model must guess every token, drawn ones and those behind rules too: its guesses are drawn
+with the same noise. So one hole in its keys, or one slot of another text, shows as a guess that is wrong.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, CheckpointError, Grammar, InvalidConfigError, RequestOutput, SamplingParams, _native
+from quire.compute.models import read_model
+from quire.compute.models.draft import with_draft
+from quire.compute.models.source import ModelFolder
+from quire.compute.sampling.draws import Choices, Draws
+from quire.core.config import EngineConfig
+from quire.engine import factory
+from quire.engine.factory import plan_engine
+from quire.engine.records.step_log import replay
+from quire.guide import GUIDE_FOLDER
+from support.guesses import verify_all_guesses
+from support.swaps import noted_swaps
+from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
+
+LONGEST = 300
+END = 127
+SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(70)]
+RULES: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.4, "logprobs": 3},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.5, "prompt_logprobs": 2},
+    {"allowed_token_ids": list(range(0, 120, 3)), "min_tokens": 3},
+    {"bad_words_ids": [[i] for i in range(0, 60)] + [[i, i + 1] for i in range(60, 110)]},
+]
+
+
+def workload(longest: int = 40) -> list[tuple[list[int], SamplingParams]]:
+    """Return prompts of many lengths, some of them alike for a while, greedy and drawn, with rules and without."""
+    chance, found = random.Random(3), []
+    for index in range(9):
+        prompt = SHARED[: chance.choice([0, 16, 64, 70])] + [chance.randrange(120) for _ in range(1 + 7 * index)]
+        sampling = SamplingParams(
+            temperature=chance.choice([0.0, 0.8, 1.5]),
+            top_p=chance.choice([1.0, 0.8]),
+            seed=1000 + index,
+            max_tokens=longest - 3 * index,
+            ignore_eos=index % 2 == 0,
+            **RULES[index % len(RULES)],
+        )
+        found.append((prompt, sampling))
+    return found
+
+
+WORKLOAD = workload()
+
+
+def said(outputs: Sequence[RequestOutput]) -> list[object]:
+    """Return everything that was answered, exactly."""
+    return [
+        (each.token_ids, each.logprobs, each.finish_reason, each.stop_reason, output.prompt_logprobs)
+        for output in outputs
+        for each in output.outputs
+    ]
+
+
+def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[object]:
+    prompts = [{"prompt_token_ids": prompt} for prompt, _ in workload]
+    outputs = llm.generate(prompts, [sampling for _, sampling in workload], use_tqdm=False)
+    llm.engine.scheduler.check()
+    return said(outputs)
+
+
+def make(folder: Path, **settings: Any) -> LLM:
+    llm = LLM(folder, skip_tokenizer_init=True, **{"kv_memory": "8MiB", "max_model_len": LONGEST, **settings})
+    verify_all_guesses(llm)
+    return llm
+
+
+def counts_of(llm: LLM) -> tuple[int, int]:
+    """Return how many guesses of the draft model were verified, and how many were right."""
+    stats = llm.engine.stats()
+    return sum(stats.verified_guesses["draft_model"]), sum(stats.right_guesses["draft_model"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_qwen3(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller model of another family, with other heads, that knows nothing of the first."""
+    settings = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    return write_tiny_llama(tmp_path_factory.mktemp("draft"), settings=settings)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[object]:
+    with make(folder, dtype="bfloat16", num_threads=1, enable_prefix_caching=False) as llm:
+        return [text for each in WORKLOAD for text in run(llm, [each])]
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "together": {"max_num_seqs": 5},
+    "small_chunks": {"max_num_batched_tokens": 9, "max_num_seqs": 9},
+    "steps_ahead": {"max_steps_under_way": 3, "max_num_batched_tokens": 40, "block_size": 32},
+    "radix_tree": {"prefix_index": "radix_tree", "num_threads": 1},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_its_own_draft_model_guesses_every_token(folder: Path, alone: list[object], name: str) -> None:
+    """The second time, from cached prompts."""
+    with make(folder, dtype="bfloat16", speculation=str(folder), **SCHEDULES[name]) as llm:
+        for _ in range(2):
+            assert run(llm, WORKLOAD) == alone
+        num_verified, num_right = counts_of(llm)
+        assert num_verified == num_right > 100
+        assert llm.engine.scheduler.memory.num_looked_up[1] > 0
+
+
+@pytest.mark.parametrize("instruction_set", _native.kernel_names())
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8", "k8v4", "int4"])
+def test_every_form_of_keys_is_kept_for_both(
+    folder: Path, kv_dtype: str, instruction_set: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_ISA", instruction_set)
+    with make(folder, kv_dtype=kv_dtype, speculation=str(folder)) as llm:
+        guessed = run(llm, WORKLOAD)
+        num_verified, num_right = counts_of(llm)
+        assert num_verified == num_right > 50
+    with make(folder, kv_dtype=kv_dtype) as llm:
+        assert guessed == run(llm, WORKLOAD)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_draft_model_that_is_mostly_wrong_changes_nothing(folder: Path, other: Path, backend: str) -> None:
+    with make(folder, backend=backend, speculation=str(other), max_num_seqs=5) as llm:
+        guessed = run(llm, WORKLOAD)
+        num_verified, num_right = counts_of(llm)
+        assert num_verified > num_right
+        assert num_verified > 20
+    with make(folder, backend=backend) as llm:
+        assert guessed == run(llm, WORKLOAD)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_preempted_or_swapped_it_goes_on_guessing_every_token(
+    folder: Path, preemption: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swapped = noted_swaps(monkeypatch)
+    longer = workload(200)
+    with make(folder, dtype="bfloat16", enable_prefix_caching=False) as llm:
+        expected = run(llm, longer)
+    settings: dict[str, Any] = {"swap_space": "4MiB"} if preemption == "swap" else {}
+    with make(folder, dtype="bfloat16", kv_memory="700KiB", speculation=str(folder), **settings) as llm:
+        assert run(llm, longer) == expected
+        num_verified, num_right = counts_of(llm)
+        assert num_verified == num_right > 50
+        assert llm.engine.scheduler.num_preemptions > 0
+        assert any(swapped) == (preemption == "swap")
+
+
+def test_in_memory_for_one_request_it_guesses_as_far_as_there_is_room(folder: Path) -> None:
+    settings: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 100}
+    short = [(prompt[:40], sampling) for prompt, sampling in WORKLOAD]
+    with make(folder, **settings) as llm:
+        expected = run(llm, short)
+    with make(folder, **settings, kv_memory="170KiB", speculation=str(folder)) as llm:
+        assert llm.engine.scheduler.memory.pool.num_blocks == 7
+        assert run(llm, short) == expected
+        num_verified, num_right = counts_of(llm)
+        assert num_verified == num_right > 10
+
+
+def test_n_sequences_of_one_request_are_guessed_each_by_its_own_noise(folder: Path) -> None:
+    prompt, sampling = WORKLOAD[5][0], replace(WORKLOAD[5][1], temperature=1.2, n=4, ignore_eos=True)
+    with make(folder, dtype="bfloat16", speculation=str(folder)) as llm:
+        together = run(llm, [(prompt, sampling), WORKLOAD[3]])
+        num_verified, num_right = counts_of(llm)
+        assert num_verified == num_right > 50
+    with make(folder, dtype="bfloat16", enable_prefix_caching=False) as llm:
+        assert together == run(llm, [(prompt, sampling), WORKLOAD[3]])
+
+
+class Adversary:
+    """A sampler that chooses as it was told, whatever the logits are."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._random = random.Random(4)
+
+    def sample(self, logits: Any, draws: Draws) -> Choices:
+        """Return a random token, an end, or one that is nearly always wrong for each draw."""
+        choices = Choices.of(draws.positions * 0 + END, draws.num_logprobs)
+        if self._kind == "random":
+            choices.tokens[:] = [self._random.randrange(END + 1) for _ in range(len(draws))]
+        elif self._kind == "wrong":
+            choices.tokens[:] = logits[draws.logit_rows, : END + 1].argmin(axis=1)
+        return choices
+
+
+@pytest.mark.parametrize("kind", ["random", "ends", "wrong"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_adversary_changes_nothing(folder: Path, alone: list[object], kind: str, steps: int) -> None:
+    with make(folder, dtype="bfloat16", speculation=str(folder), max_num_seqs=4, max_steps_under_way=steps) as llm:
+        rows = llm.engine._executor._draft
+        rows._parts = replace(rows._parts, sampler=Adversary(kind))
+        for _ in range(2):
+            assert run(llm, WORKLOAD) == alone
+        num_verified, num_right = counts_of(llm)
+        assert num_verified > 50
+        assert num_right < num_verified / 4
+
+
+def test_grammars_and_stop_strings_with_a_draft_model_and_the_log_replays(tmp_path: Path) -> None:
+    questions = [[{"role": "user", "content": text}] for text in ("What is a block table?", "What is a prefix cache?")]
+    person = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
+    sampling = [
+        SamplingParams(temperature=0.7, seed=1, max_tokens=60, stop=["cache", " of "]),
+        SamplingParams(temperature=0.0, max_tokens=40, grammar=Grammar.json_schema(person)),
+    ]
+    texts, log = [], tmp_path / "run.steplog"
+    for settings in ({}, {"speculation": "guide", "step_log": log}):
+        with LLM("guide", kv_memory="16MiB", max_num_seqs=4, **settings) as llm:
+            texts.append([said(llm.chat(questions, sampling, use_tqdm=False)) for _ in range(2)])
+    assert texts[0] == texts[1]
+    assert replay(io.BytesIO(log.read_bytes())) > 10
+
+
+def refusal(model: str | Path, speculation: str | Path, **settings: Any) -> str:
+    """Return the one line that refuses a pair before any weight is read."""
+    with pytest.raises(InvalidConfigError) as caught:
+        plan_engine(EngineConfig(model=str(model), speculation=str(speculation), **settings))
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_what_is_no_draft_model_of_a_model_is_refused_in_one_line(folder: Path, other: Path, tmp_path: Path) -> None:
+    ids: dict[str, Any] = {"skip_tokenizer_init": True}
+    assert "allowed: off, auto, ngram, or a model's folder or name (No folder named" in refusal("guide", "ngrams")
+    assert "allowed: a draft model that is smaller than the model" in refusal(other, folder, **ids)
+    windows = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+    narrow = write_tiny_qwen3(tmp_path / "narrow", settings=windows)
+    assert "has layers with a sliding window" in refusal(folder, narrow, **ids)
+    assert "the model has layers with a sliding window" in refusal(narrow, other, **ids)
+    fewer = write_tiny_llama(
+        tmp_path / "fewer", settings={"vocab_size": 120, "num_hidden_layers": 1, "eos_token_id": 1}
+    )
+    assert "allowed: a model with 128 tokens, not 120" in refusal(folder, fewer, **ids)
+    assert "the torch backend runs no draft model" in refusal("guide", "guide", backend="torch")
+    with pytest.raises(InvalidConfigError, match=r"^speculation is 3; allowed: off, auto, ngram, or a model's folder"):
+        EngineConfig(speculation=3)  # type: ignore[arg-type]
+
+
+def test_a_draft_model_with_other_tokens_is_refused_by_the_first_of_them(tmp_path: Path) -> None:
+    copy = shutil.copytree(GUIDE_FOLDER, tmp_path / "copy", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    plan_engine(EngineConfig(speculation=copy))
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    last, before = sorted(vocab, key=lambda token: -vocab[token])[:2]
+    vocab[last], vocab[before] = vocab[before], vocab[last]
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    line = refusal("guide", copy)
+    assert f"a model with the same tokenizer; token 2046 is {before!r} in the model and {last!r}" in line
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        plan_engine(EngineConfig(speculation=copy))
+
+
+def test_a_draft_model_takes_memory_and_one_that_does_not_fit_is_refused() -> None:
+    plans = [
+        plan_engine(EngineConfig(speculation=each, kv_memory="8MiB")).report.plan for each in ("off", "auto", "guide")
+    ]
+    off, auto, draft = plans
+    assert draft.needs.weight_bytes == 2 * off.needs.weight_bytes
+    assert draft.bytes_per_block == 2 * off.bytes_per_block
+    assert draft.num_blocks == off.num_blocks // 2
+    assert draft.needs.activation_bytes > auto.needs.activation_bytes > off.needs.activation_bytes
+    memory = auto.needs.weight_bytes + draft.needs.activation_bytes
+    plan_engine(EngineConfig(speculation="auto", max_memory=memory))
+    assert "less than the" in refusal("guide", "guide", max_memory=memory)
+
+
+def test_a_draft_model_with_a_shorter_context_guesses_as_far_as_it_reads(folder: Path, tmp_path: Path) -> None:
+    """And one as large as the model is used, with a notice."""
+    short = write_tiny_qwen3(tmp_path / "short", settings={"max_position_embeddings": 64})
+    with make(folder, dtype="bfloat16", speculation=str(short)) as llm:
+        notices = "\n".join(llm.report.notices)
+        assert "is as large as the model" in notices
+        assert "reads 64 of 4,096 tokens: it guesses nothing beyond" in notices
+        guessed = run(llm, WORKLOAD)
+        num_verified, num_right = counts_of(llm)
+        assert num_verified == num_right > 20
+    with make(folder, dtype="bfloat16") as llm:
+        assert guessed == run(llm, WORKLOAD)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("num_tokens", [104, 160])
+def test_tokens_that_only_one_of_the_models_has(
+    folder: Path, tmp_path: Path, backend: str, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with vocabularies that are padded to other lengths; texts of the model have tokens that the other lacks."""
+    settings = {"vocab_size": num_tokens, "num_hidden_layers": 1, "eos_token_id": 1}
+    pair = read_model(ModelFolder(write_tiny_qwen3(tmp_path / "draft", settings=settings)))
+    monkeypatch.setattr(factory, "with_draft_model", lambda config, model: with_draft(model, pair, "draft"))
+    texts = []
+    for speculation in ("off", "draft"):
+        with make(folder, backend=backend, speculation=speculation) as llm:
+            texts.append(run(llm, WORKLOAD))
+            assert (counts_of(llm)[0] > 20) == (speculation == "draft")
+    assert texts[0] == texts[1]
