@@ -20,6 +20,7 @@ INTEGERS: list[tuple[type[Config], str, int, int]] = [
     (MemoryConfig, "num_host_blocks", 0, LARGEST),
     (MemoryConfig, "hash_bits", 1, 512),
     (MemoryConfig, "max_cached_blocks_per_tenant", 0, LARGEST),
+    (MemoryConfig, "num_disk_slots", 0, LARGEST),
     (SchedulerConfig, "max_num_seqs", 1, 1 << 20),
     (SchedulerConfig, "max_num_batched_tokens", 1, 1 << 30),
     (SchedulerConfig, "max_model_len", 1, 1 << 30),
@@ -38,6 +39,7 @@ OPTIONAL_NUMBERS = ("itl_slo_ms",)
 NAMES: list[tuple[type[Config], str, tuple[str, ...]]] = [
     (MemoryConfig, "prefix_index", ("hash_chain", "radix_tree", "none")),
     (MemoryConfig, "eviction", ("lru", "fifo", "priority")),
+    (MemoryConfig, "disk_write", ("on_hit", "always")),
     (SchedulerConfig, "policy", ("fcfs", "priority", "fair_share")),
     (SchedulerConfig, "preemption", ("recompute", "swap", "auto")),
 ]

@@ -49,7 +49,7 @@ def test_a_hit_needs_every_block_that_is_still_read(
         return True
 
     expected = max(hits for hits in range(len(entries) + 1) if can_hit(hits))
-    assert memory.manager._usable(entries, num_tokens) == expected
+    assert memory.manager._usable([entry.block_ids for entry in entries], num_tokens) == expected
 
 
 @pytest.mark.parametrize(

@@ -284,3 +284,17 @@ def test_the_line_of_lately_goes_on_when_the_engine_was_started_again() -> None:
     model.counts = EngineStats(queried_tokens_total=40, hit_tokens_total=10)
     clock.advance(10)
     assert (line.take() or {})["cache_hits"] == 0.25
+
+
+def test_a_disk_cache_is_counted_and_its_absence_is_not_told() -> None:
+    assert not [name for name in told(Metrics()) if name.startswith("quire_disk")]
+    stats = EngineStats(num_disk_slots=9, num_kept_blocks=4, disk_hit_tokens_total=64, disk_blocks={"given up": 2})
+    families = told(Metrics(), stats)
+    assert {name for name in families if name.startswith("quire_disk")} == {
+        "quire_disk_slots",
+        "quire_disk_blocks_kept",
+        "quire_disk_blocks_landing",
+        "quire_disk_off",
+        "quire_disk_hit_tokens_total",
+        "quire_disk_blocks_total",
+    }

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from quire.compute.worker.store.file_calls import FileCalls
-from quire.compute.worker.store.folder import StoreFolder, make_private, remove_store, store_bytes, stores_in
-from quire.compute.worker.store.record import read_record, record_size, write_record
-from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile
+from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
+from quire.compute.worker.store.record import read_record, write_record
+from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile, StoreForm
 from quire.core.errors import InvalidConfigError
-from quire.core.kept_block import KeptBlock
+from quire.core.kept_block import KeptBlock, record_bytes
+from quire.core.private_files import make_private
 from quire.core.request import CacheScope
+from quire.serve.tenant_secret import kept_secret
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 100
@@ -27,9 +29,7 @@ SCOPE = CacheScope("ada", "salt")
 def opened(parent: Path, *, num_slots: int = 8, name: str = "f", calls: FileCalls | None = None) -> SlotFile:
     """Open a store in `parent`."""
     folder = StoreFolder.open(parent, name)
-    return SlotFile(
-        folder, {"model": "m"}, block_size=BLOCK_SIZE, block_bytes=BLOCK_BYTES, num_slots=num_slots, calls=calls
-    )
+    return SlotFile(folder, StoreForm({"model": "m"}, BLOCK_SIZE, BLOCK_BYTES), num_slots=num_slots, calls=calls)
 
 
 def block(slot: int, serial: int, parent: int = 0, group: int = 0) -> KeptBlock:
@@ -158,7 +158,7 @@ def test_killed_at_every_byte_of_a_write(tmp_path: Path) -> None:
     store = opened(tmp_path / "whole")
     chain(store, 2)
     store.close()
-    size = 2 * record_size(BLOCK_SIZE) + BLOCK_BYTES
+    size = 2 * record_bytes(BLOCK_SIZE) + BLOCK_BYTES
     outcomes = set()
     for left in range(0, size, 7):
         shutil.copytree(tmp_path / "whole", tmp_path / "killed", dirs_exist_ok=True)
@@ -274,7 +274,7 @@ def test_a_store_of_another_form_is_emptied(tmp_path: Path) -> None:
     chain(store)
     store.close()
     folder = StoreFolder.open(tmp_path, "f")
-    other = SlotFile(folder, {"model": "other"}, block_size=BLOCK_SIZE, block_bytes=BLOCK_BYTES, num_slots=8)
+    other = SlotFile(folder, StoreForm({"model": "other"}, BLOCK_SIZE, BLOCK_BYTES), num_slots=8)
     assert other.kept == []
     other.close()
 
@@ -349,3 +349,17 @@ def test_folders_and_files_that_are_not_ours_are_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(InvalidConfigError, match="user"):
         make_private(tmp_path / "cache")
+
+
+def test_a_secret_stays_with_the_blocks_and_is_private(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    secret = kept_secret(str(folder))
+    assert len(secret) == 32
+    assert kept_secret(str(folder)) == secret != kept_secret(str(tmp_path / "other"))
+    assert (folder / "tenant_secret").stat().st_mode & 0o777 == 0o600
+    assert kept_secret(None) != kept_secret(None)
+    os.truncate(folder / "tenant_secret", 5)
+    assert len(kept_secret(str(folder))) == 32
+    (folder / "tenant_secret").chmod(0o644)
+    with pytest.raises(InvalidConfigError, match="private"):
+        kept_secret(str(folder))

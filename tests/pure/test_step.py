@@ -250,7 +250,7 @@ def test_any_bytes_are_a_value_or_raise_a_step_log_error(data: bytes) -> None:
 def test_a_plan_has_a_small_form() -> None:
     decodes, ones = array("i", range(256)), array("i", [1]) * 256
     plan = StepPlan(1, decodes, decodes, ones, ones, 256)
-    assert len(plan.to_bytes()) == 4 * (4 * 256) + 18 * 8
+    assert len(plan.to_bytes()) == 4 * (4 * 256) + 19 * 8
 
 
 def test_a_plan_counts_the_tokens_that_it_computes() -> None:
@@ -320,7 +320,7 @@ def test_a_result_is_written_as_the_logs_that_are_kept_have_it() -> None:
             struct.pack("<qqq dq qq", 1, 1, 1, -2.5, 3, 0, 0),
             struct.pack("<qqq qiidd qdd", 1, 0, 2, 8, 5, 6, -1.25, -0.5, 0, 0.0, 0.0),
             struct.pack("<qqqqii q", 1, 0, 2, 8, 9, 11, 1500),
-            struct.pack("<q", 400),
+            struct.pack("<qq", 400, 0),
         ]
     )
 
@@ -335,9 +335,9 @@ def test_a_request_takes_a_row_without_reports_of_its_prompt_unless_they_are_wan
 def test_a_column_of_pairs_must_be_one() -> None:
     plan = replace(PLAN, tables=TableChanges(), row_starts=(), drafts={}, proposals={}, depths={})
     data = replace(plan, moves_out=(), copies=(), moves_in=()).to_bytes()
-    tail = struct.pack("<q", 0) * 7  # moves out, copies, moves in, drafts, proposals, depths, rows taken
+    tail = struct.pack("<q", 0) * 8  # moves out, copies, moves in, drafts, proposals, depths, transfers, rows taken
     assert data.endswith(tail)
     for place in range(3):
         columns = [struct.pack("<qi", 4, 1) if place == number else struct.pack("<q", 0) for number in range(3)]
         with pytest.raises(StepLogError, match=r"^a column of pairs has an odd length$"):
-            StepPlan.from_bytes(data[: -len(tail)] + b"".join(columns) + struct.pack("<qqqq", 0, 0, 0, 0))
+            StepPlan.from_bytes(data[: -len(tail)] + b"".join(columns) + struct.pack("<qqqqq", 0, 0, 0, 0, 0))

@@ -134,6 +134,7 @@ SCOPE_CASES: list[tuple[str, str, list[Any], str]] = [
     ("tenant", "tenant", [None, 1, b"t", True, "t" * (MAX_NAME_LENGTH + 1)], "a string of 0 to 256 characters"),
     ("salt", "cache_salt", [None, 1, b"s", True, "s" * (MAX_SALT_LENGTH + 1)], "a string of 0 to 1024 characters"),
     ("extra_keys", "extra_keys", [None, [], "key", ("k",) * (MAX_EXTRA_KEYS + 1)], "a tuple of at most 16 strings"),
+    ("persist", "persist", [None, 1, "yes"], "True or False"),
 ]
 REQUEST_CASES: list[tuple[str, list[Any], str]] = [
     ("request_id", [None, 7, b"r", "", "r" * (MAX_NAME_LENGTH + 1)], "a string of 1 to 256 characters"),

@@ -18,8 +18,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
 
 from quire.core.errors import ExecutionError
 from quire.core.guesses import Guesses
@@ -28,6 +28,8 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
 
+if TYPE_CHECKING:
+    from support.shadow_disk import ShadowDisk
 NO_GROUP = -1
 """Of content that no token of a text stands for."""
 
@@ -86,6 +88,14 @@ class ShadowCache:
         for move in plan.moves_in:
             self._device[move.device_block] = dict(self._host.get(move.host_block, {}))
 
+    def block(self, block: int) -> dict[int, Content]:
+        """Return a copy of what a block holds."""
+        return dict(self._device.get(block, {}))
+
+    def put(self, block: int, content: dict[int, Content]) -> None:
+        """Replace what a block holds."""
+        self._device[block] = dict(content)
+
     def write(self, table: list[int], content: Content) -> None:
         """Write the content of a position."""
         index, offset = divmod(content.position, self.block_size)
@@ -138,7 +148,9 @@ class ShadowExecutor:
         salt_of: Callable[[str], str] = lambda request_id: "",
         thorough: bool = True,
         ends_searches: bool = False,
+        disk: ShadowDisk | None = None,
     ) -> None:
+        self._disk = disk
         self.cache = ShadowCache(spec.block_size)
         self._spec = spec
         self._vocab_size = vocab_size
@@ -171,7 +183,9 @@ class ShadowExecutor:
             self._lose(result)
         else:
             self._results.popleft()
-            return result
+            if self._disk is None:
+                return result
+            return StepResult.from_bytes(replace(result, transfers=self._disk.collect(self.cache)).to_bytes())
 
     def _lose(self, error: ExecutionError) -> NoReturn:
         for _, written in self._results:
@@ -207,6 +221,8 @@ class ShadowExecutor:
             table = self._rows[row].tables[group]
             table.extend([NO_BLOCK] * (index + 1 - len(table)))
             table[index] = block
+        if self._disk is not None:
+            self._disk.apply(plan, self.cache)
         self.cache.apply(plan)
         failure = self._failure(plan)
         if failure is not None:

@@ -38,6 +38,7 @@ from support.shadow import (
     extend,
     root_digest,
 )
+from support.shadow_disk import ShadowDisk
 from support.step_faults import StepFaults
 
 VOCAB_SIZE = 50
@@ -131,6 +132,31 @@ class Scenario:
     def with_late_rows(self, share: float) -> Scenario:
         """Return the same scenario with an executor that postpones samples."""
         return replace(self, late_share=share)
+
+    def with_disk(self, rng: random.Random) -> Scenario:
+        """Return the same scenario with a disk, and with more requests that begin alike."""
+        prefix = [rng.randrange(VOCAB_SIZE) for _ in range(32)]
+        scopes = [CacheScope("a"), CacheScope("a", salt="salt"), CacheScope("b", persist=False)]
+        alike = [
+            Job(
+                f"alike {index}",
+                prefix[: rng.choice([12, 24, 32])] + [rng.randrange(2) for _ in range(rng.choice([0, 1, 5]))],
+                SamplingParams(max_tokens=rng.choice([1, 3, 6]), temperature=1.0),
+                rng.choice(scopes),
+            )
+            for index in range(6)
+        ]
+        jobs = [*self.jobs, *alike]
+        rng.shuffle(jobs)
+        largest = max(num_blocks_needed(self.spec, job) for job in alike)
+        memory = replace(
+            self.memory,
+            num_blocks=max(self.memory.num_blocks, rng.choice([1, 2, 4]) * largest),
+            prefix_index=rng.choice(["hash_chain", "radix_tree"]),
+            num_disk_slots=rng.choice([1, 2, 9, 200, 200]),
+            disk_write=rng.choice(["on_hit", "always"]),
+        )
+        return replace(self, memory=memory, jobs=jobs)
 
     def with_step_faults(self, faults: StepFaults) -> Scenario:
         """Return the same scenario with an executor that fails."""
@@ -287,14 +313,17 @@ class FailingAllocations:
 class Simulation:
     """One run of a scenario, with allocations that fail if so wished."""
 
-    def __init__(self, scenario: Scenario, faults: FailingAllocations | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, faults: FailingAllocations | None = None, disk: ShadowDisk | None = None
+    ) -> None:
         self.scenario = scenario
         self._faults = faults
         self._rng = random.Random(scenario.seed + 1)
         self._jobs = {job.request_id: job for job in scenario.jobs}
         self._pending = list(reversed(scenario.jobs))
         make_pool = faults.make_pool if faults else BlockPool
-        self.memory = KVCacheManager(scenario.spec, scenario.memory, make_pool=make_pool)
+        kept = () if disk is None else disk.restart()
+        self.memory = KVCacheManager(scenario.spec, scenario.memory, make_pool=make_pool, kept=kept)
         num_blocks = scenario.memory.num_blocks
         limits = RequestLimits(
             VOCAB_SIZE,
@@ -308,7 +337,7 @@ class Simulation:
             config = replace(config, max_depth=MOST_DRAFTS)
         eos = frozenset([EOS])
         self.scheduler = Scheduler(config, self.memory, limits, eos_token_ids=eos)
-        self.executor = ShadowExecutor(scenario.spec, VOCAB_SIZE, salt_of=self._salt_of, ends_searches=True)
+        self.executor = ShadowExecutor(scenario.spec, VOCAB_SIZE, salt_of=self._salt_of, ends_searches=True, disk=disk)
         if accuracy is not None:
             self.executor.guess = make_guesser(accuracy, scenario.seed, self._salt_of)
         self.executor.fault = scenario.step_faults.fault()
@@ -427,6 +456,9 @@ class Simulation:
         ledger = memory.ledger()
         self.seen["hits"] += ledger.hit_tokens
         self.seen["evictions"] += ledger.evictions
+        if memory.disk is not None:
+            self.seen += memory.disk.counts
+            self.seen["from disk"] += sum(request.num_disk_tokens for request in self.requests)
         self.seen["merged blocks"] += ledger.merged_blocks
         self.seen["preemptions"] += scheduler.num_preemptions
         self.seen["postponed"] += self.executor.num_postponed

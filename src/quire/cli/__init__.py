@@ -51,6 +51,7 @@ COMMANDS = (
     Command("simulate", "simulate hours of traffic in seconds with the real scheduler", "quire.cli.simulate"),
     Command("report", "analyse a server's step log and suggest better settings", "quire.cli.report"),
     Command("models", "list the models on this machine, fetch one, remove one", "quire.cli.models"),
+    Command("cache", "list, verify or forget what a disk cache keeps", "quire.cli.cache"),
     Command("plan", "estimate what fits, how fast, and the best settings", "quire.cli.plan"),
     Command("doctor", "check what works on this machine", "quire.cli.doctor"),
     Command("config", "show the settings quire would use, and where each comes from", "quire.cli.config"),

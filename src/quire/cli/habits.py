@@ -34,7 +34,6 @@ ANSWERS: Final[Mapping[str, str]] = MappingProxyType(
         "run-batch": "type quire generate MODEL --prompt TEXT, repeated, with --json",
         "collect-env": "type quire doctor",
         "env": "type quire doctor",
-        "cache": "type quire models for the models that are here, and quire models rm NAME to remove one",
     }
 )
 """A command that quire has not → what to do instead."""

@@ -20,6 +20,7 @@ from quire.compute.speculation.base import Proposer
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner
 from quire.compute.worker.step_ahead import Launcher
+from quire.compute.worker.store.slot_file import SlotFile
 from quire.core.config import ResolvedConfig
 from quire.core.executor import NoteLoaded
 from quire.core.granted import free_memory, resident_bytes
@@ -71,6 +72,7 @@ class WorkerParts:
     """The parts of a worker. `launcher`: the runner, if it can launch steps ahead. `masks`: for grammars.
 
     `proposer` guesses tokens; None: nobody does. `draft` does so too, if there is a draft model.
+    `store` keeps blocks on disk; None: nothing does.
     `on_start` is called once the KV memory is allocated.
     """
 
@@ -83,6 +85,7 @@ class WorkerParts:
     proposer: Proposer | None = None
     draft: DraftParts | None = None
     on_start: Callable[[], None] | None = None
+    store: SlotFile | None = None
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
         """Return the parts with another runner, which sees every step: the launcher is dropped."""

@@ -29,6 +29,7 @@ KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "i
 BACKENDS = ("auto", "native", "reference", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer", "plain")
+DISK_WRITES = ("on_hit", "always")
 SPECULATIONS = ("off", "auto", "ngram")
 MOST_DRAFTS: Final = 15
 """Guesses for a sequence in a step: with the token before them, as many rows as the kernels compute at once."""
@@ -52,8 +53,12 @@ class MemoryConfig:
     hash_bits: int = setting(128, "bits of the prefix hash; lower it only to force collisions in tests")
     hash_key: bytes = setting(b"", "secret key of the prefix hash, at most 64 bytes", secret=True)
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; None: no limit")
+    num_disk_slots: int = setting(0, "blocks that a disk keeps, also over a restart; 0: none")
+    disk_write: str = setting("on_hit", "which blocks go to disk: on_hit (once they were hit again) or always")
 
     def __post_init__(self) -> None:
+        require_int("num_disk_slots", self.num_disk_slots, 0, (1 << 31) - 1)
+        require_one_of("disk_write", self.disk_write, DISK_WRITES)
         require_int("num_blocks", self.num_blocks, 1, (1 << 31) - 1)
         require_int("num_host_blocks", self.num_host_blocks, 0, (1 << 31) - 1)
         require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
@@ -154,6 +159,13 @@ class EngineConfig:
         "idle", "when to claim KV memory from the system: start (before it is ready), idle (between steps) or use"
     )
     swap_space: int | str = setting(0, "KV memory on the host for swapping; 0: preempt by recompute only")
+    disk_cache: str | None = setting(
+        None, "folder that keeps KV blocks of shared prefixes on disk, also over a restart; none: nothing is kept"
+    )
+    disk_cache_size: int | str = setting("4GiB", "size of the disk cache")
+    disk_write: str = setting(
+        "on_hit", "which blocks go to the disk cache: on_hit (once a second request has hit them) or always"
+    )
     max_num_seqs: int | None = setting(None, "sequences that run at once; none: 64, or 256 on a GPU")
     max_num_batched_tokens: int | None = setting(
         None,
@@ -187,12 +199,15 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("model", "tokenizer", "step_log", "speculation"):
+        for name in ("model", "tokenizer", "step_log", "speculation", "disk_cache"):
             self._take_path(name)
         for name in ("max_memory", "kv_memory"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
-        object.__setattr__(self, "swap_space", parse_bytes(self.swap_space, "swap_space"))
+        for name in ("swap_space", "disk_cache_size"):
+            object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
+        if self.disk_cache is not None and (not self.enable_prefix_caching or self.prefix_index == "none"):
+            raise InvalidConfigError("disk_cache", self.disk_cache, "none while prefix caching is off")
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("weights", self.weights, WEIGHTS)
         require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
@@ -237,9 +252,11 @@ class EngineConfig:
         """Whether `speculation` is a draft model."""
         return self.speculation not in SPECULATIONS
 
-    def memory_config(self, num_blocks: int, num_host_blocks: int, hash_key: bytes) -> MemoryConfig:
+    def memory_config(
+        self, num_blocks: int, num_host_blocks: int, hash_key: bytes, num_disk_slots: int = 0
+    ) -> MemoryConfig:
         """Return the settings of the KV memory. Does not mutate."""
-        sizes = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks}
+        sizes = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks, "num_disk_slots": num_disk_slots}
         index = self.prefix_index if self.enable_prefix_caching else "none"
         return MemoryConfig(**self._shared(MemoryConfig) | sizes | {"prefix_index": index, "hash_key": hash_key})
 
@@ -255,7 +272,7 @@ class EngineConfig:
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
             object.__setattr__(self, name, value)
-        optional = name in ("tokenizer", "step_log")
+        optional = name in ("tokenizer", "step_log", "disk_cache")
         if not (optional and value is None) and not (isinstance(value, str) and value and "\0" not in value):
             allowed = "the path of a file" if name == "step_log" else "the path of a folder, or a name"
             if name == "speculation":
@@ -301,6 +318,9 @@ class EngineSettings(TypedDict, total=False):
     kv_memory: int | str | None
     touch_kv_memory: str
     swap_space: int | str
+    disk_cache: str | os.PathLike[str] | None
+    disk_cache_size: int | str
+    disk_write: str
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     max_model_len: int | None

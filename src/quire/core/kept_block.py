@@ -16,6 +16,39 @@ from quire.core.wire import WireReader, WireWriter
 MAX_SCOPE_BYTES: Final = 384
 """Room for a scope in a record. Salts of the server are digests, so longer ones come from programs that use `LLM`."""
 
+RECORD_HEAD_BYTES: Final = 32
+TOKEN_BYTES: Final = 4
+PAGE: Final = 4096
+MAX_SLOTS: Final = 1 << 19
+"""An entry of the index in memory takes about half a kilobyte."""
+
+
+def slot_bytes(block_bytes: int) -> int:
+    """Return the bytes of a slot for blocks of this many bytes: whole pages.
+
+    >>> slot_bytes(100), slot_bytes(4096)
+    (4096, 4096)
+    """
+    return -(-block_bytes // PAGE) * PAGE
+
+
+def record_bytes(block_size: int) -> int:
+    """Return the bytes of the record of a slot, for blocks of `block_size` tokens.
+
+    >>> record_bytes(16)
+    512
+    """
+    return -(-(RECORD_HEAD_BYTES + TOKEN_BYTES * block_size + MAX_SCOPE_BYTES) // 64) * 64
+
+
+def num_slots_within(budget: int, block_bytes: int, block_size: int) -> int:
+    """Return how many slots fit into a budget of bytes, with their records. Pure.
+
+    >>> num_slots_within(1 << 20, 100, 16)
+    227
+    """
+    return min(budget // (slot_bytes(block_bytes) + record_bytes(block_size)), MAX_SLOTS)
+
 
 @dataclass(frozen=True, slots=True)
 class KeptBlock:
@@ -32,6 +65,11 @@ class KeptBlock:
     scope: CacheScope | None = None
 
 
+def may_be_kept(scope: CacheScope) -> bool:
+    """Whether blocks of a scope may be written to a disk: its tenant wants that, and a record has room for it."""
+    return scope.persist and len(scope_bytes(scope)) <= MAX_SCOPE_BYTES
+
+
 def scope_bytes(scope: CacheScope) -> bytes:
     """Return the binary form of a scope; equal scopes give equal bytes.
 
@@ -40,18 +78,29 @@ def scope_bytes(scope: CacheScope) -> bytes:
     True
     """
     writer = WireWriter()
+    write_scope(writer, scope)
+    return writer.to_bytes()
+
+
+def write_scope(writer: WireWriter, scope: CacheScope) -> None:
+    """Write the binary form of a scope. Does not mutate it."""
     writer.text(scope.tenant)
     writer.text(scope.salt)
     writer.integer(len(scope.extra_keys))
     for key in scope.extra_keys:
         writer.text(key)
-    return writer.to_bytes()
+    writer.integer(scope.persist)
+
+
+def next_scope(reader: WireReader) -> CacheScope:
+    """Read the next scope; raises `StepLogError` if it is torn."""
+    tenant, salt = reader.text(), reader.text()
+    return CacheScope(tenant, salt, tuple(reader.text() for _ in range(reader.integer())), bool(reader.integer()))
 
 
 def read_scope(data: bytes) -> CacheScope:
-    """Read the binary form of a scope back; raises `StepLogError` if it is torn."""
+    """Read the binary form of a scope back; raises `StepLogError` if it is torn, or followed by something."""
     reader = WireReader(data)
-    tenant, salt = reader.text(), reader.text()
-    scope = CacheScope(tenant, salt, tuple(reader.text() for _ in range(reader.integer())))
+    scope = next_scope(reader)
     reader.finish()
     return scope

@@ -61,11 +61,15 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheScope:
-    """The cached blocks that a request may hit: those of the same salt and extra keys. `tenant` is charged for them."""
+    """The cached blocks that a request may hit: those of the same salt and extra keys. `tenant` is charged for them.
+
+    `persist`: whether they may be written to a disk, where one is set up.
+    """
 
     tenant: str = ""
     salt: str = ""
     extra_keys: tuple[str, ...] = ()
+    persist: bool = True
 
 
 DEFAULT_SCOPE = CacheScope()
@@ -120,6 +124,7 @@ class Request:
         "guesser",
         "awaits_drafts",
         "num_cached_tokens",
+        "num_disk_tokens",
         "waited_s",
         "num_preemptions",
         "logprobs",
@@ -164,6 +169,7 @@ class Request:
         self.guesser = ""  # who made the last guesses
         self.awaits_drafts = False  # a step under way brings guesses; until then it is not planned
         self.num_cached_tokens = 0  # at the first admission, for the caller
+        self.num_disk_tokens = 0  # of those, the ones that were loaded from disk for this request
         self.waited_s: float | None = None  # from its arrival to its first step, for the caller
         self.num_preemptions = 0
         self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, if requested

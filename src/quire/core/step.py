@@ -15,6 +15,7 @@ its tokens (it sampled them itself) and its block tables, and the plan has only 
                 guesses, which the scheduler may plan as drafts
     depths      of those rows, the ones for which the draft model may guess, and how many tokens: the row has slots for
                 this many tokens after those that the step computes
+    transfers   blocks to bring from the disk or to write to it, by tickets that results report when they end
 
 There are no phases: prefill, chunked prefill, decode, the rest after a prefix hit and speculation differ only in starts
 and counts.
@@ -33,10 +34,12 @@ from typing import Final, NamedTuple
 from quire.core.errors import InvariantError, StepLogError
 from quire.core.guesses import GUESSERS, Guesses
 from quire.core.hypothesis import Hypothesis, read_hypothesis, write_hypothesis
+from quire.core.kept_block import next_scope, write_scope
 from quire.core.logprobs import TokenLogprobs, read_logprobs, write_logprobs
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.sampling_wire import read_sampling, write_sampling
+from quire.core.transfers import NO_OUTCOME, NO_TRANSFERS, TransferOutcome, Transfers
 from quire.core.wire import WireReader, WireWriter
 
 NO_BLOCK = -1
@@ -134,6 +137,7 @@ class StepPlan:
     moves_in: tuple[BlockMove, ...] = ()
     proposals: dict[int, int] = field(default_factory=dict)
     depths: dict[int, int] = field(default_factory=dict)
+    transfers: Transfers = NO_TRANSFERS
 
     @property
     def num_tokens(self) -> int:
@@ -174,6 +178,7 @@ class StepPlan:
             writer.column(tokens)
         for pairs_by_row in (self.proposals, self.depths):
             writer.column(array("i", [number for pair in sorted(pairs_by_row.items()) for number in pair]))
+        self.transfers.write(writer)
         writer.integer(len(self.row_starts))
         for start in self.row_starts:
             _write_row_start(writer, start)
@@ -189,6 +194,7 @@ class StepPlan:
         moves_out, copies, moves_in = (_pairs(reader.column()) for _ in range(3))
         drafts = {reader.integer(): reader.column() for _ in range(reader.integer())}
         proposals, depths = (dict(_pairs(reader.column())) for _ in range(2))
+        transfers = Transfers.read(reader)
         row_starts = tuple(_read_row_start(reader) for _ in range(reader.integer()))
         reader.finish()
         return cls(
@@ -207,6 +213,7 @@ class StepPlan:
             tuple(BlockMove(*pair) for pair in moves_in),
             proposals,
             depths,
+            transfers,
         )
 
 
@@ -225,8 +232,8 @@ class StepResult:
     `failures` maps a row to the error of its request. `logprobs` maps a row that asked for them to one entry per token,
     and `prompt_logprobs` to one entry per prompt token that follows one computed in this step. `proposals` maps a row
     of the plan's proposals to guesses of its next tokens, if there are any. `duration_us` is how long the executor
-    computed, by its own clock, where it makes guesses, and `draft_us` how long each pass of the draft model
-    took after that.
+    computed, by its own clock, where it makes guesses or has a disk, and `draft_us` how long each pass of the draft
+    model took after that. `transfers` has the tickets that ended.
     """
 
     step_id: int
@@ -240,6 +247,7 @@ class StepResult:
     proposals: dict[int, Guesses] = field(default_factory=dict)
     duration_us: int = field(default=0, compare=False)
     draft_us: int = field(default=0, compare=False)
+    transfers: TransferOutcome = NO_OUTCOME
 
     def to_bytes(self) -> bytes:
         """Return the compact binary form; equal results give equal bytes."""
@@ -271,6 +279,7 @@ class StepResult:
             writer.column(guesses.tokens)
         writer.integer(self.duration_us)
         writer.integer(self.draft_us)
+        self.transfers.write(writer)
         return writer.to_bytes()
 
     @classmethod
@@ -293,6 +302,7 @@ class StepResult:
         }
         proposals = dict(_read_guesses(reader) for _ in range(reader.integer()))
         duration_us, draft_us = reader.integer(), reader.integer()
+        transfers = TransferOutcome.read(reader)
         reader.finish()
         return cls(
             step_id,
@@ -306,6 +316,7 @@ class StepResult:
             proposals,
             duration_us,
             draft_us,
+            transfers,
         )
 
 
@@ -313,19 +324,14 @@ def _write_row_start(writer: WireWriter, start: RowStart) -> None:
     numbers = start.row, start.num_prompt_tokens, start.max_total_tokens, start.branch, start.num_prompt_logits
     writer.column(column(*numbers))
     writer.text(start.request_id)
-    writer.text(start.scope.tenant)
-    writer.text(start.scope.salt)
-    writer.integer(len(start.scope.extra_keys))
-    for key in start.scope.extra_keys:
-        writer.text(key)
+    write_scope(writer, start.scope)
     writer.column(start.tokens)
     write_sampling(writer, start.sampling)
 
 
 def _read_row_start(reader: WireReader) -> RowStart:
     row, num_prompt_tokens, max_total_tokens, branch, num_prompt_logits = reader.column(5)
-    request_id, tenant, salt = reader.text(), reader.text(), reader.text()
-    scope = CacheScope(tenant, salt, tuple(reader.text() for _ in range(reader.integer())))
+    request_id, scope = reader.text(), next_scope(reader)
     tokens, sampling = reader.column(), read_sampling(reader)
     return RowStart(
         row, request_id, tokens, num_prompt_tokens, sampling, max_total_tokens, branch, num_prompt_logits, scope

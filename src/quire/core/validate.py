@@ -244,6 +244,8 @@ def _validate_scope(scope: CacheScope) -> None:
         raise InvalidRequestError("extra_keys", scope.extra_keys, f"a tuple of at most {MAX_EXTRA_KEYS} strings")
     for key in scope.extra_keys:
         _require_text("extra_keys", key, 0, MAX_NAME_LENGTH)
+    if not isinstance(scope.persist, bool):
+        raise InvalidRequestError("persist", scope.persist, "True or False")
 
 
 def _validate_prompt(request: Request, limits: RequestLimits) -> None:

@@ -71,6 +71,7 @@ class EngineCore:
                 carry_out(command, self.scheduler)
         if self._log is not None:
             self._log.commanded(command)
+        self._tell_disk()
 
     def step(self) -> StepOutcome | None:
         """Do one step and return what it brought; None if there is nothing to do. Mutates.
@@ -118,8 +119,31 @@ class EngineCore:
         if result.failures:
             ended = {each.request_id for each in outcome.finished if each.finish_reason is FinishReason.ERROR}
             self._num_corrupted += len(ended)
+        self._tell_disk()
         self._stamp()
         return outcome
+
+    def _tell_disk(self) -> None:
+        """Nothing is left to compute: tell the disk what it has not been told, which no later step might. Mutates."""
+        scheduler = self.scheduler
+        if scheduler.requests or scheduler.num_steps_under_way or not scheduler.memory.has_transfers:
+            return
+        plan = scheduler.schedule()
+        if plan is None:
+            return
+        if self._log is not None:
+            self._log.planned(plan)
+        self._executor.submit(plan)
+        try:
+            result = self._executor.collect()
+        except ExecutorLostError:
+            raise
+        except ExecutionError as error:
+            self._lose_steps(error)
+            return
+        if self._log is not None:
+            self._log.computed(result)
+        scheduler.update(result)
 
     def _note_starts(self, plan: StepPlan) -> None:
         """Note of requests that are in a step for the first time how long they waited. Mutates."""
@@ -160,6 +184,7 @@ class EngineCore:
         """
         scheduler, pool, isolation = self.scheduler, self.scheduler.memory.pool, self.scheduler.isolation
         queried_tokens, hit_tokens = scheduler.memory.num_looked_up
+        disk = scheduler.memory.disk
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
@@ -182,6 +207,7 @@ class EngineCore:
             drafts_total=scheduler.drafts.num_verified,
             verified_guesses={name: tuple(counts.verified) for name, counts in scheduler.drafts.counts.items()},
             right_guesses={name: tuple(counts.right) for name, counts in scheduler.drafts.counts.items()},
+            **({} if disk is None else disk.figures()),
         )
 
     # ---- what happens, for those who watch ------------------------------------------------------------------------

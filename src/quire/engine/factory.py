@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,14 @@ from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.speculation import create_proposer
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.compute.worker.failing_runner import FailingRunner
+from quire.compute.worker.store.slot_file import SlotFile
 from quire.compute.worker.worker import Worker
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import SPECULATIONS, EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
 from quire.core.errors import CheckpointError, DoesNotFitError, InvalidConfigError
 from quire.core.executor import Executor, NoteLoaded
 from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
+from quire.core.kept_block import KeptBlock
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.model_files import ModelFiles
 from quire.core.sampling_params import SamplingParams
@@ -135,18 +137,31 @@ class EngineBlueprint:
         `make_executor`: for instruments, which change the parts or watch the worker made from them.
         """
         plan = self.report.plan
-        memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, secrets.token_bytes(32))
-        scheduler, path = self.config.scheduler_config(plan.max_model_len), self.config.step_log
+        key, path = secrets.token_bytes(32), self.config.step_log
+        memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, key, plan.num_disk_slots)
+        scheduler = self.config.scheduler_config(plan.max_model_len)
 
-        control = _make_scheduler(self.backend.facts.kv_spec, self.model, memory, scheduler)
         parts = self.backend.load(memory.num_blocks, memory.num_host_blocks, note_loaded)
-        parts = replace(parts, masks=self.masks, proposer=create_proposer(self.config.speculation))
+        store = self._open_store()
+        kept = () if store is None else store.kept
+        control = _make_scheduler(self.backend.facts.kv_spec, self.model, memory, scheduler, kept)
+        parts = replace(parts, masks=self.masks, proposer=create_proposer(self.config.speculation), store=store)
         if self.failpoints:
             parts = parts.with_runner(FailingRunner(parts.runner, self.failpoints))
         executor = make_executor(parts)
         # The log is opened last, so that an engine that cannot be loaded leaves none.
         log = None if path is None else StepLogFile(path, clock)
         return EngineCore(control, executor, clock, log=log)
+
+    def _open_store(self) -> SlotFile | None:
+        """Return the store of the disk cache, which the worker closes."""
+        if self.config.disk_cache is None:
+            return None
+        from quire.compute.worker.store.opened import open_store  # only where there is one, for a faster start
+
+        plan, budget = self.report.plan, int(self.config.disk_cache_size)
+        folder = Path(self.config.disk_cache)
+        return open_store(folder, self.model, self.backend.facts, num_slots=plan.num_disk_slots, budget=budget)
 
 
 def _require_fit(model: ModelDescription, config: EngineConfig) -> None:
@@ -252,6 +267,7 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         weight_type=model.weight_type,
         num_parameters=weight_bytes(model.spec, "float32") // FLOAT32_BYTES,
         recommends_sampling=model.generation.recommends_sampling,
+        disk_cache=config.disk_cache or "",
     )
 
 
@@ -277,11 +293,15 @@ def _model_source(name: str) -> ModelSource:
 
 
 def _make_scheduler(
-    kv_spec: KVCacheSpec, model: ModelDescription, memory: MemoryConfig, config: SchedulerConfig
+    kv_spec: KVCacheSpec,
+    model: ModelDescription,
+    memory: MemoryConfig,
+    config: SchedulerConfig,
+    kept: Sequence[KeptBlock] = (),
 ) -> Scheduler:
-    """Return the control plane of an engine."""
+    """Return the control plane of an engine; `kept`: the blocks that its disk has."""
     limits = _request_limits(kv_spec, model, memory.num_blocks, config)
-    manager = KVCacheManager(kv_spec, memory)
+    manager = KVCacheManager(kv_spec, memory, kept=kept)
     return Scheduler(config, manager, limits, eos_token_ids=frozenset(model.eos_token_ids))
 
 

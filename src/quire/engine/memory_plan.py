@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import DoesNotFitError, InvalidConfigError
+from quire.core.kept_block import num_slots_within, record_bytes, slot_bytes
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.memory_needs import MemoryNeeds
 from quire.memory.sizing import max_sequence_tokens, size_pool
@@ -39,6 +40,7 @@ class MemoryPlan:
     max_model_len: int
     num_full_sequences: int
     num_groups: int = 1
+    num_disk_slots: int = 0
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -106,6 +108,7 @@ def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, 
         max_model_len=fits,
         num_full_sequences=num_blocks // spec.num_blocks_for(max(1, fits - 1), longest_chunk=longest_chunk),
         num_groups=len(spec.groups),
+        num_disk_slots=_num_disk_slots(config, spec),
     )
 
 
@@ -114,6 +117,16 @@ def _num_host_blocks(config: EngineConfig, spec: KVCacheSpec) -> int:
     if config.swap_space and not num_blocks:
         raise InvalidConfigError("swap_space", config.swap_space, f"0, or {spec.bytes_per_block} (one block) or more")
     return num_blocks
+
+
+def _num_disk_slots(config: EngineConfig, spec: KVCacheSpec) -> int:
+    if config.disk_cache is None:
+        return 0
+    num_slots = num_slots_within(int(config.disk_cache_size), spec.bytes_per_block, spec.block_size)
+    if num_slots < len(spec.groups):
+        least = len(spec.groups) * (slot_bytes(spec.bytes_per_block) + record_bytes(spec.block_size))
+        raise InvalidConfigError("disk_cache_size", config.disk_cache_size, f"{least} (one block) or more")
+    return num_slots
 
 
 def _kv_budget(config: EngineConfig, spec: KVCacheSpec, needs: MemoryNeeds, most_blocks: int) -> int:

@@ -6,6 +6,8 @@ It changes only its own counters; `KVCacheManager` reports events to it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from quire.core.errors import InvariantError
 from quire.core.kv_spec import KVCacheSpec
@@ -17,6 +19,9 @@ from quire.memory.ledger import MemoryLedger, RequestLedger
 from quire.memory.prefix.base import PrefixEntry, PrefixIndex, digest_of
 from quire.memory.sequence import MissReason, PrefixMatch, SequenceMemory
 from quire.memory.tiers.base import TierManager
+
+if TYPE_CHECKING:
+    from quire.memory.tiers.disk import DiskTier
 
 MAX_REMEMBERED_EVICTIONS = 1 << 16
 MAX_OTHER_ROOTS = 8
@@ -94,11 +99,17 @@ class MemoryBooks:
         )
 
     def ledger(
-        self, spec: KVCacheSpec, pool: BlockPool, host: TierManager, memories: dict[Request, SequenceMemory]
+        self,
+        spec: KVCacheSpec,
+        pool: BlockPool,
+        host: TierManager,
+        memories: dict[Request, SequenceMemory],
+        disk: DiskTier | None = None,
     ) -> MemoryLedger:
         """Return where the memory is. Does not mutate; O(requests)."""
         not_full = _fill_of_blocks(spec.block_size, memories)
-        reserved = sum(planned - stored for stored, planned in not_full.values())
+        num_landing = 0 if disk is None else disk.num_landing
+        reserved = num_landing * spec.block_size + sum(planned - stored for stored, planned in not_full.values())
         unused = sum(spec.block_size - planned for _, planned in not_full.values())
         return MemoryLedger(
             block_size=spec.block_size,
@@ -113,6 +124,8 @@ class MemoryBooks:
             blocks_saved_by_sharing=pool.num_extra_holders,
             host_blocks=host.num_blocks,
             used_host_blocks=host.num_in_use,
+            disk_slots=0 if disk is None else disk.slots.num_slots,
+            used_disk_slots=0 if disk is None else disk.slots.num_held,
             queried_tokens=self.queried_tokens,
             hit_tokens=self.hit_tokens,
             resumed_queried_tokens=self._resumed_queried_tokens,
@@ -144,9 +157,13 @@ class MemoryBooks:
         index: PrefixIndex,
         host: TierManager,
         memories: dict[Request, SequenceMemory],
+        landing: Sequence[int] = (),
     ) -> None:
-        """Raise `InvariantError` unless tables, reference counts, entries and host blocks agree. Does not mutate."""
-        holders: Counter[int] = Counter()
+        """Raise `InvariantError` unless tables, reference counts, entries and host blocks agree. Does not mutate.
+
+        `landing`: the blocks that loads from a disk hold.
+        """
+        holders: Counter[int] = Counter(landing)
         for request, memory in memories.items():
             _check_sequence(spec, pool, request, memory)
             holders.update(block_id for table in memory.tables for block_id in table.held)

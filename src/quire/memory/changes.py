@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire.core.request import Request
 from quire.core.step import BlockCopy, BlockMove
+from quire.core.transfers import NO_TRANSFERS, Transfers
 from quire.memory.sequence import SequenceMemory
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class MemoryChanges:
     moves_out: list[BlockMove] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     moves_in: list[BlockMove] = field(default_factory=list)
+    transfers: Transfers = NO_TRANSFERS
     journal: MemoryJournal | None = None  # told who holds which block, while a client watches
 
     @property

@@ -4,9 +4,9 @@
     slots     stored + reserved + fragmented                    = used × block_size
     sharing   blocks that would be used if nothing were shared  = used + saved by sharing
 
-`stored` slots hold keys and values of a token; `reserved` ones are allocated for tokens of a plan in flight, or for
-drafts; `fragmented` ones are the rest of blocks that are not full. All values here are frozen and made on request, so
-that steps cost nothing more.
+`stored` slots hold keys and values of a token; `reserved` ones are allocated for tokens of a plan in flight, for
+drafts, or for blocks on their way from the disk; `fragmented` ones are the rest of blocks that are not full. All values
+here are frozen and made on request, so that steps cost nothing more.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class MemoryLedger:
     merged_blocks: int
     copied_blocks: int
     misses: dict[MissReason, int] = field(default_factory=dict)
+    disk_slots: int = 0
+    used_disk_slots: int = 0
 
     @property
     def used_bytes(self) -> int:
@@ -94,3 +96,5 @@ class MemoryLedger:
             raise InvariantError("a count is negative")
         if self.used_host_blocks > self.host_blocks:
             raise InvariantError("more host blocks are used than there are")
+        if not 0 <= self.used_disk_slots <= self.disk_slots:
+            raise InvariantError("more slots of the disk are used than there are")

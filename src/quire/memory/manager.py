@@ -19,13 +19,15 @@ bookkeeping (audit).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire.core.config import MemoryConfig
 from quire.core.errors import InvariantError, StaleMatchError
+from quire.core.kept_block import KeptBlock
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import Request
 from quire.core.step import NO_BLOCK
+from quire.core.transfers import TransferOutcome
 from quire.memory.block_hash import BlockHasher, root_key
 from quire.memory.block_pool import BlockPool
 from quire.memory.block_table import BlockTable
@@ -40,11 +42,14 @@ from quire.memory.publisher import Publisher
 from quire.memory.quota import TenantQuota
 from quire.memory.sequence import Frontier, MissReason, PrefixMatch, SequenceMemory
 from quire.memory.swap import Swap
+from quire.memory.tiers.disk import DiskTier
 from quire.memory.tiers.host import HostTier
 
 
 class KVCacheManager:
     """Paged KV memory with prefix sharing, for any engine. An `eviction` of your own takes the configured one's place.
+
+    `kept`: the blocks that a disk has from an earlier run.
 
     The caller keeps `num_computed` and `num_planned` of its requests: copy-on-write, windows, swap and the ledger go
     by them.
@@ -69,6 +74,7 @@ class KVCacheManager:
         *,
         eviction: EvictionPolicy | None = None,
         make_pool: Callable[..., BlockPool] = BlockPool,
+        kept: Sequence[KeptBlock] = (),
     ) -> None:
         self.spec = spec
         self.config = config
@@ -94,6 +100,11 @@ class KVCacheManager:
         self._publisher = Publisher(spec.block_size, self.index, self.pool, self._changes, self._books)
         self._copy_on_write = CopyOnWrite(spec.block_size, self.index, self.pool, self._changes, self._books)
         self._swap = Swap(spec.block_size, self.index, self.pool, self.host, self._changes)
+        self.kept = tuple(kept)
+        self.disk: DiskTier | None = None
+        if config.num_disk_slots and self.index.keeps_entries:
+            self.disk = DiskTier(spec, config.num_disk_slots, config.disk_write, self.index, self.pool)
+            self.disk.restore(kept)
 
     # ---- looking up -------------------------------------------------------------------------------------------
 
@@ -108,20 +119,23 @@ class KVCacheManager:
         num_full = len(tokens) // size
         root = root_key(request.scope)
         known = self.index.match(root, tokens[: num_full * size].tobytes())
-        hits = self._usable(known, len(tokens))
+        hits = self._usable([entry.block_ids for entry in known], len(tokens))
         num_tokens = min(hits * size, len(tokens) - 1)
         frontier: Frontier | None = None
         if hits < num_full:
             after = known[hits - 1] if hits else root
             frontier = (after, tokens[hits * size : (hits + 1) * size].tobytes())
-        return PrefixMatch(known[:hits], num_tokens, len(known), frontier)
+        return PrefixMatch(known[:hits], num_tokens, len(known), frontier, known)
 
-    def _usable(self, known: list[PrefixEntry], num_tokens: int) -> int:
-        """How many leading entries can be hit: every group must have the blocks that it still reads."""
-        hits = len(known)
+    def _usable(self, places: Sequence[Sequence[int]], num_tokens: int) -> int:
+        """How many leading entries can be hit: every group must have the blocks that it still reads.
+
+        `places`: for each entry, where the block of each group is.
+        """
+        hits = len(places)
         for group in self._full_groups:
             for index in range(hits):
-                if known[index].block_ids[group] == NO_BLOCK:
+                if places[index][group] == NO_BLOCK:
                     hits = index
                     break
         if not self._windows:
@@ -132,7 +146,7 @@ class KVCacheManager:
             next_position = min((index + 1) * self._block_size, num_tokens - 1)
             complete = True
             for group in self._windows:
-                present = known[index].block_ids[group] != NO_BLOCK
+                present = places[index][group] != NO_BLOCK
                 in_a_row[group] = in_a_row[group] + 1 if present else 0
                 first = self._groups[group].first_needed(next_position) // self._block_size
                 complete = complete and in_a_row[group] >= index + 1 - first
@@ -141,8 +155,36 @@ class KVCacheManager:
         return best
 
     def is_being_computed(self, frontier: Frontier) -> bool:
-        """Whether a running request computes this block and is about to commit it. Does not mutate; O(1)."""
+        """Whether this block is about to be published: a running request computes it, or it comes from the disk.
+
+        Does not mutate; O(1).
+        """
+        if self.disk is not None and self.disk.is_landing(frontier):
+            return True
         return self._publisher.is_being_computed(frontier)
+
+    # ---- the disk ---------------------------------------------------------------------------------------------
+
+    def start_load(self, request: Request, match: PrefixMatch) -> bool:
+        """Begin to bring what the disk has beyond a match; False if it has nothing, or computing is faster. Mutates."""
+        return self.disk is not None and self.disk.start_load(request, match, self._usable)
+
+    def is_loading(self, request: Request) -> bool:
+        """Whether blocks of a request come from the disk. Does not mutate; O(1)."""
+        return self.disk is not None and self.disk.is_loading(request)
+
+    def give_up_loads(self) -> bool:
+        """Take back the blocks that loads hold, for a request that runs; False if there are none. Mutates."""
+        return self.disk is not None and self.disk.give_up()
+
+    def end_loads(self, request: Request) -> None:
+        """A waiting request starts to run, or ends: nothing more is loaded for it. Mutates."""
+        if self.disk is not None:
+            self.disk.forget_request(request)
+
+    def note_disk_hits(self, request: Request, num_tokens: int) -> int:
+        """Return how many of the leading tokens came from the disk for this request, and count them. Mutates."""
+        return 0 if self.disk is None else self.disk.note_hits(request, num_tokens)
 
     def num_blocks_needed(self, request: Request, end: int, match: PrefixMatch | None = None) -> int:
         """Return how many available blocks a sequence takes to grow to `end` tokens. Does not mutate.
@@ -249,6 +291,8 @@ class KVCacheManager:
         if match.frontier is not None:
             self._publisher.announce(request, memory, match.frontier)
         self._append(request, memory, missing, blocks)
+        if self.disk is not None and memory.last_entry is not None:
+            self.disk.keep_path(memory.last_entry, request.scope)
         return True
 
     def _hit_blocks(self, match: PrefixMatch) -> list[tuple[int, int, bool]]:
@@ -327,7 +371,10 @@ class KVCacheManager:
 
         Mutates; O(blocks that became full).
         """
-        self._publisher.commit(request, self.memories[request], num_computed)
+        memory = self.memories[request]
+        self._publisher.commit(request, memory, num_computed)
+        if self.disk is not None and self.disk.stores_all and memory.last_entry is not None:
+            self.disk.keep_path(memory.last_entry, request.scope)
 
     def withdraw(self, request: Request) -> None:
         """Let nobody wait for the next block of a request: it is not about to be computed. Mutates; O(1)."""
@@ -382,10 +429,14 @@ class KVCacheManager:
         for block in doubtful:
             entry = self.pool.unpublish(block.block_id)
             if entry is not None:
+                if self.disk is not None:
+                    self.disk.forget(entry)
                 self.index.discard(entry)
 
     def reset(self) -> None:
         """Forget everything cached. Running requests go on; what they hold cannot be hit any more. Mutates."""
+        if self.disk is not None:
+            self.disk.forget_all()
         for entry in self.index:
             for block_id in entry.block_ids:
                 if block_id != NO_BLOCK:
@@ -420,14 +471,37 @@ class KVCacheManager:
         return self._changes.has_moves
 
     @property
+    def has_loads(self) -> bool:
+        """Whether blocks are on their way from the disk."""
+        return self.disk is not None and self.disk.has_loads
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether the disk is to be told something that no plan has told it yet."""
+        return self.disk is not None and self.disk.has_news
+
+    def note_step(self, num_tokens: int, duration_us: int, transfers: TransferOutcome) -> None:
+        """Take note of how long a step took, and of what the disk has done meanwhile. Mutates; O(tickets)."""
+        if self.disk is not None:
+            self.disk.rates.note_step(num_tokens, duration_us)
+            if transfers:
+                self.disk.note(transfers)
+
+    @property
     def num_looked_up(self) -> tuple[int, int]:
         """How many tokens of prompts were looked up at first admissions, and how many of them were hit. O(1)."""
         return self._books.queried_tokens, self._books.hit_tokens
 
-    def take_changes(self) -> MemoryChanges:
-        """Return what happened since the last call, for the plan in the making, which is complete now. Mutates."""
+    def take_changes(self, is_waiting: bool = False) -> MemoryChanges:
+        """Return what happened since the last call, for the plan in the making, which is complete now. Mutates.
+
+        `is_waiting`: the plan computes nothing, and its result may wait for the disk.
+        """
         self.host.plan_made()
-        return self._changes.take()
+        changes = self._changes.take()
+        if self.disk is not None:
+            changes.transfers = self.disk.take(is_waiting)
+        return changes
 
     def miss_reason(self, request: Request) -> MissReason:
         """Return why the first block that was not hit was not, for operators: a tenant may not see "other salt"."""
@@ -439,7 +513,7 @@ class KVCacheManager:
 
     def ledger(self) -> MemoryLedger:
         """Return where the memory is. Does not mutate; O(requests)."""
-        return self._books.ledger(self.spec, self.pool, self.host, self.memories)
+        return self._books.ledger(self.spec, self.pool, self.host, self.memories, self.disk)
 
     def slots_of_tenants(self) -> dict[str, tuple[int, int]]:
         """Return what each tenant has of reserved and of fragmented slots. Does not mutate; O(requests)."""
@@ -460,6 +534,9 @@ class KVCacheManager:
         self.pool.check()
         self.index.check()
         self.host.check()
-        self._books.check(self.spec, self.pool, self.index, self.host, self.memories)
+        landing = () if self.disk is None else tuple(self.disk.held_blocks())
+        self._books.check(self.spec, self.pool, self.index, self.host, self.memories, landing)
+        if self.disk is not None:
+            self.disk.check()
         self._publisher.check(self.memories)
         self.ledger().check()

@@ -11,6 +11,7 @@ written only while this sequence is its only holder; otherwise it is copied firs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from quire.memory.block_table import BlockTable
@@ -34,15 +35,21 @@ class MissReason(Enum):
 class PrefixMatch:
     """The tokens of a request that are cached. Valid only until the next change of the memory."""
 
-    __slots__ = ("entries", "num_tokens", "num_known_blocks", "frontier")
+    __slots__ = ("entries", "num_tokens", "num_known_blocks", "frontier", "known")
 
     def __init__(
-        self, entries: list[PrefixEntry], num_tokens: int, num_known_blocks: int, frontier: Frontier | None
+        self,
+        entries: list[PrefixEntry],
+        num_tokens: int,
+        num_known_blocks: int,
+        frontier: Frontier | None,
+        known: Sequence[PrefixEntry] = (),
     ) -> None:
         self.entries = entries  # of the blocks that are hit; of the last one perhaps only the first tokens
         self.num_tokens = num_tokens
         self.num_known_blocks = num_known_blocks  # of the index, those included whose blocks are gone
         self.frontier = frontier  # the first full block that is not hit, if there is one
+        self.known = known  # all entries of the index along the tokens: a disk may have those that are not hit
 
     def ends_within_block(self, block_size: int) -> bool:
         """Whether the last block is hit only in part: the next token is written into it."""

@@ -149,6 +149,7 @@ class PlanBuilder:
             tuple(changes.moves_in),
             proposals,
             depths,
+            changes.transfers,
         )
 
 

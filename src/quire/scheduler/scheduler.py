@@ -157,6 +157,7 @@ class Scheduler:
         else:
             self._waiting.remove(request)
             self._awaited.pop(request, None)
+            self.memory.end_loads(request)
         has_run = request in self.memory.memories or request.num_preemptions > 0
         if reason is FinishReason.ERROR and has_run:
             self.memory.drop(request)
@@ -219,7 +220,9 @@ class Scheduler:
         self._plan_running(step)
         if self.num_preemptions == preemptions and len(self._waiting):
             self._admit_waiting(step)
-        if not step.decodes and not step.chunks and not self.memory.has_moves:
+        is_idle = not step.decodes and not step.chunks and not self.memory.has_moves
+        is_waiting = is_idle and self.memory.has_loads
+        if is_idle and (self._committer.num_under_way or not (is_waiting or self.memory.has_transfers)):
             return None
         record = self._committer.begin_step(step)
         self._policy.charge(record)
@@ -227,12 +230,14 @@ class Scheduler:
         proposals = self._ask_for_drafts(record) if self.config.max_drafts else {}
         depths = self._allow_depths(record) if self.config.max_depth and proposals else {}
         record.num_passes = max(depths.values(), default=1) if self.config.max_depth else 0
-        return step.plan(record, self.memory.take_changes(), starting, released, proposals, depths)
+        return step.plan(record, self.memory.take_changes(is_waiting), starting, released, proposals, depths)
 
     def update(self, result: StepResult) -> StepOutcome:
         """Commit the oldest step under way: append its tokens, publish full blocks, find ends. Mutates."""
         record = self._committer.oldest
         outcome = self._committer.update(result)
+        if record is not None:
+            self.memory.note_step(record.num_tokens, result.duration_us, result.transfers)
         if record is not None and self.config.max_drafts:
             self._take_drafts(record, result)
         self.isolation.note_success(outcome.advanced)
@@ -352,6 +357,8 @@ class Scheduler:
     def _make_room(self, step: PlanBuilder, request: Request, count: int, place: int) -> int:
         """Get slots for `count` tokens, or fewer; those behind yield. 0 if there is no room now."""
         while not self.memory.allocate_slots(request, request.num_planned + count):
+            if self.memory.give_up_loads():
+                continue
             if self.memory.has_windows and self._admission.all_fit(self._running.requests):
                 # Only chunks are in the way: what they take beyond the windows comes back once they are computed.
                 if self.memory.give_back():
@@ -462,7 +469,9 @@ class Scheduler:
             self._waiting.remove(request)
 
     def _awaits_commit(self, request: Request) -> bool:
-        """Whether a block that the request was found to wait for is still being computed."""
+        """Whether a block that the request was found to wait for is still being computed, or loaded."""
+        if self.memory.is_loading(request):
+            return True
         frontier = self._awaited.get(request)
         if frontier is None or self.memory.is_being_computed(frontier):
             return frontier is not None
@@ -483,6 +492,8 @@ class Scheduler:
         if not self._admission.has_room(request, needed, running):
             self._short_of = (request, needed)
             return False
+        if match is not None and memory.start_load(request, match):
+            return True
         start = request.num_planned if match is None else match.num_tokens
         count = step.most_tokens(request, start, min(known - start, step.num_tokens_left))
         if not step.most_tokens(request, start, 1):
@@ -505,6 +516,8 @@ class Scheduler:
     def _start_running(self, request: Request, start: int) -> None:
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = start
+            request.num_disk_tokens = self.memory.note_disk_hits(request, start)
+        self.memory.end_loads(request)
         request.num_computed = request.num_planned = start
         request.backlog = len(request.tokens) - start
         request.num_slots = 0

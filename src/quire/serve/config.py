@@ -61,7 +61,9 @@ class ServerConfig:
     api_key: tuple[str, ...] = setting((), "API key that clients must send; each key is a separate tenant", secret=True)
     api_keys_file: str | None = setting(None, "YAML file with tenants: keys, names and limits")
     tenant_secret: str | None = setting(
-        None, "secret that tenants' cache salts derive from; none: random at each start", secret=True
+        None,
+        "secret that tenants' cache salts derive from; none: random at each start, or kept in the disk cache",
+        secret=True,
     )
     open_metrics: bool = setting(
         False, "answer /metrics without a key; otherwise, if keys are set, it needs an operator's key"

@@ -225,6 +225,7 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
             "Prompt tokens found in the prefix cache.",
             stats.hit_tokens_total,
         ),
+        *_disk_families(stats),
         counter("quire_evictions_total", "Cached blocks evicted.", stats.evictions_total),
         counter("quire_preemptions_total", "Preemptions of sequences.", stats.preemptions_total),
         counter("quire_drafts_total", "Sequences of steps that verified guessed tokens.", stats.drafts_total),
@@ -264,6 +265,26 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
         gauge("quire_step_tokens_max", "Maximum tokens per step.", stats.max_step_tokens),
         gauge("quire_step_prompt_tokens_max", "Maximum tokens of prompts per step; 0: any.", stats.prompt_limit),
         counter("quire_engine_busy_seconds_total", "Time spent in steps.", stats.busy_s_total),
+    ]
+
+
+def _disk_families(stats: EngineStats) -> list[Family]:
+    """Return what the disk cache does; nothing without one."""
+    if not stats.num_disk_slots:
+        return []
+    return [
+        gauge("quire_disk_slots", "Blocks that the disk cache has room for.", stats.num_disk_slots),
+        gauge("quire_disk_blocks_kept", "Blocks in the disk cache.", stats.num_kept_blocks),
+        gauge("quire_disk_blocks_landing", "KV blocks that wait for the disk.", stats.num_landing_blocks),
+        gauge("quire_disk_off", "1 if the disk cache failed too often and is not used.", stats.disk_is_off),
+        counter("quire_disk_hit_tokens_total", "Prompt tokens that came from disk.", stats.disk_hit_tokens_total),
+        by_label(
+            "quire_disk_blocks_total",
+            "counter",
+            "Blocks by what became of them on their way from or to the disk.",
+            "outcome",
+            {outcome.replace(" ", "_"): count for outcome, count in stats.disk_blocks.items()},
+        ),
     ]
 
 

@@ -6,7 +6,6 @@ Services         these, and a model with its gate, metrics and watch     one per
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,10 +19,9 @@ from quire.serve.live_places import LiveShared, live_places
 from quire.serve.metrics import CallMetrics, Metrics
 from quire.serve.model import ReloadableModel
 from quire.serve.read.body_budget import BodyBudget
+from quire.serve.tenant_secret import kept_secret
 from quire.serve.tenants import Tenants, read_tenants
 from quire.serve.traces import Traces
-
-SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +58,12 @@ class Services(ServerServices):
         return self.model_names[0]
 
 
-def make_server_services(config: ServerConfig, clock: Clock) -> ServerServices:
+def make_server_services(config: ServerConfig, clock: Clock, disk_cache: str | None = None) -> ServerServices:
     """Return what a server has once; raises `InvalidConfigError` for keys that cannot be read and names that are none.
 
-    Does not mutate.
+    `disk_cache`: the folder that keeps the secret of salts, as it keeps blocks. Does not mutate.
     """
-    tenants = read_tenants(config, secrets.token_bytes(SECRET_BYTES))
+    tenants = read_tenants(config, kept_secret(disk_cache))
     return ServerServices(
         config=config,
         bodies=BodyBudget(config.max_bodies_bytes, config.max_bodies_bytes_per_key),

@@ -26,7 +26,7 @@ from quire.serve.config import ServerConfig, require_key
 
 DIGEST_BYTES: Final = 16
 MAX_NAME_LENGTH: Final = 64
-FIELDS: Final = ("name", "key", "max_sequences", "best_priority", "operator")
+FIELDS: Final = ("name", "key", "max_sequences", "best_priority", "operator", "persist")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
         name = f"key-{index}"
         is_alone = not config.may_have_several_tenants
         best_priority = -MAX_PRIORITY if is_alone else 0  # it goes before nobody but itself
-        keys[key] = Tenant(name, _scope(name, secret), limit, is_alone, best_priority)
+        keys[key] = Tenant(name, _scope(name, secret, persist=is_alone), limit, is_alone, best_priority)
     if config.api_keys_file is None:
         return Tenants(keys)
     names = {tenant.name for tenant in keys.values()}
@@ -135,9 +135,10 @@ def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
     return Tenants(keys)
 
 
-def _scope(name: str, secret: bytes) -> CacheScope:
+def _scope(name: str, secret: bytes, *, persist: bool) -> CacheScope:
     key = hashlib.blake2b(secret, digest_size=hashlib.blake2b.MAX_KEY_SIZE).digest()
-    return CacheScope(name, hashlib.blake2b(name.encode(), key=key, digest_size=DIGEST_BYTES).hexdigest())
+    salt = hashlib.blake2b(name.encode(), key=key, digest_size=DIGEST_BYTES).hexdigest()
+    return CacheScope(name, salt, persist=persist)
 
 
 def _key_digest(key: bytes) -> bytes:
@@ -173,8 +174,10 @@ def _read_entry(where: str, entry: object, secret: bytes) -> tuple[list[str], Te
         if field not in FIELDS:
             raise InvalidConfigError(where, f"a tenant whose field {place} is unknown", f"only {', '.join(FIELDS)}")
     name, limit, is_operator = entry.get("name"), entry.get("max_sequences"), entry.get("operator", False)
-    if not isinstance(is_operator, bool):
-        raise InvalidConfigError(f"{where}.operator", _shown(is_operator), "true or false")
+    persist = entry.get("persist", False)
+    for field, value in (("operator", is_operator), ("persist", persist)):
+        if not isinstance(value, bool):
+            raise InvalidConfigError(f"{where}.{field}", _shown(value), "true or false")
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= MAX_NAME_LENGTH:
         raise InvalidConfigError(f"{where}.name", _shown(name), f"1 to {MAX_NAME_LENGTH} printable characters")
     if limit is not None:
@@ -185,7 +188,7 @@ def _read_entry(where: str, entry: object, secret: bytes) -> tuple[list[str], Te
     keys = keys if isinstance(keys, list) else [keys]
     if not keys:
         raise InvalidConfigError(f"{where}.key", [], "one key, or a list of them")
-    tenant = Tenant(name, _scope(name, secret), limit, is_operator, best_priority)
+    tenant = Tenant(name, _scope(name, secret, persist=persist), limit, is_operator, best_priority)
     return [require_key(f"{where}.key", key) for key in keys], tenant
 
 

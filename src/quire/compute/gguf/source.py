@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from quire.compute.gguf.header import PART, GgufHeader
+from quire.compute.gguf.header import PART, GgufHeader, parts_of
 from quire.compute.gguf.settings import config_of, file_type_of, generation_config_of
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
@@ -79,6 +79,10 @@ class GgufFile:
     def block_types(self) -> Mapping[str, str]:
         """Return the block types of the matrices that are not stored as floats, by name."""
         return self._tensors.block_types
+
+    def weight_paths(self) -> list[Path]:
+        """Return the file, or all its parts."""
+        return [self.path.with_name(name) for name in parts_of(self.path.name)]
 
     @cached_property
     def _header(self) -> GgufHeader:

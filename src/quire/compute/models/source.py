@@ -43,6 +43,10 @@ class ModelSource(ModelFiles, Protocol):
         """Return the types of the matrices that are given as blocks, by name; none if they are not here."""
         ...
 
+    def weight_paths(self) -> list[Path]:
+        """Return the files that the tensors are in, in a fixed order. Does not mutate."""
+        ...
+
 
 @dataclass(frozen=True)
 class ModelFolder:
@@ -92,6 +96,10 @@ class ModelFolder:
         with suppress(CheckpointError):  # loading them says what is wrong
             return self._tensors.block_types
         return {}
+
+    def weight_paths(self) -> list[Path]:
+        """Return the safetensors files, by name."""
+        return sorted(self.folder.glob("*.safetensors"))
 
     @cached_property
     def _tensors(self) -> WeightFile:

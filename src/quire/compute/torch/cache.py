@@ -104,6 +104,24 @@ class TorchCache:
             for block, host_block in plan.moves_in:
                 blocks.take(block, host, host_block)
 
+    def read_block(self, block: int, group: int, buffer: memoryview) -> None:
+        """Copy the bytes of a block of a group into `buffer`; waits for the steps before. Does not mutate."""
+        with self._moving():
+            data = self._content(block, group).contiguous().cpu().numpy().data.cast("B")
+        buffer[: len(data)] = data
+
+    def write_block(self, block: int, group: int, buffer: memoryview) -> None:
+        """Copy bytes as `read_block` gives them into a block, after the steps before. Mutates, perhaps later."""
+        with self._moving():
+            content = self._content(block, group)
+            data = torch.frombuffer(bytearray(buffer[: content.numel()]), dtype=torch.uint8)
+            content.copy_(data.view(content.shape))
+
+    def _content(self, block: int, group: int) -> torch.Tensor:
+        if self._tiers is None:
+            raise ExecutionError("the KV memory is not allocated, or was released")
+        return self._tiers[0].pool.content[: len(self.spec.groups[group].layers), block]
+
     def _moving(self) -> AbstractContextManager[Any]:
         """Return the context for moves of blocks: after earlier launches, in parallel with later ones."""
         if self._stream is None:

@@ -123,6 +123,23 @@ class CacheEngine:
         """Return keys and values of each place: the memory itself, and the same list while it is allocated."""
         return self._pairs
 
+    def read_block(self, block: int, group: int, buffer: memoryview) -> None:
+        """Copy the bytes of a block of a group into `buffer`, one array after another. Does not mutate the memory."""
+        for view in self._views(block, group):
+            buffer[: len(view)] = view
+            buffer = buffer[len(view) :]
+
+    def write_block(self, block: int, group: int, buffer: memoryview) -> None:
+        """Copy bytes as `read_block` gives them into a block. Mutates."""
+        for view in self._views(block, group):
+            view[:] = buffer[: len(view)]
+            buffer = buffer[len(view) :]
+
+    def _views(self, block: int, group: int) -> list[memoryview]:
+        num_arrays = 2 * len(self.spec.groups[group].layers)
+        views = [memoryview(array[block]).cast("B") for array in self._device.arrays[:num_arrays]]
+        return views if self.draft is None else views + self.draft._views(block, group)
+
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's moves out, then copies, then moves in. Mutates the memory."""
         for block, host_block in plan.moves_out:

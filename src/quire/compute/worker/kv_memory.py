@@ -22,6 +22,17 @@ class KVMemory(Protocol):
         """Carry out the plan's moves out, then copies, then moves in. Mutates the memory."""
         ...
 
+    def read_block(self, block: int, group: int, buffer: memoryview) -> None:
+        """Copy the bytes of a block that holds tokens of a group into `buffer`. Does not mutate the memory.
+
+        What a group with fewer layers leaves unused is not among them: the rest of the buffer stays as it is.
+        """
+        ...
+
+    def write_block(self, block: int, group: int, buffer: memoryview) -> None:
+        """Copy the bytes that `read_block` has read back into a block, after all steps submitted before. Mutates."""
+        ...
+
     def release(self) -> None:
         """Give the memory back. Mutates; may be called twice."""
         ...

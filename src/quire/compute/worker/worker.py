@@ -37,11 +37,13 @@ from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.reports import reports
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
 from quire.compute.worker.step_ahead import Launched, StepsAhead, broken
+from quire.compute.worker.store.transfers import BlockTransfers
 from quire.core.errors import ExecutionError, ExecutorLostError, OutOfMemoryError
 from quire.core.guesses import Guesses
 from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import RowStart, StepPlan, StepResult
+from quire.core.transfers import NO_OUTCOME
 
 
 class Worker:
@@ -63,6 +65,8 @@ class Worker:
         self._rivals = Rivals()
         self._on_start = parts.on_start
         self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful)
+        self._store = parts.store
+        self._transfers: BlockTransfers | None = None
         self._batch: InputBatch | None = None
         self._step_s = 0.0  # compute time of the last step
         self._results: deque[StepResult | Launched | ExecutionError] = deque()
@@ -72,6 +76,8 @@ class Worker:
         self.cache.allocate()
         num_blocks, vocab_size = self.cache.num_blocks, self._runner.vocab_size
         self._batch = InputBatch(self.cache.spec, num_blocks=num_blocks, vocab_size=vocab_size)
+        if self._store is not None:
+            self._transfers = BlockTransfers(self._store, self.cache)
         if self._ahead is not None:
             self._ahead.prepare(self.cache)
         if self._on_start is not None:
@@ -107,13 +113,18 @@ class Worker:
             behind = [each for each in self._results if isinstance(each, ExecutorLostError)]
             self._results.clear()
             raise behind[0] if behind else result
-        return result
+        transfers = NO_OUTCOME if self._transfers is None else self._transfers.collect()
+        return replace(result, transfers=transfers) if transfers else result
 
     def shutdown(self) -> None:
         """Give the memory back and drop steps in flight. Mutates; may be called twice."""
         self._batch = None
         self._results.clear()
         self._grammars.close()
+        if self._transfers is not None:
+            self._transfers.close()
+        elif self._store is not None:
+            self._store.close()
         self.cache.release()
 
     def _apply(self, plan: StepPlan, batch: InputBatch) -> None:
@@ -131,6 +142,8 @@ class Worker:
             self._enter(start, batch)
         self._beams.apply(plan)
         self._careful.apply(plan)
+        if self._transfers is not None and plan.transfers:
+            self._transfers.apply(plan.transfers)
         self.cache.apply(plan)
 
     def _enter(self, start: RowStart, batch: InputBatch) -> None:
@@ -145,10 +158,14 @@ class Worker:
             batch.fail(start.row, f"its settings cannot be entered: {type(error).__name__}: {error}")
 
     def _compute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
-        if self._proposer is None:
+        if self._transfers is not None and plan.transfers.is_waiting:
+            self._transfers.wait()
+        if self._proposer is None and self._transfers is None:
             return self._computed(plan, batch)
         began_s = time.perf_counter()
         result = self._computed(plan, batch)
+        if self._proposer is None:
+            return replace(result, duration_us=_microseconds_since(began_s))
         have_new = {row for row, count in zip(plan.rows, result.num_tokens, strict=True) if count}
         texts = {row: batch.tokens(row) for row in plan.proposals if row in have_new}
         proposals = self._guess(plan, texts, self._proposer)

@@ -39,6 +39,7 @@ class EngineReport:
     weight_type: str = ""
     num_parameters: int = 0
     recommends_sampling: bool = False
+    disk_cache: str = ""
 
     def facts(self) -> list[tuple[str, str]]:
         """Return labels and texts, without the memory. Does not mutate."""
@@ -54,11 +55,13 @@ class EngineReport:
         pace = "" if self.itl_slo_ms is None else f"; {self.itl_slo_ms:g} ms while others generate"
         guesses = "" if self.speculation == "off" else f"; guesses tokens ahead ({self.speculation})"
         cut = f" of the model's {self.context_length:,}" if plan.max_model_len < self.context_length else ""
+        disk = [("disk cache", f"{plan.num_disk_slots:,} blocks in {self.disk_cache}")] if self.disk_cache else []
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
             ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
             ("KV memory", f"{plan.num_blocks:,} blocks of {self.block_size} tokens, {at_once}"),
+            *disk,
             (
                 "a step",
                 f"at most {rows} and {self.max_num_batched_tokens:,} tokens{pace}{guesses}",

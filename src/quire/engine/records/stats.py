@@ -37,6 +37,10 @@ class EngineStats:
     run out. `prompt_limit` is the most tokens of prompts in a step while others generate, as the setting `itl_slo_ms`
     asks for; 0: any. `drafts_total` counts the sequences of steps that verified guesses, `verified_guesses` the guesses
     and `right_guesses` those that were right, by their proposer and their place in the draft.
+
+    `num_disk_slots` is the room of the disk cache, `num_kept_blocks` what it holds, and `num_landing_blocks` are on
+    their way from it. `disk_blocks` counts blocks by what became of them: stored, loaded, evicted, or why they were not
+    loaded or stored. `disk_is_off`: it failed too often.
     """
 
     num_running: int = 0
@@ -61,6 +65,12 @@ class EngineStats:
     drafts_total: int = 0
     verified_guesses: dict[str, tuple[int, ...]] = field(default_factory=dict)
     right_guesses: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    num_disk_slots: int = 0
+    num_kept_blocks: int = 0
+    num_landing_blocks: int = 0
+    disk_is_off: bool = False
+    disk_hit_tokens_total: int = 0
+    disk_blocks: dict[str, int] = field(default_factory=dict)
 
     @property
     def kv_usage(self) -> float:

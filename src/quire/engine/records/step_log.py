@@ -28,16 +28,19 @@ from typing import Any, BinaryIO, NamedTuple
 from quire.core.clock import Clock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, OutOfMemoryError, StepLogError, TornStepLogError
+from quire.core.kept_block import KeptBlock, may_be_kept
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope
 from quire.core.step import StepPlan, StepResult
+from quire.core.transfers import read_kept_block, write_kept_block
 from quire.core.validate import RequestLimits
+from quire.core.wire import WireReader, WireWriter
 from quire.engine.commands import Add, Command, carry_out, command_bytes, read_command
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
 
-MAGIC = b"quire step log 11\n"
+MAGIC = b"quire step log 12\n"
 _HEAD = struct.Struct("<cdII")
 SETTINGS, COMMANDED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (bytes([code]) for code in b"SCPIRLM")
 
@@ -66,6 +69,7 @@ class StepLogWriter:
             "scheduler": asdict(scheduler.config),
             "limits": asdict(scheduler.limits),
             "eos": sorted(scheduler.eos_token_ids),
+            "kept": [_logged(block) for block in memory.kept],
         }
         self._write(MAGIC)
         self._record(SETTINGS, json.dumps(settings, separators=(",", ":")).encode())
@@ -81,6 +85,12 @@ class StepLogWriter:
         if any(start.scope.salt for start in plan.row_starts):
             starts = tuple(replace(start, scope=_without_salt(start.scope)) for start in plan.row_starts)
             plan = replace(plan, row_starts=starts)
+        if any(store.kept.scope and store.kept.scope.salt for store in plan.transfers.stores):
+            stores = tuple(
+                store if store.kept.scope is None else store._replace(kept=_kept_without_salt(store.kept))
+                for store in plan.transfers.stores
+            )
+            plan = replace(plan, transfers=replace(plan.transfers, stores=stores))
         self._record(PLANNED, plan.to_bytes())
 
     def idled(self) -> None:
@@ -102,11 +112,22 @@ class StepLogWriter:
 
 
 def _without_salt(scope: CacheScope) -> CacheScope:
-    """Return a scope with a digest in place of its salt."""
+    """Return a scope with a digest in place of its salt, to be kept on disk if the scope was."""
     if not scope.salt:
         return scope
     digest = hashlib.blake2b(scope.salt.encode("utf-8", "surrogatepass"), digest_size=16)
-    return replace(scope, salt=digest.hexdigest())
+    return replace(scope, salt=digest.hexdigest(), persist=may_be_kept(scope))
+
+
+def _kept_without_salt(block: KeptBlock) -> KeptBlock:
+    return block if block.scope is None else replace(block, scope=_without_salt(block.scope))
+
+
+def _logged(block: KeptBlock) -> str:
+    """Return a block that the disk had at the start as text, with a digest in place of a salt."""
+    writer = WireWriter()
+    write_kept_block(writer, _kept_without_salt(block))
+    return writer.to_bytes().hex()
 
 
 def _checksum(kind: bytes, at_s: float, payload: bytes) -> int:
@@ -143,9 +164,10 @@ def read_scheduler(payload: bytes) -> Scheduler:
         settings = json.loads(payload)
         limits = settings["limits"]
         limits["eos_token_ids"] = tuple(limits["eos_token_ids"])
+        kept = [read_kept_block(WireReader(bytes.fromhex(block))) for block in settings["kept"]]
         return Scheduler(
             SchedulerConfig(**settings["scheduler"]),
-            KVCacheManager(_read_spec(settings["spec"]), MemoryConfig(**settings["memory"])),
+            KVCacheManager(_read_spec(settings["spec"]), MemoryConfig(**settings["memory"]), kept=kept),
             RequestLimits(**limits),
             eos_token_ids=frozenset(settings["eos"]),
         )

@@ -195,7 +195,7 @@ class RequestText:
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._untold_prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = self.num_disk_tokens = 0
         self.waited_s: float | None = None
 
     @property
@@ -248,6 +248,7 @@ class RequestText:
             outputs=outputs,
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
+            num_disk_tokens=self.num_disk_tokens,
             metrics=self.metrics,
             prompt_logprobs=self._prompt_logprobs,
         )
@@ -267,6 +268,7 @@ class RequestText:
             finished=self.finished,
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
+            num_disk_tokens=self.num_disk_tokens,
             num_generated_tokens=self._num_generated,
             prompt_logprobs=prompt_logprobs,
             waited_s=self.waited_s,
@@ -308,6 +310,7 @@ class OutputProcessor:
                 continue  # ended here already, by an abort or a stop string
             touched[update.request_id] = entry
             entry[0].num_cached_tokens = update.num_cached_tokens
+            entry[0].num_disk_tokens = update.num_disk_tokens
             if update.waited_s is not None:
                 entry[0].waited_s = update.waited_s
             self._extend(entry[0], update)

@@ -226,7 +226,6 @@ PROCESS_FAULTS = (
     Case("F11", "a front that is killed", front_killed),
     Case("F12", "a server that is stopped", stopped_under_load),
     Case("F13", "a distributed worker that is lost", None),
-    Case("F14", "a disk that tears what is kept on it", None),
     Case("F15", "model folders that are broken", broken_folders),
     Case("F16", "processes that stand still", frozen),
 )

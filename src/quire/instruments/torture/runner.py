@@ -14,6 +14,7 @@ from quire.core.errors import InvalidValueError
 from quire.instruments.torture.bad_inputs import BAD_INPUTS
 from quire.instruments.torture.bodies import BODIES
 from quire.instruments.torture.case import Case, CaseResult
+from quire.instruments.torture.disk_faults import DISK_FAULTS
 from quire.instruments.torture.faults import FAULTS
 from quire.instruments.torture.grammars import GRAMMARS
 from quire.instruments.torture.hangs import HANGS
@@ -28,7 +29,7 @@ from quire.reporting.report import Section
 from quire.reporting.results import render_results, start_facts, write_part
 
 CASES: tuple[Case, ...] = (
-    *sorted((*FAULTS, *PROCESS_FAULTS, *HANGS), key=lambda case: int(case.number[1:])),
+    *sorted((*FAULTS, *PROCESS_FAULTS, *DISK_FAULTS, *HANGS), key=lambda case: int(case.number[1:])),
     *BAD_INPUTS,
     *FOLDERS,
     *BODIES,

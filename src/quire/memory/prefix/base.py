@@ -24,10 +24,23 @@ from quire.core.step import NO_BLOCK
 from quire.memory.block_hash import BlockHasher
 
 
+class KeptSlots:
+    """Where the blocks of an entry are on disk. Mutated by `SlotBooks` alone."""
+
+    __slots__ = ("serial", "slots", "num_children", "num_pins", "used_at")
+
+    def __init__(self, serial: int, num_groups: int) -> None:
+        self.serial = serial  # names the entry on disk; never changes, because its children refer to it
+        self.slots = [NO_BLOCK] * num_groups
+        self.num_children = 0  # entries after this one that have slots
+        self.num_pins = 0  # transfers under way
+        self.used_at = 0
+
+
 class PrefixEntry:
     """One block's worth of tokens after its parent. Mutated by its index (links) and the manager (`block_ids`)."""
 
-    __slots__ = ("parent", "key", "block_ids", "num_children", "attached", "digest")
+    __slots__ = ("parent", "key", "block_ids", "num_children", "attached", "digest", "kept")
 
     def __init__(self, parent: PrefixEntry | None, key: bytes, num_groups: int) -> None:
         self.parent = parent
@@ -36,11 +49,12 @@ class PrefixEntry:
         self.num_children = 0
         self.attached = True  # False once it was dropped from the index
         self.digest = b""  # chained hash of the path; an index that does not need it leaves it to `digest_of`
+        self.kept: KeptSlots | None = None  # on disk, if there is one
 
     @property
     def holds_blocks(self) -> bool:
-        """Whether some group has a block for these tokens."""
-        return max(self.block_ids) >= 0
+        """Whether some group has a block for these tokens, on the device or on disk."""
+        return max(self.block_ids) >= 0 or (self.kept is not None and max(self.kept.slots) >= 0)
 
 
 class PrefixIndex(Protocol):

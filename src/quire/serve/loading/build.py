@@ -44,7 +44,8 @@ def make_model_set(
     """
     _require_different_names(configs, config)
     fleet = plan_fleet(configs, num_named, config.models_at_once)
-    server = make_server_services(config, clock)
+    disk_cache = next((each.disk_cache for each in configs if each.disk_cache is not None), None)
+    server = make_server_services(config, clock, disk_cache)
     maker = _ModelMaker(config)
     models = [
         services_of(server, maker.model(blueprint, opens=not index and num_named > 0))

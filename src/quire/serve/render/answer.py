@@ -76,7 +76,9 @@ async def chunks(
 
 def usage_of(counts: TokenCounts) -> Usage:
     """Return the tokens of a call, as a client reads them. Does not mutate."""
-    details = PromptTokensDetails(counts.cached)
+    in_memory, from_disk = counts.cached - counts.from_disk, counts.from_disk
+    tiers = {"device": in_memory, "disk": from_disk} if from_disk else msgspec.UNSET
+    details = PromptTokensDetails(counts.cached, tiers)
     return Usage(counts.prompt, counts.output, counts.prompt + counts.output, details)
 
 

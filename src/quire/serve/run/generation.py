@@ -38,6 +38,7 @@ class TokenCounts(NamedTuple):
     prompt: int
     output: int
     cached: int
+    from_disk: int = 0
 
 
 class Step(NamedTuple):
@@ -131,6 +132,7 @@ class Generation:
             sum(len(each.request.prompt_token_ids) for each in self.prepared),
             0 if self.request.prompts_only else sum(delta.num_generated_tokens for delta in known),
             sum(delta.num_cached_tokens for delta in known),
+            sum(delta.num_disk_tokens for delta in known),
         )
 
     def index_of(self, prompt_index: int, output: CompletionDelta) -> int:

@@ -8,9 +8,13 @@ import msgspec
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """Of the tokens of prompts: how many had their keys and values in the cache."""
+    """Of the tokens of prompts: how many had their keys and values in the cache.
+
+    `by_tier`: how many of those were in memory, and how many came from disk for this call; absent if none did.
+    """
 
     cached_tokens: int
+    by_tier: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):

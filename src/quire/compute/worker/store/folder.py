@@ -13,18 +13,19 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Callable
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from quire.core.errors import InvalidConfigError
+from quire.core.private_files import FIELD, make_private, open_private, or_refuse, require_private
 
 FILES: Final = ("meta.json", "lock", "slots.idx", "blocks.bin")
 MARK: Final = "quire KV store 1"
 MAX_ENGINES: Final = 8
-FIELD: Final = "disk_cache"
-_Value = TypeVar("_Value")
+NUM_TRIES: Final = 20
+RETRY_S: Final = 0.05
 
 
 class StoreFolder:
@@ -44,9 +45,12 @@ class StoreFolder:
         make_private(parent)
         for number in range(MAX_ENGINES):
             path = parent / (f"{name}.{number}" if number else name)
-            folder = cls._try(path)
-            if folder is not None:
-                return folder
+            # The engine of a server that was killed takes a moment to notice that, and to end.
+            for _ in range(1 if number else NUM_TRIES):
+                folder = cls._try(path)
+                if folder is not None:
+                    return folder
+                time.sleep(RETRY_S)
         raise InvalidConfigError(FIELD, str(parent), f"a folder that fewer than {MAX_ENGINES} engines use")
 
     @classmethod
@@ -59,11 +63,11 @@ class StoreFolder:
     @classmethod
     def _try(cls, path: Path) -> StoreFolder | None:
         with suppress(FileExistsError):
-            _or_refuse(path, lambda: os.mkdir(path, 0o700))
+            or_refuse(path, lambda: os.mkdir(path, 0o700))
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = _or_refuse(path, lambda: os.open(path, flags))
+        descriptor = or_refuse(path, lambda: os.open(path, flags))
         try:
-            _require_private(path, os.fstat(descriptor))
+            require_private(path, os.fstat(descriptor))
             lock = open_private(descriptor, path, "lock")
         except BaseException:
             os.close(descriptor)
@@ -93,33 +97,6 @@ class StoreFolder:
             if descriptor >= 0:
                 os.close(descriptor)
         self._lock = self._descriptor = -1
-
-
-def open_private(folder: int, path: Path, name: str) -> int:
-    """Open a file in `folder` to read and write it; refuses links, and files that others own or may read."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = _or_refuse(path / name, lambda: os.open(name, flags, 0o600, dir_fd=folder))
-    try:
-        status = os.fstat(descriptor)
-        _require_private(path / name, status)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise InvalidConfigError(FIELD, str(path / name), "a plain file without another name")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def make_private(path: Path) -> None:
-    """Make the folder of all stores, for its owner only, or check the one that exists."""
-    with suppress(FileExistsError):
-        _or_refuse(path, lambda: os.mkdir(path, 0o700))
-    status = _or_refuse(path, lambda: os.lstat(path))
-    if not stat.S_ISDIR(status.st_mode):
-        raise InvalidConfigError(FIELD, str(path), "a folder, not a link or a file")
-    _require_own(path, status)
-    if status.st_mode & 0o022:
-        raise InvalidConfigError(FIELD, str(path), f"a folder that others cannot write to: chmod go-w {path}")
 
 
 def is_store(path: Path) -> bool:
@@ -157,23 +134,3 @@ def remove_store(path: Path) -> bool:
     finally:
         folder.close()
     return True
-
-
-def _or_refuse(path: Path, call: Callable[[], _Value]) -> _Value:
-    try:
-        return call()
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise InvalidConfigError(FIELD, str(path), f"a folder that can be used: {error.strerror}") from error
-
-
-def _require_own(path: Path, status: os.stat_result) -> None:
-    if status.st_uid != os.geteuid():
-        raise InvalidConfigError(FIELD, str(path), "a folder of the user that runs quire")
-
-
-def _require_private(path: Path, status: os.stat_result) -> None:
-    _require_own(path, status)
-    if status.st_mode & 0o077:
-        raise InvalidConfigError(FIELD, str(path), f"private to its owner: chmod go-rwx {path}")

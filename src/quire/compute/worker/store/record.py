@@ -13,12 +13,11 @@ import zlib
 from typing import Final, NamedTuple
 
 from quire.core.errors import StepLogError
-from quire.core.kept_block import MAX_SCOPE_BYTES, KeptBlock, read_scope, scope_bytes
+from quire.core.kept_block import MAX_SCOPE_BYTES, TOKEN_BYTES, KeptBlock, read_scope, record_bytes, scope_bytes
 
 MAGIC: Final = b"qkv1"
 _HEAD: Final = struct.Struct("<4sIQQHH")
 _CHECKSUM: Final = struct.Struct("<I")
-TOKEN_BYTES: Final = 4
 
 
 class FoundRecord(NamedTuple):
@@ -28,23 +27,13 @@ class FoundRecord(NamedTuple):
     checksum: int
 
 
-def record_size(block_size: int) -> int:
-    """Return the bytes of a record for blocks of `block_size` tokens.
-
-    >>> record_size(16)
-    512
-    """
-    size = _HEAD.size + TOKEN_BYTES * block_size + MAX_SCOPE_BYTES + _CHECKSUM.size
-    return -(-size // 64) * 64
-
-
 def write_record(block: KeptBlock, checksum: int, block_size: int) -> bytes:
     """Return the bytes of a record."""
     scope = b"" if block.scope is None else scope_bytes(block.scope)
     if len(scope) > MAX_SCOPE_BYTES or len(block.tokens) != TOKEN_BYTES * block_size:
         raise ValueError("a record has no room for this scope, or for these tokens")
     head = _HEAD.pack(MAGIC, checksum, block.serial, block.parent, block.group, len(scope))
-    body = (head + block.tokens + scope).ljust(record_size(block_size) - _CHECKSUM.size, b"\0")
+    body = (head + block.tokens + scope).ljust(record_bytes(block_size) - _CHECKSUM.size, b"\0")
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
@@ -56,7 +45,7 @@ def read_record(data: bytes, slot: int, block_size: int) -> FoundRecord | None:
     >>> read_record(data, 5, 16) == (block, 77), read_record(data[:-1], 5, 16), read_record(bytes(512), 5, 16)
     (True, None, None)
     """
-    if len(data) != record_size(block_size) or not data.startswith(MAGIC):
+    if len(data) != record_bytes(block_size) or not data.startswith(MAGIC):
         return None
     body = data[: -_CHECKSUM.size]
     if _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0] != zlib.crc32(body):

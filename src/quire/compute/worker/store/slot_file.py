@@ -19,18 +19,16 @@ import os
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import MARK, StoreFolder
-from quire.compute.worker.store.record import read_record, record_size, write_record
-from quire.core.kept_block import KeptBlock
+from quire.compute.worker.store.record import read_record, write_record
+from quire.core.kept_block import MAX_SLOTS, KeptBlock, record_bytes, slot_bytes
 
-PAGE: Final = 4096
-MAX_SLOTS: Final = 1 << 19
-"""An entry of the index in memory takes about half a kilobyte."""
 EXTENT_SLOTS: Final = 64
 READ_AT_ONCE: Final = 4 << 20
+MAX_META_BYTES: Final = 1 << 20
 
 
 class DamagedBlockError(Exception):
@@ -41,29 +39,29 @@ class FullStoreError(Exception):
     """The disk has no room for another slot."""
 
 
+class StoreForm(NamedTuple):
+    """What a store is for: only blocks of this form are in it. `model`: its name, for people."""
+
+    identity: Mapping[str, object]
+    block_size: int
+    block_bytes: int
+    model: str = ""
+
+
 class SlotFile:
     """The slots of one store. Belongs to one thread at a time; see the module for what is on disk."""
 
-    def __init__(
-        self,
-        folder: StoreFolder,
-        identity: Mapping[str, object],
-        *,
-        block_size: int,
-        block_bytes: int,
-        num_slots: int,
-        calls: FileCalls | None = None,
-    ) -> None:
+    def __init__(self, folder: StoreFolder, form: StoreForm, *, num_slots: int, calls: FileCalls | None = None) -> None:
         """Open the files and read the index; a store of another form is emptied.
 
         Raises `OSError` or `InvalidConfigError` if that fails; the folder is closed then.
         """
         self.num_slots = min(num_slots, MAX_SLOTS)
-        self.block_bytes = block_bytes
+        self.block_bytes = form.block_bytes
         self._folder = folder
-        self._block_size = block_size
-        self._record_size = record_size(block_size)
-        self._slot_bytes = -(-block_bytes // PAGE) * PAGE
+        self._block_size = form.block_size
+        self._record_size = record_bytes(form.block_size)
+        self._slot_bytes = slot_bytes(form.block_bytes)
         self._calls = calls or FileCalls()
         self._checksums: dict[int, int] = {}  # of the bytes, for each slot with a record
         self._index = self._blocks = -1
@@ -72,23 +70,23 @@ class SlotFile:
         try:
             self._index = folder.file("slots.idx")
             self._blocks = folder.file("blocks.bin")
-            self._prepare(identity)
+            self._prepare(form)
             self.kept = self._read_index()
         except BaseException:
             self.close()
             raise
 
-    def _prepare(self, identity: Mapping[str, object]) -> None:
+    def _prepare(self, form: StoreForm) -> None:
         """Empty a store whose `meta.json` is not ours, and cut one that is longer than it may be."""
         sizes = {"block_size": self._block_size, "block_bytes": self.block_bytes, "record_bytes": self._record_size}
-        meta = json.dumps({"store": MARK, **sizes, "identity": dict(identity)}, indent=1, sort_keys=True).encode()
+        meta = {"store": MARK, **sizes, "identity": dict(form.identity)}
         descriptor = self._folder.file("meta.json")
         try:
-            if os.pread(descriptor, len(meta) + 1, 0) != meta:
+            if not _says_the_same(os.pread(descriptor, MAX_META_BYTES, 0), meta):
                 os.ftruncate(self._index, 0)
                 os.ftruncate(self._blocks, 0)
                 os.ftruncate(descriptor, 0)
-                self._calls.write(descriptor, meta, 0)
+                self._calls.write(descriptor, json.dumps(meta | {"model": form.model}, indent=1).encode(), 0)
         finally:
             os.close(descriptor)
         for file, size in ((self._index, self._record_size), (self._blocks, self._slot_bytes)):
@@ -119,6 +117,11 @@ class SlotFile:
                 self._checksums[record.block.slot] = record.checksum
         self._num_reserved = min(os.fstat(self._blocks).st_size // self._slot_bytes, self.num_slots)
         return kept
+
+    @property
+    def path(self) -> str:
+        """The folder."""
+        return str(self._folder.path)
 
     @property
     def num_kept(self) -> int:
@@ -180,6 +183,11 @@ class SlotFile:
         if self._checksums.pop(slot, None) is not None:
             self._void_record(slot)
 
+    def erase(self, slot: int) -> None:
+        """Forget the block in a slot, and overwrite its bytes, so that nobody reads them. Raises `OSError`."""
+        self.void(slot)
+        self._calls.write(self._blocks, bytes(self.block_bytes), slot * self._slot_bytes)
+
     def _void_record(self, slot: int) -> None:
         self._calls.write(self._index, bytes(self._record_size), slot * self._record_size)
 
@@ -194,3 +202,15 @@ class SlotFile:
     def _require(self, slot: int, data: memoryview) -> None:
         if not 0 <= slot < self.num_slots or data.nbytes != self.block_bytes:
             raise ValueError(f"slot {slot}, {data.nbytes} bytes; allowed: {self.num_slots} of {self.block_bytes} bytes")
+
+
+def _says_the_same(data: bytes, meta: Mapping[str, object]) -> bool:
+    """Whether a `meta.json` is that of a store of this form, whatever its model was called."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(found, dict) or "model" not in found:
+        return False
+    del found["model"]
+    return bool(found == json.loads(json.dumps(meta)))

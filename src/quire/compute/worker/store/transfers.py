@@ -1,0 +1,205 @@
+"""BlockTransfers: blocks between the KV memory and the store, without a step that waits for the disk.
+
+    step's thread    store: block → buffer ──┐            ┌── buffer → block: a load that is done
+                                             ▼            │
+    disk's thread                      write to a slot    read a slot, compare its checksum
+
+The disk's thread never touches KV memory. So a read that hangs can be given up at once: its block is free, and the
+buffer is dropped when the read ends, if it ever does. Buffers of loads are bounded: the thread reads on when the step's
+thread has taken some. Stores are bounded by the plans. Loads go before stores, because a request waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from quire.compute.worker.kv_memory import KVMemory
+from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile
+from quire.core.transfers import NO_OUTCOME, BlockLoad, BlockStore, TransferOutcome, Transfers
+
+LOAD_BYTES: Final = 32 << 20
+"""Bytes that were read and that no step has taken yet."""
+WAIT_S: Final = 0.02
+"""The longest time that a plan without work waits, so that new requests are seen."""
+CLOSE_S: Final = 5.0
+"""How long a store that closes goes on writing what it was given."""
+
+logger = logging.getLogger("quire.store")
+
+
+class _Loaded(NamedTuple):
+    buffer: bytearray
+    reason: str
+    duration_us: int
+
+
+@dataclass(slots=True)
+class _Load:
+    load: BlockLoad
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What both threads see, under one lock."""
+
+    loads: deque[BlockLoad] = field(default_factory=deque)
+    writes: deque[int | tuple[BlockStore, bytearray]] = field(default_factory=deque)  # a slot to void, or a store
+    loaded: dict[int, _Loaded] = field(default_factory=dict)
+    stored: dict[int, str] = field(default_factory=dict)  # a reason, or empty
+    is_closing: bool = False
+
+
+class BlockTransfers:
+    """Carries out what plans ask of the store; belongs to the step's thread."""
+
+    def __init__(self, store: SlotFile, memory: KVMemory, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._store = store
+        self._memory = memory
+        self._clock = clock
+        self._pending: dict[int, _Load] = {}  # loads that no result has reported
+        self._shared = _Shared()
+        self._changed = threading.Condition()
+        self._told: set[str] = set()
+        self._max_loaded = max(1, LOAD_BYTES // store.block_bytes)
+        self._thread = threading.Thread(target=self._run, name="quire-store", daemon=True)
+        self._thread.start()
+
+    # ---- the step's thread ------------------------------------------------------------------------------------
+
+    def apply(self, transfers: Transfers) -> None:
+        """Copy what is to be stored, and hand everything to the disk's thread. Mutates."""
+        stores = [(each, self._copied(each)) for each in transfers.stores]
+        deadline_s = self._clock() + transfers.patience_us / 1e6
+        with self._changed:
+            for ticket in transfers.drops:
+                self._pending.pop(ticket, None)
+                self._shared.loaded.pop(ticket, None)
+            self._shared.loads = deque(each for each in self._shared.loads if each.ticket in self._pending)
+            self._pending |= {load.ticket: _Load(load, deadline_s) for load in transfers.loads}
+            self._shared.loads.extend(transfers.loads)
+            self._shared.writes.extend(transfers.voids)
+            self._shared.writes.extend(stores)
+            self._changed.notify_all()
+
+    def _copied(self, store: BlockStore) -> bytearray:
+        buffer = bytearray(self._store.block_bytes)
+        self._memory.read_block(store.block, store.kept.group, memoryview(buffer))
+        return buffer
+
+    def wait(self) -> None:
+        """Wait until all loads are in, as many as there is room for, or a moment has passed. Does not mutate."""
+        with self._changed:
+            self._changed.wait_for(self._may_collect, WAIT_S)
+
+    def _may_collect(self) -> bool:
+        return len(self._shared.loaded) >= min(len(self._pending), self._max_loaded)
+
+    def collect(self) -> TransferOutcome:
+        """Put the blocks that have come in their places, and return the tickets that ended. Mutates the KV memory."""
+        with self._changed:
+            loaded, self._shared.loaded = self._shared.loaded, {}
+            stored, self._shared.stored = self._shared.stored, {}
+            if loaded:
+                self._changed.notify_all()
+        if not (loaded or stored or self._pending):
+            return NO_OUTCOME
+        done = array("i", [ticket for ticket, reason in stored.items() if not reason])
+        undone = {ticket: reason for ticket, reason in stored.items() if reason}
+        for ticket, each in loaded.items():
+            pending = self._pending.pop(ticket, None)
+            if pending is None:
+                continue
+            if each.reason:
+                undone[ticket] = each.reason
+            else:
+                self._memory.write_block(pending.load.block, pending.load.group, memoryview(each.buffer))
+                done.append(ticket)
+        now = self._clock()
+        for ticket in [ticket for ticket, each in self._pending.items() if each.deadline_s < now]:
+            del self._pending[ticket]
+            undone[ticket] = "late"
+        self._tell(undone)
+        return TransferOutcome(done, undone, sum(each.duration_us for each in loaded.values() if not each.reason))
+
+    def _tell(self, undone: dict[int, str]) -> None:
+        for reason in set(undone.values()) - self._told:
+            self._told.add(reason)
+            logger.warning("the disk cache misses blocks: %s (%s)", _NOTICES[reason], self._store.path)
+
+    def close(self) -> None:
+        """Write what was handed over, for some seconds at most, and close the store. Mutates; may be called twice."""
+        with self._changed:
+            self._shared.is_closing = True
+            self._shared.loads.clear()
+            self._changed.notify_all()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            logger.warning("the disk cache does not respond; what was not written is lost (%s)", self._store.path)
+
+    # ---- the disk's thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work)
+                loads, writes = self._shared.loads, self._shared.writes
+                load = loads.popleft() if loads and len(self._shared.loaded) < self._max_loaded else None
+                write = writes.popleft() if load is None and writes else None
+                if load is None and write is None:
+                    break
+            if load is not None:
+                result = self._read(load)
+                with self._changed:
+                    if load.ticket in self._pending:
+                        self._shared.loaded[load.ticket] = result
+                    self._changed.notify_all()
+            elif write is not None:
+                self._write(write)
+        self._store.close()
+
+    def _has_work(self) -> bool:
+        shared = self._shared
+        can_load = bool(shared.loads) and len(shared.loaded) < self._max_loaded
+        return can_load or bool(shared.writes) or shared.is_closing
+
+    def _read(self, load: BlockLoad) -> _Loaded:
+        buffer, began_s = bytearray(self._store.block_bytes), self._clock()
+        reason = ""
+        try:
+            self._store.read(load.slot, memoryview(buffer))
+        except DamagedBlockError:
+            reason = "damaged"
+        except OSError:
+            reason = "failed"
+        return _Loaded(buffer, reason, round((self._clock() - began_s) * 1e6))
+
+    def _write(self, write: int | tuple[BlockStore, bytearray]) -> None:
+        reason = ""
+        try:
+            if isinstance(write, int):
+                self._store.void(write)
+            else:
+                self._store.write(write[0].kept, memoryview(write[1]))
+        except FullStoreError:
+            reason = "full"
+        except OSError:
+            reason = "failed"
+        if not isinstance(write, int):
+            with self._changed:
+                self._shared.stored[write[0].ticket] = reason
+
+
+_NOTICES: Final = {
+    "damaged": "the bytes on disk are not those that were written",
+    "failed": "the disk reports errors",
+    "full": "the disk is full, and the cache stays as large as it is",
+    "late": "the disk is slower than computing",
+}

@@ -1,0 +1,425 @@
+"""DiskTier: blocks that outlive the device's memory, and the process.
+
+    store   a block that is hit, or committed, is copied to a slot; the block stays where it is
+    load    blocks that the disk has beyond a request's match come back; the request waits for them, then hits them
+
+The tier decides; the compute plane moves the bytes and reports tickets (`quire.core.transfers`). Rules that keep it
+sound:
+
+- A block is stored once it is published, and its parent before it. It counts as kept when its ticket is done.
+- A load lands in blocks that the tier holds, published as they arrive and cached when the last one is in, together with
+  what the match had on the device. Nobody writes to them, and other requests wait for them as for another's commit.
+- Loads are given up when a running request needs room, when their request ends, and when they take longer than
+  computing. So no request waits for them for long, and none that runs waits for them at all.
+- Whatever fails is a miss. After three failures in a row the tier is off, and the engine goes on without it.
+
+A request loads each part of its prompt at most once, so the wait for loads ends.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from quire.core.errors import InvariantError
+from quire.core.kept_block import KeptBlock, may_be_kept
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.request import CacheScope, Request
+from quire.core.step import NO_BLOCK
+from quire.core.transfers import NO_TRANSFERS, BlockLoad, BlockStore, TransferOutcome, Transfers
+from quire.memory.block_hash import root_key
+from quire.memory.block_pool import BlockPool
+from quire.memory.prefix import PrefixEntry, PrefixIndex
+from quire.memory.sequence import Frontier, PrefixMatch
+from quire.memory.tiers.rates import LoadRates
+from quire.memory.tiers.slots import SlotBooks
+
+MOST_LANDING: Final = 0.25
+"""The share of the pool that loads may hold."""
+STORE_BYTES: Final = 32 << 20
+"""Bytes that may wait to be written; more are not stored now, but at a later hit."""
+MOST_FAILURES: Final = 3
+
+Usable = Callable[[Sequence[Sequence[int]], int], int]
+"""How many leading entries can be hit, by the blocks of each and the number of known tokens."""
+
+
+class _Store(NamedTuple):
+    entry: PrefixEntry
+    group: int
+    slot: int
+
+
+@dataclass(slots=True)
+class _Landing:
+    """The loads of one request. `arriving`: by ticket; `held`: blocks that it holds, those landed among them."""
+
+    request: Request
+    arriving: dict[int, tuple[PrefixEntry, int, int]] = field(default_factory=dict)  # entry, group, block
+    held: list[int] = field(default_factory=list)
+
+
+class DiskTier:
+    """The books of the disk: slots, tickets, and blocks that are landing."""
+
+    def __init__(self, spec: KVCacheSpec, num_slots: int, write: str, index: PrefixIndex, pool: BlockPool) -> None:
+        self.slots = SlotBooks(num_slots, len(spec.groups))
+        self.rates = LoadRates()
+        self.is_on = True
+        self.stores_all = write == "always"
+        self.counts: Counter[str] = Counter()
+        self._spec = spec
+        self._index = index
+        self._pool = pool
+        self._max_stores = max(4, STORE_BYTES // spec.bytes_per_block)
+        self._max_landing = max(1, int(MOST_LANDING * pool.num_blocks))
+        self._num_tickets = 0
+        self._num_hit_tokens = 0
+        self._num_failures = 0  # in a row
+        self._stores: dict[int, _Store] = {}
+        self._landings: dict[Request, _Landing] = {}
+        self._frontiers: Counter[Frontier] = Counter()  # blocks on their way
+        self._attempted: dict[Request, int] = {}  # blocks of a prompt that were asked of the disk
+        self._arrived: dict[Request, tuple[int, int]] = {}  # the first block that came from it, and the last
+        self._next_loads: list[BlockLoad] = []
+        self._next_stores: list[BlockStore] = []
+        self._next_voids = array("i")
+        self._next_drops = array("i")
+        self._next_patience_us = 0
+
+    def restore(self, kept: Sequence[KeptBlock]) -> None:
+        """Take over what a store holds, parents first. Mutates; O(blocks)."""
+        entries: dict[int, PrefixEntry] = {}
+        for block in kept:
+            parent = entries.get(block.parent)
+            if block.scope is not None:
+                parent = self._index.root(root_key(block.scope))
+            entry = None if parent is None else self._index.extend(parent, block.tokens)
+            if entry is None or block.slot >= self.slots.num_slots:
+                continue
+            entries[block.serial] = entry
+            if self.slots.slot(entry, block.group) != NO_BLOCK:
+                continue
+            self.slots.last_serial = max(self.slots.last_serial, block.serial - 1)
+            self.slots.hold(entry, block.group, block.slot)
+        self.slots.last_serial = max([self.slots.last_serial, *(block.serial for block in kept)])
+        self.slots.open_all(min(self.slots.num_slots, 1 + max((block.slot for block in kept), default=-1)))
+
+    # ---- down: stores -----------------------------------------------------------------------------------------
+
+    def keep_path(self, entry: PrefixEntry, scope: CacheScope) -> None:
+        """Store the blocks from the root to an entry that are not on disk yet, and note that those there are used.
+
+        Mutates; O(blocks of the path).
+        """
+        if not self.is_on or not may_be_kept(scope):
+            return
+        path = []
+        step: PrefixEntry | None = entry
+        while step is not None and step.parent is not None:
+            path.append(step)
+            step = step.parent
+        has_room = True
+        for step in reversed(path):
+            self.slots.touch(step)
+            for group, block_id in enumerate(step.block_ids):
+                if has_room and block_id != NO_BLOCK and self.slots.slot(step, group) == NO_BLOCK:
+                    has_room = self._store(step, group, block_id, scope)
+
+    def _store(self, entry: PrefixEntry, group: int, block_id: int, scope: CacheScope) -> bool:
+        parent = entry.parent
+        if parent is None or len(self._stores) >= self._max_stores:
+            return False
+        slot = self._take_slot((entry, parent))
+        if slot is None:
+            return False
+        self.slots.hold(entry, group, slot)
+        self.slots.pin(entry)
+        self._num_tickets += 1
+        self._stores[self._num_tickets] = _Store(entry, group, slot)
+        is_first = parent.parent is None
+        kept = KeptBlock(
+            slot, self.slots.serial(entry), self.slots.serial(parent), group, entry.key, scope if is_first else None
+        )
+        self._next_stores.append(BlockStore(self._num_tickets, block_id, kept))
+        return True
+
+    def _take_slot(self, spared: tuple[PrefixEntry, ...]) -> int | None:
+        evicted: list[PrefixEntry] = []
+        slot = self.slots.take(spared, evicted)
+        for entry in evicted:
+            self.counts["evicted"] += 1
+            self._index.discard(entry)
+        return slot
+
+    def forget(self, entry: PrefixEntry) -> None:
+        """Forget what the disk has of an entry: its content is in doubt, or nobody may hit it any more. Mutates.
+
+        A store under way is carried out, and its slot is voided by a later plan.
+        """
+        for ticket, store in list(self._stores.items()):
+            if store.entry is entry:
+                del self._stores[ticket]
+                self._next_stores = [each for each in self._next_stores if each.ticket != ticket]
+                self.slots.unpin(entry)
+        for group in range(len(self._spec.groups)):
+            slot = self.slots.release(entry, group)
+            if slot != NO_BLOCK:
+                self._next_voids.append(slot)
+
+    def forget_all(self) -> None:
+        """Forget everything on disk, and give up all loads: the index is about to be cleared. Mutates."""
+        self.give_up()
+        for _, entry, _ in self.slots.holders():
+            self.forget(entry)
+
+    # ---- up: loads --------------------------------------------------------------------------------------------
+
+    def start_load(self, request: Request, match: PrefixMatch, usable: Usable) -> bool:
+        """Begin to bring what the disk has beyond a match; False if that is nothing, or not worth it. Mutates."""
+        first, num_groups = len(match.entries), len(self._spec.groups)
+        if not self.is_on or len(match.known) <= first or first < self._attempted.get(request, 0):
+            return False
+        room = self._max_landing - sum(len(landing.arriving) for landing in self._landings.values())
+        known = match.known[: first + room // num_groups]
+        writing = {store.slot for store in self._stores.values()}
+        reach = usable([_places(entry, writing) for entry in known], len(request.tokens))
+        if reach <= first:
+            return False
+        end = min(reach * self._spec.block_size, len(request.tokens) - 1)
+        needed = [
+            (entry, group)
+            for group, kind in enumerate(self._spec.groups)
+            for entry in known[kind.first_needed(end) // self._spec.block_size : reach]
+        ]
+        wanted = [(entry, group) for entry, group in needed if entry.block_ids[group] == NO_BLOCK]
+        if not self.rates.pays(len(wanted), end - match.num_tokens):
+            self.counts["not worth loading"] += 1
+            return False
+        present = [entry.block_ids[group] for entry, group in needed if entry.block_ids[group] != NO_BLOCK]
+        for block_id in present:
+            self._pool.share(block_id)
+        blocks = self._pool.allocate(len(wanted))
+        if blocks is None:
+            self._pool.free_all(reversed(present))
+            return False
+        self._attempted[request] = reach
+        self._land(request, first, wanted, blocks, present)
+        self._next_patience_us = max(self._next_patience_us, self.rates.patience_us(end - match.num_tokens))
+        return True
+
+    def _land(
+        self,
+        request: Request,
+        first: int,
+        wanted: list[tuple[PrefixEntry, int]],
+        blocks: list[int],
+        present: list[int],
+    ) -> None:
+        landing = self._landings[request] = _Landing(request, held=present)
+        begun = self._arrived.get(request, (first, first))[0]
+        self._arrived[request] = begun, begun
+        for (entry, group), block_id in zip(wanted, blocks, strict=True):
+            self._num_tickets += 1
+            landing.arriving[self._num_tickets] = entry, group, block_id
+            self._frontiers[_frontier(entry)] += 1
+            self.slots.touch(entry)
+            self.slots.pin(entry)
+            slot = self.slots.slot(entry, group)
+            self._next_loads.append(BlockLoad(self._num_tickets, slot, block_id, group))
+
+    def is_loading(self, request: Request) -> bool:
+        """Whether blocks of a request are on their way. Does not mutate; O(1)."""
+        return request in self._landings
+
+    def is_landing(self, frontier: Frontier) -> bool:
+        """Whether the block after an entry is on its way. Does not mutate; O(1)."""
+        return bool(self._frontiers) and frontier in self._frontiers
+
+    @property
+    def has_loads(self) -> bool:
+        """Whether any block is on its way."""
+        return bool(self._landings)
+
+    def give_up(self, request: Request | None = None) -> bool:
+        """Give up the loads of a request, or all; return whether there were any. Mutates."""
+        landings = list(self._landings.values()) if request is None else [self._landings.get(request)]
+        for landing in landings:
+            if landing is None:
+                continue
+            for ticket in list(landing.arriving):
+                self._next_drops.append(ticket)
+                self._end_ticket(landing, ticket, has_arrived=False)
+            self.counts["given up"] += 1
+            self._end_landing(landing)
+        return any(landing is not None for landing in landings)
+
+    def forget_request(self, request: Request) -> None:
+        """A request runs, or has ended: nothing more is loaded for it. Mutates."""
+        self.give_up(request)
+        self._attempted.pop(request, None)
+        self._arrived.pop(request, None)
+
+    def note_hits(self, request: Request, num_tokens: int) -> int:
+        """Return how many of the leading tokens that are hit came from the disk for this request, and count them."""
+        first, last = self._arrived.get(request, (0, 0))
+        size = self._spec.block_size
+        num_hit = max(0, min(num_tokens, last * size) - first * size)
+        self._num_hit_tokens += num_hit
+        return num_hit
+
+    # ---- tickets ----------------------------------------------------------------------------------------------
+
+    def note(self, outcome: TransferOutcome) -> None:
+        """Take note of tickets that ended; those given up are ignored. Mutates; O(tickets)."""
+        num_loaded = 0
+        for ticket in outcome.done:
+            self._num_failures = 0
+            landing = self._landing_of(ticket)
+            if landing is not None:
+                num_loaded += 1
+                self._end_ticket(landing, ticket, has_arrived=True)
+            elif ticket in self._stores:
+                self.counts["stored"] += 1
+                self.slots.unpin(self._stores.pop(ticket).entry)
+        self.counts["loaded"] += num_loaded
+        self.rates.note_loads(num_loaded, outcome.load_us)
+        for ticket, reason in outcome.undone.items():
+            self._note_undone(ticket, reason)
+        for landing in [landing for landing in self._landings.values() if not landing.arriving]:
+            self._end_landing(landing)
+
+    def _note_undone(self, ticket: int, reason: str) -> None:
+        self.counts[reason] += 1
+        landing = self._landing_of(ticket)
+        if landing is not None:
+            entry, group, _ = landing.arriving[ticket]
+            self._end_ticket(landing, ticket, has_arrived=False)
+            if reason == "damaged":
+                slot = self.slots.release(entry, group)
+                if slot != NO_BLOCK:
+                    self._next_voids.append(slot)
+                self._index.discard(entry)
+        elif ticket in self._stores:
+            store = self._stores.pop(ticket)
+            self.slots.unpin(store.entry)
+            self.slots.release(store.entry, store.group, is_bad=reason in ("full", "failed"))
+            self._index.discard(store.entry)
+        if reason == "full":
+            self.slots.freeze()
+        if reason in ("failed", "late", "damaged"):
+            self._num_failures += 1
+            if self._num_failures >= MOST_FAILURES:
+                self.is_on = False
+                self.give_up()
+
+    def _landing_of(self, ticket: int) -> _Landing | None:
+        return next((landing for landing in self._landings.values() if ticket in landing.arriving), None)
+
+    def _end_ticket(self, landing: _Landing, ticket: int, *, has_arrived: bool) -> None:
+        entry, group, block_id = landing.arriving.pop(ticket)
+        frontier = _frontier(entry)
+        self._frontiers[frontier] -= 1
+        if not self._frontiers[frontier]:
+            del self._frontiers[frontier]
+        self.slots.unpin(entry)
+        if not has_arrived or not entry.attached or entry.block_ids[group] != NO_BLOCK:
+            self._pool.free(block_id)
+            return
+        self._pool.publish(block_id, entry, landing.request, group=group)
+        landing.held.append(block_id)
+
+    def _end_landing(self, landing: _Landing) -> None:
+        """All that comes has come: the blocks are cached now, the last one to be evicted first. Mutates."""
+        del self._landings[landing.request]
+        begun, _ = self._arrived.get(landing.request, (0, 0))
+        self._arrived[landing.request] = begun, self._attempted.get(landing.request, begun)
+        self._pool.free_all(reversed(landing.held))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something is asked of the disk that no plan has said yet."""
+        return bool(self._next_loads or self._next_stores or self._next_voids or self._next_drops)
+
+    def take(self, is_waiting: bool = False) -> Transfers:
+        """Return what the plan in the making asks of the disk. Mutates."""
+        if not (is_waiting or self.has_news):
+            return NO_TRANSFERS
+        drops = set(self._next_drops)
+        taken = Transfers(
+            tuple(load for load in self._next_loads if load.ticket not in drops),
+            tuple(self._next_stores),
+            self._next_voids,
+            self._next_drops,
+            self._next_patience_us,
+            is_waiting,
+        )
+        self._next_loads, self._next_stores, self._next_patience_us = [], [], 0
+        self._next_voids, self._next_drops = array("i"), array("i")
+        return taken
+
+    # ---- books ------------------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Any]:
+        """Return the counters for monitoring, by their names in `EngineStats`. Does not mutate."""
+        return {
+            "num_disk_slots": self.slots.num_slots,
+            "num_kept_blocks": self.slots.num_held,
+            "num_landing_blocks": self.num_landing,
+            "disk_is_off": not self.is_on,
+            "disk_hit_tokens_total": self._num_hit_tokens,
+            "disk_blocks": dict(self.counts),
+        }
+
+    @property
+    def num_landing(self) -> int:
+        """Blocks of the device that wait for their bytes."""
+        return sum(len(landing.arriving) for landing in self._landings.values())
+
+    def held_blocks(self) -> Iterator[int]:
+        """Walk the blocks of the device that loads hold."""
+        for landing in self._landings.values():
+            yield from landing.held
+            yield from (block_id for _, _, block_id in landing.arriving.values())
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless slots, tickets and entries agree."""
+        self.slots.check()
+        frontiers: Counter[Frontier] = Counter()
+        pins: Counter[PrefixEntry] = Counter()
+        for landing in self._landings.values():
+            for entry, group, _ in landing.arriving.values():
+                frontiers[_frontier(entry)] += 1
+                pins[entry] += 1
+                if self.slots.slot(entry, group) == NO_BLOCK:
+                    raise InvariantError("a block is on its way from a slot that its entry lost")
+        for store in self._stores.values():
+            pins[store.entry] += 1
+            if self.slots.slot(store.entry, store.group) != store.slot:
+                raise InvariantError("a block is written to a slot that its entry lost")
+        if frontiers != self._frontiers:
+            raise InvariantError("the blocks on their way differ from those that are awaited")
+        for _, entry, _ in self.slots.holders():
+            if entry.kept is not None and entry.kept.num_pins != pins[entry]:
+                raise InvariantError("an entry is pinned by no transfer, or a transfer does not pin its entry")
+
+
+def _places(entry: PrefixEntry, writing: Collection[int]) -> list[int]:
+    """For each group, where the block of an entry is: on the device, or on disk and written."""
+    if entry.kept is None:
+        return entry.block_ids
+    return [
+        block_id if block_id != NO_BLOCK or slot in writing else slot
+        for block_id, slot in zip(entry.block_ids, entry.kept.slots, strict=True)
+    ]
+
+
+def _frontier(entry: PrefixEntry) -> Frontier:
+    """Return what requests wait for that need the block of an entry."""
+    parent = entry.parent
+    if parent is None:
+        raise InvariantError("a root has no block")
+    return (parent.key if parent.parent is None else parent), entry.key

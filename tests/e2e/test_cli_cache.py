@@ -1,0 +1,65 @@
+"""`quire cache`: what a disk cache keeps, whether it is whole, and how it is forgotten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.cli import main
+from quire.core.request import CacheScope, Request
+from quire.engine.llm import LLM as Engine
+
+PROMPT = list(range(1, 50))
+
+
+def fill(folder: Path) -> None:
+    """Have an engine keep three blocks of two tenants each."""
+    with LLM("guide", disk_cache=folder, disk_cache_size="4MiB", disk_write="always", kv_memory="4MiB") as llm:
+        assert isinstance(llm, Engine)
+        core = llm.engine
+        for tenant in ("ada", "bob"):
+            core.add_request(Request(tenant, PROMPT, SamplingParams(max_tokens=1), scope=CacheScope(tenant, tenant)))
+        core.run()
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Run a command; return its exit status and what it printed."""
+    status = main(["cache", *arguments])
+    return status, capsys.readouterr().out
+
+
+def test_stores_are_listed_verified_and_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path / "cache")
+    folder = str(tmp_path / "cache")
+    status, text = output(capsys, "ls", folder)
+    assert status == 0
+    assert "guide" in text and "6 of 16 tokens" in text and "ada 3, bob 3" in text
+    assert json.loads(output(capsys, "ls", folder, "--json")[1])["tenants"] == {"ada": 3, "bob": 3}
+    assert output(capsys, "verify", folder)[1].endswith("6 blocks are as written, 0 are damaged\n")
+    assert output(capsys, "forget", folder, "--tenant", "ada")[1].endswith("3 blocks erased\n")
+    assert json.loads(output(capsys, "ls", folder, "--json")[1])["tenants"] == {"bob": 3}
+    assert output(capsys, "forget", folder, "--all")[1].endswith("3 blocks erased\n")
+    (path,) = (tmp_path / "cache").glob("*/blocks.bin")
+    assert not path.read_bytes().strip(b"\0"), "the bytes are gone too"
+
+
+def test_damage_is_told_and_a_store_in_use_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path / "cache")
+    folder = str(tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("*/blocks.bin")
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    assert output(capsys, "verify", folder) == (1, f"{path.parent.name}  5 blocks are as written, 1 are damaged\n")
+    with LLM("guide", disk_cache=folder, disk_cache_size="4MiB", kv_memory="4MiB"):
+        assert "in use" in output(capsys, "ls", folder)[1]
+        status, text = output(capsys, "forget", folder, "--all")
+        assert status == 1 and "end the engine first" in text
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "ls", str(tmp_path / "missing")]) == 2
+    assert "disk_cache" in capsys.readouterr().err
