@@ -45,6 +45,7 @@ class SequenceUpdate:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cumulative_logprob: float | None = None  # of a text that a beam search has found
     waited_s: float | None = None  # from arrival to the first step
+    vector: bytes = b""  # float32 numbers, of a pooled request that has ended
 
 
 class EngineClient(Protocol):
@@ -203,6 +204,7 @@ class InProcessClient:
                 prompt_logprobs=() if num_sent or branch else tuple(request.prompt_logprobs),
                 cumulative_logprob=request.cumulative_logprob,
                 waited_s=None if num_sent else request.waited_s,
+                vector=request.vector,
             )
             for branch in branches
         ]

@@ -106,6 +106,7 @@ class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     prompt_logprobs: list[Entry] = []
     cumulative_logprob: float | None = None
     waited_s: float | None = None
+    vector: bytes = b""
 
 
 class Updates(Message, frozen=True):
@@ -129,6 +130,7 @@ class Updates(Message, frozen=True):
                     [_entry(one) for one in each.prompt_logprobs],
                     each.cumulative_logprob,
                     each.waited_s,
+                    each.vector,
                 )
                 for each in updates
             ]
@@ -149,6 +151,7 @@ class Updates(Message, frozen=True):
                 tuple(_token_logprobs(one) for one in each.prompt_logprobs),
                 each.cumulative_logprob,
                 each.waited_s,
+                each.vector,
             )
             for each in self.entries
         ]
