@@ -276,7 +276,8 @@ using Table = Array<const std::int64_t, 2>;
 
 void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, const Column& positions,
          const Column& logit_indices, const std::vector<Column>& slots, const std::vector<Table>& tables,
-         const Array<float, 2>& logits, const Array<bool, 1>& finite_logits, const Array<bool, 1>& finite_tokens) {
+         const Array<float, 2>& logits, const Array<bool, 1>& finite_logits, const Array<bool, 1>& finite_tokens,
+         const Column& state_indices, const Array<float, 2>& states) {
     StepView step;
     step.num_sequences = static_cast<int>(query_starts.shape(0)) - 1;
     step.num_tokens = static_cast<int>(token_ids.shape(0));
@@ -285,19 +286,24 @@ void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, 
     step.token_ids = token_ids.data();
     step.positions = positions.data();
     step.logit_indices = logit_indices.data();
+    step.num_states = static_cast<int>(state_indices.shape(0));
+    step.state_indices = state_indices.data();
     for (const Column& column : slots) step.slots.push_back(column.data());
     for (const Table& table : tables) {
         step.tables.push_back(table.data());
         step.table_strides.push_back(static_cast<std::int64_t>(table.shape(1)));
     }
-    const int stride = static_cast<int>(logits.shape(1));
+    const int stride = static_cast<int>(logits.shape(1)), state_stride = static_cast<int>(states.shape(1));
     if (stride != round_up(decoder.shape().vocab_size, kPanelWidth) ||
         static_cast<int>(logits.shape(0)) < step.num_logits ||
         static_cast<int>(finite_logits.shape(0)) < step.num_logits ||
-        static_cast<int>(finite_tokens.shape(0)) < step.num_tokens) {
+        static_cast<int>(finite_tokens.shape(0)) < step.num_tokens ||
+        state_stride != round_up(decoder.shape().hidden_size, kPanelWidth) ||
+        static_cast<int>(states.shape(0)) < step.num_states) {
         throw std::invalid_argument("the arrays for the results are too small");
     }
-    const StepResultView results = {{logits.data(), stride}, finite_logits.data(), finite_tokens.data()};
+    const StepResultView results = {
+        {logits.data(), stride}, finite_logits.data(), finite_tokens.data(), {states.data(), state_stride}};
     nb::gil_scoped_release release;
     decoder.reserve(step.num_tokens, step.num_logits);
     decoder.run(step, results);
@@ -369,7 +375,8 @@ void bind_decoder(nb::module_& module) {
         .def("weight_bytes", &Decoder::weight_bytes, "Bytes of the weights, as they lie in memory.")
         .def("run", &run, nb::arg("query_starts"), nb::arg("token_ids"), nb::arg("positions"), nb::arg("logit_indices"),
              nb::arg("slots"), nb::arg("tables"), nb::arg("logits"), nb::arg("finite_logits"), nb::arg("finite_tokens"),
-             "Compute one step; the results are written into the last three arrays.");
+             nb::arg("state_indices"), nb::arg("states"),
+             "Compute one step; the results are written into the arrays for logits, finite ones and states.");
 }
 
 }  // namespace quire::bindings

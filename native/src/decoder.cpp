@@ -495,14 +495,17 @@ class Decoder::Step {
             results_.finite_tokens[row] = kernels_.all_finite(hidden_.row(row), shape_.hidden_size);
         });
         const NormView norm = view_of(shape_.norm, weights_.final_norm);
-        for_rows(view_.num_logits, [&](int index) {
-            const float* from = hidden_.row(static_cast<int>(view_.logit_indices[index]));
+        const auto finish_row = [&](std::int64_t token, float* to) {
+            const float* from = hidden_.row(static_cast<int>(token));
             if (norm.weight == nullptr) {
-                std::memcpy(wanted.row(index), from, shape_.hidden_size * sizeof(float));
+                std::memcpy(to, from, shape_.hidden_size * sizeof(float));
             } else {
-                kernels_.normalize(from, wanted.row(index), shape_.hidden_size, norm);
+                kernels_.normalize(from, to, shape_.hidden_size, norm);
             }
-        });
+        };
+        for_rows(view_.num_states,
+                 [&](int index) { finish_row(view_.state_indices[index], results_.states.row(index)); });
+        for_rows(view_.num_logits, [&](int index) { finish_row(view_.logit_indices[index], wanted.row(index)); });
         const bool project = !weights_.embedding_out.empty();
         if (project) linear(weights_.embedding_out, wanted, projected, view_.num_logits, false);
         linear(weights_.head, project ? projected : wanted, results_.logits, view_.num_logits, false);

@@ -76,6 +76,8 @@ class Decoder:
         logits: NDArray[np.float32],
         finite_logits: NDArray[np.bool_],
         finite_tokens: NDArray[np.bool_],
+        state_indices: NDArray[np.int64],
+        states: NDArray[np.float32],
     ) -> None: ...
 
 def uniform(seed: int, position: int) -> float:

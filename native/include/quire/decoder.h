@@ -156,10 +156,12 @@ struct StepView {
     int num_sequences = 0;
     int num_tokens = 0;
     int num_logits = 0;
+    int num_states = 0;
     const std::int64_t* query_starts = nullptr;   // [num_sequences + 1]
     const std::int64_t* token_ids = nullptr;      // [num_tokens]
     const std::int64_t* positions = nullptr;      // [num_tokens]
     const std::int64_t* logit_indices = nullptr;  // [num_logits]
+    const std::int64_t* state_indices = nullptr;  // [num_states]
     std::vector<const std::int64_t*> slots;       // per KV group: [num_tokens]
     std::vector<const std::int64_t*> tables;      // per KV group: [num_sequences, table_strides[group]]
     std::vector<std::int64_t> table_strides;
@@ -170,6 +172,7 @@ struct StepResultView {
     Rows logits;          // [num_logits], rows of vocab_size, rounded up to a multiple of 16
     bool* finite_logits;  // [num_logits]
     bool* finite_tokens;  // [num_tokens]: the token's hidden state is finite
+    Rows states = {};     // [num_states], rows of hidden_size, rounded up likewise: after the final norm
 };
 
 class Decoder {

@@ -38,7 +38,7 @@ class BackendFacts:
     """The facts about an engine that are known before it is loaded.
 
     `weights`: how matrices are kept, in the words of `weight_bytes`; `block_types`: of those that stay as their file
-    stores them.
+    stores them. `makes_vectors`: whether it can pool hidden states.
     """
 
     name: str
@@ -52,6 +52,7 @@ class BackendFacts:
     weight_bytes: int
     activation_bytes: int
     block_types: tuple[str, ...] = ()
+    makes_vectors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,9 +111,9 @@ class KVCacheManager:
     def match_prefix(self, request: Request) -> PrefixMatch:
         """Return what of the request's known tokens is cached: at most all but the last. Does not mutate.
 
-        Nothing, for a request whose prompt must be computed because its logits are wanted. O(blocks matched).
+        Nothing, for a request whose prompt must be computed whole. O(blocks matched).
         """
-        if request.num_prompt_logits_wanted:
+        if request.reads_whole_prompt:
             return PrefixMatch([], 0, 0, None)
         size, tokens = self._block_size, request.tokens
         num_full = len(tokens) // size

@@ -165,4 +165,5 @@ def row_start(request: Request) -> RowStart:
         request.branch,
         request.num_prompt_logits_wanted,
         request.scope,
+        request.pooling,
     )

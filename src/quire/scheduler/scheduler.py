@@ -386,7 +386,7 @@ class Scheduler:
         """Put tokens of a request into the step; there are slots for them."""
         request.backlog -= count
         samples, group, beam = 0, request.group, is_beam(request)
-        if not request.backlog:
+        if not request.backlog and request.pooling is None:
             samples = 1 if group is None or group.opened else group.num_sequences
             if samples == 1 and not drafts and not beam:
                 request.backlog = 1  # the token to come; otherwise the result decides what comes
@@ -396,7 +396,7 @@ class Scheduler:
         else:
             step.add_chunk(request, count + len(drafts), samples, drafts)
         request.num_planned += count + len(drafts)
-        decide_each_time = beam or (group is not None and not group.opened)
+        decide_each_time = beam or request.pooling is not None or (group is not None and not group.opened)
         request.num_slots = 0 if decide_each_time else min(request.num_slots, request.max_total_tokens - 1)
 
     def _plan_beams(self, step: PlanBuilder, request: Request, place: int, left: int) -> bool:

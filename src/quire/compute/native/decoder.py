@@ -74,6 +74,8 @@ class NativeDecoder:
             self._logits = np.zeros((num_logits, self._logits.shape[1]), np.float32)
         finite_logits = np.zeros(num_logits, np.bool_)
         finite = np.zeros(len(inputs.token_ids), np.bool_)
+        size = self.spec.hidden_size
+        states = np.zeros((len(inputs.state_indices), -(-size // PANEL_WIDTH) * PANEL_WIDTH), np.float32)
         self._decoder.run(
             inputs.query_starts,
             inputs.token_ids,
@@ -84,8 +86,10 @@ class NativeDecoder:
             self._logits,
             finite_logits,
             finite,
+            inputs.state_indices,
+            states,
         )
-        return StepOutputs(self._logits[:num_logits], finite, finite_logits)
+        return StepOutputs(self._logits[:num_logits], finite, finite_logits, states[:, :size])
 
     def prepare_memory(self, cache: CacheEngine, touches_cache: bool) -> None:
         """Take memory for activations, weights in huge pages and perhaps the cache, while no step runs. Mutates."""

@@ -51,6 +51,7 @@ class ReferenceBackend:
             kv_spec=block_spec(model, config.block_size),
             weight_bytes=sum(weight_bytes(spec, weights=in_groups(config.weights)) for spec in specs),
             activation_bytes=sum(_activation_bytes(spec, config) for spec in specs),
+            makes_vectors=True,
         )
         return cls(facts, model)
 

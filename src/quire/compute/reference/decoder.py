@@ -75,7 +75,7 @@ class ReferenceDecoder:
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
             logits = self._logits(hidden[inputs.logit_indices])
         finite: BoolArray = np.all(np.isfinite(hidden), axis=1)
-        return StepOutputs(logits, finite, np.all(np.isfinite(logits), axis=1))
+        return StepOutputs(logits, finite, np.all(np.isfinite(logits), axis=1), hidden[inputs.state_indices])
 
     def _embed(self, inputs: StepInputs) -> FloatArray:
         hidden = looked_up(self.weights.parts[Part.EMBEDDING], inputs.token_ids)
