@@ -37,6 +37,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "untied-windows": {"tie_word_embeddings": False, **WINDOWS},
     "tied-windows": {"tie_word_embeddings": True, **WINDOWS},
 }
+NULLS = ("q_lora_rank",)
 VERSIONS = {"transformers": transformers.__version__, "torch": torch.__version__}
 SHARED_WEIGHTS = ("llama-3", "llama-linear", "llama-yarn", "llama-longrope", "llama-dynamic")  # those of "llama"
 ROPE_SIZES = {"head_dim": 32, "max_position_embeddings": 512}
@@ -134,9 +135,10 @@ def write_weights(model: Any, path: Path) -> None:
 
 def answers(model: Any, tokens: list[int]) -> dict[str, Any]:
     logits = all_logits(model, tokens)
-    config = model.config.to_dict()
+    # Left out, null means the default; to DeepSeek's models it says more.
+    config = {name: value for name, value in model.config.to_dict().items() if value is not None or name in NULLS}
     return {
-        "config": {name: value for name, value in sorted(config.items()) if value is not None},
+        "config": dict(sorted(config.items())),
         "best": logits.argmax(axis=1).tolist(),
         "logits": {str(position): [round(float(logit), 6) for logit in logits[position]] for position in POSITIONS},
     }

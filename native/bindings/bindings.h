@@ -26,12 +26,14 @@ inline KvType kv_type_of(const std::string& name) {
     throw std::invalid_argument("keys and values cannot be stored as " + name);
 }
 
-// Returns whether arrays [num_blocks, block_size, num_kv_heads, elements] have the bytes of these keys and values.
+// Returns whether arrays [num_blocks, block_size, num_kv_heads, elements] have the bytes of these keys and values;
+// those of values that are in their keys have none.
 template <typename Blocks>
 bool fits(const PagedKv& kv, const Blocks& keys, const Blocks& values) {
     return kv.block_size % kPanelWidth == 0 && keys.shape(0) == values.shape(0) && keys.shape(1) == values.shape(1) &&
            keys.shape(2) == values.shape(2) && static_cast<int>(keys.shape(2)) == kv.num_kv_heads &&
-           keys.shape(3) * keys.itemsize() == kv.key_bytes() && values.shape(3) * values.itemsize() == kv.value_bytes();
+           keys.shape(3) * keys.itemsize() == kv.key_bytes() &&
+           values.shape(3) * values.itemsize() == (kv.latent_dim > 0 ? 0 : kv.value_bytes());
 }
 
 void bind_decoder(nb::module_& module);

@@ -43,6 +43,15 @@ NormShape norm_of(const nb::dict& fields) {
             .unit_offset = field<bool>(fields, "unit_offset")};
 }
 
+LatentShape latent_of(const nb::dict& fields) {
+    return {.rank = field<int>(fields, "rank"),
+            .rope_dim = field<int>(fields, "rope_dim"),
+            .plain_dim = field<int>(fields, "plain_dim"),
+            .value_dim = field<int>(fields, "value_dim"),
+            .query_rank = field<int>(fields, "query_rank"),
+            .norm = norm_of(field<nb::dict>(fields, "norm"))};
+}
+
 DecoderShape shape_of(const nb::dict& fields) {
     DecoderShape shape;
     shape.vocab_size = field<int>(fields, "vocab_size");
@@ -56,6 +65,12 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.experts_per_token = field<int>(fields, "experts_per_token");
     shape.expert_size = field<int>(fields, "expert_size");
     shape.normalize_experts = field<bool>(fields, "normalize_experts");
+    shape.sigmoid_experts = field<bool>(fields, "sigmoid_experts");
+    shape.expert_scale = field<float>(fields, "expert_scale");
+    shape.num_expert_groups = field<int>(fields, "num_expert_groups");
+    shape.groups_per_token = field<int>(fields, "groups_per_token");
+    shape.group_best = field<int>(fields, "group_best");
+    shape.shared_size = field<int>(fields, "shared_size");
     shape.gated = field<bool>(fields, "gated");
     shape.tied_head = field<bool>(fields, "tied_head");
     shape.qk_norm = head_norm_of(field<std::string>(fields, "qk_norm"));
@@ -64,6 +79,7 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.activation = activation_of(field<std::string>(fields, "activation"));
     shape.norm = norm_of(field<nb::dict>(fields, "norm"));
     shape.head_norm = norm_of(field<nb::dict>(fields, "head_norm"));
+    if (fields.contains("latent")) shape.latent = latent_of(field<nb::dict>(fields, "latent"));
     shape.attention_scale = field<float>(fields, "attention_scale");
     shape.score_soft_cap = field<float>(fields, "score_soft_cap");
     shape.residual_scale = field<float>(fields, "residual_scale");
@@ -123,9 +139,15 @@ MatrixRows rows_of(const Matrix& rows, const std::string& blocks) {
 
 PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int layer, int expert) {
     static const std::map<std::string, PackedMatrix LayerWeights::*> kOfLayer = {
-        {"query", &LayerWeights::query},   {"key", &LayerWeights::key},      {"value", &LayerWeights::value},
-        {"output", &LayerWeights::output}, {"gate", &LayerWeights::gate},    {"up", &LayerWeights::up},
-        {"down", &LayerWeights::down},     {"router", &LayerWeights::router}};
+        {"query", &LayerWeights::query},      {"key", &LayerWeights::key},
+        {"value", &LayerWeights::value},      {"output", &LayerWeights::output},
+        {"gate", &LayerWeights::gate},        {"up", &LayerWeights::up},
+        {"down", &LayerWeights::down},        {"router", &LayerWeights::router},
+        {"latent", &LayerWeights::latent},    {"query_down", &LayerWeights::query_down},
+        {"shared_gate", &LayerWeights::gate}, {"shared_up", &LayerWeights::up},
+        {"shared_down", &LayerWeights::down}};
+    static const std::map<std::string, std::vector<PackedMatrix> LayerWeights::*> kOfHead = {
+        {"key_up", &LayerWeights::key_up}, {"value_up", &LayerWeights::value_up}};
     static const std::map<std::string, PackedMatrix ExpertWeights::*> kOfExpert = {
         {"expert_gate", &ExpertWeights::gate},
         {"expert_up", &ExpertWeights::up},
@@ -136,6 +158,9 @@ PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int
         {"embedding_out", &DecoderWeights::embedding_out}};
     if (layer < 0) return weights.*kOfModel.at(part);
     if (expert < 0) return weights.layers.at(layer).*kOfLayer.at(part);
+    if (const auto found = kOfHead.find(part); found != kOfHead.end()) {
+        return (weights.layers.at(layer).*found->second).at(expert);
+    }
     return weights.layers.at(layer).experts.at(expert).*kOfExpert.at(part);
 }
 
@@ -148,7 +173,9 @@ NormWeights& norm_named(DecoderWeights& weights, const std::string& part, int la
         {"after_mlp_norm", &LayerWeights::after_mlp_norm},
         {"joined_mlp_norm", &LayerWeights::joined_mlp_norm},
         {"query_norm", &LayerWeights::query_norm},
-        {"key_norm", &LayerWeights::key_norm}};
+        {"key_norm", &LayerWeights::key_norm},
+        {"query_down_norm", &LayerWeights::query_down_norm},
+        {"latent_norm", &LayerWeights::latent_norm}};
     if (layer < 0 && part == "final_norm") return weights.final_norm;
     return weights.layers.at(layer).*kOfLayer.at(part);
 }
@@ -185,6 +212,13 @@ void set_sinks(Decoder& decoder, int layer, const Array<const float, 1>& sinks) 
     decoder.weights.layers.at(layer).sinks = vector_of(sinks);
 }
 
+void set_router_offset(Decoder& decoder, int layer, const Array<const float, 1>& offset) {
+    if (static_cast<int>(offset.shape(0)) != decoder.shape().num_experts) {
+        throw std::invalid_argument("the decoder has one offset for each expert");
+    }
+    decoder.weights.layers.at(layer).router_offset = vector_of(offset);
+}
+
 void set_key_centre(Decoder& decoder, int layer, const Array<const float, 1>& centre) {
     const DecoderShape& shape = decoder.shape();
     if (static_cast<int>(centre.shape(0)) != shape.num_kv_heads * shape.head_dim) {
@@ -212,7 +246,8 @@ void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& 
     for (const auto& [keys, values] : places) {
         PagedKv kv;
         kv.keys = keys.data();
-        kv.values = values.data();
+        kv.latent_dim = shape.latent.rank;
+        kv.values = kv.latent_dim > 0 ? keys.data() : values.data();
         kv.type = kv_type_of(dtype);
         kv.block_size = static_cast<int>(keys.shape(1));
         kv.num_kv_heads = shape.num_kv_heads;
@@ -241,7 +276,8 @@ using Table = Array<const std::int64_t, 2>;
 
 void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, const Column& positions,
          const Column& logit_indices, const std::vector<Column>& slots, const std::vector<Table>& tables,
-         const Array<float, 2>& logits, const Array<bool, 1>& finite_logits, const Array<bool, 1>& finite_tokens) {
+         const Array<float, 2>& logits, const Array<bool, 1>& finite_logits, const Array<bool, 1>& finite_tokens,
+         const Column& state_indices, const Array<float, 2>& states) {
     StepView step;
     step.num_sequences = static_cast<int>(query_starts.shape(0)) - 1;
     step.num_tokens = static_cast<int>(token_ids.shape(0));
@@ -250,19 +286,24 @@ void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, 
     step.token_ids = token_ids.data();
     step.positions = positions.data();
     step.logit_indices = logit_indices.data();
+    step.num_states = static_cast<int>(state_indices.shape(0));
+    step.state_indices = state_indices.data();
     for (const Column& column : slots) step.slots.push_back(column.data());
     for (const Table& table : tables) {
         step.tables.push_back(table.data());
         step.table_strides.push_back(static_cast<std::int64_t>(table.shape(1)));
     }
-    const int stride = static_cast<int>(logits.shape(1));
+    const int stride = static_cast<int>(logits.shape(1)), state_stride = static_cast<int>(states.shape(1));
     if (stride != round_up(decoder.shape().vocab_size, kPanelWidth) ||
         static_cast<int>(logits.shape(0)) < step.num_logits ||
         static_cast<int>(finite_logits.shape(0)) < step.num_logits ||
-        static_cast<int>(finite_tokens.shape(0)) < step.num_tokens) {
+        static_cast<int>(finite_tokens.shape(0)) < step.num_tokens ||
+        state_stride != round_up(decoder.shape().hidden_size, kPanelWidth) ||
+        static_cast<int>(states.shape(0)) < step.num_states) {
         throw std::invalid_argument("the arrays for the results are too small");
     }
-    const StepResultView results = {{logits.data(), stride}, finite_logits.data(), finite_tokens.data()};
+    const StepResultView results = {
+        {logits.data(), stride}, finite_logits.data(), finite_tokens.data(), {states.data(), state_stride}};
     nb::gil_scoped_release release;
     decoder.reserve(step.num_tokens, step.num_logits);
     decoder.run(step, results);
@@ -315,6 +356,8 @@ void bind_decoder(nb::module_& module) {
         .def("set_bias", &set_bias, nb::arg("part"), nb::arg("layer"), nb::arg("expert"), nb::arg("bias"))
         .def("set_sinks", &set_sinks, nb::arg("layer"), nb::arg("sinks"),
              "Let these scores, [num_heads], take part in each softmax of a layer.")
+        .def("set_router_offset", &set_router_offset, nb::arg("layer"), nb::arg("offset"),
+             "Add these numbers, [num_experts], to the weights that experts of a layer are chosen by.")
         .def("set_norm", &set_norm, nb::arg("part"), nb::arg("layer"), nb::arg("weight"))
         .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_embedding", &set_embedding, nb::arg("rows"), nb::kw_only(), nb::arg("blocks") = "",
@@ -332,7 +375,8 @@ void bind_decoder(nb::module_& module) {
         .def("weight_bytes", &Decoder::weight_bytes, "Bytes of the weights, as they lie in memory.")
         .def("run", &run, nb::arg("query_starts"), nb::arg("token_ids"), nb::arg("positions"), nb::arg("logit_indices"),
              nb::arg("slots"), nb::arg("tables"), nb::arg("logits"), nb::arg("finite_logits"), nb::arg("finite_tokens"),
-             "Compute one step; the results are written into the last three arrays.");
+             nb::arg("state_indices"), nb::arg("states"),
+             "Compute one step; the results are written into the arrays for logits, finite ones and states.");
 }
 
 }  // namespace quire::bindings

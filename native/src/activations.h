@@ -24,21 +24,29 @@ struct ActivationSizes {
         : hidden(round_up(std::max(shape.hidden_size, shape.embedding_size), kPanelWidth)),
           query(round_up(shape.num_heads * shape.head_dim, kPanelWidth)),
           key(round_up(shape.num_kv_heads * shape.head_dim, kPanelWidth)),
-          inner(round_up(std::max(shape.intermediate_size, shape.expert_size), kPanelWidth)),
+          inner(round_up(std::max({shape.intermediate_size, shape.expert_size, shape.shared_size}), kPanelWidth)),
           experts(round_up(shape.num_experts, kPanelWidth)),
+          ranks(round_up(shape.num_experts + shape.num_expert_groups, kPanelWidth)),
           logits(round_up(shape.vocab_size, kPanelWidth)) {
         for (const RopeShape& rope : shape.ropes) angles += rope.rotary_dim;
+        if (shape.latent.rank == 0) return;
+        num_heads = shape.num_heads;
+        heads = round_up(num_heads * std::max(shape.latent.query_dim(), shape.latent.value_dim), kPanelWidth);
+        head_inputs = std::max(shape.latent.plain_dim, shape.latent.rank);
+        query_down = round_up(shape.latent.query_rank, kPanelWidth);
     }
 
     // Of the rows of a product, rounded: every product of a step uses the same memory.
     std::size_t rounded_bytes(std::size_t tokens, std::size_t assignments, std::size_t logits) const {
-        return std::max({RoundedRows::bytes(std::max(hidden, query), static_cast<int>(tokens)),
+        return std::max({RoundedRows::bytes(std::max({hidden, query, heads, query_down}), static_cast<int>(tokens)),
+                         num_heads * RoundedRows::bytes(head_inputs, static_cast<int>(tokens)),
                          RoundedRows::bytes(std::max(hidden, inner), static_cast<int>(assignments)),
                          RoundedRows::bytes(hidden, static_cast<int>(logits))});
     }
 
-    int hidden, query, key, inner, experts, logits;
+    int hidden, query, key, inner, experts, ranks, logits;
     int angles = 0;
+    int num_heads = 0, heads = 0, head_inputs = 0, query_down = 0;  // with latents
 };
 
 struct Decoder::Activations {
@@ -47,6 +55,7 @@ struct Decoder::Activations {
     Buffer<float> hidden, normed, update;    // [num_tokens, hidden]
     Buffer<float> query, attended;           // [num_tokens, query]
     Buffer<float> key, value;                // [num_tokens, key]
+    Buffer<float> heads, query_down;         // [num_tokens, heads]: queries, then values; [num_tokens, query_down]
     Buffer<float> inner;                     // [num_tokens (each times its experts), inner]
     Buffer<float> angles;                    // [num_tokens, angles]: per rope cosines, then sines
     Buffer<float> wanted, wanted_projected;  // [num_logits, hidden]
@@ -54,6 +63,7 @@ struct Decoder::Activations {
     Buffer<std::byte> rounded;               // the rows of a product
     // Experts: the tokens are sorted by expert into assignments, [num_tokens * experts_per_token].
     Buffer<float> router;                       // [num_tokens, experts]
+    Buffer<float> ranks;                        // [num_tokens, ranks]: of experts, then of groups
     Buffer<float> expert_input, expert_output;  // [assignments, hidden]
     std::vector<int> assigned_token;            // per assignment
     std::vector<int> assigned_next;             // per expert: the place of its next token

@@ -32,7 +32,11 @@ void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& 
         for (int run = 0; run < num_singles; ++run) whole_.push_back({run, 1, 0, 0, 0});
     }
     for (int run = num_singles; run < num_runs; ++run) whole_.push_back({run, 1, 0, 0, 0});
-    share_heads(shape, num_threads);
+    if (shape.latent.rank > 0) {
+        share_latents(shape.num_heads, num_threads);
+    } else {
+        share_heads(shape, num_threads);
+    }
     deal_out(num_threads);
 }
 
@@ -66,6 +70,21 @@ void AttentionPieces::share_heads(const DecoderShape& shape, int num_threads) {
     }
 }
 
+void AttentionPieces::share_latents(int num_heads, int num_threads) {
+    constexpr int kLeastQueries = 4;  // for which a latent is widened
+    pieces_.clear();
+    const int num_whole = static_cast<int>(whole_.size()), wanted = (num_threads + num_whole - 1) / num_whole;
+    const int parts = std::clamp(wanted, 1, std::max(1, num_heads / kLeastQueries));
+    for (AttentionPiece piece : whole_) {
+        piece.num_heads = 1;
+        for (int part = 0; part < parts; ++part) {
+            piece.first_in_group = num_heads * part / parts;
+            piece.num_in_group = num_heads * (part + 1) / parts - piece.first_in_group;
+            pieces_.push_back(piece);
+        }
+    }
+}
+
 AttentionTask AttentionPieces::task_of(int index, const StepView& step, int group, AttentionMember* members) const {
     const AttentionPiece& piece = pieces_[index];
     const AttentionRun* runs = runs_.data() + piece.first_run;
@@ -77,6 +96,8 @@ AttentionTask AttentionPieces::task_of(int index, const StepView& step, int grou
     task.first_position = runs->first_position;
     task.kv_head = piece.first_head;
     task.num_kv_heads = piece.num_heads;
+    task.first_in_group = piece.first_in_group;
+    task.num_in_group = piece.num_in_group;
     if (piece.num_runs > 1) {
         for (int i = 0; i < piece.num_runs; ++i) members[i] = {table(i), runs[i].first_token, runs[i].first_position};
         task.members = members;

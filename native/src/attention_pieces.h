@@ -6,6 +6,7 @@
 //
 // A piece of single tokens takes as many key-value heads as it can while every thread still gets enough
 // pieces: their keys are adjacent in a block, and memory is read faster in long stretches than in short ones.
+// Where all query heads read one latent, they divide among the threads that would have nothing else to do.
 //
 //     block tables   7 3 9 4        sequences 0, 1 and 2 share two blocks: one piece
 //                    7 3 5
@@ -29,13 +30,16 @@ struct AttentionRun {
     std::int64_t first_position;
 };
 
-// Runs first_run … of a KV group, which share the blocks of their first `shared` positions, and some heads.
+// Runs first_run … of a KV group, which share the blocks of their first `shared` positions, some key-value heads, and
+// some of the query heads that read each of them.
 struct AttentionPiece {
     int first_run;
     int num_runs;
     std::int64_t shared;
     int first_head;
     int num_heads;
+    int first_in_group = 0;
+    int num_in_group = 0;  // 0: all
 };
 
 // The pieces of one KV group.
@@ -54,6 +58,7 @@ class AttentionPieces {
 
   private:
     void share_heads(const DecoderShape& shape, int num_threads);
+    void share_latents(int num_heads, int num_threads);
     void join_beginnings(const StepView& step, int group, int num_singles, int block_size, int most_runs);
     // Orders the pieces so that each share of the team (see thread_team.h) has as much work, its longest piece first:
     // the last pieces to be claimed are short.

@@ -1,11 +1,14 @@
 #include "quire/decoder.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "activations.h"
 #include "attention_pieces.h"
+#include "expert_choice.h"
 #include "quire/linear_pieces.h"
 
 namespace quire {
@@ -42,6 +45,10 @@ Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
     weights.layers.resize(shape_.layers.size());
     for (std::size_t i = 0; i < shape_.layers.size(); ++i) {
         if (shape_.layers[i].sparse) weights.layers[i].experts.resize(shape_.num_experts);
+        if (shape_.latent.rank == 0) continue;
+        for (auto* of_heads : {&weights.layers[i].key_up, &weights.layers[i].value_up}) {
+            of_heads->resize(shape_.num_heads);
+        }
     }
 }
 
@@ -74,6 +81,8 @@ class Decoder::Step {
           attended_{a_.attended.data(), sizes_.query},
           key_{a_.key.data(), sizes_.key},
           value_{a_.value.data(), sizes_.key},
+          heads_{a_.heads.data(), sizes_.heads},
+          query_down_{a_.query_down.data(), sizes_.query_down},
           inner_{a_.inner.data(), sizes_.inner} {}
 
     void run() {
@@ -207,30 +216,114 @@ class Decoder::Step {
     }
 
     void attend(const LayerShape& layer, const LayerWeights& weights) {
-        project(weights, normed(weights.attention_norm, weights.query, weights.key, weights.value));
-        prepare_heads(layer, weights);
+        if (shape_.latent.rank > 0) {
+            prepare_latents(layer, weights);
+        } else {
+            project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_},
+                       normed(weights.attention_norm, weights.query, weights.key, weights.value));
+            prepare_heads(layer, weights);
+        }
         member_.for_pieces(view_.num_attention_pieces[layer.kv_group],
                            [&](int piece) { attend_piece(layer, weights, piece); });
+        if (shape_.latent.rank == 0) return;
+        round_heads(weights.value_up, attended_, shape_.latent.rank, shape_.latent.rank);
+        multiply_heads(weights.value_up, attended_, shape_.latent.rank, heads_, shape_.latent.value_dim);
     }
 
     void leave_attention(const LayerWeights& weights) {
-        join(weights.output, attended_, weights.after_attention_norm, weights.joined_attention_norm);
+        join(weights.output, shape_.latent.rank > 0 ? heads_ : attended_, weights.after_attention_norm,
+             weights.joined_attention_norm);
     }
 
-    // Computes queries, keys and values in one phase: first the pieces of one, then those of the next.
-    void project(const LayerWeights& weights, const LinearInput& input) {
-        const MatrixView matrices[] = {weights.query.view(), weights.key.view(), weights.value.view()};
-        const Rows outputs[] = {query_, key_, value_};
-        const LinearPieces pieces[] = {pieces_for(matrices[0], view_.num_tokens),
-                                       pieces_for(matrices[1], view_.num_tokens),
-                                       pieces_for(matrices[2], view_.num_tokens)};
-        int ends[3], total = 0;
-        for (int i = 0; i < 3; ++i) ends[i] = total += pieces[i].count();
+    // Computes several products of one input in one phase: first the pieces of one, then those of the next.
+    template <std::size_t kCount>
+    void project(const std::array<const PackedMatrix*, kCount>& packed, const std::array<Rows, kCount>& outputs,
+                 const LinearInput& input) {
+        MatrixView matrices[kCount];
+        std::array<std::optional<LinearPieces>, kCount> pieces;
+        int ends[kCount], total = 0;
+        for (std::size_t i = 0; i < kCount; ++i) {
+            matrices[i] = packed[i]->view();
+            pieces[i].emplace(pieces_for(matrices[i], view_.num_tokens));
+            ends[i] = total += pieces[i]->count();
+        }
         member_.for_pieces(total, [&](int piece) {
-            const int which = piece < ends[0] ? 0 : piece < ends[1] ? 1 : 2;
+            std::size_t which = 0;
+            while (piece >= ends[which]) ++which;
             const int own = which == 0 ? piece : piece - ends[which - 1];
-            kernels_.linear(matrices[which], input, outputs[which], pieces[which].tile(own), false);
+            kernels_.linear(matrices[which], input, outputs[which], pieces[which]->tile(own), false);
         });
+    }
+
+    // Computes queries and latents, and stores the latents. A query becomes what latents are multiplied by.
+    void prepare_latents(const LayerShape& layer, const LayerWeights& weights) {
+        const LatentShape& latent = shape_.latent;
+        const bool is_direct = latent.query_rank == 0;
+        const PackedMatrix& first = is_direct ? weights.query : weights.query_down;
+        project<2>({&first, &weights.latent}, {is_direct ? heads_ : query_down_, key_},
+                   normed(weights.attention_norm, first, weights.latent));
+        if (!is_direct) {
+            const NormView norm = view_of(latent.norm, weights.query_down_norm);
+            for_rows(view_.num_tokens, [&](int row) {
+                kernels_.normalize(query_down_.row(row), query_down_.row(row), latent.query_rank, norm);
+            });
+            linear(weights.query, query_down_, heads_, view_.num_tokens, false);
+        }
+        const NormView norm = view_of(latent.norm, weights.latent_norm);
+        const int offset = angle_offset(layer), half = layer.rope < 0 ? 0 : latent.rope_dim / 2;
+        for_rows(view_.num_tokens, [&](int row) {
+            const float* cosines = angles(row) + offset;
+            float* key = key_.row(row);
+            kernels_.normalize(key, key, latent.rank, norm);
+            if (half > 0) kernels_.rotate(key + latent.rank, cosines, cosines + half, half);
+            kernels_.write_kv(cache_[layer.kv_place], view_.slots[layer.kv_group][row], 0, key, nullptr);
+            for (int head = 0; head < shape_.num_heads; ++head) {
+                const float* from = heads_.row(row) + head * latent.query_dim() + latent.plain_dim;
+                float* to = query_.row(row) + head * shape_.head_dim + latent.rank;
+                std::memcpy(to, from, latent.rope_dim * sizeof(float));
+                if (half > 0) kernels_.rotate(to, cosines, cosines + half, half);
+            }
+        });
+        round_heads(weights.key_up, heads_, latent.query_dim(), latent.plain_dim);
+        multiply_heads(weights.key_up, heads_, latent.query_dim(), query_, shape_.head_dim);
+    }
+
+    // A head of rows whose heads begin `step` apart, and where its rounded numbers are.
+    LinearInput head_of(const Rows& rows, int head, int step, int num_inputs) const {
+        const std::size_t bytes = RoundedRows::bytes(num_inputs, view_.num_tokens);
+        return {{rows.data + static_cast<std::size_t>(head) * step, rows.stride},
+                {a_.rounded.data() + head * bytes, view_.num_tokens}};
+    }
+
+    // Rounds the first numbers of each head of each row, for the product of each head and its matrix.
+    void round_heads(const std::vector<PackedMatrix>& matrices, const Rows& rows, int step, int num_inputs) {
+        const RowForms forms = forms_for(matrices[0]);
+        if (!forms.any()) return;
+        for_rows(view_.num_tokens, [&](int row) {
+            for (int head = 0; head < shape_.num_heads; ++head) {
+                kernels_.round_row(head_of(rows, head, step, num_inputs), forms, num_inputs, row);
+            }
+        });
+    }
+
+    // Multiplies each head of each row by its own matrix.
+    void multiply_heads(const std::vector<PackedMatrix>& matrices, const Rows& rows, int step, const Rows& output,
+                        int output_step) {
+        const LinearPieces pieces = pieces_for(matrices[0].view(), view_.num_tokens);
+        member_.for_pieces(shape_.num_heads * pieces.count(), [&](int piece) {
+            const int head = piece / pieces.count();
+            const MatrixView matrix = matrices[head].view();
+            kernels_.linear(matrix, head_of(rows, head, step, matrix.num_inputs),
+                            {output.data + static_cast<std::size_t>(head) * output_step, output.stride},
+                            pieces.tile(piece % pieces.count()), false);
+        });
+    }
+
+    // Where the angles of a layer begin, in those of a row.
+    int angle_offset(const LayerShape& layer) const {
+        int offset = 0;
+        for (int rope = 0; rope < layer.rope; ++rope) offset += shape_.ropes[rope].rotary_dim;
+        return offset;
     }
 
     // Normalises and rotates the heads of each token, and stores its keys and values.
@@ -239,9 +332,7 @@ class Decoder::Step {
         const NormView key_norm = view_of(shape_.head_norm, weights.key_norm);
         const PagedKv& kv = cache_[layer.kv_place];
         const std::int64_t* slots = view_.slots[layer.kv_group];
-        int offset = 0;
-        for (int rope = 0; rope < layer.rope; ++rope) offset += shape_.ropes[rope].rotary_dim;
-        const int half = layer.rope < 0 ? 0 : shape_.ropes[layer.rope].rotary_dim / 2;
+        const int offset = angle_offset(layer), half = layer.rope < 0 ? 0 : shape_.ropes[layer.rope].rotary_dim / 2;
         const int head_dim = shape_.head_dim;
         for_rows(view_.num_tokens, [&](int row) {
             const float* cosines = angles(row) + offset;
@@ -315,7 +406,12 @@ class Decoder::Step {
     void mix_experts(const LayerWeights& weights, const Rows& input) {
         const Rows router{a_.router.data(), sizes_.experts};
         linear(weights.router, input, router, view_.num_tokens, false);
-        for_rows(view_.num_tokens, [&](int row) { choose_experts(row, router.row(row)); });
+        for_rows(view_.num_tokens, [&](int row) {
+            float* ranks = a_.ranks.data() + static_cast<std::size_t>(row) * sizes_.ranks;
+            const std::size_t first = static_cast<std::size_t>(row) * shape_.experts_per_token;
+            choose_experts(shape_, kernels_, weights.router_offset, router.row(row), ranks, a_.chosen.data() + first,
+                           a_.chosen_weight.data() + first);
+        });
         member_.once([&] {
             sort_by_expert();
             a_.num_expert_up_pieces = list_pieces(weights, &ExpertWeights::up, a_.expert_up_pieces);
@@ -353,32 +449,13 @@ class Decoder::Step {
                 for (int d = 0; d < shape_.hidden_size; ++d) to[d] += a_.chosen_weight[i] * from[d];
             }
         });
-    }
-
-    // Softmax over all experts, then chooses the likeliest; among equal ones, those with the lowest ids.
-    void choose_experts(int row, float* logits) const {
-        const int num_experts = shape_.num_experts, per_token = shape_.experts_per_token;
-        float highest;
-        int ignored;
-        kernels_.arg_max(logits, num_experts, &highest, &ignored);
-        const float total = static_cast<float>(kernels_.exponentials(logits, num_experts, highest, 1.0F, logits));
-        int* chosen = a_.chosen.data() + row * per_token;
-        float* chosen_weight = a_.chosen_weight.data() + row * per_token;
-        float share = 0.0F;
-        for (int i = 0; i < per_token; ++i) {
-            int best = -1;
-            for (int expert = 0; expert < num_experts; ++expert) {
-                if (std::find(chosen, chosen + i, expert) != chosen + i) continue;
-                if (best < 0 || logits[best] < logits[expert]) best = expert;
-            }
-            chosen[i] = best;
-            share += logits[best] / total;
-        }
-        std::sort(chosen, chosen + per_token);
-        for (int i = 0; i < per_token; ++i) {
-            const float weight = logits[chosen[i]] / total;
-            chosen_weight[i] = shape_.normalize_experts ? weight / share : weight;
-        }
+        if (shape_.shared_size == 0) return;
+        const LinearInput shared = rounded(input, view_.num_tokens);
+        round(shared, forms_for(weights.gate) | forms_for(weights.up), shape_.hidden_size);
+        const MatrixView up = weights.up.view(), gate = weights.gate.view();
+        const LinearPieces pieces = pieces_for(up, view_.num_tokens);
+        member_.for_pieces(pieces.count(), [&](int piece) { expand(gate, up, shared, pieces.tile(piece)); });
+        linear(weights.down, inner_, update_, view_.num_tokens, true);
     }
 
     void sort_by_expert() const {
@@ -418,14 +495,17 @@ class Decoder::Step {
             results_.finite_tokens[row] = kernels_.all_finite(hidden_.row(row), shape_.hidden_size);
         });
         const NormView norm = view_of(shape_.norm, weights_.final_norm);
-        for_rows(view_.num_logits, [&](int index) {
-            const float* from = hidden_.row(static_cast<int>(view_.logit_indices[index]));
+        const auto finish_row = [&](std::int64_t token, float* to) {
+            const float* from = hidden_.row(static_cast<int>(token));
             if (norm.weight == nullptr) {
-                std::memcpy(wanted.row(index), from, shape_.hidden_size * sizeof(float));
+                std::memcpy(to, from, shape_.hidden_size * sizeof(float));
             } else {
-                kernels_.normalize(from, wanted.row(index), shape_.hidden_size, norm);
+                kernels_.normalize(from, to, shape_.hidden_size, norm);
             }
-        });
+        };
+        for_rows(view_.num_states,
+                 [&](int index) { finish_row(view_.state_indices[index], results_.states.row(index)); });
+        for_rows(view_.num_logits, [&](int index) { finish_row(view_.logit_indices[index], wanted.row(index)); });
         const bool project = !weights_.embedding_out.empty();
         if (project) linear(weights_.embedding_out, wanted, projected, view_.num_logits, false);
         linear(weights_.head, project ? projected : wanted, results_.logits, view_.num_logits, false);
@@ -449,7 +529,7 @@ class Decoder::Step {
     ThreadTeam::Member& member_;
     const int num_threads_;
     const ActivationSizes sizes_;
-    const Rows hidden_, normed_, update_, query_, attended_, key_, value_, inner_;
+    const Rows hidden_, normed_, update_, query_, attended_, key_, value_, heads_, query_down_, inner_;
 };
 
 void Decoder::run(const StepView& step, const StepResultView& results) {

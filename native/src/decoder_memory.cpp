@@ -8,10 +8,13 @@ namespace quire {
 
 std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_logits, int num_threads) {
     const ActivationSizes sizes(shape);
-    const std::size_t per_token = 3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.angles;
+    const std::size_t of_latents = sizes.heads + sizes.query_down;
+    const std::size_t per_token = 3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.angles + of_latents;
     const std::size_t assignments = std::max(1, shape.experts_per_token);
     std::size_t floats = num_tokens * (per_token + assignments * sizes.inner);
-    if (shape.num_experts > 0) floats += num_tokens * (sizes.experts + 2 * assignments * sizes.hidden);
+    if (shape.num_experts > 0) {
+        floats += num_tokens * (sizes.experts + sizes.ranks + 2 * assignments * sizes.hidden);
+    }
     floats += static_cast<std::size_t>(num_logits) * 2 * sizes.hidden;
     floats += num_threads * attention_scratch(shape.head_dim);
     return floats * sizeof(float) + sizes.rounded_bytes(num_tokens, num_tokens * assignments, num_logits);
@@ -27,14 +30,18 @@ std::size_t Decoder::weight_bytes() const {
     for (const LayerWeights& layer : weights.layers) {
         for (const NormWeights* each :
              {&layer.attention_norm, &layer.after_attention_norm, &layer.joined_attention_norm, &layer.mlp_norm,
-              &layer.after_mlp_norm, &layer.joined_mlp_norm, &layer.query_norm, &layer.key_norm}) {
+              &layer.after_mlp_norm, &layer.joined_mlp_norm, &layer.query_norm, &layer.key_norm, &layer.query_down_norm,
+              &layer.latent_norm}) {
             total += norm(*each);
         }
-        for (const PackedMatrix* each : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up,
-                                         &layer.down, &layer.router}) {
+        for (const PackedMatrix* each : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.query_down,
+                                         &layer.latent, &layer.gate, &layer.up, &layer.down, &layer.router}) {
             total += each->num_bytes();
         }
-        total += layer.sinks.size() * sizeof(float);
+        for (const auto* of_heads : {&layer.key_up, &layer.value_up}) {
+            for (const PackedMatrix& each : *of_heads) total += each.num_bytes();
+        }
+        total += (layer.sinks.size() + layer.router_offset.size()) * sizeof(float);
         for (const ExpertWeights& expert : layer.experts) {
             total += expert.gate.num_bytes() + expert.up.num_bytes() + expert.down.num_bytes();
         }
@@ -55,8 +62,11 @@ void Decoder::reserve(int num_tokens, int num_logits) {
         for (Buffer<float>* buffer : {&a.key, &a.value}) buffer->allocate(tokens * sizes.key);
         a.inner.allocate(assignments * sizes.inner);
         a.angles.allocate(tokens * sizes.angles);
+        if (sizes.heads > 0) a.heads.allocate(tokens * sizes.heads);
+        if (sizes.query_down > 0) a.query_down.allocate(tokens * sizes.query_down);
         if (shape_.num_experts > 0) {
             a.router.allocate(tokens * sizes.experts);
+            a.ranks.allocate(tokens * sizes.ranks);
             for (Buffer<float>* buffer : {&a.expert_input, &a.expert_output}) {
                 buffer->allocate(assignments * sizes.hidden);
             }
@@ -88,9 +98,9 @@ void Decoder::reserve(int num_tokens, int num_logits) {
 void Decoder::prepare_memory(const std::vector<MemoryRange>& kv_memory) {
     const Activations& a = *activations_;
     std::vector<MemoryRange> ranges = {a.rounded.range()};
-    for (const Buffer<float>* buffer :
-         {&a.hidden, &a.normed, &a.update, &a.query, &a.attended, &a.key, &a.value, &a.inner, &a.angles, &a.wanted,
-          &a.wanted_projected, &a.scratch, &a.router, &a.expert_input, &a.expert_output}) {
+    for (const Buffer<float>* buffer : {&a.hidden, &a.normed, &a.update, &a.query, &a.attended, &a.key, &a.value,
+                                        &a.inner, &a.angles, &a.wanted, &a.wanted_projected, &a.scratch, &a.heads,
+                                        &a.query_down, &a.router, &a.ranks, &a.expert_input, &a.expert_output}) {
         ranges.push_back(buffer->range());
     }
     ranges.insert(ranges.end(), kv_memory.begin(), kv_memory.end());

@@ -13,19 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.cli.model_shapes import shape_of
 from quire.cli.plan.sizing import EngineSizer
 from quire.compute.gguf import tensors as tensors_module
+from quire.compute.gguf.blocks import BLOCK_TYPES
 from quire.compute.gguf.header import GgufHeader
+from quire.compute.gguf.settings import config_of
 from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader, expected_tensors, weight_bytes
+from quire.compute.weights.stacked import unstacked
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, ModelError
 from quire.engine.factory import plan_engine
@@ -41,11 +44,20 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
     "smollm3": {"no_rope_layers": None, "no_rope_layer_interval": 4, "use_sliding_window": False, "layer_types": None},
     "cohere2": {"layer_types": None, "num_hidden_layers": 5},
     "starcoder2": {"sliding_window": None},
+    "minicpm3": {"dim_model_base": 256},
+    "deepseek-v2-lite": {
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 10_000.0, "mscale": 0.707, "mscale_all_dim": 0.707},
+            **{"factor": 4.0, "original_max_position_embeddings": 64},
+        }
+    },
+    "deepseek-v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
 }
 FORMS = (
     *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
     *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm4"),
-    *("cohere", "cohere2", "starcoder2", "stablelm"),
+    *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
+    *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
 )
 PACKED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # those that the gguf package can pack
 PROMPT = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
@@ -66,12 +78,12 @@ def golden(form: str, folder: Path, changes: dict[str, Any] | None = None) -> Pa
 
 def _complete(folder: Path) -> Path:
     """Leave the tensors in a folder that its settings ask for, as float32; make those up that it lacks."""
-    checkpoint, random = Checkpoint.open(folder), np.random.default_rng(0)
+    checkpoint, random = unstacked(Checkpoint.open(folder)), np.random.default_rng(0)
     spec = read_model(ModelFolder(folder)).spec
     tensors: dict[str, Any] = {}
     for name, shape in expected_tensors(spec).items():
         stored = name if name in checkpoint.entries else name.removeprefix(spec.optional_prefix)
-        known = stored in checkpoint.entries
+        known = stored in checkpoint.entries and checkpoint.entries[stored].shape == shape
         tensors[name] = checkpoint.tensor(stored).copy() if known else random.normal(0, 0.1, shape).astype(np.float32)
     save_file(tensors, folder / "model.safetensors")
     return folder
@@ -245,3 +257,73 @@ def test_as_many_experts_as_no_model_has_are_refused_before_they_are_named(tmp_p
         CheckpointError, match=r"ffn_gate_exps\.weight' is '1099511627776 experts'; allowed: at most 4096"
     ):
         GgufTensors(replace(header, tensors={**header.tensors, name: many}))
+
+
+def test_latents_of_old_files_are_those_of_new_ones(tmp_path: Path) -> None:
+    """Before latents were run as they are, files had what makes keys and values of them in one tensor."""
+    folder = golden("deepseek-v2", tmp_path / "model")
+    path = write_gguf(folder, tmp_path / "old.gguf", splits=False)
+    assert {"blk.0.attn_kv_b.weight"} < GgufHeader.read(path).tensors.keys()
+    assert read_model(GgufFile(path)).spec == read_model(ModelFolder(folder)).spec
+    assert answer_of(path, "float32") == answer_of(folder, "float32")
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_what_makes_keys_of_latents_is_widened(kind: str, tmp_path: Path) -> None:
+    folder = golden("deepseek-v2-lite", tmp_path / "model")
+    path = write_gguf(folder, tmp_path / "m.gguf", kind)
+    spec, block_types = read_model(GgufFile(path)).spec, GgufFile(path).block_types()
+    assert not any(part in name for name in block_types for part in ("k_b_proj", "v_b_proj"))
+    planned = plan_engine(EngineConfig(model=str(path), skip_tokenizer_init=True)).backend.facts.weight_bytes
+    assert planned == weight_bytes(spec, "bfloat16", "auto", block_types) < weight_bytes(spec, "bfloat16")
+    packed, widened = logits_of(path), logits_of(path, weights="widened")
+    assert 0 < np.std(packed - widened) < 0.05 * np.std(widened)
+
+
+def test_a_model_with_scores_by_position_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(golden("deepseek-v2", tmp_path / "model"), tmp_path / "m.gguf")
+    header = GgufHeader.read(path)
+    settings = {**header.settings, "deepseek2.attention.temperature_scale": 0.1}
+    with pytest.raises(CheckpointError, match=r"temperature_scale is 0\.1; allowed: none: no scores by position"):
+        config_of(replace(header, settings=settings), lambda name: None)
+    settings = {**header.settings, "deepseek2.attention.key_length_mla": 16}
+    with pytest.raises(CheckpointError, match=r"key_length_mla is 16; allowed: more than the 16 that rotate"):
+        config_of(replace(header, settings=settings), lambda name: None)
+
+
+def mxfp4_experts(folder: Path, scale: int = 120) -> dict[str, tuple[str, Any]]:
+    """Return random blocks of MXFP4 for the experts of a model, and write what they stand for into its folder."""
+    tensors = {name: np.array(each) for name, each in load_file(folder / "model.safetensors").items()}
+    experts = sorted(name for name in tensors if ".experts." in name and name.endswith(".weight"))
+    random, blocks = np.random.default_rng(0), {}
+    for name in experts:
+        out, inputs = tensors[name].shape
+        each = random.integers(0, 256, (out, inputs // 32, 17), np.uint8)
+        each[..., 0] = random.integers(scale - 3, scale + 3, each.shape[:2])
+        tensors[name] = BLOCK_TYPES[39].widen(each.reshape(-1, 17)).reshape(out, inputs)
+        stacked = f"{name.partition('.experts.')[0]}.experts.{name.rpartition('.experts.')[2].partition('.')[2]}"
+        kind, before = blocks.get(stacked, ("MXFP4", []))
+        blocks[stacked] = kind, [*before, each.reshape(out, -1)]
+    save_file(tensors, folder / "model.safetensors")
+    return {name: (kind, np.stack(each)) for name, (kind, each) in blocks.items()}
+
+
+def test_experts_of_mxfp4_stay_packed_as_five_bits(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 32}
+    folder = golden("gpt-oss", tmp_path / "model", sizes)
+    path = write_gguf(folder, tmp_path / "m.gguf", blocks=mxfp4_experts(folder))
+    source = GgufFile(path)
+    assert set(source.block_types().values()) == {"Q5_0"}
+    assert answer_of(path, "float32", "widened") == answer_of(folder, "float32")
+    packed, widened = logits_of(path), logits_of(path, weights="widened")
+    assert 0 < np.std(packed - widened) < 0.05 * np.std(widened)
+
+
+def test_scales_of_mxfp4_that_no_packed_block_has_are_refused_by_the_name_of_the_tensor(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 32}
+    folder = golden("gpt-oss", tmp_path / "model", sizes)
+    path = write_gguf(folder, tmp_path / "m.gguf", blocks=mxfp4_experts(folder, scale=60))
+    said = r"m\.gguf: tensor 'blk\.0\.ffn_\w+_exps\.weight' is .*allowed: from 2\^-24 to 2\^15, or the option --weights"
+    with pytest.raises(CheckpointError, match=said):
+        answer_of(path, "float32")
+    assert answer_of(path, "float32", "widened") == answer_of(folder, "float32")

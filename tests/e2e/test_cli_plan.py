@@ -86,6 +86,17 @@ def test_the_memory_is_that_of_the_start_up_table(
     assert again["parts_bytes"] == machine["parts_bytes"]
 
 
+def test_a_draft_model_is_part_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "speculation": "guide"}
+    arguments = ["guide", "--memory", "64MiB", "--hardware", MACHINE, *flags(settings)]
+    (machine,) = plan(*arguments, capsys=capsys)["machines"]
+    config = EngineConfig(kv_memory=machine["parts_bytes"]["KV blocks"], **settings)
+    assert_same(machine, plan_engine(config).report.plan)
+    assert main(["plan", *arguments]) == 0
+    assert "guesses     guide: Qwen3ForCausalLM, 6 layers" in capsys.readouterr().out
+    assert "a draft model that is smaller" in refusal("guide", "--speculation", "opt-13b", capsys=capsys)
+
+
 def test_the_best_settings_make_an_engine_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (machine,) = plan("guide", "--memory", "48MiB", "--hardware", MACHINE, capsys=capsys)["machines"]
     best = machine["best"]
@@ -131,6 +142,13 @@ def test_a_memory_that_is_too_small_is_answered_with_the_nearest(
     assert machine["best"] is not None
     smaller = str(parse_bytes(nearest) - (2 << 20) - 2 * machine["bytes_per_block"])
     assert f"allowed: {nearest} or more" in refusal(name, "--memory", smaller, "--hardware", MACHINE, capsys=capsys)
+
+
+def test_what_latents_save_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "deepseek-v2-lite", "--hardware", MACHINE, "--memory", "64GiB"]) == 0
+    text = capsys.readouterr().out
+    assert "bfloat16, 31,104 bytes a token" in text
+    assert "one for all 16 heads of a layer; their keys and values would be 276,480 bytes a token, 8.9 times" in text
 
 
 def test_a_model_that_is_too_large_is_counted_in_machines(capsys: pytest.CaptureFixture[str]) -> None:

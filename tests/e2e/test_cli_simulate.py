@@ -322,3 +322,21 @@ def test_right_guesses_bring_answers_sooner_and_wrong_ones_cost_little(capsys: p
     assert off <= wrong < 1.1 * off
     assert main([*SMALL, "--acceptance", "1.1"]) == 2
     assert "1.1 is not a number from 0 to 1" in capsys.readouterr().err
+
+
+def test_a_draft_model_brings_answers_sooner_and_takes_time_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """The other proposers are taken to cost nothing; and one that is always wrong takes the time of its pass."""
+
+    def run_with(speculation: str, acceptance: str) -> tuple[float, int]:
+        load = ["--users", "1", "--duration", "1", "--prompt-tokens", "60", "--output-tokens", "60"]
+        options = ["--speculation", speculation, "--acceptance", acceptance, "--hardware", "nvidia-a100-40gb"]
+        assert main(["simulate", "llama-3.1-8b", *load, *options, "--json", "-"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        (blocks,) = re.findall(r"([\d,]+) blocks", json.dumps(found))[:1]
+        return float(found["results"]["quire"]["latencies"]["tpot_s"]["mean"]), int(blocks.replace(",", ""))
+
+    (off, most), (auto, _) = run_with("off", "0"), run_with("auto", "0.8")
+    (right, blocks), (wrong, _) = run_with("qwen3-0.6b", "0.8"), run_with("qwen3-0.6b", "0")
+    assert auto < right < 0.7 * off
+    assert off < wrong < 1.6 * off
+    assert 0.4 * most < blocks < 0.6 * most

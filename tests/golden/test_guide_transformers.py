@@ -76,3 +76,20 @@ def test_greedy_tokens_are_equal_wherever_the_margin_allows(theirs: tuple[Any, A
         clear = best[:, -1] - best[:, -2] > 2 * error
         assert clear.mean() > 0.9
         assert np.array_equal(ours.argmax(1)[clear], exact.argmax(1)[clear])
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_vectors_are_those_of_transformers(theirs: tuple[Any, Any], pooling: str, backend: str) -> None:
+    import torch
+
+    tokenizer, model = theirs
+    prompts = [their_prompt(tokenizer, conversation) for conversation in CONVERSATIONS]
+    with LLM("guide", dtype="float32", backend=backend, kv_memory="32MiB", pooling=pooling) as llm:
+        outputs = llm.embed(prompts, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        with torch.no_grad():
+            states = model.model(torch.tensor([prompt])).last_hidden_state[0]
+        pooled = (states[-1] if pooling == "last" else states.mean(dim=0)).double()
+        assert output.embedding == pytest.approx((pooled / pooled.norm()).tolist(), abs=2e-6)

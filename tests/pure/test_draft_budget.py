@@ -158,3 +158,62 @@ def test_where_not_even_a_sure_guess_could_pay_none_is_verified(seed: int) -> No
         budget.note_verified(rng.choice(requests), 2, 2)
     budget.share_out(requests, num_running)
     assert could_pay or not any(len(request.drafts) for request in requests)
+
+
+def brute_force_depth(budget: DraftBudget, chances: list[float], num_running: int, most: int) -> int:
+    """Return the depth with the best rate, of those the least."""
+    pass_us = budget.pass_times.of(num_running)
+
+    def rate(depth: int) -> float:
+        expected = num_running + sum(chance**place for chance in chances for place in range(1, depth + 1))
+        total_us = budget.times.of(num_running + depth * len(chances)) + max(depth, 1) * pass_us
+        return expected / total_us
+
+    return max(range(most + 1), key=lambda depth: (round(rate(depth), 9), -depth))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_draft_model_guesses_as_far_as_brings_most_tokens_for_the_time(seed: int) -> None:
+    rng = random.Random(seed)
+    budget, num_running = DraftBudget(), rng.randrange(1, 12)
+    time = rng.uniform(5_000, 30_000)
+    for num_tokens in (1, 2, 4, 8, 16, 32, 64):
+        time += num_tokens * rng.uniform(0, 400)
+        budget.note_step(num_tokens, round(time))
+    budget.note_pass(num_running, round(time * rng.choice([0.02, 0.1, 0.3, 1.0])))
+    requests = [Request(str(number), [1]) for number in range(num_running)]
+    for request in requests:
+        request.guesser = "draft_model"
+        for _ in range(rng.randrange(20)):
+            budget.note_verified(request, 4, rng.randrange(5))
+    chances = [budget._chance(request) for request in requests]
+    most = min(15, 64 // num_running)
+    assert budget.depth(requests, num_running, 15) == brute_force_depth(budget, chances, num_running, most)
+
+
+def test_a_draft_model_that_is_wrong_rests_and_is_tried_again() -> None:
+    budget, request = DraftBudget(), Request("r", [1])
+    for num_tokens in (1, 2, 4, 8, 16):
+        budget.note_step(num_tokens, 10_000 + 100 * num_tokens)
+    budget.note_pass(1, 2_000)
+    assert budget.depth([request], 1, 15) > 1
+    request.guesser = "draft_model"
+    for _ in range(40):
+        budget.note_verified(request, 3, 0)
+    depths = [budget.depth([request], 1, 15) for _ in range(2 * REST)]
+    assert depths == ([0] * (REST - 1) + [1]) * 2
+
+
+def test_what_is_foreseen_is_the_gain_of_guesses_that_are_as_right_as_they_were() -> None:
+    budget, request = DraftBudget(), Request("r", [1])
+    assert budget.foreseen.gain == 1.0
+    for num_tokens, duration_us in ((1, 10_000), (2, 11_000), (4, 13_000)):
+        budget.note_step(num_tokens, duration_us)
+    budget.note_pass(1, 1_000)
+    request.guesser = "draft_model"
+    for _ in range(80):
+        budget.note_verified(request, 3, 3)
+    budget.foresee(1, [(request, 3)], 3)
+    assert budget.foreseen.gain == pytest.approx(4 * 10_000 / (13_000 + 3 * 1_000))
+    budget.foresee(1, [], 1)
+    assert budget.foreseen.gain == pytest.approx(50_000 / (16_000 + 11_000))

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from quire.compute.gguf.blocks import BLOCK_TYPES, BlockType
+from quire.compute.gguf.blocks import BLOCK_TYPES, BlockType, q5_0_of_mxfp4
 
 NUM_BLOCKS = 400
 SCALES_AT = {  # where float16 numbers are: random bytes would make some of them infinite or no number
@@ -21,6 +21,8 @@ def random_blocks(block: BlockType, seed: int) -> np.ndarray:
     for at in SCALES_AT.get(block.name, ()):
         scales = random.normal(0, 1, (NUM_BLOCKS, 1)).astype("<f2")
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(NUM_BLOCKS, 2)
+    if block.name == "MXFP4":
+        blocks[:, 0] %= 250  # larger scales overflow, in the reference with a warning
     if block.name == "F32":
         blocks = random.normal(0, 1, (NUM_BLOCKS, 1)).astype("<f4").view(np.uint8)
     return blocks
@@ -38,6 +40,21 @@ def test_every_type_widens_as_the_reference_does(number: int) -> None:
         assert found.dtype == np.float32 and found.shape == (NUM_BLOCKS, block.size)
         expected = gguf.quants.dequantize(blocks, kind)
         assert found.reshape(-1).tobytes() == np.asarray(expected, np.float32).reshape(-1).tobytes()
+
+
+def test_blocks_of_mxfp4_are_those_of_q5_0() -> None:
+    random = np.random.default_rng(0)
+    blocks = random.integers(0, 256, (8, 3 * 17), np.uint8)
+    blocks[:, ::17] = random.integers(104, 144, (8, 3))  # 2^-24 to 2^15
+    blocks[0, 17:34] = [0, *[0x08] * 16]  # no scale at all, and zeros with a sign
+    made = q5_0_of_mxfp4(blocks)
+    assert made.shape == (8, 3 * 22)
+    widened = BLOCK_TYPES[39].widen(blocks.reshape(-1, 17))
+    assert np.array_equal(BLOCK_TYPES[6].widen(made.reshape(-1, 22)), widened)
+    for scale in (103, 144, 255):
+        blocks[3, 0] = scale
+        with pytest.raises(ValueError, match="scales that float16 does not have"):
+            q5_0_of_mxfp4(blocks)
 
 
 def test_a_code_at_either_end_of_its_range_is_right() -> None:

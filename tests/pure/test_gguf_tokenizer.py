@@ -119,6 +119,9 @@ WORDS = {  # what each splitter makes of a text, as its makers' own tokenizers d
     "smollm": ("it's 123 days", ["it", "'s", " ", "1", "2", "3", " days"]),
     "llama-bpe": ("IT'S 12345 days!\n\nnow", ["IT", "'S", " ", "123", "45", " days", "!\n\n", "now"]),
     "qwen2": ("IT'S 123 (days)", ["IT", "'S", " ", "1", "2", "3", " (", "days", ")"]),
+    "phi-2": ("it's 12345 days\n\n  on", ["it", "'s", " 12345", " days", "\n\n ", " on"]),
+    "falcon": ("it's  12345 days", ["it", "'", "s", " ", " ", "123", "45", " days"]),
+    "deepseek-v3": ("it's 12345 days!\n\n你好now", ["it", "'s", " ", "123", "45", " days", "!\n\n", "你好", "now"]),
     "tekken": ("camelCase 12 it's/\n", ["camel", "Case", " ", "1", "2", " it", "'s", "/\n"]),
 }
 

@@ -33,6 +33,7 @@ def test_known_models_weigh_what_the_compute_plane_says(name: str, dtype: str, w
 
 def test_published_numbers_of_parameters() -> None:
     assert {name: find_shape(name).num_parameters for name in known_models()} == {
+        "deepseek-v2-lite": 15_706_484_224,
         "llama-3.1-8b": 8_030_261_248,
         "opt-13b": 12_853_473_280,
         "opt-175b": 174_604_468_224,

@@ -111,6 +111,7 @@ LLAMA_2_7B = {
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 24}
 ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "src" / "quire" / "simulate" / "models"
 # What config.json says of the model in other published folders, and how many parameters that makes.
 PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
     "Mistral-7B-v0.1": (
@@ -150,6 +151,34 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
             },
         },
         20_914_757_184,
+    ),
+    "DeepSeek-V2-Lite": (json.loads((KEPT / "deepseek-v2-lite.json").read_text()), 15_706_484_224),
+    "DeepSeek-V2": (
+        {
+            **json.loads((KEPT / "deepseek-v2-lite.json").read_text()),
+            **{"hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536, "n_group": 8},
+            **{"n_routed_experts": 160, "num_attention_heads": 128, "num_hidden_layers": 60, "q_lora_rank": 1536},
+            **{"num_key_value_heads": 128, "routed_scaling_factor": 16.0, "topk_group": 3},
+            **{"topk_method": "group_limited_greedy"},
+        },
+        235_741_434_880,
+    ),
+    "DeepSeek-V3": (
+        {
+            **{"architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 3, "hidden_size": 7168},
+            **{"intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_layer_freq": 1},
+            **{"moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1},
+            **{"norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61},
+            **{"num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128},
+            **{"qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 2.5},
+            **{"scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "topk_method": "noaux_tc"},
+            **{"v_head_dim": 128, "vocab_size": 129280},
+            "rope_scaling": {
+                **{"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
+                **{"original_max_position_embeddings": 4096, "type": "yarn"},
+            },
+        },
+        671_026_419_200,
     ),
     "Qwen3-30B-A3B": (
         {
@@ -660,6 +689,19 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ("gpt-oss-20b", {"swiglu_alpha": 1.5}, "swiglu_alpha is 1.5; allowed: 1.702"),
         ("gpt-oss-20b", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu' or null"),
         ("gpt-oss-20b", {"num_experts_per_tok": 33}, "num_experts_per_tok is 33; allowed: an integer from 1 to 32"),
+        ("DeepSeek-V2-Lite", {"norm_topk_prob": True}, "norm_topk_prob is True; allowed: false"),
+        ("DeepSeek-V2-Lite", {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; allowed: 'softmax' or null"),
+        ("DeepSeek-V2-Lite", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; allowed: 'greedy' or"),
+        ("DeepSeek-V2-Lite", {"moe_layer_freq": 2}, "moe_layer_freq is 2; allowed: 1"),
+        ("DeepSeek-V2-Lite", {"num_key_value_heads": 4}, "num_key_value_heads is 4; allowed: 16"),
+        ("DeepSeek-V2-Lite", {"kv_lora_rank": 500}, "latent rank is 500; allowed: a multiple of 16"),
+        ("DeepSeek-V2-Lite", {"qk_rope_head_dim": 8}, "latent rope_dim is 8; allowed: a multiple of 16"),
+        ("DeepSeek-V2-Lite", {"kv_lora_rank": 2**20}, "kv_lora_rank is 1048576; allowed: an integer from 1 to 2048"),
+        ("DeepSeek-V2", {"n_group": 7}, "groups of experts is 7; allowed: a divisor of 160"),
+        ("DeepSeek-V2", {"topk_group": 9}, "groups per token is 9; allowed: from 1 to 8"),
+        ("DeepSeek-V2", {"n_shared_experts": 2**20}, "n_shared_experts is 1048576; allowed: MLPs of 1536 numbers that"),
+        ("DeepSeek-V3", {"topk_method": "greedy"}, "topk_method is 'greedy'; allowed: 'noaux_tc' or null"),
+        ("DeepSeek-V3", {"num_nextn_predict_layers": 99}, "num_nextn_predict_layers is 99; allowed: an integer"),
         ("gpt2", {"n_layer": 10**9}, "n_layer is 1000000000; allowed: an integer from 1 to 1000"),
     ],
 )
@@ -907,6 +949,38 @@ def test_gpt_oss_stretches_its_positions_even_where_its_settings_say_nothing_of_
     assert rotary.inverse_frequencies[-1] == pytest.approx(150_000 ** (-62 / 64) / 32)
 
 
+def test_layers_of_deepseek_v3_that_guess_further_tokens_are_not_read(tmp_path: Path) -> None:
+    model = read(tmp_path, published("DeepSeek-V3"))
+    ignored = model.spec.ignored_tensors
+    of_last = {name.replace("layers.61.", "layers.60.") for name in ignored if "layers.61." in name}
+    names = expected_tensors(model.spec)
+    assert {name for name in names if "layers.60." in name} <= of_last
+    assert not ignored & names.keys()
+
+
+def test_layers_with_experts_of_glm_4_7_flash_may_be_listed(tmp_path: Path) -> None:
+    config = {
+        **{"architectures": ["Glm4MoeLiteForCausalLM"], "hidden_size": 2048, "intermediate_size": 10240},
+        **{"max_position_embeddings": 202752, "num_attention_heads": 20, "num_hidden_layers": 4, "vocab_size": 154880},
+    }
+    spec = read(tmp_path, config).spec
+    assert [layer.sparse for layer in spec.layers] == [False, True, True, True]
+    assert spec.kv_cache_spec(16, "bfloat16").bytes_per_token == 4 * (512 + 64) * 2
+    kinds = ["sparse", "dense", "dense", "sparse"]
+    assert [layer.sparse for layer in read(tmp_path, config | {"mlp_layer_types": kinds}).spec.layers] == [
+        kind == "sparse" for kind in kinds
+    ]
+    for wrong in (kinds[1:], ["other"] * 4):
+        with pytest.raises(CheckpointError, match=r"mlp_layer_types is .*; allowed: 4 of dense, sparse"):
+            read(tmp_path, config | {"mlp_layer_types": wrong})
+
+
+def test_the_scores_of_deepseek_are_scaled_with_their_positions(tmp_path: Path) -> None:
+    scale = read(tmp_path, published("DeepSeek-V2-Lite")).spec.attention.scale
+    assert scale == pytest.approx((0.1 * 0.707 * math.log(40) + 1) ** 2 / math.sqrt(192))
+    assert read(tmp_path, published("DeepSeek-V2-Lite", rope_scaling=None)).spec.attention.scale == 192**-0.5
+
+
 def test_a_clamped_gate_is_a_gate() -> None:
     with pytest.raises(CheckpointError, match="clamped_swiglu"):
         replace(SPECS["sinks"], mlp=replace(SPECS["sinks"].mlp, gated=False))
@@ -942,12 +1016,18 @@ def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
 def test_a_spec_that_contradicts_itself_is_refused() -> None:
     rotary = rope(100.0, 16)
     sparse = replace(PLAIN.layers[0], sparse=True)
-    experts = SPECS["experts"].experts
+    experts, latent, groups = SPECS["experts"].experts, SPECS["latent"], SPECS["latent"].experts
     assert experts is not None
+    assert groups is not None
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: replace(PLAIN, layers=(LayerSpec(None, rope(100.0, 18)),)), "an even number from 2 to 16"),
         (lambda: replace(PLAIN, layers=(LayerSpec(None, replace(rotary, rotary_dim=8)),)), "is 8; allowed: 4 of them"),
         (lambda: replace(PLAIN, layers=(sparse,)), "a spec of experts for sparse layers"),
+        (lambda: replace(latent, attention=replace(latent.attention, num_kv_heads=2)), "one key-value head, which is"),
+        (lambda: replace(latent, attention=replace(latent.attention, sinks=True)), "one key-value head, which is"),
+        (lambda: replace(latent, attention=replace(latent.attention, head_dim=64)), "one key-value head, which is"),
+        (lambda: replace(latent, experts=replace(groups, group_best=3)), "is 3; allowed: from 1 to 2"),
+        (lambda: replace(latent, experts=replace(groups, groups_per_token=1)), "is 1; allowed: from 2 to 4"),
         (lambda: replace(PLAIN, experts=replace(experts, experts_per_token=9)), "is 9; allowed: from 1 to 8"),
         (lambda: replace(PLAIN, experts=replace(experts, experts_per_token=0)), "is 0; allowed: from 1 to 8"),
     ]

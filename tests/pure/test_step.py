@@ -30,6 +30,7 @@ from quire.core.parameters import (
     TokenIds,
     TokenSequences,
 )
+from quire.core.pooling import Pooling
 from quire.core.sampling_params import PARAMETERS, SamplingParams
 from quire.core.step import BlockCopy, BlockMove, RowStart, StepPlan, StepResult, TableChanges, column
 
@@ -57,7 +58,8 @@ def values_of(declared: Parameter) -> st.SearchStrategy[Any]:
 
 
 SAMPLINGS = st.builds(SamplingParams, **{name: values_of(declared) for name, declared in PARAMETERS.items()})
-ROW_STARTS = st.builds(RowStart, INT32, TEXTS, COLUMNS, INT32, SAMPLINGS, INT32, INT32, INT32)
+POOLINGS = st.none() | st.builds(Pooling, st.sampled_from(("last", "mean")), INT32)
+ROW_STARTS = st.builds(RowStart, INT32, TEXTS, COLUMNS, INT32, SAMPLINGS, INT32, INT32, INT32, pooling=POOLINGS)
 
 
 def tuples_of(pair: type[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -100,6 +102,7 @@ RESULTS = st.builds(
     REPORTS,
     SEARCHES,
     st.dictionaries(ROWS, st.builds(Guesses, st.sampled_from(GUESSERS), COLUMNS), max_size=3),
+    st.dictionaries(ROWS, st.binary(max_size=9), max_size=2),
     INT64,
 )
 
@@ -139,6 +142,7 @@ RESULT = StepResult(
     prompt_logprobs={1: (TokenLogprobs(-2.5, 3, column(), array("d")),)},
     searches={0: (Hypothesis((5, 6), -1.25, -0.5), Hypothesis((), 0.0, 0.0))},
     proposals={0: Guesses("suffix", column(9, 11))},
+    vectors={1: b"vec"},
     duration_us=1500,
     draft_us=400,
 )
@@ -319,8 +323,9 @@ def test_a_result_is_written_as_the_logs_that_are_kept_have_it() -> None:
             struct.pack("<qqq dq qii qdd", 1, 0, 1, -0.5, 1, 8, 42, 7, 16, -0.5, -1.5),
             struct.pack("<qqq dq qq", 1, 1, 1, -2.5, 3, 0, 0),
             struct.pack("<qqq qiidd qdd", 1, 0, 2, 8, 5, 6, -1.25, -0.5, 0, 0.0, 0.0),
-            struct.pack("<qqqqii q", 1, 0, 2, 8, 9, 11, 1500),
-            struct.pack("<qq", 400, 0),
+            struct.pack("<qqqqii", 1, 0, 2, 8, 9, 11),
+            struct.pack("<qqq3s", 1, 1, 3, b"vec"),
+            struct.pack("<qqq", 1500, 400, 0),
         ]
     )
 

@@ -18,11 +18,13 @@ from quire.compute.models.base import (
     Activation,
     DecoderSpec,
     ExpertsSpec,
+    LatentSpec,
     LayerSpec,
     NormKind,
     NormScope,
     NormSpec,
     Part,
+    Scoring,
 )
 
 Array: TypeAlias = NDArray[np.float64]
@@ -68,6 +70,11 @@ class DenseOracle:
         heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         sizes = {Part.QUERY: heads, Part.KEY: kv_heads, Part.VALUE: kv_heads, Part.OUTPUT: hidden}
         sizes |= {Part.GATE: self.spec.mlp.intermediate_size, Part.UP: self.spec.mlp.intermediate_size}
+        if shape.latent is not None:
+            sizes[Part.KEY_UP] = shape.num_heads * shape.latent.plain_dim
+            sizes[Part.VALUE_UP] = shape.num_heads * shape.latent.value_dim
+            sizes[Part.QUERY] = shape.num_heads * shape.latent.query_dim
+            sizes[Part.OUTPUT] = hidden
         source = self.spec.sources[part]
         first = source.first_row
         if source.run:
@@ -98,11 +105,14 @@ class DenseOracle:
 
     def _attention(self, x: Array, layer: LayerSpec, index: int) -> Array:
         shape = self.spec.attention
-        query = self._heads(x, layer, index, (Part.QUERY, Part.QUERY_NORM))
-        key = self._heads(x, layer, index, (Part.KEY, Part.KEY_NORM))
-        value = self._linear(x, Part.VALUE, index).reshape(key.shape)
-        group = shape.num_heads // shape.num_kv_heads
-        key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
+        if shape.latent is not None:
+            query, key, value = self._of_latents(x, layer, index, shape.latent)
+        else:
+            query = self._heads(x, layer, index, (Part.QUERY, Part.QUERY_NORM))
+            key = self._heads(x, layer, index, (Part.KEY, Part.KEY_NORM))
+            value = self._linear(x, Part.VALUE, index).reshape(key.shape)
+            group = shape.num_heads // shape.num_kv_heads
+            key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
         scores = _cap(np.einsum("qhd,khd->hqk", query, key) * shape.scale, shape.score_soft_cap)
         distance = np.arange(len(x))[:, None] - np.arange(len(x))
         hidden = (distance < 0) | (distance >= (layer.window or len(x)))
@@ -115,6 +125,21 @@ class DenseOracle:
         mixed = np.einsum("hqk,khd->qhd", weights[..., : len(x)], value).reshape(len(x), -1)
         return self._linear(mixed, Part.OUTPUT, index)
 
+    def _of_latents(self, x: Array, layer: LayerSpec, index: int, latent: LatentSpec) -> tuple[Array, Array, Array]:
+        """Return what the definition says: queries, keys and values of each head, the latter two made of latents."""
+        rows, heads, plain = x, self.spec.attention.num_heads, latent.plain_dim
+        if latent.query_rank is not None:
+            rows = self._norm(self._linear(x, Part.QUERY_DOWN, index), Part.QUERY_DOWN_NORM, index, latent.norm)
+        query = self._linear(rows, Part.QUERY, index).reshape(len(x), heads, -1)
+        both = self._linear(x, Part.LATENT, index)
+        normed = self._norm(both[:, : latent.rank], Part.LATENT_NORM, index, latent.norm)
+        key = self._linear(normed, Part.KEY_UP, index).reshape(len(x), heads, -1)
+        value = self._linear(normed, Part.VALUE_UP, index).reshape(len(x), heads, -1)
+        is_paired = self.spec.sources[Part.QUERY].adjacent is not None
+        turned = _turned(both[:, None, latent.rank :], layer, is_paired).repeat(heads, axis=1)
+        query = np.concatenate([query[..., :plain], _turned(query[..., plain:], layer, is_paired)], axis=-1)
+        return query, np.concatenate([key, turned], axis=-1), value
+
     def _heads(self, x: Array, layer: LayerSpec, index: int, parts: tuple[Part, Part]) -> Array:
         shape = self.spec.attention
         heads = self._linear(x, parts[0], index)
@@ -123,18 +148,7 @@ class DenseOracle:
         heads = heads.reshape(len(x), -1, shape.head_dim)
         if shape.qk_norm is not None and shape.qk_norm_scope is not NormScope.ALL_HEADS:
             heads = self._norm(heads, parts[1], index, shape.qk_norm)
-        if layer.rope is None:
-            return heads
-        half = layer.rope.rotary_dim // 2
-        angle = np.arange(len(x))[:, None] * np.array(layer.rope.inverse_frequencies)
-        turned = heads.copy()
-        turn = layer.rope.scale * np.exp(1j * angle)[:, None]
-        first, second = slice(half), slice(half, 2 * half)
-        if self.spec.sources[parts[0]].adjacent is not None:
-            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-        pairs = (heads[..., first] + 1j * heads[..., second]) * turn
-        turned[..., first], turned[..., second] = pairs.real, pairs.imag
-        return turned
+        return _turned(heads, layer, self.spec.sources[parts[0]].adjacent is not None)
 
     def _mlp(self, x: Array, layer: int) -> Array:
         up = self._linear(x, Part.UP, layer)
@@ -144,13 +158,28 @@ class DenseOracle:
 
     def _experts(self, x: Array, layer: int, spec: ExpertsSpec) -> Array:
         scores = np.exp(self._linear(x, Part.ROUTER, layer))
+        scores = scores / (1 + scores if spec.scoring is Scoring.SIGMOID else scores.sum(-1, keepdims=True))
+        offset = np.zeros(spec.num_experts)
+        if spec.offset:
+            offset = self.tensors[self.spec.sources[Part.ROUTER_OFFSET].stem.format(layer=layer) + ".weight"]
         output = np.zeros_like(x)
-        for token, row in enumerate(scores / scores.sum(-1, keepdims=True)):
-            best = sorted(range(len(row)), key=lambda expert: -row[expert])[: spec.experts_per_token]
+        for token, row in enumerate(scores):
+            by = row + offset
+            groups: list[list[int]] = np.arange(len(row)).reshape(spec.num_groups, -1).tolist()
+            groups.sort(key=lambda group: -sum(sorted(by[group])[-spec.group_best :]))
+            allowed = sorted(expert for group in groups[: spec.groups_per_token] for expert in group)
+            best = sorted(allowed, key=lambda expert: -by[expert])[: spec.experts_per_token]
             total = row[best].sum() if spec.normalize_weights else 1.0
             for expert in best:
-                output[token] += row[expert] / total * self._expert(x[token : token + 1], layer, expert)[0]
-        return output
+                weight = spec.scale * row[expert] / total
+                output[token] += weight * self._expert(x[token : token + 1], layer, expert)[0]
+        return output + self._shared(x, layer) if spec.shared_size else output
+
+    def _shared(self, x: Array, layer: int) -> Array:
+        up = self._linear(x, Part.SHARED_UP, layer)
+        if not self.spec.mlp.gated:
+            return self._linear(self._activate(up), Part.SHARED_DOWN, layer)
+        return self._linear(self._gate(self._linear(x, Part.SHARED_GATE, layer), up), Part.SHARED_DOWN, layer)
 
     def _expert(self, x: Array, layer: int, expert: int) -> Array:
         up = self._linear(x, Part.EXPERT_UP, layer, expert)
@@ -175,6 +204,22 @@ class DenseOracle:
         if kind is Activation.GELU:
             return x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
         return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _turned(heads: Array, layer: LayerSpec, is_paired: bool) -> Array:
+    """Rotate the first numbers of each head, `[num_tokens, heads, numbers]`."""
+    if layer.rope is None:
+        return heads
+    half = layer.rope.rotary_dim // 2
+    angle = np.arange(len(heads))[:, None] * np.array(layer.rope.inverse_frequencies)
+    turned = heads.copy()
+    turn = layer.rope.scale * np.exp(1j * angle)[:, None]
+    first, second = slice(half), slice(half, 2 * half)
+    if is_paired:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    pairs = (heads[..., first] + 1j * heads[..., second]) * turn
+    turned[..., first], turned[..., second] = pairs.real, pairs.imag
+    return turned
 
 
 def _cap(x: Array, cap: float | None) -> Array:

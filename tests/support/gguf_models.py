@@ -12,11 +12,17 @@ import gguf
 import numpy as np
 
 from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.stacked import unstacked
 
 ARCHITECTURES = {
     "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
     "CohereForCausalLM": gguf.MODEL_ARCH.COMMAND_R,
+    "DeepseekV2ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
+    "DeepseekV3ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
+    "FalconForCausalLM": gguf.MODEL_ARCH.FALCON,
+    "GPTNeoXForCausalLM": gguf.MODEL_ARCH.GPTNEOX,
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
+    "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
     "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
     "Olmo3ForCausalLM": gguf.MODEL_ARCH.OLMO2,
@@ -27,8 +33,10 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
     "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
+    "PhiForCausalLM": gguf.MODEL_ARCH.PHI2,
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
@@ -38,12 +46,17 @@ ARCHITECTURES = {
 class GgufWriting:
     """One file in the making."""
 
-    def __init__(self, folder: Path, path: Path, blocks: Mapping[str, tuple[str, Any]] | None = None) -> None:
+    def __init__(
+        self, folder: Path, path: Path, blocks: Mapping[str, tuple[str, Any]] | None = None, *, splits: bool = True
+    ) -> None:
         self.blocks = blocks or {}  # the type and the bytes of tensors that are blocks already
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.architecture = ARCHITECTURES[self.config["architectures"][0]]
+        self.of_latents = self.architecture in (gguf.MODEL_ARCH.DEEPSEEK2, gguf.MODEL_ARCH.MINICPM3)
+        # Whether what makes keys of latents and what makes values are two tensors.
+        self.splits = splits and self.architecture is gguf.MODEL_ARCH.DEEPSEEK2
         self.writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.architecture])
-        checkpoint = Checkpoint.open(folder)
+        checkpoint = unstacked(Checkpoint.open(folder))
         self.tensors: Mapping[str, Any] = {name: checkpoint.tensor(name) for name in checkpoint.entries}
         self.num_layers = int(self.config.get("num_hidden_layers") or self.config["n_layer"])
         self.names = gguf.get_tensor_name_map(self.architecture, self.num_layers)
@@ -60,31 +73,70 @@ class GgufWriting:
             return
         writer.add_context_length(config["max_position_embeddings"])
         writer.add_embedding_length(config["hidden_size"])
-        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_feed_forward_length(config.get("ffn_hidden_size") or config["intermediate_size"])
         writer.add_head_count(config["num_attention_heads"])
-        writer.add_head_count_kv(config["num_key_value_heads"])
-        epsilon = config.get("layer_norm_eps") or config.get("norm_epsilon")
+        kv_heads = config.get("num_kv_heads", config.get("num_key_value_heads"))
+        if kv_heads is not None and self.architecture is not gguf.MODEL_ARCH.GPTNEOX:
+            writer.add_head_count_kv(1 if self.of_latents and self.splits else kv_heads)
+        named = ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
+        epsilon = next((config[name] for name in named if name in config), None)
         if epsilon:
             writer.add_layer_norm_eps(epsilon)
         else:
             writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-        if "head_dim" in config:
+        if self.of_latents:
+            self._latents()
+        elif "head_dim" in config:
             writer.add_key_length(config["head_dim"])
             writer.add_value_length(config["head_dim"])
         self._factors()
         if config["architectures"] == ["Olmo3ForCausalLM"]:
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-        windows = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Cohere2ForCausalLM", "Olmo3ForCausalLM")
+        windows = (
+            "Gemma2ForCausalLM",
+            "Gemma3ForCausalLM",
+            "Cohere2ForCausalLM",
+            "Olmo3ForCausalLM",
+            "GptOssForCausalLM",
+        )
         if config["architectures"][0] in windows:
             writer.add_sliding_window(config["sliding_window"])
         if config.get("attn_logit_softcapping"):
             writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-        if "num_local_experts" in config:
-            writer.add_expert_count(config["num_local_experts"])
+        num_experts = config.get("num_local_experts") or config.get("n_routed_experts")
+        if num_experts:
+            writer.add_expert_count(num_experts)
             writer.add_expert_used_count(config["num_experts_per_tok"])
-            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+            writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
         self._rope()
+
+    def _latents(self) -> None:
+        config, writer = self.config, self.writer
+        rank, rope_dim = config["kv_lora_rank"], config["qk_rope_head_dim"]
+        if config["q_lora_rank"] is not None:
+            writer.add_q_lora_rank(config["q_lora_rank"])
+        writer.add_kv_lora_rank(rank)
+        query, value = config["qk_nope_head_dim"] + rope_dim, config["v_head_dim"]
+        if self.splits:
+            writer.add_key_length(rank + rope_dim)
+            writer.add_value_length(rank)
+            writer.add_key_length_mla(query)
+            writer.add_value_length_mla(value)
+        else:
+            writer.add_key_length(query)
+            writer.add_value_length(value)
+        if "n_routed_experts" not in config:
+            return
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        if config["architectures"] == ["DeepseekV3ForCausalLM"]:
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        if config.get("n_group"):
+            writer.add_expert_group_count(config["n_group"])
+            writer.add_expert_group_used_count(config["topk_group"])
 
     def _factors(self) -> None:
         config, writer = self.config, self.writer
@@ -103,12 +155,16 @@ class GgufWriting:
         rope = rope.get("full_attention", rope)
         kind = rope["rope_type"]
         head_dim = self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"]
+        if self.of_latents:
+            head_dim = self.config["qk_rope_head_dim"]
         turned = int(head_dim * rope.get("partial_rotary_factor", 1))
         writer.add_rope_dimension_count(turned)
         writer.add_rope_freq_base(rope["rope_theta"])
         if kind in ("linear", "yarn"):
             writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
             writer.add_rope_scaling_factor(rope["factor"])
+        if self.of_latents and kind == "yarn":
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
         if kind in ("yarn", "longrope"):
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if kind == "longrope":
@@ -137,7 +193,9 @@ class GgufWriting:
     def weights(self, kind: gguf.GGMLQuantizationType) -> None:
         experts: dict[str, dict[int, Any]] = {}
         for name, numbers in self.tensors.items():
-            if ".experts." in name:
+            if self.of_latents and self.splits and ".kv_b_proj." in name:
+                self._add_split(name, numbers, kind)
+            elif ".experts." in name:
                 before, _, rest = name.partition(".experts.")
                 expert, _, part = rest.partition(".")
                 experts.setdefault(f"{before}.experts.{part}", {})[int(expert)] = numbers
@@ -145,6 +203,13 @@ class GgufWriting:
                 self._add(name, self._as_stored(name, numbers), kind)
         for name, each in experts.items():
             self._add(name, np.stack([each[expert] for expert in sorted(each)]), kind)
+
+    def _add_split(self, name: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
+        """Add what makes keys of a latent, transposed, and what makes values, each with a matrix of each head."""
+        heads, key = self.config["num_attention_heads"], self.config["qk_nope_head_dim"]
+        each = numbers.reshape(heads, -1, numbers.shape[1])
+        self._add(name.replace("kv_b_proj", "k_b_proj"), np.ascontiguousarray(each[:, :key].swapaxes(1, 2)), kind)
+        self._add(name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(each[:, key:]), kind)
 
     def _as_stored(self, name: str, numbers: Any) -> Any:
         config = self.config
@@ -154,6 +219,12 @@ class GgufWriting:
             return numbers + np.float32(1)
         heads = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
         part = name.split(".")[-2]
+        if part == "query_key_value":
+            heads_each = config["num_attention_heads"]
+            kv = config.get("num_kv_heads") or heads_each
+            turns = numbers.reshape(kv, heads_each // kv + 2, -1, *numbers.shape[1:])
+            parts = (turns[:, :-2], turns[:, -2], turns[:, -1])
+            return np.concatenate([each.reshape(-1, *numbers.shape[1:]) for each in parts])
         interleaved = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3)
         if self.architecture in interleaved and heads.get(part):
             shape = numbers.shape
@@ -161,7 +232,8 @@ class GgufWriting:
         return numbers
 
     def _add(self, name: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
-        found = self.names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = name.replace("e_score_correction_bias.weight", "e_score_correction.bias")
+        found = self.names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         if name in self.blocks:
             made, data = self.blocks[name]
@@ -188,13 +260,18 @@ class GgufWriting:
 
 
 def write_gguf(
-    folder: Path, path: Path, kind: str = "F32", blocks: Mapping[str, tuple[str, Any]] | None = None
+    folder: Path,
+    path: Path,
+    kind: str = "F32",
+    blocks: Mapping[str, tuple[str, Any]] | None = None,
+    *,
+    splits: bool = True,
 ) -> Path:
     """Write the model of a folder, its matrices as a type of GGUF, with a made-up vocabulary; return the path.
 
-    `blocks`: the types and bytes of matrices that are blocks already.
+    `blocks`: the types and bytes of matrices that are blocks already. Without `splits`, latents are as in old files.
     """
-    writing = GgufWriting(folder, path, blocks)
+    writing = GgufWriting(folder, path, blocks, splits=splits)
     writing.settings()
     writing.tokens(
         ["a", "b", "ab", *(f"<{number}>" for number in range(3, writing.config["vocab_size"]))],

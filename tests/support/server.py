@@ -118,7 +118,9 @@ def running_server(
     `send_buffer`: how many bytes the system holds for a client that reads nothing.
     """
     llm = ServedLLM(model, **{**SETTINGS, **(settings or {})})
-    server_config = ServerConfig(**({"port": 0, "drain_timeout_s": 0.0, "access_log": False} | config))
+    # On a busy machine every call may wait long: none is refused because of that.
+    defaults = {"port": 0, "drain_timeout_s": 0.0, "access_log": False, "max_wait_s": None}
+    server_config = ServerConfig(**(defaults | config))
     models = only_model(llm, server_config, SystemClock())
     listener = listen("127.0.0.1", 0)
     if send_buffer is not None:

@@ -14,6 +14,7 @@ from quire.compute.models.base import (
     AttentionSpec,
     DecoderSpec,
     ExpertsSpec,
+    LatentSpec,
     LayerSpec,
     MLPSpec,
     NormKind,
@@ -21,6 +22,7 @@ from quire.compute.models.base import (
     NormSpec,
     Part,
     RopeSpec,
+    Scoring,
     WeightSource,
 )
 from quire.compute.weights.decoder_weights import expected_tensors
@@ -55,6 +57,11 @@ PLAIN = DecoderSpec(
     layers=(FULL, FULL),
     sources=SOURCES,
 )
+LATENT = LatentSpec(rank=32, rope_dim=16, plain_dim=12, value_dim=16, norm=NormSpec(NormKind.RMS, 1e-6))
+LATENT_SOURCES = SOURCES | {
+    Part.KEY_UP: WeightSource("model.key_value_up.{layer}", run=12, period=28),
+    Part.VALUE_UP: WeightSource("model.key_value_up.{layer}", first_row=12, run=16, period=28),
+}
 SPECS = {
     "plain": PLAIN,
     # As in Gemma 2: 1 + w norms on both sides, soft caps, scaled embedding, alternating windows.
@@ -194,6 +201,55 @@ SPECS = {
         layers=(replace(NEAR, sparse=True), replace(FULL, sparse=True)),
         experts=ExpertsSpec(4, experts_per_token=3, intermediate_size=16, normalize_weights=True, bias=True),
     ),
+    # As in DeepSeek-V2: a latent of each token for all heads, experts next to an MLP for every token, in the best
+    # groups of experts; neighbours turn together, in the last numbers of a head.
+    "latent": replace(
+        PLAIN,
+        attention=AttentionSpec(4, num_kv_heads=1, head_dim=48, scale=0.2, latent=LATENT),
+        layers=(FULL, replace(FULL, sparse=True), replace(NEAR, sparse=True)),
+        experts=ExpertsSpec(
+            num_experts=8,
+            experts_per_token=3,
+            intermediate_size=16,
+            normalize_weights=False,
+            scale=1.5,
+            num_groups=4,
+            groups_per_token=2,
+            shared_size=24,
+        ),
+        sources=LATENT_SOURCES
+        | {
+            Part.QUERY: WeightSource("model.query.{layer}", adjacent=(28, 16), adjacent_from=12),
+            Part.LATENT: WeightSource("model.latent.{layer}", adjacent=(48, 16), adjacent_from=32),
+        },
+    ),
+    # As in DeepSeek-V3: queries from a few numbers, each expert scored alone, and chosen with a number added.
+    "latent-queries": replace(
+        PLAIN,
+        attention=AttentionSpec(
+            *(6, 1, 48),
+            scale=0.3,
+            bias=True,
+            output_bias=True,
+            score_soft_cap=5.0,
+            latent=replace(LATENT, query_rank=24),
+        ),
+        layers=(replace(FULL, sparse=True), NO_ROPE),
+        experts=ExpertsSpec(
+            num_experts=6,
+            experts_per_token=2,
+            intermediate_size=16,
+            normalize_weights=True,
+            scoring=Scoring.SIGMOID,
+            scale=2.5,
+            offset=True,
+            num_groups=3,
+            groups_per_token=2,
+            group_best=2,
+            shared_size=16,
+        ),
+        sources=LATENT_SOURCES,
+    ),
     # Experts without a gate and with an exact GELU, their weights as the softmax gives them.
     "raw-experts": replace(
         PLAIN,
@@ -202,6 +258,9 @@ SPECS = {
         experts=ExpertsSpec(num_experts=5, experts_per_token=2, intermediate_size=16, normalize_weights=False),
     ),
 }
+
+WITHOUT_LATENTS = tuple(name for name, spec in SPECS.items() if spec.attention.latent is None)
+"""Those that the torch engine runs, and whose keys and values may have fewer bits than bfloat16."""
 
 
 def write_spec_model(folder: Path, spec: DecoderSpec) -> dict[str, NDArray[np.float32]]:

@@ -30,6 +30,17 @@ STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 64}
 FACTORS = {"short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [1.0 + 0.7 * i for i in range(8)]}
 MOE = {**SIZES, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
 
+DEEPSEEK = {
+    **SIZES,
+    **{"num_hidden_layers": 3, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+    **{"kv_lora_rank": 32, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16, "v_head_dim": 16},
+    **{"moe_intermediate_size": 24, "n_routed_experts": 6, "n_shared_experts": 2},
+    "rope_parameters": {
+        **{"rope_type": "yarn", "rope_theta": 10_000.0, "mscale": 0.707, "mscale_all_dim": 0.8},
+        **{"factor": 4.0, "original_max_position_embeddings": 64},
+    },
+}
+
 
 def _llama(rope: dict[str, Any], **settings: Any) -> tuple[str, dict[str, Any]]:
     rope = {"rope_theta": 10_000.0, **rope}
@@ -116,6 +127,41 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             # With two of four, one token that rounding sends to another expert outweighs all other differences.
             **{"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 24},
             "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "truncate": False, **STRETCHED},
+        },
+    ),
+    "deepseek-v2-lite": ("DeepseekV2", {**DEEPSEEK, "q_lora_rank": None, "num_experts_per_tok": 3}),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            **DEEPSEEK,
+            **{"q_lora_rank": 24, "num_experts_per_tok": 3, "n_routed_experts": 8, "routed_scaling_factor": 1.5},
+            **{"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {**DEEPSEEK, "q_lora_rank": 24, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2, "n_shared_experts": 1},
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLite",
+        {
+            **DEEPSEEK,
+            **{"num_hidden_layers": 4, "q_lora_rank": 24, "num_experts_per_tok": 3, "n_shared_experts": 1},
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    "minicpm3": (
+        "MiniCPM3",
+        {
+            **SIZES,
+            **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 12},
+            **{"qk_rope_head_dim": 16, "v_head_dim": 16, "scale_depth": 1.4, "dim_model_base": 8},
+            "rope_parameters": {
+                **{"rope_type": "longrope", "rope_theta": 10_000.0, **FACTORS},
+                "original_max_position_embeddings": 64,
+            },
         },
     ),
     "granite": (
@@ -216,6 +262,9 @@ def tiny_model(architecture: str, config: Any) -> Any:
             spread = 0.2 if tensor.ndim == 1 else 1.5 * tensor.shape[-1] ** -0.5
             noise = torch.randn(tensor.shape) * spread
             tensor.copy_(1 + noise if is_norm else noise)
+        for name, tensor in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                tensor.copy_((torch.randn(tensor.shape) * 0.2).bfloat16().float())
     return model
 
 

@@ -5,6 +5,7 @@
 // caller owns the KV memory. A step is a sequence of phases with a barrier after each:
 //
 //     embed ─► per layer: norm ─► q, k, v ─► heads, write KV ─► attention ─► output ─► norm ─► MLP
+//           (with latents: queries and latents ─► queries by head ─► attention ─► values by head)
 //           ─► norm of the rows that need logits ─► head
 //
 // The keys and values of all tokens of the step are written before any is read. A row has the same bits
@@ -42,6 +43,18 @@ struct LayerShape {
     int kv_place = 0;  // the array of the KV memory with its keys and values
 };
 
+// Heads share one latent of each token, of `rank` numbers and `rope_dim` that rotate; see LatentSpec in Python.
+struct LatentShape {
+    int rank = 0;  // 0: heads have keys and values
+    int rope_dim = 0;
+    int plain_dim = 0;
+    int value_dim = 0;
+    int query_rank = 0;  // 0: queries are made of the hidden states
+    NormShape norm;
+
+    int query_dim() const { return plain_dim + rope_dim; }
+};
+
 struct RopeShape {
     int rotary_dim = 0;
     float scale = 1.0F;
@@ -60,6 +73,12 @@ struct DecoderShape {
     int experts_per_token = 0;
     int expert_size = 0;
     bool normalize_experts = false;
+    bool sigmoid_experts = false;  // else a softmax over all
+    float expert_scale = 1.0F;
+    int num_expert_groups = 1;
+    int groups_per_token = 1;
+    int group_best = 1;   // a group's rank is the sum of as many highest numbers
+    int shared_size = 0;  // of an MLP next to the experts
     bool gated = true;
     bool tied_head = false;
     HeadNorm qk_norm = HeadNorm::kNone;
@@ -68,6 +87,7 @@ struct DecoderShape {
     Activation activation = Activation::kSilu;
     NormShape norm;
     NormShape head_norm;
+    LatentShape latent;
     float attention_scale = 1.0F;
     float score_soft_cap = 0.0F;
     float residual_scale = 1.0F;  // of what a sublayer adds to the hidden states
@@ -112,7 +132,11 @@ struct LayerWeights {
     PackedMatrix query, key, value, output;
     std::vector<float> sinks;       // [num_heads]; empty: none
     std::vector<float> key_centre;  // taken off each key before it is stored, [num_kv_heads * head_dim]; may be empty
-    PackedMatrix gate, up, down, router;
+    PackedMatrix query_down, latent;
+    NormWeights query_down_norm, latent_norm;
+    std::vector<PackedMatrix> key_up, value_up;  // per head: [rank, plain_dim] and [value_dim, rank]
+    PackedMatrix gate, up, down, router;         // of a sparse layer: the shared MLP, which may be missing
+    std::vector<float> router_offset;            // added to the weights that experts are chosen by; may be empty
     std::vector<ExpertWeights> experts;
 };
 
@@ -132,10 +156,12 @@ struct StepView {
     int num_sequences = 0;
     int num_tokens = 0;
     int num_logits = 0;
+    int num_states = 0;
     const std::int64_t* query_starts = nullptr;   // [num_sequences + 1]
     const std::int64_t* token_ids = nullptr;      // [num_tokens]
     const std::int64_t* positions = nullptr;      // [num_tokens]
     const std::int64_t* logit_indices = nullptr;  // [num_logits]
+    const std::int64_t* state_indices = nullptr;  // [num_states]
     std::vector<const std::int64_t*> slots;       // per KV group: [num_tokens]
     std::vector<const std::int64_t*> tables;      // per KV group: [num_sequences, table_strides[group]]
     std::vector<std::int64_t> table_strides;
@@ -146,6 +172,7 @@ struct StepResultView {
     Rows logits;          // [num_logits], rows of vocab_size, rounded up to a multiple of 16
     bool* finite_logits;  // [num_logits]
     bool* finite_tokens;  // [num_tokens]: the token's hidden state is finite
+    Rows states = {};     // [num_states], rows of hidden_size, rounded up likewise: after the final norm
 };
 
 class Decoder {

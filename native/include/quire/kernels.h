@@ -13,6 +13,8 @@
 //                                in general           [block_size][value_stride]
 //                                pairs of tokens, and int8
 //                                                     [block_size / 2][value_stride][2]
+//     latents                lie as values do, and are keys as well: float32 or bfloat16, one head, head_dim a multiple
+//                            of 16. A value is the first latent_dim numbers
 //     int8 keys and values   end with the scales of the tokens, [block_size] floats: number = scale * q
 //     4-bit keys             [block_size / 16][value_stride / 8][16][4 bytes], then a scale and a minimum for each
 //                            32 numbers of a token: [value_stride / 32][block_size][2] bfloat16
@@ -180,7 +182,9 @@ struct PagedKv {
     int num_kv_heads = 0;
     int block_size = 0;
     int head_dim = 0;
+    int latent_dim = 0;  // 0: keys and values are apart; else `keys` and `values` are the same memory
 
+    QUIRE_INLINE int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
     QUIRE_INLINE bool has_int4_values() const { return type == KvType::kK8V4 || type == KvType::kInt4; }
     QUIRE_INLINE int value_stride() const { return round_up(head_dim, has_int4_values() ? kInt4Group : kPanelWidth); }
     // The bytes of a head of the key of a token, with its scales.
@@ -217,7 +221,7 @@ struct AttentionTask {
     PagedKv kv;
     const std::int64_t* block_table = nullptr;  // of the sequence, or of any one of several
     Rows query;                                 // row: [num_heads * head_dim]
-    Rows output;                                // row: [num_heads * head_dim]
+    Rows output;                                // row: [num_heads * value_dim]
     // Several sequences share the blocks of their first `shared` positions, which are whole tiles. Each token
     // sees all of those.
     const AttentionMember* members = nullptr;
@@ -229,11 +233,16 @@ struct AttentionTask {
     int kv_head = 0;
     int num_kv_heads = 1;  // several only if all queries, tokens * heads * group, fit into kAttentionQueries
     int group = 1;
+    // The query heads of each group that are computed: a thread may take a part of a wide group.
+    int first_in_group = 0;
+    int num_in_group = 0;  // 0: all
     float scale = 1.0F;
     std::int64_t window = 0;  // positions that a token sees, including its own; 0: all
     float soft_cap = 0.0F;    // 0: none
     // [num_heads]: scores that take part in the softmax like a position without a value; null: none.
     const float* sinks = nullptr;
+
+    QUIRE_INLINE int heads_in_group() const { return num_in_group > 0 ? num_in_group : group; }
 };
 
 // The most tokens of an AttentionTask.
@@ -275,7 +284,7 @@ struct Kernels {
     void (*add)(float* values, const float* others, int count);
     bool (*all_finite)(const float* values, int count);
 
-    // Stores the key and the value of one token and head, [head_dim] each.
+    // Stores the key and the value of one token and head, [head_dim] each; of a latent, the key.
     void (*write_kv)(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value);
     // `scratch` holds attention_scratch(head_dim) floats.
     void (*attention)(const AttentionTask& task, float* scratch);

@@ -28,6 +28,7 @@
 #include <utility>
 
 #include "attention_int4.h"
+#include "attention_latent.h"
 #include "attention_tile.h"
 #include "kernels_of_set.h"
 #include "kv_layout.h"
@@ -121,7 +122,7 @@ void round_weights(Query* query, const Part<Value>& part) {
 // Turns the scores of a tile into weights, and rescales the sums of kCount queries. Weights of unseen tokens are zero,
 // whatever their scores are.
 template <int kCount, typename Value>
-void weigh(Query* queries, float soft_cap, int value_stride) {
+void weigh(Query* queries, float soft_cap, int num_values) {
     using Each = Step<Value>;
     Floats scores[kCount][kGroups];
     float now[kCount];
@@ -159,7 +160,7 @@ void weigh(Query* queries, float soft_cap, int value_stride) {
             query.total *= rescale.part[0][0];
             if constexpr (kIsInt4<Value>) query.centres *= rescale.part[0][0];
             query.highest = now[q];
-            for (int d = 0; d < value_stride; d += kLanes) store(query.sums + d, load(query.sums + d) * rescale);
+            for (int d = 0; d < num_values; d += kLanes) store(query.sums + d, load(query.sums + d) * rescale);
         }
         query.total = query.total + sum(totals[q]);
         if constexpr (!kIsWhole<Value>) {
@@ -220,18 +221,24 @@ void add_wide(Query* queries, const Part<Value>& part, int first_step, int end_s
     }
 }
 
+// How values lie: the numbers of a token, and how many of them count.
+struct ValueRows {
+    int stride;
+    int count;
+};
+
 // Adds the weighted values of some steps of tokens to the sums of kCount queries.
 template <int kCount, typename Value>
-void add_values(Query* queries, const Part<Value>& part, int first_step, int end_step, int value_stride) {
+void add_values(Query* queries, const Part<Value>& part, int first_step, int end_step, ValueRows rows) {
     if (first_step >= end_step) return;
     constexpr int kLeast = kIsInt4<Value> ? 2 : 1, kMost = least(kSums / kCount, 8);
     constexpr int kWide = kMost < kLeast ? kLeast : kMost;
     int d = 0;
-    for (; d + kWide * kLanes <= value_stride; d += kWide * kLanes) {
-        add_wide<kCount, kWide>(queries, part, first_step, end_step, value_stride, d);
+    for (; d + kWide * kLanes <= rows.count; d += kWide * kLanes) {
+        add_wide<kCount, kWide>(queries, part, first_step, end_step, rows.stride, d);
     }
-    for (; d < value_stride; d += kLeast * kLanes) {
-        add_wide<kCount, kLeast>(queries, part, first_step, end_step, value_stride, d);
+    for (; d < rows.count; d += kLeast * kLanes) {
+        add_wide<kCount, kLeast>(queries, part, first_step, end_step, rows.stride, d);
     }
 }
 
@@ -240,23 +247,23 @@ void add_values(Query* queries, const Part<Value>& part, int first_step, int end
 // together, those before and after for one query at a time. With whole numbers all steps go together: a weight of zero
 // adds nothing to their sums.
 template <int kCount, typename Value>
-void add_part(Query* queries, const Part<Value>& part, int value_stride) {
+void add_part(Query* queries, const Part<Value>& part, ValueRows rows) {
     constexpr int kInputs = kIsInt4<Value> ? kInt4Tokens : Step<Value>::kInputs, kGroupSteps = kLanes / kInputs;
     const int first_step = part.first * kGroupSteps, end_step = part.end * kGroupSteps;
     const auto within = [&](int step) { return step < first_step ? first_step : least(step, end_step); };
     const int first = queries[0].first, end = queries[kCount - 1].end;
     if constexpr (kIsWhole<Value>) {
-        add_values<kCount>(queries, part, first / kInputs, pieces_of(end, kInputs), value_stride);
+        add_values<kCount>(queries, part, first / kInputs, pieces_of(end, kInputs), rows);
         return;
     }
     int all_first = within(pieces_of(queries[kCount - 1].first, kInputs)), all_end = within(queries[0].end / kInputs);
     if (kCount == 1 || all_first >= all_end) all_first = all_end = end_step;
     const auto add_alone = [&](int q, int from, int to) {
         from = from < queries[q].first / kInputs ? queries[q].first / kInputs : from;
-        add_values<1>(queries + q, part, from, least(to, pieces_of(queries[q].end, kInputs)), value_stride);
+        add_values<1>(queries + q, part, from, least(to, pieces_of(queries[q].end, kInputs)), rows);
     };
     for (int q = 0; q < kCount; ++q) add_alone(q, first_step, all_first);
-    add_values<kCount>(queries, part, all_first, all_end, value_stride);
+    add_values<kCount>(queries, part, all_first, all_end, rows);
     for (int q = 0; q < kCount; ++q) add_alone(q, all_end, end_step);
 }
 
@@ -307,6 +314,7 @@ void attend_tile(const AttentionTask& task, Query* queries, int count, int strid
     const int keys_at_once = count % 8 >= 4 ? kGroups : 2;
     const int values_at_once = kIsWhole<Value> || task.num_kv_heads == 1 ? kGroups : 2;
     const int value_stride = task.kv.value_stride();
+    const ValueRows rows{value_stride, kIsInRows<Key> ? task.kv.latent_dim : value_stride};
     for (int group = tile.first(); group < tile.end(); group += keys_at_once) {
         for (int head = 0; head < task.num_kv_heads; ++head) {
             const auto part = tile.keys(head, group, least(group + keys_at_once, tile.end()));
@@ -319,11 +327,11 @@ void attend_tile(const AttentionTask& task, Query* queries, int count, int strid
         int q = 0;
         for (; q + 2 <= count; q += 2) {
             tile.fetch_values(head * count + q, 2);
-            weigh<2, Value>(own + q, task.soft_cap, value_stride);
+            weigh<2, Value>(own + q, task.soft_cap, rows.count);
         }
         if (q < count) {
             tile.fetch_values(head * count + q, 1);
-            weigh<1, Value>(own + q, task.soft_cap, value_stride);
+            weigh<1, Value>(own + q, task.soft_cap, rows.count);
         }
     }
     for (int group = tile.first(); group < tile.end(); group += values_at_once) {
@@ -333,7 +341,7 @@ void attend_tile(const AttentionTask& task, Query* queries, int count, int strid
             if constexpr (kIsWhole<Value>) {
                 for (int q = 0; q < count; ++q) round_weights(own + q, part);
             }
-            for_some(own, count, [&](Query* some, auto number) { add_part<number.value>(some, part, value_stride); });
+            for_some(own, count, [&](Query* some, auto number) { add_part<number.value>(some, part, rows); });
         }
     }
 }
@@ -388,7 +396,7 @@ class Queries {
             queries_[count_] = {.vector = rounded_vector(row, head_dim, rounded, &scale),
                                 .scores = scores,
                                 .sums = own,
-                                .output = task_.output.row(token) + column,
+                                .output = task_.output.row(token) + of_all * task_.kv.value_dim(),
                                 .position = position,
                                 .sink = task_.sinks == nullptr ? kNothing : task_.sinks[of_all],
                                 .score_scale = scale,
@@ -409,12 +417,12 @@ class Queries {
         for (int q = 0; q < count_; ++q) {
             Query& query = queries_[q];
             if (query.sink != kNothing) query.total += exp(broadcast(query.sink - query.highest)).part[0][0];
-            const int head_dim = task_.kv.head_dim;
+            const int value_dim = task_.kv.value_dim();
             if constexpr (kIsInt4<Value>) {
-                for (int d = 0; d < head_dim; ++d) query.output[d] = (query.sums[d] + query.centres) / query.total;
-                rotate_head(query.output, head_dim);
+                for (int d = 0; d < value_dim; ++d) query.output[d] = (query.sums[d] + query.centres) / query.total;
+                rotate_head(query.output, value_dim);
             } else {
-                for (int d = 0; d < head_dim; ++d) query.output[d] = query.sums[d] / query.total;
+                for (int d = 0; d < value_dim; ++d) query.output[d] = query.sums[d] / query.total;
             }
         }
         count_ = 0;
@@ -461,12 +469,13 @@ class Queries {
 template <typename Key, typename Value>
 void attend_sequence(const AttentionTask& task, float* scratch) {
     Queries<Key, Value> queries(task, scratch);
-    const int heads_at_once = least(task.group, kAttentionQueries);
+    const int end_of_group = task.first_in_group + task.heads_in_group();
+    const int heads_at_once = least(task.heads_in_group(), kAttentionQueries);
     const int tokens_at_once = kAttentionQueries / (heads_at_once * task.num_kv_heads);
     for (int token = 0; token < task.num_tokens; token += tokens_at_once) {
         const int end = least(task.num_tokens, token + tokens_at_once);
-        for (int head = 0; head < task.group; head += heads_at_once) {
-            const int num_heads = least(heads_at_once, task.group - head), count = (end - token) * num_heads;
+        for (int head = task.first_in_group; head < end_of_group; head += heads_at_once) {
+            const int num_heads = least(heads_at_once, end_of_group - head), count = (end - token) * num_heads;
             for (int kv_head = 0; kv_head < task.num_kv_heads; ++kv_head) {
                 for (int t = token; t < end; ++t) {
                     queries.add(kv_head, task.first_token + t, task.first_position + t, head, num_heads);
@@ -482,18 +491,18 @@ void attend_sequence(const AttentionTask& task, float* scratch) {
 template <typename Key, typename Value>
 void attend_members(const AttentionTask& task, float* scratch) {
     Queries<Key, Value> queries(task, scratch);
+    const int count = task.heads_in_group(), of_a_head = task.num_members * count;
     for (int kv_head = 0; kv_head < task.num_kv_heads; ++kv_head) {
         for (int m = 0; m < task.num_members; ++m) {
-            queries.add(kv_head, task.members[m].token, task.members[m].position, 0, task.group);
+            queries.add(kv_head, task.members[m].token, task.members[m].position, task.first_in_group, count);
         }
     }
-    const int of_a_head = task.num_members * task.group;
     attend<Key, Value>(task, queries.all(), of_a_head, of_a_head, 0, task.shared);
     AttentionTask own = task;
     for (int m = 0; m < task.num_members; ++m) {
         own.block_table = task.members[m].block_table;
-        Query* first = queries.all() + m * task.group;
-        attend<Key, Value>(own, first, task.group, of_a_head, task.shared, task.members[m].position + 1);
+        Query* first = queries.all() + m * count;
+        attend<Key, Value>(own, first, count, of_a_head, task.shared, task.members[m].position + 1);
     }
     queries.finish();
 }
@@ -510,6 +519,10 @@ void attention_of(const AttentionTask& task, float* scratch) {
 }  // namespace
 
 void attention(const AttentionTask& task, float* scratch) {
+    if (task.kv.latent_dim > 0) {
+        if (task.kv.type == KvType::kFloat32) return attention_of<InRows<float>, float>(task, scratch);
+        return attention_of<InRows<std::uint16_t>, std::uint16_t>(task, scratch);
+    }
     switch (task.kv.type) {
         case KvType::kFloat32:
             return attention_of<float, float>(task, scratch);

@@ -8,6 +8,21 @@
 
 namespace quire::QUIRE_ISA {
 
+// A number of a key that lies in the layout of values: of a latent, which is both.
+template <typename Number>
+struct InRows {
+    Number number;
+};
+
+template <typename Number>
+struct Step<InRows<Number>> : Step<float> {};
+
+template <typename Number>
+constexpr bool kIsInRows = false;
+
+template <typename Number>
+constexpr bool kIsInRows<InRows<Number>> = true;
+
 template <typename Number>
 constexpr bool kIsInt8 = std::is_same_v<Number, CachedInt8>;
 
@@ -28,6 +43,7 @@ using ScaleOf =
 // The elements of a key: its numbers, rounded up to whole steps, or the bytes of 4-bit numbers.
 template <typename Number>
 int key_stride(const PagedKv& kv) {
+    if constexpr (kIsInRows<Number>) return kv.value_stride();
     return kIsInt4<Number> ? kv.value_stride() / 2 : num_steps<Number>(kv.head_dim) * Step<Number>::kInputs;
 }
 

@@ -139,9 +139,18 @@ void write_of(const PagedKv& kv, std::int64_t slot, int kv_head, const float* ke
     write_value<Value>(kv, kv.values_of(block, kv_head), in_block, value);
 }
 
+template <typename Number>
+void write_latent(const PagedKv& kv, std::int64_t slot, const float* latent) {
+    write_value<Number>(kv, kv.values_of(slot / kv.block_size, 0), static_cast<int>(slot % kv.block_size), latent);
+}
+
 }  // namespace
 
 void write_kv(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value) {
+    if (kv.latent_dim > 0) {
+        if (kv.type == KvType::kFloat32) return write_latent<float>(kv, slot, key);
+        return write_latent<std::uint16_t>(kv, slot, key);
+    }
     switch (kv.type) {
         case KvType::kFloat32:
             return write_of<float, float>(kv, slot, kv_head, key, value);

@@ -22,7 +22,7 @@ from quire.compute.models.hub import GUIDE, HubName, find_kept, resolve_model, r
 from quire.compute.models.packaged import PACKAGES
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.weights.codes import GROUP, coded_row_bytes
-from quire.compute.weights.decoder_weights import HEAD_PARTS, is_matrix, is_product, kept_type
+from quire.compute.weights.decoder_weights import HEAD_PARTS, OF_LATENTS, is_matrix, is_product, kept_type
 from quire.core.errors import ModelError
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.model_shape import ModelShape, WeightCount
@@ -87,6 +87,7 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
         layers=layers,
         head=head,
         kv_head_dim=0 if facts is None else facts.kv_spec.head_dim,
+        latent_dim=0 if spec.attention.latent is None else spec.attention.latent.rank,
         expert=expert,
         num_experts=0 if experts is None else experts.num_experts,
         experts_per_token=0 if experts is None else experts.experts_per_token,
@@ -110,6 +111,8 @@ class _Counts:
             return WeightCount(floats=size + biases)
         kind = kept_type(self.spec, part, shape, self.block_types, layer)
         kept, kept_bytes = (size, outputs * coded_row_bytes(kind, shape.weight[1])) if kind else (0, 0)
+        if part in OF_LATENTS:
+            return WeightCount(plain=size)
         if not is_product(self.spec, part):
             return WeightCount(tables=size, floats=biases, kept_in_tables=kept, kept_table_bytes=kept_bytes)
         groups = outputs * -(-shape.weight[1] // GROUP)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quire.compute.sampling.draws import Sampler
 from quire.compute.speculation.base import Proposer
@@ -30,13 +30,15 @@ from quire.core.memory_needs import MemoryNeeds
 if TYPE_CHECKING:
     from quire.compute.grammar import MaskService
 
+LATENT_KV: Final = "auto, float32 or bfloat16: all heads read one latent, which is not rounded to fewer bits"
+
 
 @dataclass(frozen=True, slots=True)
 class BackendFacts:
     """The facts about an engine that are known before it is loaded.
 
     `weights`: how matrices are kept, in the words of `weight_bytes`; `block_types`: of those that stay as their file
-    stores them.
+    stores them. `makes_vectors`: whether it can pool hidden states.
     """
 
     name: str
@@ -50,6 +52,7 @@ class BackendFacts:
     weight_bytes: int
     activation_bytes: int
     block_types: tuple[str, ...] = ()
+    makes_vectors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

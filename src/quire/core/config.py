@@ -17,6 +17,7 @@ from typing import Any, Final, TypedDict
 
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
+from quire.core.pooling import POOLINGS
 
 TOUCH_KV_MEMORY = ("start", "idle", "use")
 PREFIX_INDEXES = ("hash_chain", "radix_tree", "none")
@@ -191,6 +192,9 @@ class EngineConfig:
         "when the text had them before), auto (that, what a grammar forces, and earlier answers), or a smaller model "
         "with the same tokenizer, by folder or name (that model, in addition to auto)",
     )
+    pooling: str = setting(
+        "auto", "how a text becomes a vector: last (token), mean (of all tokens), or auto (as the model's folder says)"
+    )
     cuda_graphs: bool = setting(True, "on a GPU: record decode steps at startup and replay them")
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; none: no limit")
     seed: int = setting(0, "base seed for requests that set none")
@@ -212,6 +216,7 @@ class EngineConfig:
         require_one_of("weights", self.weights, WEIGHTS)
         require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         require_one_of("touch_kv_memory", self.touch_kv_memory, TOUCH_KV_MEMORY)
+        require_one_of("pooling", self.pooling, ("auto", *POOLINGS))
         require_one_of("device", self.device, DEVICES)
         require_one_of("backend", self.backend, BACKENDS)
         require_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
@@ -332,6 +337,7 @@ class EngineSettings(TypedDict, total=False):
     max_steps_under_way: int | None
     itl_slo_ms: float | None
     speculation: str | os.PathLike[str]
+    pooling: str
     cuda_graphs: bool
     max_cached_blocks_per_tenant: int | None
     seed: int

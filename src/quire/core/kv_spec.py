@@ -9,6 +9,9 @@ reserved for a kind of layer that does not need it.
     26 layers: F = full, w = window                 3 of the 7 groups, 4 layers each
     w w w w w F w w w w w F …   ──────►   group 0: F F F F    group 1: w w w w    group 2: w w w w …
 
+With latent attention a token has one vector for all heads of a layer, which is the key and holds the value: a block has
+no second half for values (`latent_dim`).
+
 If the counts do not divide, the last group of a kind is padded; `padding_fraction` is the wasted share, and
 `from_layers` keeps it at 10 % or less.
 
@@ -84,7 +87,7 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """The shape of the KV cache of one model.
+    """The shape of the KV cache of one model. `latent_dim` not 0: a value is as many first numbers of its key.
 
     >>> spec = KVCacheSpec.from_layers([None] * 28, block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
     >>> spec.bytes_per_token, spec.bytes_per_block
@@ -95,6 +98,8 @@ class KVCacheSpec:
     >>> spec.with_draft(KVCacheSpec.from_layers([None] * 4, block_size=16, num_kv_heads=2, head_dim=64,
     ...                                         dtype="bfloat16")).bytes_per_token
     116736
+    >>> KVCacheSpec(16, 1, head_dim=576, dtype="bfloat16", groups=spec.groups, latent_dim=512).bytes_per_token // 28
+    1152
     """
 
     block_size: int
@@ -103,11 +108,13 @@ class KVCacheSpec:
     dtype: str
     groups: tuple[KVGroup, ...]
     draft: KVCacheSpec | None = None
+    latent_dim: int = 0
 
     def __post_init__(self) -> None:
         _require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         _require_int("num_kv_heads", self.num_kv_heads, 1, 1 << 16)
         _require_int("head_dim", self.head_dim, 1, 1 << 16)
+        _require_int("latent_dim", self.latent_dim, 0, self.head_dim)
         if not isinstance(self.dtype, str) or self.dtype not in KV_FORMS:
             raise InvalidConfigError("dtype", self.dtype, f"one of {', '.join(KV_FORMS)}")
         if not self.groups or not any(group.layers for group in self.groups):
@@ -127,7 +134,14 @@ class KVCacheSpec:
 
     @classmethod
     def from_layers(
-        cls, windows: Sequence[int | None], *, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
+        cls,
+        windows: Sequence[int | None],
+        *,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        latent_dim: int = 0,
     ) -> KVCacheSpec:
         """Group the layers of a model. `windows[i]` is the window of layer i, None for full attention."""
         kinds: dict[int | None, list[int]] = {}
@@ -141,7 +155,7 @@ class KVCacheSpec:
             for window, layers in sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
             for first in range(0, len(layers), size)
         ]
-        return cls(block_size, num_kv_heads, head_dim, dtype, tuple(groups))
+        return cls(block_size, num_kv_heads, head_dim, dtype, tuple(groups), latent_dim=latent_dim)
 
     def with_draft(self, draft: KVCacheSpec) -> KVCacheSpec:
         """Return the spec of blocks that hold the layers of a draft model too.
@@ -149,6 +163,11 @@ class KVCacheSpec:
         Raises `InvalidConfigError` if a layer of either model has a window.
         """
         return replace(self, draft=draft)
+
+    def with_block_size(self, block_size: int) -> KVCacheSpec:
+        """Return the spec of blocks with this many tokens."""
+        draft = None if self.draft is None else self.draft.with_block_size(block_size)
+        return replace(self, block_size=block_size, draft=draft)
 
     @property
     def layers_per_group(self) -> int:
@@ -162,8 +181,8 @@ class KVCacheSpec:
 
     @property
     def value_head_bytes(self) -> int:
-        """Bytes of a head of the value of a token, with its scales."""
-        return KV_FORMS[self.dtype][1].num_bytes(self.head_dim)
+        """Bytes of a head of the value of a token, with its scales; 0 if it is in the key."""
+        return 0 if self.latent_dim else KV_FORMS[self.dtype][1].num_bytes(self.head_dim)
 
     @property
     def bytes_per_layer_token(self) -> int:

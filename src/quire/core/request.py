@@ -28,6 +28,7 @@ from enum import Enum
 
 from quire.core.errors import InvalidRequestError, InvariantError, RequestStateError
 from quire.core.logprobs import TokenLogprobs
+from quire.core.pooling import Pooling
 from quire.core.sampling_params import SamplingParams
 
 
@@ -102,6 +103,7 @@ class Request:
         "group",
         "sampling",
         "scope",
+        "pooling",
         "priority",
         "arrival_s",
         "serial",
@@ -130,6 +132,7 @@ class Request:
         "logprobs",
         "prompt_logprobs",
         "cumulative_logprob",
+        "vector",
     )
 
     def __init__(
@@ -150,6 +153,7 @@ class Request:
         self.arrival_s = arrival_s
         self.tokens = token_array(prompt)
         self.num_prompt_tokens = len(self.tokens)
+        self.pooling: Pooling | None = None  # set before it is added: the text becomes a vector, nothing is sampled
         self.group: RequestGroup | None = None
         self.serial = 0  # order of arrival, given by the scheduler
         self.max_total_tokens = 0  # prompt and output together, given by the scheduler
@@ -175,6 +179,7 @@ class Request:
         self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, if requested
         self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's tokens but the first; one list for a group
         self.cumulative_logprob: float | None = None  # of a beam search's text, once it is over
+        self.vector = b""  # float32 numbers, once a pooled request is over
 
     def open_branch(self, branch: int) -> Request:
         """Return a sibling with the same progress and its own tokens. Its memory is forked elsewhere."""
@@ -213,6 +218,11 @@ class Request:
         """
         most = self.num_prompt_tokens - 1
         return most if self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < most else 0
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether every position of the prompt must be computed, without cache hits."""
+        return self.num_prompt_logits_wanted > 0 or (self.pooling is not None and self.pooling.kind == "mean")
 
     def become(self, status: RequestStatus) -> None:
         """Change the status; raises `RequestStateError` unless the table allows it. Mutates the request."""

@@ -36,6 +36,7 @@ from quire.core.guesses import GUESSERS, Guesses
 from quire.core.hypothesis import Hypothesis, read_hypothesis, write_hypothesis
 from quire.core.kept_block import next_scope, write_scope
 from quire.core.logprobs import TokenLogprobs, read_logprobs, write_logprobs
+from quire.core.pooling import Pooling
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.sampling_wire import read_sampling, write_sampling
@@ -73,7 +74,8 @@ class RowStart:
 
     `max_total_tokens` is its maximum length, prompt and output together. If `num_prompt_logits` is not 0, the result
     reports the log-probability of the token after each of this many leading positions. Guesses may
-    come from earlier texts of the same `scope`, and of no other.
+    come from earlier texts of the same `scope`, and of no other. With `pooling` nothing is sampled: the result of the
+    step that computes the last token has a vector.
     """
 
     row: int
@@ -85,6 +87,7 @@ class RowStart:
     branch: int = 0
     num_prompt_logits: int = 0
     scope: CacheScope = DEFAULT_SCOPE
+    pooling: Pooling | None = None
 
 
 def column(*values: int) -> array[int]:
@@ -231,9 +234,10 @@ class StepResult:
     texts of a search that is over, best first: one per beam, and none of the beams gets a token in that step.
     `failures` maps a row to the error of its request. `logprobs` maps a row that asked for them to one entry per token,
     and `prompt_logprobs` to one entry per prompt token that follows one computed in this step. `proposals` maps a row
-    of the plan's proposals to guesses of its next tokens, if there are any. `duration_us` is how long the executor
-    computed, by its own clock, where it makes guesses or has a disk, and `draft_us` how long each pass of the draft
-    model took after that. `transfers` has the tickets that ended.
+    of the plan's proposals to guesses of its next tokens, if there are any. `vectors` maps a row that is pooled to its
+    vector, in the step that computes its last token: float32 numbers, little-endian. `duration_us` is how long the
+    executor computed, by its own clock, where it makes guesses or has a disk, and `draft_us` how long each pass of the
+    draft model took after that. `transfers` has the tickets that ended.
     """
 
     step_id: int
@@ -245,6 +249,7 @@ class StepResult:
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     searches: dict[int, tuple[Hypothesis, ...]] = field(default_factory=dict)
     proposals: dict[int, Guesses] = field(default_factory=dict)
+    vectors: dict[int, bytes] = field(default_factory=dict)
     duration_us: int = field(default=0, compare=False)
     draft_us: int = field(default=0, compare=False)
     transfers: TransferOutcome = NO_OUTCOME
@@ -277,6 +282,10 @@ class StepResult:
             writer.integer(row)
             writer.integer(GUESSERS.index(guesses.guesser))
             writer.column(guesses.tokens)
+        writer.integer(len(self.vectors))
+        for row, vector in sorted(self.vectors.items()):
+            writer.integer(row)
+            writer.raw(vector)
         writer.integer(self.duration_us)
         writer.integer(self.draft_us)
         self.transfers.write(writer)
@@ -301,6 +310,7 @@ class StepResult:
             for _ in range(reader.integer())
         }
         proposals = dict(_read_guesses(reader) for _ in range(reader.integer()))
+        vectors = {reader.integer(): reader.raw() for _ in range(reader.integer())}
         duration_us, draft_us = reader.integer(), reader.integer()
         transfers = TransferOutcome.read(reader)
         reader.finish()
@@ -314,6 +324,7 @@ class StepResult:
             prompt_logprobs,
             searches,
             proposals,
+            vectors,
             duration_us,
             draft_us,
             transfers,
@@ -326,15 +337,28 @@ def _write_row_start(writer: WireWriter, start: RowStart) -> None:
     writer.text(start.request_id)
     write_scope(writer, start.scope)
     writer.column(start.tokens)
+    pooling = start.pooling
+    writer.text("" if pooling is None else pooling.kind)
+    writer.integer(0 if pooling is None else pooling.dimensions)
     write_sampling(writer, start.sampling)
 
 
 def _read_row_start(reader: WireReader) -> RowStart:
     row, num_prompt_tokens, max_total_tokens, branch, num_prompt_logits = reader.column(5)
     request_id, scope = reader.text(), next_scope(reader)
-    tokens, sampling = reader.column(), read_sampling(reader)
+    tokens, kind, dimensions = reader.column(), reader.text(), reader.integer()
+    pooling, sampling = Pooling(kind, dimensions) if kind else None, read_sampling(reader)
     return RowStart(
-        row, request_id, tokens, num_prompt_tokens, sampling, max_total_tokens, branch, num_prompt_logits, scope
+        row,
+        request_id,
+        tokens,
+        num_prompt_tokens,
+        sampling,
+        max_total_tokens,
+        branch,
+        num_prompt_logits,
+        scope,
+        pooling,
     )
 
 

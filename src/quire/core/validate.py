@@ -25,6 +25,7 @@ from quire.core.parameters import (
     TokenIds,
     TokenSequences,
 )
+from quire.core.pooling import POOLINGS, Pooling
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 
@@ -62,7 +63,8 @@ class RequestLimits:
     """The limits of an engine.
 
     `max_model_len` counts prompt and output together. `max_sequence_tokens` is the number of tokens of one sequence
-    that the KV memory can hold when it holds nothing else. `eos_token_ids` end a text.
+    that the KV memory can hold when it holds nothing else. `eos_token_ids` end a text. `vector_size` is the number of
+    dimensions of a vector; 0: the engine makes none.
     """
 
     vocab_size: int
@@ -70,6 +72,7 @@ class RequestLimits:
     max_sequence_tokens: int
     max_num_seqs: int
     eos_token_ids: tuple[int, ...] = ()
+    vector_size: int = 0
 
 
 def validate(request: Request, limits: RequestLimits) -> None:
@@ -87,6 +90,8 @@ def validate(request: Request, limits: RequestLimits) -> None:
     _require_int("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _require_number("arrival_s", request.arrival_s, -LARGEST, LARGEST)
     validate_sampling(request.sampling, limits)
+    if request.pooling is not None:
+        _validate_pooling(request.pooling, request.sampling, limits)
     validate_length(request, limits)  # first, as looking at each token of a prompt that is too long takes long
     _validate_prompt(request, limits)
 
@@ -104,6 +109,18 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
     if sampling.grammar is not None:
         _require_alone(sampling.grammar, sampling)
     _validate_search(sampling, limits)
+
+
+def _validate_pooling(pooling: Pooling, sampling: SamplingParams, limits: RequestLimits) -> None:
+    """A pooled request samples nothing; its `max_tokens` of 1 is the room for the token that a text would have."""
+    if not isinstance(pooling, Pooling) or pooling.kind not in POOLINGS:
+        raise InvalidRequestError("pooling", pooling, f"one of {', '.join(POOLINGS)}")
+    if not limits.vector_size:
+        raise InvalidRequestError("pooling", pooling.kind, "none: this backend makes no vectors; backend native does")
+    if pooling.dimensions != 0:
+        _require_int("dimensions", pooling.dimensions, 1, limits.vector_size)
+    if sampling.num_sequences > 1 or sampling.max_tokens != 1 or sampling.prompt_logprobs is not None:
+        raise InvalidRequestError("sampling", sampling, "SamplingParams(max_tokens=1) for a vector")
 
 
 def _narrowed(sampling: SamplingParams, limits: RequestLimits) -> dict[str, Kind]:

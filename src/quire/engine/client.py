@@ -46,6 +46,7 @@ class SequenceUpdate:
     cumulative_logprob: float | None = None  # of a text that a beam search has found
     waited_s: float | None = None  # from arrival to the first step
     num_disk_tokens: int = 0  # of the cached ones, those that came from disk for this request
+    vector: bytes = b""  # float32 numbers, of a pooled request that has ended
 
 
 class EngineClient(Protocol):
@@ -205,6 +206,7 @@ class InProcessClient:
                 cumulative_logprob=request.cumulative_logprob,
                 waited_s=None if num_sent else request.waited_s,
                 num_disk_tokens=request.num_disk_tokens,
+                vector=request.vector,
             )
             for branch in branches
         ]

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from quire.core.errors import StepLogError
+from quire.core.pooling import Pooling
 from quire.core.request import DEFAULT_SCOPE, CacheScope, Request
 from quire.core.sampling_params import SamplingParams
 
@@ -47,16 +48,19 @@ class Add(Command):
     scope: CacheScope = DEFAULT_SCOPE
     priority: int = 0
     arrival_s: float = 0.0
+    pooling: Pooling | None = None
 
     @classmethod
     def of(cls, request: Request) -> Add:
         """Return the command that adds a request as it is. Does not mutate."""
         tokens, scope = request.tokens[: request.num_prompt_tokens], request.scope
-        return cls(request.request_id, tokens, request.sampling, scope, request.priority, request.arrival_s)
+        return cls(
+            request.request_id, tokens, request.sampling, scope, request.priority, request.arrival_s, request.pooling
+        )
 
     def to_request(self) -> Request:
         """Return the request as the control plane knows it. Does not mutate."""
-        return Request(
+        request = Request(
             self.request_id,
             self.prompt_token_ids,
             self.sampling,
@@ -64,6 +68,8 @@ class Add(Command):
             priority=self.priority,
             arrival_s=self.arrival_s,
         )
+        request.pooling = self.pooling
+        return request
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from quire.core.config import EngineConfig, EngineSettings, ResolvedConfig
 from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.executor import NoteLoaded
 from quire.core.grammar import Grammar, GrammarChecker
+from quire.core.pooling import Pooling
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits, validate, validate_sampling
@@ -57,14 +58,19 @@ TEXT_THREADS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a caller may set for a request besides prompt and sampling. Without an id, the engine chooses one."""
+    """What a caller may set for a request besides prompt and sampling. Without an id, the engine chooses one.
+
+    With `pooling` the request makes a vector, and its sampling must be `FOR_VECTORS`.
+    """
 
     request_id: str = ""
     scope: CacheScope = DEFAULT_SCOPE
     priority: int = 0
+    pooling: Pooling | None = None
 
 
 NO_TICKET = Ticket()
+FOR_VECTORS: Final = SamplingParams(max_tokens=1)
 
 
 class Door:
@@ -77,6 +83,7 @@ class Door:
         self.config = blueprint.config
         self.report = blueprint.report
         self.default_sampling = blueprint.default_sampling
+        self.pooling = blueprint.pooling
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
             context = self.config.max_model_len or self.report.context_length
@@ -132,6 +139,14 @@ class Door:
             self._turns.check(wanted.grammar)
         return self._prepare(prompt, limits, wanted, ticket)
 
+    def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
+        """Return how to make a vector; raises `InvalidRequestError` if nothing says how. Does not mutate."""
+        found = kind or self.pooling
+        if not found:
+            allowed = "last or mean: this model's folder names none, so choose one (--pooling)"
+            raise InvalidRequestError("pooling", None, allowed)
+        return Pooling(found, dimensions)
+
     def condemn(self, grammar: Grammar) -> None:
         """Refuse a grammar from now on, to which a text could not be held. Mutates what is known of grammars."""
         if self.grammars is not None:
@@ -149,7 +164,7 @@ class Door:
         self, prompt: Encoded, limits: RequestLimits, wanted: SamplingParams, ticket: Ticket
     ) -> PreparedRequest:
         request_id = str(self._num_prepared)
-        request = Add(request_id, prompt.token_ids, wanted, ticket.scope, ticket.priority)
+        request = Add(request_id, prompt.token_ids, wanted, ticket.scope, ticket.priority, pooling=ticket.pooling)
         validate(request.to_request(), limits)
         if wanted.bad_words:
             request = replace(request, sampling=with_bad_words(wanted, self.tokenizer))
@@ -172,6 +187,7 @@ class Door:
         *,
         chat: ChatOptions | None = None,
         options: Mapping[str, Any] | None = None,
+        ticket: Ticket = NO_TICKET,
     ) -> list[PreparedRequest]:
         """Return the requests of prompts, all of them checked; `sampling` is one for all, or one for each."""
         if isinstance(sampling, list | tuple):
@@ -184,7 +200,7 @@ class Door:
             if not isinstance(wanted, SamplingParams):
                 raise InvalidRequestError("sampling_params", wanted, "SamplingParams")
         return [
-            self.prepare(self.encode(prompt, chat), limits, with_options(wanted, options or {}))
+            self.prepare(self.encode(prompt, chat), limits, with_options(wanted, options or {}), ticket)
             for prompt, wanted in zip(prompts, each, strict=True)
         ]
 
@@ -236,6 +252,10 @@ class OpenModel:
     def text_pool(self) -> TenantPool:
         """The threads for work on long texts."""
         return self._door.text_pool
+
+    def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
+        """Return how to make a vector; raises `InvalidRequestError` if nothing says how. Does not mutate."""
+        return self._door.pooling_for(kind, dimensions)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""

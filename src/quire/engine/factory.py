@@ -25,6 +25,7 @@ from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.draft import require_same_tokens, with_draft
 from quire.compute.models.hub import GUIDE, place_notices, resolve_model
+from quire.compute.models.pooling import pooling_of
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.speculation import create_proposer
@@ -38,7 +39,6 @@ from quire.core.errors import CheckpointError, DoesNotFitError, InvalidConfigErr
 from quire.core.executor import Executor, NoteLoaded
 from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
 from quire.core.kept_block import KeptBlock
-from quire.core.kv_spec import KVCacheSpec
 from quire.core.model_files import ModelFiles
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
@@ -81,6 +81,11 @@ class EngineBlueprint:
         return _tokenizer_files(self.config, self.model)
 
     @property
+    def pooling(self) -> str:
+        """How the model's vectors are made; empty: neither its folder nor the settings say."""
+        return pooling_of(self.model.source) if self.config.pooling == "auto" else self.config.pooling
+
+    @property
     def default_sampling(self) -> SamplingParams:
         """The model's own sampling defaults, for requests that set none; without a tokenizer, no stop strings."""
         given = {name: value for name, value in asdict(self.model.generation).items() if value is not None}
@@ -93,7 +98,7 @@ class EngineBlueprint:
         """The limits of requests, as far as they are known before the memory is measured."""
         plan = self.report.plan
         scheduler = self.config.scheduler_config(plan.max_model_len)
-        return _request_limits(self.backend.facts.kv_spec, self.model, plan.num_blocks, scheduler)
+        return _request_limits(self.backend.facts, self.model, plan.num_blocks, scheduler)
 
     def within(self, memory_bytes: int) -> EngineBlueprint:
         """Return the blueprint of an engine that takes at most this much memory; reads nothing.
@@ -144,7 +149,7 @@ class EngineBlueprint:
         parts = self.backend.load(memory.num_blocks, memory.num_host_blocks, note_loaded)
         store = self._open_store()
         kept = () if store is None else store.kept
-        control = _make_scheduler(self.backend.facts.kv_spec, self.model, memory, scheduler, kept)
+        control = _make_scheduler(self.backend.facts, self.model, memory, scheduler, kept)
         parts = replace(parts, masks=self.masks, proposer=create_proposer(self.config.speculation), store=store)
         if self.failpoints:
             parts = parts.with_runner(FailingRunner(parts.runner, self.failpoints))
@@ -299,28 +304,29 @@ def _model_source(name: str) -> ModelSource:
 
 
 def _make_scheduler(
-    kv_spec: KVCacheSpec,
+    facts: BackendFacts,
     model: ModelDescription,
     memory: MemoryConfig,
     config: SchedulerConfig,
     kept: Sequence[KeptBlock] = (),
 ) -> Scheduler:
     """Return the control plane of an engine; `kept`: the blocks that its disk has."""
-    limits = _request_limits(kv_spec, model, memory.num_blocks, config)
-    manager = KVCacheManager(kv_spec, memory, kept=kept)
+    limits = _request_limits(facts, model, memory.num_blocks, config)
+    manager = KVCacheManager(facts.kv_spec, memory, kept=kept)
     return Scheduler(config, manager, limits, eos_token_ids=frozenset(model.eos_token_ids))
 
 
 def _request_limits(
-    kv_spec: KVCacheSpec, model: ModelDescription, num_blocks: int, config: SchedulerConfig
+    facts: BackendFacts, model: ModelDescription, num_blocks: int, config: SchedulerConfig
 ) -> RequestLimits:
     chunk = 1 + config.max_steps_under_way
     return RequestLimits(
         vocab_size=model.spec.vocab_size,
         max_model_len=min(config.max_model_len, model.spec.context_length),
-        max_sequence_tokens=max_sequence_tokens(num_blocks, kv_spec, longest_chunk=chunk),
+        max_sequence_tokens=max_sequence_tokens(num_blocks, facts.kv_spec, longest_chunk=chunk),
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=tuple(model.eos_token_ids),
+        vector_size=model.spec.hidden_size if facts.makes_vectors else 0,
     )
 
 
@@ -341,7 +347,7 @@ def create_reference_engine(
         memory = replace(memory, hash_key=secrets.token_bytes(32))
     model = read_model(source)
     backend = ReferenceBackend.of(EngineConfig(block_size=block_size).resolved(), model)
-    control = _make_scheduler(backend.facts.kv_spec, model, memory, scheduler)
+    control = _make_scheduler(backend.facts, model, memory, scheduler)
     worker = Worker(backend.load(memory.num_blocks, memory.num_host_blocks))
     clock = SystemClock()
     return EngineCore(control, worker, clock, log=None if log is None else StepLogWriter(log, clock))

@@ -16,8 +16,8 @@ from quire.core.executor import NoteLoaded
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import InProcessClient
 from quire.engine.commands import AnyCommand, OperatorVerbs
-from quire.engine.door import LocalModel, make_config, open_engine
-from quire.engine.outputs import RequestOutput
+from quire.engine.door import FOR_VECTORS, LocalModel, Ticket, make_config, open_engine
+from quire.engine.outputs import EmbeddingOutput, RequestOutput
 from quire.engine.process.ownership import Turn
 from quire.engine.progress import ProgressBar
 from quire.engine.records.stats import EngineStats
@@ -91,6 +91,23 @@ class LLM(LocalModel, OperatorVerbs):
         with self._turn:
             prepared = self._door.prepare_all(conversations, self._client.limits, sampling_params, chat=chat)
             return self._run(prepared, use_tqdm)
+
+    def embed(
+        self, prompts: Prompts, *, dimensions: int = 0, pooling: str | None = None, use_tqdm: bool = True
+    ) -> list[EmbeddingOutput]:
+        """Return the vectors of prompts, each of length 1, in their order.
+
+        `dimensions`: keep this many; 0: all. `pooling`: last or mean; None: as the model's folder or the settings say.
+
+        >>> with LLM("guide", kv_memory="4MiB", pooling="mean") as llm:
+        ...     outputs = llm.embed(["The memory", "A block table"], dimensions=8, use_tqdm=False)
+        >>> [len(output.embedding) for output in outputs], abs(sum(x * x for x in outputs[0].embedding) - 1) < 1e-6
+        ([8, 8], True)
+        """
+        with self._turn:
+            ticket = Ticket(pooling=self._door.pooling_for(pooling, dimensions))
+            prepared = self._door.prepare_all(split_prompts(prompts), self._client.limits, FOR_VECTORS, ticket=ticket)
+            return [each.embedding() for each in self._finished(prepared, use_tqdm)]
 
     def stream(
         self,
@@ -176,13 +193,17 @@ class LLM(LocalModel, OperatorVerbs):
             self._left.pop().close()
 
     def _run(self, prepared: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
+        return [each.output() for each in self._finished(prepared, show_progress)]
+
+    def _finished(self, prepared: list[PreparedRequest], show_progress: bool) -> list[RequestText]:
+        """Run requests to their end."""
         bar = ProgressBar(len(prepared) if show_progress else 0, sys.stderr, self._clock)
-        done: dict[str, RequestOutput] = {}
+        done: dict[str, RequestText] = {}
         with closing(bar), closing(self._advance(prepared)) as requests:
             for request in requests:
                 bar.note(request)
                 if request.finished:
-                    done[request.request_id] = request.output()
+                    done[request.request_id] = request
         return [done[each.request.request_id] for each in prepared]
 
     def _advance(self, prepared: list[PreparedRequest]) -> Generator[RequestText, None, None]:

@@ -119,6 +119,18 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A prompt and its vector, empty if the request failed; `error` says why. The other fields: see `RequestOutput`."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: list[float]
+    num_cached_tokens: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionDelta:
     """What is new of one text; the fields are those of `CompletionOutput`. That with a `finish_reason` is its last."""
 
@@ -159,3 +171,4 @@ class RequestDelta:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     waited_s: float | None = None
     num_disk_tokens: int = 0
+    vector: bytes = b""

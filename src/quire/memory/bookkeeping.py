@@ -51,7 +51,7 @@ class MemoryBooks:
         self, index: PrefixIndex, request: Request, memory: SequenceMemory, match: PrefixMatch, block_size: int
     ) -> None:
         """A request was admitted with this match; a resumed one is counted apart. Mutates."""
-        was_looked_up = index.keeps_entries and not request.num_prompt_logits_wanted
+        was_looked_up = index.keeps_entries and not request.reads_whole_prompt
         num_queried = len(request.tokens) if was_looked_up else 0
         if request.num_preemptions:
             self._resumed_queried_tokens += num_queried
@@ -66,7 +66,7 @@ class MemoryBooks:
         """Why the first block that was not hit was not."""
         if match.num_tokens == len(request.tokens) - 1:
             return MissReason.NONE
-        if request.num_prompt_logits_wanted:
+        if request.reads_whole_prompt:
             return MissReason.NOT_ASKED
         if match.frontier is None:
             return MissReason.NOT_FULL

@@ -111,9 +111,9 @@ class KVCacheManager:
     def match_prefix(self, request: Request) -> PrefixMatch:
         """Return what of the request's known tokens is cached: at most all but the last. Does not mutate.
 
-        Nothing, for a request whose prompt must be computed because its logits are wanted. O(blocks matched).
+        Nothing, for a request whose prompt must be computed whole. O(blocks matched).
         """
-        if request.num_prompt_logits_wanted:
+        if request.reads_whole_prompt:
             return PrefixMatch([], 0, 0, None)
         size, tokens = self._block_size, request.tokens
         num_full = len(tokens) // size
@@ -372,8 +372,11 @@ class KVCacheManager:
         Mutates; O(blocks that became full).
         """
         memory = self.memories[request]
+        before = memory.num_published
         self._publisher.commit(request, memory, num_computed)
-        if self.disk is not None and self.disk.stores_all and memory.last_entry is not None:
+        if self.disk is None or not self.disk.stores_all or memory.num_published == before:
+            return
+        if memory.last_entry is not None:
             self.disk.keep_path(memory.last_entry, request.scope)
 
     def withdraw(self, request: Request) -> None:

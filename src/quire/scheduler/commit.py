@@ -179,6 +179,8 @@ class StepCommitter:
                 searches.setdefault(request.request_id, []).append((chunk, parent, sampled))
             elif chunk.samples and not tokens and chunk.row not in result.searches:
                 self._postpone(chunk)
+            elif request.pooling is not None:
+                self._commit_pooled(chunk, result.vectors.get(chunk.row), outcome)
             elif chunk.samples > 1:
                 self._open(chunk, sampled, result.searches.get(chunk.row), outcome)
             else:
@@ -200,6 +202,20 @@ class StepCommitter:
         else:
             request.num_computed += chunk.num_tokens
         self._settle(request, reason, outcome)
+
+    def _commit_pooled(self, chunk: Chunk, vector: bytes | None, outcome: StepOutcome) -> None:
+        """A request that samples nothing ends when its last token is computed."""
+        request = chunk.request
+        if chunk.generation != request.generation:
+            return
+        request.num_computed += chunk.num_tokens
+        if request.num_computed < len(request.tokens):
+            self._settle(request, None, outcome)
+        elif vector is None:
+            raise InvariantError(f"request {request.request_id!r} is computed, but there is no vector")
+        else:
+            request.vector = vector
+            self._settle(request, FinishReason.STOP, outcome)
 
     def _append(self, request: Request, sampled: Sampled) -> FinishReason | None:
         """Append tokens up to the one that ends the request; return why it ends, or None if it goes on."""

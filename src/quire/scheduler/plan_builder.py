@@ -41,6 +41,7 @@ class StepRecord:
     decode_rows: array[int]
     chunks: list[Chunk]
     asked: dict[int, tuple[Request, int]] = field(default_factory=dict)  # for guesses, by row; and its generation
+    num_passes: int = 0  # of the draft model, at most
     disturbed: bool = False
     generations: dict[Request, int] = field(default_factory=dict)
 
@@ -164,4 +165,5 @@ def row_start(request: Request) -> RowStart:
         request.branch,
         request.num_prompt_logits_wanted,
         request.scope,
+        request.pooling,
     )

@@ -86,6 +86,8 @@ class Preemption:
 
     def _prefers_swap(self, request: Request) -> bool:
         """Whether swapping the request out and in costs less time than computing it again."""
+        if request.pooling is not None:
+            return False  # its row has the sum of what was computed, which begins again
         if self._config.preemption != "auto":
             return self._config.preemption == "swap"
         blocks = self._memory.request_ledger(request).num_blocks

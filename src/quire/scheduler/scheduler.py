@@ -229,6 +229,7 @@ class Scheduler:
         starting, released = self._running.take_differences()
         proposals = self._ask_for_drafts(record) if self.config.max_drafts else {}
         depths = self._allow_depths(record) if self.config.max_depth and proposals else {}
+        record.num_passes = max(depths.values(), default=1) if self.config.max_depth else 0
         return step.plan(record, self.memory.take_changes(is_waiting), starting, released, proposals, depths)
 
     def update(self, result: StepResult) -> StepOutcome:
@@ -291,6 +292,8 @@ class Scheduler:
     def _take_drafts(self, record: StepRecord, result: StepResult) -> None:
         """Note what the guesses of a step were worth, and take the new ones. Mutates."""
         if record.is_without_prompts:
+            drafts = [(chunk.request, len(chunk.drafts)) for chunk in record.chunks if chunk.drafts]
+            self.drafts.foresee(len(record.requests), drafts, record.num_passes)
             self.drafts.note_step(record.num_tokens, result.duration_us)
             self.drafts.note_pass(len(record.requests), result.draft_us)
         for chunk, count in zip(record.chunks, result.num_tokens[len(record.decodes) :], strict=True):
@@ -383,7 +386,7 @@ class Scheduler:
         """Put tokens of a request into the step; there are slots for them."""
         request.backlog -= count
         samples, group, beam = 0, request.group, is_beam(request)
-        if not request.backlog:
+        if not request.backlog and request.pooling is None:
             samples = 1 if group is None or group.opened else group.num_sequences
             if samples == 1 and not drafts and not beam:
                 request.backlog = 1  # the token to come; otherwise the result decides what comes
@@ -393,7 +396,7 @@ class Scheduler:
         else:
             step.add_chunk(request, count + len(drafts), samples, drafts)
         request.num_planned += count + len(drafts)
-        decide_each_time = beam or (group is not None and not group.opened)
+        decide_each_time = beam or request.pooling is not None or (group is not None and not group.opened)
         request.num_slots = 0 if decide_each_time else min(request.num_slots, request.max_total_tokens - 1)
 
     def _plan_beams(self, step: PlanBuilder, request: Request, place: int, left: int) -> bool:

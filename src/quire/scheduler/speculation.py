@@ -79,6 +79,22 @@ class StepTimes:
 
 
 @dataclass(slots=True)
+class Foreseen:
+    """What was foreseen of the steps so far, in microseconds: with guesses, and without any for the same tokens.
+
+    `gain` says what guesses bring by that. It is compared with what is measured (`quire bench speculation`).
+    """
+
+    with_us: float = 0.0
+    without_us: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast the steps bring tokens with guesses as without; 1 where no step was measured."""
+        return self.without_us / self.with_us if self.with_us else 1.0
+
+
+@dataclass(slots=True)
 class GuessCounts:
     """The guesses of a kind of proposer that were verified, and those that were right, by their place in a draft."""
 
@@ -98,6 +114,8 @@ class DraftBudget:
     def __init__(self) -> None:
         self.times = StepTimes()
         self.pass_times = StepTimes()  # of a draft model, by the number of rows
+        self.foreseen = Foreseen()
+        self._passes_us = 0.0  # of the draft model in a step, as last planned
         self._num_shallow = 0  # steps since the draft model was last let guess
         self._chances: dict[tuple[Request, str], float] = {}  # by proposer
         self._rests: dict[Request, int] = {}  # steps that a request still rests
@@ -146,6 +164,7 @@ class DraftBudget:
         if self._num_shallow >= REST:
             self._num_shallow = 0
             found = min(1, self._best_depth([HOPE] * len(chances), num_running, most))
+        self._passes_us = max(1, found) * self.pass_times.of(num_running)
         return found
 
     def _best_depth(self, chances: Sequence[float], num_running: int, most: int) -> int:
@@ -167,12 +186,25 @@ class DraftBudget:
     def _pays(self, chance: float, total: int, expected: float) -> bool:
         """Whether one more token in the step, right with this chance, brings more for its time than the step does."""
         now = self.times.of(total)
-        return chance * now >= expected * (self.times.of(total + 1) - now)
+        return chance * (now + self._passes_us) >= expected * (self.times.of(total + 1) - now)
 
     def _is_rested(self, request: Request) -> bool:
         left = self._rests.get(request, REST) - 1
         self._rests[request] = left if left > 0 else REST
         return left <= 0
+
+    def foresee(self, num_requests: int, drafts: Sequence[tuple[Request, int]], num_passes: int) -> None:
+        """Add a step whose result is in to what is foreseen, by what was known before it. Mutates."""
+        alone_us = self.times.of(num_requests)
+        if not alone_us:
+            return
+        expected = float(num_requests)
+        for request, count in drafts:
+            chance = self._chance(request)
+            expected += sum(chance**place for place in range(1, count + 1))
+        num_tokens = num_requests + sum(count for _, count in drafts)
+        self.foreseen.with_us += self.times.of(num_tokens) + num_passes * self.pass_times.of(num_requests)
+        self.foreseen.without_us += alone_us * expected / num_requests
 
     def note_step(self, num_tokens: int, duration_us: int) -> None:
         """A step of decodes and guesses took so long; 0: nobody measured. Mutates."""

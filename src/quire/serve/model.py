@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from quire.core.config import ResolvedConfig
+from quire.core.pooling import Pooling
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import AnyCommand
@@ -59,6 +60,10 @@ class ServedModel(Protocol):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return how the makers of the model want it sampled."""
+        ...
+
+    def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
+        """Return how to make a vector; raises `InvalidRequestError` if nothing says how."""
         ...
 
     async def prepare(

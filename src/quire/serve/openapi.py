@@ -17,6 +17,14 @@ from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.errors import ErrorBody, OllamaErrorBody
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.serve.schemas.completions import Completion, CompletionRequest
+from quire.serve.schemas.embeddings import (
+    EmbeddingAnswer,
+    EmbeddingRequest,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsAnswer,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+)
 from quire.serve.schemas.fields import IGNORED, REFUSED
 from quire.serve.schemas.llama_server import LlamaCompletion, LlamaCompletionRequest, LlamaProps
 from quire.serve.schemas.ollama import (
@@ -50,6 +58,9 @@ REQUESTS: Final = (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
+    OllamaEmbedRequest,
+    OllamaEmbeddingsRequest,
+    EmbeddingRequest,
     LlamaCompletionRequest,
     TokenizeRequest,
     DetokenizeRequest,
@@ -65,6 +76,9 @@ ANSWERS: Final = (
     LoadedModels,
     ShownModel,
     OllamaVersion,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsAnswer,
+    EmbeddingAnswer,
     LlamaCompletion,
     LlamaProps,
     TokenizeAnswer,
@@ -132,6 +146,7 @@ def _schemas() -> Schema:
             if name not in properties:
                 properties[name] = {"enum": [None, *refusal.nothing], "description": f"Refused: {refusal.why}."}
     found["CompletionRequest"]["properties"]["prompt"] = PROMPT
+    found["EmbeddingRequest"]["properties"]["input"] = PROMPT
     found["LlamaCompletionRequest"]["properties"]["prompt"] = {
         "anyOf": [
             TEXT,
@@ -179,6 +194,7 @@ def _paths() -> Schema:
         "/v1/responses": _post(
             "Answer a text or a conversation (Responses API).", ResponseRequest, ResponseAnswer, _event(JSON_TEXT)
         ),
+        "/v1/embeddings": _post("Make vectors of texts.", EmbeddingRequest, EmbeddingAnswer),
         "/v1/models": _get("List the served models.", _json(ModelList)),
         "/v1/models/{model_id}": _get("Describe a served model.", _json(ModelCard))
         | {"parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]},
@@ -216,6 +232,10 @@ def _ollama_paths() -> Schema:
         "/api/chat": _post("Answer a conversation (Ollama).", OllamaChatRequest, OllamaChatAnswer, chat),
         "/api/generate": _post("Answer a text (Ollama).", OllamaGenerateRequest, OllamaGenerateAnswer, generate),
         "/api/show": _post("Describe a served model (Ollama).", OllamaShowRequest, ShownModel),
+        "/api/embed": _post("Make vectors of texts (Ollama).", OllamaEmbedRequest, OllamaEmbedAnswer),
+        "/api/embeddings": _post(
+            "Make a vector of a text (Ollama, older).", OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer
+        ),
         "/api/tags": _get("List the served models (Ollama).", _json(ListedModels)),
         "/api/ps": _get("List the loaded models (Ollama).", _json(LoadedModels)),
         "/api/version": _get("The version of Ollama's interface.", _json(OllamaVersion)),

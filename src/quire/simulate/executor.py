@@ -34,7 +34,10 @@ Outputs = Mapping[str, "Sequence[array[int]]"]
 
 
 class SimExecutor:
-    """Pretends to compute plans. `acceptance`: how likely a guess of a token is right; None: it makes no guesses."""
+    """Pretends to compute plans. `acceptance`: how likely a guess of a token is right; None: it makes no guesses.
+
+    `draft_cost`: how long a pass of the draft model takes; with one, only it guesses.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,9 @@ class SimExecutor:
         *,
         outputs: Outputs | None = None,
         acceptance: float | None = None,
+        draft_cost: StepCost | None = None,
     ) -> None:
+        self._draft_cost = draft_cost
         self._acceptance = acceptance
         self._vocab_size = vocab_size
         self._clock = clock
@@ -96,22 +101,44 @@ class SimExecutor:
         parents = self._parents(plan) if self._searches else array("i")
         seconds = self._cost.step_s(plan)
         proposals = {} if self._acceptance is None else self._guess(plan, self._acceptance)
+        passes_s, num_passes = (0.0, 1) if self._draft_cost is None else self._passes(plan, self._draft_cost)
         result = StepResult(
-            plan.step_id, num_tokens, tokens, parents, proposals=proposals, duration_us=round(seconds * 1e6)
+            plan.step_id,
+            num_tokens,
+            tokens,
+            parents,
+            proposals=proposals,
+            duration_us=round(seconds * 1e6),
+            draft_us=round(passes_s * 1e6 / num_passes),
         )
+        seconds += passes_s
         self._under_way.append((plan, result, seconds))
+
+    def _passes(self, plan: StepPlan, cost: StepCost) -> tuple[float, int]:
+        """Return how long the draft model takes after a step, and in how many passes. Does not mutate.
+
+        The first one reads the step's own tokens, and each other one a guess.
+        """
+        total_s, num_passes = cost.step_s(plan), max(plan.depths.values(), default=1)
+        for depth in range(1, num_passes):
+            rows = array("i", [row for row, most in plan.depths.items() if most > depth])
+            starts = array("i", [plan.starts[plan.rows.index(row)] + depth for row in rows])
+            ones = array("i", [1]) * len(rows)
+            total_s += cost.step_s(StepPlan(plan.step_id, rows, starts, ones, ones, len(rows)))
+        return total_s, num_passes
 
     def _guess(self, plan: StepPlan, acceptance: float) -> dict[int, Guesses]:
         """Return guesses of the tokens that follow, wrong ones among them. Mutates: tokens to come are drawn."""
         found = {}
-        for row, most in plan.proposals.items():
+        asked, guesser = (plan.proposals, "ngram") if self._draft_cost is None else (plan.depths, "draft_model")
+        for row, most in asked.items():
             text = self._texts[row]
             if not isinstance(text, _ForeseenText):
                 text = self._texts[row] = _ForeseenText(text)
                 self._steady_rows = array("i")
             coming = text.coming(most)
             guesses = array("i", [self._guessed(self._prompts[row], token, acceptance) for token in coming])
-            found[row] = Guesses("ngram", guesses)
+            found[row] = Guesses(guesser, guesses)
         return found
 
     def _guessed(self, prompt: bytes, token: int, acceptance: float) -> int:

@@ -127,5 +127,5 @@ def most_bits_per_weight(hardware: Hardware, shape: ModelShape, tokens_per_s: fl
     >>> most_bits_per_weight(Hardware("card", 1 << 30, 1e9, {"float32": 1e12}), shape, tokens_per_s=1000.0)
     8.0
     """
-    read = shape.layers.matrices + shape.head.matrices + shape.experts_per_token * shape.expert.matrices
+    read = shape.layers.multiplied + shape.head.matrices + shape.experts_per_token * shape.expert.multiplied
     return 8 * hardware.read_bandwidth / tokens_per_s / read

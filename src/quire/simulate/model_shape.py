@@ -30,9 +30,10 @@ class WeightCount:
     """Numbers of weights by how they are stored.
 
     `matrices`: in the dtype of the weights, or int8 with a scale for each of their `rows`, or codes in `groups` of 32;
-    the `head_groups` have 8 bits at least; `tables`: in the dtype, looked up and never multiplied; `floats`: in float32
-    always (norms, biases, routers). With weights "auto", `kept` of the matrices and `kept_in_tables` of the tables stay
-    in the blocks of their file and take `kept_bytes` and `kept_table_bytes`.
+    the `head_groups` have 8 bits at least; `plain` matrices always have the dtype; `tables`: in the dtype, looked up
+    and never multiplied; `floats`: in float32 always (norms, biases, routers). With weights "auto", `kept` of the
+    matrices and `kept_in_tables` of the tables stay in the blocks of their file and take `kept_bytes` and
+    `kept_table_bytes`.
 
     >>> count = WeightCount(matrices=640, rows=10, tables=50, floats=5, groups=20, kept=320, kept_bytes=180)
     >>> [count.num_bytes("bfloat16", weights) for weights in ("auto", "widened", "int8", "int8_groups")]
@@ -49,6 +50,7 @@ class WeightCount:
     kept_bytes: int = 0
     kept_in_tables: int = 0
     kept_table_bytes: int = 0
+    plain: int = 0
 
     def __add__(self, other: WeightCount) -> WeightCount:
         return WeightCount(*map(add, astuple(self), astuple(other)))
@@ -56,7 +58,12 @@ class WeightCount:
     @property
     def numbers(self) -> int:
         """How many numbers there are, scales aside."""
-        return self.matrices + self.tables + self.floats
+        return self.multiplied + self.tables + self.floats
+
+    @property
+    def multiplied(self) -> int:
+        """How many of them each token is multiplied by."""
+        return self.matrices + self.plain
 
     def num_bytes(self, dtype: str, weights: str = "auto") -> int:
         """Return the bytes that they take in memory."""
@@ -75,14 +82,15 @@ class WeightCount:
             matrices = self.matrices * DTYPE_BYTES[dtype]
         if weights == "auto":
             matrices += self.kept_bytes - self.kept * DTYPE_BYTES[dtype]
-        return matrices + self.floats * FLOAT_BYTES
+        return matrices + self.plain * DTYPE_BYTES[dtype] + self.floats * FLOAT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The sizes of a model. `windows[i]` is the window of layer i, None for full attention; `dtype` the checkpoint's.
 
-    `kv_head_dim` is how many numbers of a head are stored: an engine may round `head_dim` up.
+    `kv_head_dim` is how many numbers of a head are stored: an engine may round `head_dim` up. `latent_dim` not 0: as
+    many of them are also the value.
 
     >>> shape = ModelShape("m", "bfloat16", hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=10,
     ...     context_length=64, windows=(None, 16), layers=WeightCount(matrices=600, rows=60), head=WeightCount(80, 10))
@@ -105,6 +113,7 @@ class ModelShape:
     expert: WeightCount = WeightCount()
     num_experts: int = 0
     experts_per_token: int = 0
+    latent_dim: int = 0
 
     def __post_init__(self) -> None:
         for field in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_length"):
@@ -133,7 +142,7 @@ class ModelShape:
     @property
     def operations_per_token(self) -> int:
         """Additions and multiplications of the products that every token goes through; the head aside."""
-        return 2 * (self.layers.matrices + self.experts_per_token * self.expert.matrices)
+        return 2 * (self.layers.multiplied + self.experts_per_token * self.expert.multiplied)
 
     @property
     def operations_per_logits(self) -> int:
@@ -143,7 +152,7 @@ class ModelShape:
     @property
     def operations_per_pair(self) -> int:
         """Those of one layer for each pair of a token and one that it attends to: a score, and a part of the sum."""
-        return 4 * self.num_heads * self.head_dim
+        return 2 * self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
 
     def weight_bytes(self, dtype: str, weights: str = "auto") -> int:
         """Return how many bytes the weights take in memory."""
@@ -168,6 +177,7 @@ class ModelShape:
             num_kv_heads=self.num_kv_heads,
             head_dim=self.kv_head_dim,
             dtype=dtype,
+            latent_dim=self.latent_dim,
         )
 
     def kv_bytes_per_layer_token(self, dtype: str) -> int:

@@ -87,7 +87,8 @@ class SimulatedEngine(Protocol):
 class EngineSetup:
     """What a simulated engine is made of: the product's own settings, and a cost model.
 
-    `acceptance`: how likely a guess is right, where the scheduler verifies guesses.
+    `acceptance`: how likely a guess is right, where the scheduler verifies guesses. `draft_cost`: the time of a
+    pass of the draft model, if there is one.
     """
 
     spec: KVCacheSpec
@@ -95,6 +96,7 @@ class EngineSetup:
     scheduler: SchedulerConfig
     cost: StepCost = field(default_factory=LinearCost)
     acceptance: float = 0.0
+    draft_cost: StepCost | None = None
 
     def limits(self) -> RequestLimits:
         """Return what requests may ask for."""
@@ -145,7 +147,9 @@ class PagedEngine(ScheduledEngine):
     def __init__(self, setup: EngineSetup, *, log: BinaryIO | None = None, outputs: Outputs | None = None) -> None:
         super().__init__(Scheduler(setup.scheduler, KVCacheManager(setup.spec, setup.memory), setup.limits()))
         acceptance = setup.acceptance if setup.scheduler.max_drafts else None
-        self._executor = SimExecutor(VOCAB_SIZE, self.clock, setup.cost, outputs=outputs, acceptance=acceptance)
+        self._executor = SimExecutor(
+            VOCAB_SIZE, self.clock, setup.cost, outputs=outputs, acceptance=acceptance, draft_cost=setup.draft_cost
+        )
         writer = None if log is None else StepLogWriter(log, self.clock)
         self.core = EngineCore(self._scheduler, self._executor, self.clock, log=writer)
 

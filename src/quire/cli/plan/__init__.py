@@ -39,8 +39,8 @@ FIXED: Final = {"block_size": "block_sizes", "max_num_seqs": "sequences", "max_n
 
 DESCRIPTION: Final = (
     "Estimate whether MODEL fits into memory, how many requests run at once, how fast machines can serve them at "
-    "most, and with which settings. MODEL is a folder, a config.json, a hub id, guide, or a known name: llama-3.1-8b, "
-    "opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
+    "most, and with which settings. MODEL is a folder, a config.json, a hub id, guide, or a known name: "
+    "deepseek-v2-lite, llama-3.1-8b, opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
 )
 
 

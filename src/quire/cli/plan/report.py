@@ -11,6 +11,7 @@ from typing import Any, Final
 from quire.cli.plan.sizing import MIB, EngineSizer
 from quire.cli.plan.study import Study
 from quire.core.byte_sizes import format_bytes
+from quire.core.kv_spec import DTYPE_BYTES
 from quire.engine.records.report import LABEL_COLUMNS
 from quire.simulate.capacity import Concurrency
 from quire.simulate.estimate import Estimate
@@ -46,11 +47,20 @@ class PlanReport:
             ("model", f"{config.model}: {model.architecture}, {len(model.spec.layers)} layers, {model.dtype}"),
             ("context", f"{model.spec.context_length:,} tokens"),
         ]
+        draft = self.sizer.model_of(config).draft
+        if draft is not None:
+            facts.append(("guesses", f"{config.speculation}: {draft.architecture}, {len(draft.spec.layers)} layers"))
         engine = next((study.engine for study in self.studies if study.engine is not None), None)
         if engine is not None:
             spec = engine.facts.kv_spec
             block = f"{spec.bytes_per_block:,} ({format_bytes(spec.bytes_per_block)}) a block of {spec.block_size}"
             facts.append(("KV", f"{spec.dtype}, {spec.bytes_per_token:,} bytes a token, {block} tokens"))
+            attention = model.spec.attention if spec.latent_dim else None
+            if attention is not None and attention.latent is not None:
+                numbers = attention.num_heads * (attention.latent.query_dim + attention.latent.value_dim)
+                apart = len(model.spec.layers) * numbers * DTYPE_BYTES[spec.dtype]
+                latent = f"one for all {attention.num_heads} heads of a layer; their keys and values would be"
+                facts.append(("latents", f"{latent} {apart:,} bytes a token, {apart / spec.bytes_per_token:.1f} times"))
         totals = ", ".join(
             f"{name} {lengths.total(share):,}" for name, share in (("p50", 0.5), ("p95", 0.95), ("longest", 1.0))
         )

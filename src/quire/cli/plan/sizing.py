@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from quire.cli.model_shapes import find_settings
 from quire.compute.backend import BackendFacts
 from quire.compute.choice import backend_on
 from quire.compute.models import ModelDescription, read_model
+from quire.compute.models.draft import with_draft
 from quire.compute.models.source import ModelSource
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
@@ -64,6 +66,7 @@ class EngineSizer:
         self._kv_share = kv_share
         self.model: ModelDescription = read_model(source, config.max_model_len)
         self._sized: dict[tuple[ResolvedConfig, int], SizedEngine] = {}
+        self._pairs: dict[str, ModelDescription] = {}
 
     def size(self, config: ResolvedConfig, memory_bytes: int) -> SizedEngine:
         """Return the engine; raises `InvalidConfigError` that names the nearest memory in which there is one."""
@@ -85,7 +88,16 @@ class EngineSizer:
 
     def _facts(self, config: ResolvedConfig) -> BackendFacts:
         device = "cuda" if config.device == "cuda" else "cpu"
-        return backend_on(device, config, self.model).facts
+        return backend_on(device, config, self.model_of(config)).facts
+
+    def model_of(self, config: EngineConfig) -> ModelDescription:
+        """Return the model, with the draft model of the settings if they name one. Reads its settings, no tokens."""
+        name = config.speculation
+        if not config.guesses_by_model:
+            return self.model
+        if name not in self._pairs:
+            self._pairs[name] = with_draft(self.model, read_model(find_settings(name)), name)
+        return self._pairs[name]
 
     def _require(self, config: ResolvedConfig, facts: BackendFacts, needs: MemoryNeeds) -> None:
         """Raise where not even one sequence fits: with what it takes, and over how many machines it would go."""
@@ -109,7 +121,7 @@ class AnyBlockSizer(EngineSizer):
 
     def _facts(self, config: ResolvedConfig) -> BackendFacts:
         facts = super()._facts(replace(config, block_size=ANY_SIZE))
-        return replace(facts, kv_spec=replace(facts.kv_spec, block_size=config.block_size))
+        return replace(facts, kv_spec=facts.kv_spec.with_block_size(config.block_size))
 
 
 def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DESCRIPTION = (
     "Serve generated requests, or those of a trace, with the real scheduler and memory manager on a virtual "
     "clock, and show how long users wait and how the memory is used. MODEL is a folder, a config.json, a hub id, "
-    "guide, or a known name: llama-3.1-8b, opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
+    "guide, or a known name: deepseek-v2-lite, llama-3.1-8b, opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
 )
 
 

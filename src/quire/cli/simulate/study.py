@@ -146,6 +146,7 @@ class Study:
             config.scheduler_config(plan.max_model_len),
             cost,
             self._arguments.acceptance,
+            self._draft_cost(sized),
         )
         if variant.system == "quire":
             return lambda log: PagedEngine(setup, log=log)
@@ -163,6 +164,15 @@ class Study:
         shape = shape_of(sized.config.model, self._sizer.model, sized.facts)
         numbers = Numbers(sized.facts.dtype, sized.facts.weights, spec.dtype)
         return RooflineCost(Roofline(self._hardware, shape, numbers), bytes_per_block=spec.bytes_per_block)
+
+    def _draft_cost(self, sized: SizedEngine) -> StepCost | None:
+        """Return the time of a pass of the draft model; None without one."""
+        draft, spec = self._sizer.model_of(sized.config).draft, sized.facts.kv_spec
+        if draft is None:
+            return None
+        numbers = Numbers(sized.facts.dtype, sized.facts.weights, spec.dtype)
+        shape = shape_of(sized.config.speculation, draft, replace(sized.facts, kv_spec=spec.draft or spec))
+        return RooflineCost(Roofline(self._hardware, shape, numbers))
 
     def _source(self, longest: int, files: contextlib.ExitStack) -> RequestSource:
         arguments, seed = self._arguments, self._arguments.seed

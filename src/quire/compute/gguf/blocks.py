@@ -20,6 +20,11 @@ import numpy as np
 from quire.compute.arrays import ByteArray, FloatArray
 from quire.compute.weights.bfloat16 import widened
 
+MXFP4_BYTES: Final = 17
+TWICE_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+MXFP4_SCALES: Final = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
+"""Half of what the scale of a block stands for, because codes are twice the weights; 255 is a number here."""
+
 Widen = Callable[[ByteArray], FloatArray]
 """Blocks as bytes `[num_blocks, num_bytes]` → numbers `[num_blocks, size]`."""
 
@@ -90,6 +95,31 @@ CURVE: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69,
 def _curved(packed: ByteArray) -> FloatArray:
     values: FloatArray = np.array(CURVE, np.float32)[_nibbles(packed)]
     return values
+
+
+def _mxfp4(blocks: ByteArray) -> FloatArray:
+    codes: FloatArray = TWICE_E2M1[_nibbles(blocks[:, 1:])].astype(np.float32)
+    with np.errstate(over="ignore"):
+        return MXFP4_SCALES[blocks[:, :1]] * codes
+
+
+def q5_0_of_mxfp4(blocks: ByteArray) -> ByteArray:
+    """Return blocks of MXFP4, `[rows, bytes]`, as blocks of Q5_0 with the same weights.
+
+    Raises `ValueError` if float16 has not the scale of a block that is not zero.
+    """
+    each = blocks.reshape(len(blocks), -1, MXFP4_BYTES)
+    codes, scales = TWICE_E2M1[_nibbles(each[..., 1:])], MXFP4_SCALES[each[..., :1]]
+    with np.errstate(over="ignore"):
+        halves = scales.astype("<f2")
+    if (codes.any(axis=-1, keepdims=True) & (halves.astype(np.float32) != scales)).any():
+        raise ValueError("scales that float16 does not have")
+    n = (codes + 16).astype(np.uint8)
+    high, nibbles = (
+        np.packbits(n >> 4, axis=-1, bitorder="little"),
+        n[..., :16] & np.uint8(15) | n[..., 16:] << np.uint8(4),
+    )
+    return np.concatenate([halves.view(np.uint8), high, nibbles], axis=-1).reshape(len(blocks), -1)
 
 
 def _iq4_nl(blocks: ByteArray) -> FloatArray:
@@ -187,6 +217,7 @@ BLOCK_TYPES: Final = MappingProxyType(
         20: BlockType("IQ4_NL", 32, 18, _iq4_nl),
         23: BlockType("IQ4_XS", 256, 136, _iq4_xs),
         30: BlockType("BF16", 1, 2, _bfloat16),
+        39: BlockType("MXFP4", 32, MXFP4_BYTES, _mxfp4),
     }
 )
 """The number of a type in a file → the type."""

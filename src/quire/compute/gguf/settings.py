@@ -24,13 +24,19 @@ ARCHITECTURES: Final = MappingProxyType(
     {
         "cohere2": "Cohere2ForCausalLM",
         "command-r": "CohereForCausalLM",
+        "deepseek2": "DeepseekV2ForCausalLM",  # DeepSeek-V3's too, by how experts are scored
+        "falcon": "FalconForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3": "Gemma3ForCausalLM",
         "glm4": "Glm4ForCausalLM",
+        "gpt-oss": "GptOssForCausalLM",
         "gpt2": "GPT2LMHeadModel",
+        "gptneox": "GPTNeoXForCausalLM",
         "granite": "GraniteForCausalLM",
         "llama": "LlamaForCausalLM",  # Mistral's too
+        "minicpm3": "MiniCPM3ForCausalLM",
         "olmo2": "Olmo2ForCausalLM",  # OLMo 3's too, with a window
+        "phi2": "PhiForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
@@ -48,7 +54,10 @@ ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoft
 CONTROL: Final = 3  # of tokenizer.ggml.token_type
 END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 LAYER_NORMS: Final = MappingProxyType(
-    {**dict.fromkeys(("cohere2", "command-r", "stablelm"), "layer_norm_eps"), "starcoder2": "norm_epsilon"}
+    {
+        **dict.fromkeys(("cohere2", "command-r", "gptneox", "phi2", "stablelm"), "layer_norm_eps"),
+        **{"falcon": "layer_norm_epsilon", "starcoder2": "norm_epsilon"},
+    }
 )
 """Architectures with layer norms → what config.json calls their epsilon."""
 
@@ -59,11 +68,14 @@ FILE_TYPES: Final = MappingProxyType(
     {
         **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
         **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
-        **{21: "Q2_K_S", 25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16"},
+        **{21: "Q2_K_S", 25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16", 38: "MXFP4"},
     }
 )
 """`general.file_type` → what people call such a file: the type of most of its matrices, and how many are wider."""
 
+SOFTMAX: Final = 1  # of expert_gating_func
+SIGMOID: Final = 2
+YARN_LOG: Final = "rope.scaling.yarn_log_multiplier"
 ReadTensor = Callable[[str], FloatArray | None]
 """The name of a tensor in the file → its numbers; None where there is none."""
 
@@ -173,7 +185,7 @@ def _llama_like(settings: _Settings) -> dict[str, object]:
         config[LAYER_NORMS[settings.architecture]] = settings.number("attention.layer_norm_epsilon")
     else:
         config["rms_norm_eps"] = settings.number("attention.layer_norm_rms_epsilon")
-    if settings.has("attention.key_length"):
+    if settings.has("attention.key_length") and not settings.has("attention.kv_lora_rank"):
         size = config["head_dim"] = settings.size("attention.key_length")
         if settings.size("attention.value_length", size) != size:
             raise settings.file.error(settings.key("attention.value_length"), f"{size}, as attention.key_length")
@@ -200,8 +212,16 @@ def _rope_scaling(settings: _Settings, read: ReadTensor) -> dict[str, object]:
     if kind not in ("linear", "yarn"):
         raise settings.file.error(settings.key("rope.scaling.type"), "none, linear or yarn")
     scaling: dict[str, object] = {"rope_type": kind, "factor": settings.number("rope.scaling.factor")}
-    if kind == "yarn" and settings.has(original):
-        scaling["original_max_position_embeddings"] = settings.size(original)
+    if kind == "yarn":
+        if settings.has(original):
+            scaling["original_max_position_embeddings"] = settings.size(original)
+        for beta in ("beta_fast", "beta_slow"):
+            scaling |= _given(beta, settings, f"rope.scaling.yarn_{beta}")
+        if settings.architecture == "gpt-oss":
+            scaling["truncate"] = False
+        if settings.architecture == "deepseek2" and settings.has(YARN_LOG):
+            strength = float(f"{10 * settings.number(YARN_LOG):.7g}")
+            scaling |= {"mscale": strength, "mscale_all_dim": strength}
     return scaling
 
 
@@ -226,6 +246,77 @@ def _qwen3moe(settings: _Settings) -> dict[str, object]:
         "num_experts_per_tok": settings.size("expert_used_count"),
         "moe_intermediate_size": settings.size("expert_feed_forward_length"),
         "norm_topk_prob": True,
+    }
+
+
+def _gpt_oss(settings: _Settings) -> dict[str, object]:
+    return {
+        "num_local_experts": settings.size("expert_count"),
+        "num_experts_per_tok": settings.size("expert_used_count"),
+        "intermediate_size": settings.size("expert_feed_forward_length"),
+        "sliding_window": settings.size("attention.sliding_window"),
+    }
+
+
+def _latents(settings: _Settings) -> dict[str, object]:
+    """Return the sizes of latents. Old files have KEY_UP and VALUE_UP in one tensor, and other settings for it."""
+    rope_dim, heads = settings.size("rope.dimension_count"), settings.size("attention.head_count")
+    query = settings.size("attention.key_length_mla", settings.size("attention.key_length", rope_dim + 128))
+    value = settings.size("attention.value_length", max(settings.size("embedding_length") // heads, 1))
+    if query <= rope_dim:
+        raise settings.file.error(settings.key("attention.key_length_mla"), f"more than the {rope_dim} that rotate")
+    has_ranks = settings.has("attention.q_lora_rank")
+    return {
+        "num_key_value_heads": heads,
+        "q_lora_rank": settings.size("attention.q_lora_rank") if has_ranks else None,
+        "kv_lora_rank": settings.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": query - rope_dim,
+        "v_head_dim": settings.size("attention.value_length_mla", value),
+        "kv_b_split": "blk.0.attn_k_b.weight" in settings.tensors,
+    }
+
+
+def _deepseek2(settings: _Settings) -> dict[str, object]:
+    """Return what DeepSeek's models have of their own.
+
+    A file says only one of the two strengths of yarn, which are equal in published models.
+    """
+    if settings.has("attention.temperature_scale"):
+        raise settings.file.error(settings.key("attention.temperature_scale"), "none: no scores by position are run")
+    is_v3 = settings.size("expert_gating_func", SOFTMAX) == SIGMOID
+    num_groups = settings.size("expert_group_count", 1)
+    return {
+        **_latents(settings),
+        "architectures": ["DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"],
+        "first_k_dense_replace": settings.size("leading_dense_block_count", 0, low=0),
+        "n_routed_experts": settings.size("expert_count"),
+        "n_shared_experts": settings.size("expert_shared_count"),
+        "num_experts_per_tok": settings.size("expert_used_count"),
+        "moe_intermediate_size": settings.size("expert_feed_forward_length"),
+        "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": settings.file.flag(settings.key("expert_weights_norm"), False),
+        "n_group": num_groups,
+        "topk_group": settings.size("expert_group_used_count", 1),
+        "topk_method": "noaux_tc" if is_v3 else "greedy" if num_groups == 1 else "group_limited_greedy",
+    }
+
+
+def _falcon(settings: _Settings) -> dict[str, object]:
+    """Return Falcon's settings as newer models have them, of which older ones are a case."""
+    return {
+        "new_decoder_architecture": True,
+        "num_kv_heads": settings.size("attention.head_count_kv", settings.size("attention.head_count")),
+        "num_ln_in_parallel_attn": 2 if any(".attn_norm_2." in name for name in settings.tensors) else 1,
+        "bias": "blk.0.attn_qkv.bias" in settings.tensors,
+        "ffn_hidden_size": settings.size("feed_forward_length"),
+    }
+
+
+def _gptneox(settings: _Settings) -> dict[str, object]:
+    return {
+        **_turned(settings),
+        "use_parallel_residual": settings.file.flag(settings.key("use_parallel_residual"), True),
     }
 
 
@@ -315,11 +406,17 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
     {
         "cohere2": _cohere2,
         "command-r": _cohere,
+        "deepseek2": _deepseek2,
+        "falcon": _falcon,
         "gemma2": _gemma2,
         "gemma3": _gemma,
         "glm4": _turned,
+        "gpt-oss": _gpt_oss,
+        "gptneox": _gptneox,
         "granite": _granite,
+        "minicpm3": _latents,
         "olmo2": _olmo2,
+        "phi2": _turned,
         "phi3": _phi3,
         "qwen3moe": _qwen3moe,
         "stablelm": _stablelm,

@@ -2,22 +2,24 @@
 
 A name of Hugging Face stands for a tensor of the file, or for the part of one expert. Files of Llama, Granite and
 SmolLM3 have the rows of queries and keys interleaved, because llama.cpp turns neighbours where we turn halves; they are
-put back.
+put back. So are the rows of Falcon and GPT-NeoX, which have all queries, then all keys, then all values. Blocks of
+MXFP4 are handed out as Q5_0, which holds the same weights.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
+from quire.compute.gguf.blocks import q5_0_of_mxfp4
 from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.weights.bfloat16 import narrowed
@@ -58,11 +60,42 @@ GEMMA: Final = MappingProxyType(
         "post_ffw_norm": "post_feedforward_layernorm",
     }
 )
+PHI2: Final = MappingProxyType({**LAYER, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"})
+OFFSET: Final = "exp_probs_b"
+"""What is added to the weights of experts: the file calls it a bias."""
+
+BY_HEAD: Final = MappingProxyType({"attn_k_b": True, "attn_v_b": False})
+"""Tensors with a matrix of each head, and whether that is transposed."""
+
+KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
+"""Types of blocks that engines get as another one."""
+
+APART: Final = frozenset({"falcon", "gptneox"})
+"""Architectures whose files have all queries, then all keys, then all values in one tensor."""
+
 INTERLEAVED: Final = frozenset({"granite", "llama", "smollm3"})
 """Architectures whose files have the rows of each head of queries and keys in turn."""
 
+LATENTS: Final = MappingProxyType(
+    {
+        **LAYER,
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",
+        "attn_k_b": "self_attn.k_b_proj",
+        "attn_v_b": "self_attn.v_b_proj",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        OFFSET: "mlp.gate.e_score_correction_bias",
+    }
+)
 LAYERS: Final = MappingProxyType(
     {
+        **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
         "gemma2": GEMMA,
         "gemma3": GEMMA,
         "glm4": MappingProxyType(
@@ -73,11 +106,41 @@ LAYERS: Final = MappingProxyType(
                 "post_ffw_norm": "post_mlp_layernorm",
             }
         ),
+        "gpt-oss": MappingProxyType(
+            {
+                **{name: ours for name, ours in LAYER.items() if name != "ffn_norm"},
+                "post_attention_norm": "post_attention_layernorm",
+                "attn_sinks": "self_attn.sinks",
+                "ffn_gate_inp": "mlp.router",
+            }
+        ),
         "olmo2": MappingProxyType(
             {name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}
         ),
         "phi3": MappingProxyType({**LAYER, "ffn_up": "mlp.gate_up_proj"}),
         "starcoder2": MappingProxyType({**LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    }
+)
+FALCON_ONCE: Final = MappingProxyType(
+    {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f", "output": "lm_head"}
+)
+FALCON_LAYER: Final = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "self_attention.query_key_value",
+        "attn_output": "self_attention.dense",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    }
+)
+TWO_NORMS: Final = MappingProxyType({"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})
+GPTNEOX_ONCE: Final = MappingProxyType(
+    {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"}
+)
+GPTNEOX_LAYER: Final = MappingProxyType(
+    {
+        **{name: ours.replace("self_attention", "attention") for name, ours in FALCON_LAYER.items()},
+        "ffn_norm": "post_attention_layernorm",
     }
 )
 GPT2_ONCE: Final = MappingProxyType(
@@ -100,6 +163,32 @@ GPT2_LAYER: Final = MappingProxyType(
 )
 
 
+Rows = TypeVar("Rows", FloatArray, ByteArray)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Puts the rows of a tensor in the order of Hugging Face: of `heads` whose halves take turns in the file.
+
+    With `kv_heads`, the file has all queries, all keys and all values; here each key and each value follow the queries
+    that read them.
+    """
+
+    heads: int
+    kv_heads: int = 0
+
+    def __call__(self, stored: Rows) -> Rows:
+        """Return the rows in their order."""
+        rows, rest = stored.shape[0], stored.shape[1:]
+        if not self.kv_heads:
+            pairs = stored.reshape(self.heads, rows // self.heads // 2, 2, *rest)
+            return pairs.swapaxes(1, 2).reshape(rows, *rest)
+        size = rows // (self.heads + 2 * self.kv_heads)
+        ends = [self.heads * size, (self.heads + self.kv_heads) * size]
+        parts = [part.reshape(self.kv_heads, -1, *rest) for part in np.split(stored, ends)]
+        return np.concatenate(parts, axis=1).reshape(rows, *rest)
+
+
 @dataclass(frozen=True, slots=True)
 class _Names:
     """What the tensors of an architecture are called: those that it has once, and those of each layer."""
@@ -110,10 +199,18 @@ class _Names:
     prefix: str
 
     @classmethod
-    def of(cls, architecture: str) -> _Names:
-        """Return the names of an architecture."""
-        if architecture == "gpt2":
-            return cls(architecture, GPT2_ONCE, GPT2_LAYER, "transformer.h.")
+    def of(cls, architecture: str, tensors: Collection[str]) -> _Names:
+        """Return the names of an architecture, in a file with these tensors."""
+        match architecture:
+            case "gpt2":
+                return cls(architecture, GPT2_ONCE, GPT2_LAYER, "transformer.h.")
+            case "gptneox":
+                return cls(architecture, GPTNEOX_ONCE, GPTNEOX_LAYER, "gpt_neox.layers.")
+            case "falcon":
+                norms = TWO_NORMS if any(".attn_norm_2." in name for name in tensors) else {}
+                return cls(architecture, FALCON_ONCE, {**FALCON_LAYER, **norms}, "transformer.h.")
+            case "phi2":
+                return cls(architecture, {**ONCE, "output_norm": "model.final_layernorm"}, PHI2, "model.layers.")
         return cls(architecture, ONCE, LAYERS.get(architecture, LAYER), "model.layers.")
 
     def stored(self, name: str) -> str:
@@ -125,20 +222,23 @@ class _Names:
             names, stem, where = self.layer, part, f"blk.{layer}."
             if part.startswith("mlp.experts."):
                 names, stem = EXPERTS, part.rpartition(".")[2]
-        return next((f"{where}{theirs}.{kind}" for theirs, ours in names.items() if ours == stem), name)
+        theirs = next((theirs for theirs, ours in names.items() if ours == stem), None)
+        return name if theirs is None else f"{where}{theirs}.{'bias' if theirs == OFFSET else kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class GgufEntry:
-    """A tensor of Hugging Face in a file: one expert of `tensor` where there is one, its rows put in order by `heads`.
+    """A tensor of Hugging Face in a file: one expert of `tensor` where there is one, its rows put in order by `order`.
 
-    `heads`: how many heads' rows are interleaved, 0 for none. `transposed`: the file has it the other way round.
+    `transposed`: the file has it the other way round. `by_head`: the file has a matrix of each head; here their rows
+    follow one another.
     """
 
     tensor: GgufTensor
     expert: int | None = None
-    heads: int = 0
+    order: Order | None = None
     transposed: bool = False
+    by_head: bool = False
 
     @property
     def dtype(self) -> str:
@@ -148,7 +248,7 @@ class GgufEntry:
     @property
     def has_blocks(self) -> bool:
         """Whether it is a matrix of blocks, not of floats."""
-        return self.tensor.type.size > 1 and len(self.shape) == 2
+        return self.tensor.type.size > 1 and len(self.shape) == 2 and not self.by_head
 
     @property
     def byte_range(self) -> tuple[int, int]:
@@ -167,6 +267,9 @@ class GgufEntry:
     def shape(self) -> tuple[int, ...]:
         """Its dimensions, rows first."""
         shape = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+        if self.by_head:
+            heads, rows, columns = shape
+            return (heads * columns, rows) if self.transposed else (heads * rows, columns)
         return shape[::-1] if self.transposed else shape
 
 
@@ -174,10 +277,10 @@ class GgufTensors:
     """Implements `WeightFile` with GGUF files; each is mapped when one of its tensors is first asked for."""
 
     def __init__(self, header: GgufHeader) -> None:
-        self._names = _Names.of(architecture_of(header))
+        self._names = _Names.of(architecture_of(header), header.tensors.keys())
         self.entries: Mapping[str, GgufEntry] = MappingProxyType(_entries(header, self._names))
         self.block_types: Mapping[str, str] = MappingProxyType(
-            {name: entry.dtype for name, entry in self.entries.items() if entry.has_blocks}
+            {name: KEPT_AS.get(entry.dtype, entry.dtype) for name, entry in self.entries.items() if entry.has_blocks}
         )
         self._header = header
         self._mappings: dict[Path, mmap.mmap] = {}
@@ -214,7 +317,14 @@ class GgufTensors:
         """
         entry = self.entries[name]
         blocks = self._bytes(entry.tensor, *entry.byte_range).reshape(entry.num_outputs, -1)
-        return _halves(blocks, entry.heads)[rows] if entry.heads else blocks[rows]
+        blocks = entry.order(blocks)[rows] if entry.order is not None else blocks[rows]
+        if entry.dtype != "MXFP4":
+            return blocks
+        try:
+            return q5_0_of_mxfp4(blocks)
+        except ValueError as error:
+            where = f"{self.name}: tensor {self.stored_name(name)!r}"
+            raise CheckpointError(where, error, "from 2^-24 to 2^15, or the option --weights widened") from error
 
     def setting(self, name: str) -> FloatArray | None:
         """Return a tensor of the file that is a setting; None where there is none."""
@@ -229,9 +339,11 @@ class GgufTensors:
 
     def _numbers(self, entry: GgufEntry, rows: slice) -> FloatArray:
         tensor, shape = entry.tensor, entry.shape
-        if entry.transposed or entry.heads:
+        if entry.transposed or entry.by_head or entry.order is not None:
             whole = self._widened(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
-            whole = whole.T if entry.transposed else _halves(whole, entry.heads)
+            if entry.transposed:
+                whole = whole.swapaxes(-1, -2)
+            whole = whole.reshape(shape) if entry.order is None else entry.order(whole)
             return np.ascontiguousarray(whole[rows])
         row_bytes = tensor.num_bytes // tensor.shape[0]
         start, num_rows = 0, shape[0]
@@ -261,16 +373,6 @@ class GgufTensors:
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
-Rows = TypeVar("Rows", FloatArray, ByteArray)
-
-
-def _halves(interleaved: Rows, heads: int) -> Rows:
-    """Return the rows of heads with the halves of each one after the other, not in turn."""
-    rows, rest = interleaved.shape[0], interleaved.shape[1:]
-    pairs = interleaved.reshape(heads, rows // heads // 2, 2, *rest)
-    return pairs.swapaxes(1, 2).reshape(rows, *rest)
-
-
 def _entries(header: GgufHeader, names: _Names) -> dict[str, GgufEntry]:
     """Return the tensors of a file by the names of Hugging Face; a name that is unknown stays as it is."""
     entries: dict[str, GgufEntry] = {}
@@ -293,7 +395,7 @@ def _named(header: GgufHeader, names: _Names, name: str, tensor: GgufTensor) -> 
     if not stem.startswith("blk."):
         return [(f"{names.once[stem]}.{kind}" if stem in names.once else name, GgufEntry(tensor))]
     _, layer, part = stem.split(".", 2) if stem.count(".") >= 2 else ("", "", stem)
-    if part in EXPERTS and len(tensor.shape) == 3:
+    if part in EXPERTS and len(tensor.shape) == (3 if kind == "weight" else 2):
         if tensor.shape[0] > MAX_EXPERTS:
             raise CheckpointError(
                 f"{header.path}: tensor {name!r}", f"{tensor.shape[0]} experts", f"at most {MAX_EXPERTS}"
@@ -305,20 +407,31 @@ def _named(header: GgufHeader, names: _Names, name: str, tensor: GgufTensor) -> 
         ]
     if part not in names.layer:
         return [(name, GgufEntry(tensor))]
-    heads = _interleaved_heads(header, names.architecture, part, tensor)
-    transposed = names.architecture == "gpt2" and len(tensor.shape) == 2
-    ours = f"{names.prefix}{layer}.{names.layer[part]}.{kind}"
-    return [(ours, GgufEntry(tensor, heads=heads, transposed=transposed))]
+    order = _order(header, names.architecture, part, tensor)
+    by_head = part in BY_HEAD and len(tensor.shape) == 3
+    transposed = (names.architecture == "gpt2" and len(tensor.shape) == 2) or (by_head and BY_HEAD[part])
+    ours = f"{names.prefix}{layer}.{names.layer[part]}.{'weight' if part == OFFSET else kind}"
+    return [(ours, GgufEntry(tensor, order=order, transposed=transposed, by_head=by_head))]
 
 
-def _interleaved_heads(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> int:
-    """Return how many heads have their rows interleaved in a tensor; 0 where none have."""
-    if architecture not in INTERLEAVED or part not in ("attn_q", "attn_k"):
-        return 0
+def _order(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> Order | None:
+    """Return what puts the rows of a tensor in the order of Hugging Face; None where they are."""
     key = f"{architecture}.attention.head_count"
-    heads = header.settings.get(f"{key}_kv", header.settings.get(key)) if part == "attn_k" else header.settings.get(key)
-    if type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads):
-        raise CheckpointError(
-            f"{header.path}: {key}", heads, f"heads whose rows make up the {tensor.shape[0]} of {part}"
-        )
-    return heads
+    heads: Any = header.settings.get(key)
+    kv_heads: Any = heads if architecture == "gptneox" else header.settings.get(f"{key}_kv", heads)
+    if architecture in INTERLEAVED and part in ("attn_q", "attn_k"):
+        counts = [kv_heads if part == "attn_k" else heads]
+    elif architecture in APART and part == "attn_qkv":
+        counts = [heads, kv_heads]
+    else:
+        return None
+    if all(type(count) is int and count > 0 for count in counts):
+        order = Order(*counts)
+        if order.kv_heads:  # rows that do not fit have a wrong shape, which is found later
+            fits = tensor.shape[0] % (order.heads + 2 * order.kv_heads) == 0 == order.heads % order.kv_heads
+            return order if fits else None
+        if tensor.shape[0] % (2 * order.heads) == 0:
+            return order
+    raise CheckpointError(
+        f"{header.path}: {key}", counts[0], f"heads whose rows make up the {tensor.shape[0]} of {part}"
+    )

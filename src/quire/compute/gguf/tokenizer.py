@@ -46,6 +46,15 @@ CASED: Final = rf"(?:(?![{YOUNG}])[\p{{Lu}}\p{{Ll}}\p{{Lt}}])+"
 SIGNS: Final = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+"
 
 
+WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""As GPT-2 splits, where that is not the last step."""
+
+DEEPSEEK3: Final = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Splitter:
     """How words are split before they are merged: by one pattern after the other; each on what the one before left.
@@ -69,6 +78,8 @@ QWEN2: Final = Splitter((SINGLE_DIGITS,), composes=True)
 SPLITTERS: Final = MappingProxyType(
     {
         "gpt-2": GPT2,
+        "phi-2": GPT2,
+        "falcon": Splitter((r"[\p{P}\$\+<=>\^~\|`]+", WORDS, r"[0-9][0-9][0-9]")),
         "mellum": GPT2,
         "olmo": GPT2,
         **dict.fromkeys(("command-r", "minerva-7b", "refact", "smollm", "starcoder"), DIGITS),  # Granite has refact
@@ -86,6 +97,7 @@ SPLITTERS: Final = MappingProxyType(
         "deepseek-llm": Splitter(
             (r"[\r\n]", rf"\s?{CASED}", rf"\s?{SIGNS}", r"\s+$", IDEOGRAPHS, r"\p{N}+"),
         ),
+        "deepseek-v3": Splitter((r"\p{N}{1,3}", r"[一-龥\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+", DEEPSEEK3)),
         "deepseek-coder": Splitter((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS, r"\p{N}")),
     }
 )

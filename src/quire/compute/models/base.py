@@ -67,6 +67,13 @@ class Activation(Enum):
     CLAMPED_SWIGLU = "clamped_swiglu"  # x × sigmoid(1.702 x) of x = min(gate, 7), times up clamped to ±7, plus 1
 
 
+class Scoring(Enum):
+    """How the scores of a router become the weights of experts."""
+
+    SOFTMAX = "softmax"  # over all experts
+    SIGMOID = "sigmoid"  # of each expert alone
+
+
 class Part(Enum):
     """A piece of the model that has weights."""
 
@@ -81,13 +88,23 @@ class Part(Enum):
     KEY_NORM = "key_norm"
     OUTPUT = "output"
     SINKS = "sinks"
+    QUERY_DOWN = "query_down"
+    QUERY_DOWN_NORM = "query_down_norm"
+    LATENT = "latent"
+    LATENT_NORM = "latent_norm"
+    KEY_UP = "key_up"
+    VALUE_UP = "value_up"
     AFTER_ATTENTION_NORM = "after_attention_norm"
     JOINED_ATTENTION_NORM = "joined_attention_norm"
     MLP_NORM = "mlp_norm"
     GATE = "gate"
     UP = "up"
     DOWN = "down"
+    SHARED_GATE = "shared_gate"
+    SHARED_UP = "shared_up"
+    SHARED_DOWN = "shared_down"
     ROUTER = "router"
+    ROUTER_OFFSET = "router_offset"
     EXPERT_GATE = "expert_gate"
     EXPERT_UP = "expert_up"
     EXPERT_DOWN = "expert_down"
@@ -117,7 +134,8 @@ class WeightSource:
     still counts along `out`.
 
     `adjacent`, the dimensions of a head and how many of them rotate: the file has the two of each pair next
-    to each other. Engines want the first of all pairs, then the second of all pairs.
+    to each other. Engines want the first of all pairs, then the second of all pairs. The ones that rotate begin at
+    `adjacent_from`.
     """
 
     stem: str
@@ -126,6 +144,7 @@ class WeightSource:
     run: int = 0
     period: int = 0
     adjacent: tuple[int, int] | None = None
+    adjacent_from: int = 0
 
     def stem_of(self, layer: int = 0, expert: int = 0) -> str:
         """Return the name without `.weight` or `.bias`; `{head}` stays.
@@ -151,8 +170,9 @@ class WeightSource:
         rows = [first + turn * self.period + place for turn in range(count // run) for place in range(run)]
         if self.adjacent is None:
             return rows
-        head_dim, rotary_dim = self.adjacent
-        order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+        (head_dim, rotary_dim), start = self.adjacent, self.adjacent_from
+        end = start + rotary_dim
+        order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, head_dim)]
         return [rows[head + place] for head in range(0, count, head_dim) for place in order]
 
 
@@ -184,12 +204,54 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention: a token has one latent for all heads instead of keys and values (MLA).
+
+    The latent is `rank` numbers, normalised by `norm`, and `rope_dim` more that rotate. It is the only key-value head.
+    A key of a head is `plain_dim` numbers, its rows of KEY_UP times the latent, and those that rotate; a value is
+    `value_dim` numbers, its rows of VALUE_UP times the latent. `query_rank`: queries are made of as many numbers, which
+    are normalised too; None: of the hidden state.
+
+    Engines compute no keys and no values: they multiply a query by KEY_UP, attend to latents, and multiply what comes
+    out by VALUE_UP.
+    """
+
+    rank: int
+    rope_dim: int
+    plain_dim: int
+    value_dim: int
+    norm: NormSpec
+    query_rank: int | None = None
+
+    @property
+    def query_dim(self) -> int:
+        """The numbers of a query head, before it is multiplied by KEY_UP."""
+        return self.plain_dim + self.rope_dim
+
+    def parts(self, num_heads: int, hidden_size: int, bias: bool) -> dict[Part, PartShape]:
+        """Return the parts of a layer that make its queries and latents, and what heads make of them."""
+        queries_from = self.query_rank or hidden_size
+        parts = {
+            Part.QUERY: PartShape((num_heads * self.query_dim, queries_from)),
+            Part.LATENT: PartShape((self.rank + self.rope_dim, hidden_size), bias),
+            Part.LATENT_NORM: self.norm.shape(self.rank),
+            Part.KEY_UP: PartShape((num_heads * self.plain_dim, self.rank)),
+            Part.VALUE_UP: PartShape((num_heads * self.value_dim, self.rank)),
+        }
+        if self.query_rank is not None:
+            parts[Part.QUERY_DOWN] = PartShape((self.query_rank, hidden_size), bias)
+            parts[Part.QUERY_DOWN_NORM] = self.norm.shape(self.query_rank)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """The settings of all attention layers.
 
     Query head h reads key-value head h // (num_heads / num_kv_heads). `bias`: query, key and value have
     one; `qk_norm` normalises queries and keys before they rotate, by `qk_norm_scope`. `sinks`: each query head has a
-    learned score that is not capped; it takes part in every softmax as a position without a value.
+    learned score that is not capped; it takes part in every softmax as a position without a value. `latent`: heads
+    share one latent, which `head_dim` counts; `bias` is then that of what makes it.
     """
 
     num_heads: int
@@ -202,6 +264,12 @@ class AttentionSpec:
     qk_norm_scope: NormScope = NormScope.HEAD
     score_soft_cap: float | None = None
     sinks: bool = False
+    latent: LatentSpec | None = None
+
+    @property
+    def output_dim(self) -> int:
+        """The numbers of all heads that the output matrix reads."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +298,16 @@ class MLPSpec:
 class ExpertsSpec:
     """Experts of sparse layers: MLPs like the dense one except for their size and biases.
 
-    The router's softmax over all experts gives the weights. A token goes to the `experts_per_token` with
+    The router's scores give the weights, by `scoring`. A token goes to the `experts_per_token` with
     the highest weights; among equal ones, to the lowest ids. With `normalize_weights`, these weights are
-    divided by their sum, which is the softmax over these experts alone. Outputs are added in the order of
-    expert ids. `bias`: the router and each matrix of an expert have one.
+    divided by their sum; of a softmax, that is the softmax over these experts alone. Then they are multiplied by
+    `scale`. Outputs are added in the order of expert ids. `bias`: the router and each matrix of an expert have one.
+
+    - `offset`: the router has a number for each expert, which is added to its weight when experts are chosen, and only
+      then.
+    - `num_groups`: experts are in groups of equal size; a token goes to experts of its best `groups_per_token` groups.
+      The rank of a group is the sum of the highest `group_best` numbers that its experts are chosen by.
+    - `shared_size`: the size of an MLP that every token goes through as well; its output is added last. 0: none.
     """
 
     num_experts: int
@@ -241,6 +315,13 @@ class ExpertsSpec:
     intermediate_size: int
     normalize_weights: bool
     bias: bool = False
+    scoring: Scoring = Scoring.SOFTMAX
+    scale: float = 1.0
+    offset: bool = False
+    num_groups: int = 1
+    groups_per_token: int = 1
+    group_best: int = 1
+    shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,13 +373,16 @@ class DecoderSpec:
         heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         if heads % kv_heads:
             raise CheckpointError("num_attention_heads", heads, f"a multiple of the {kv_heads} kv heads")
+        if self.attention.latent is not None:
+            _check_latent(self.attention, self.attention.latent)
         if self.mlp.activation is Activation.CLAMPED_SWIGLU and not self.mlp.gated:
             raise CheckpointError("activation", self.mlp.activation.value, "another one for an MLP without a gate")
         if self.experts is not None:
             _check_experts(self.experts, sum(layer.sparse for layer in self.layers))
         for layer in self.layers:
             if layer.rope is not None:
-                _check_rope(layer.rope, self.attention.head_dim)
+                latent = self.attention.latent
+                _check_rope(layer.rope, self.attention.head_dim if latent is None else latent.rope_dim)
             if layer.sparse and self.parallel:
                 raise CheckpointError("layers", "sparse and parallel", "one of both")
             if layer.sparse and self.experts is None:
@@ -323,7 +407,11 @@ class DecoderSpec:
     def layer_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
         """Return the parts of a layer, without those of its experts."""
         mlp = self._router_parts() if layer.sparse else self._mlp_parts()
-        return self._attention_parts() | mlp | self._norm_parts()
+        latent = self.attention.latent
+        if latent is None:
+            return self._attention_parts() | mlp | self._norm_parts()
+        parts = latent.parts(self.attention.num_heads, self.hidden_size, self.attention.bias)
+        return parts | {Part.OUTPUT: self._output_part()} | mlp | self._norm_parts()
 
     def expert_parts(self) -> dict[Part, PartShape]:
         """Return the parts of one expert of a sparse layer."""
@@ -343,7 +431,7 @@ class DecoderSpec:
             Part.QUERY: PartShape((query, hidden), attention.bias),
             Part.KEY: PartShape((key, hidden), attention.bias),
             Part.VALUE: PartShape((key, hidden), attention.bias),
-            Part.OUTPUT: PartShape((hidden, query), attention.output_bias),
+            Part.OUTPUT: self._output_part(),
         }
         if attention.sinks:
             parts[Part.SINKS] = PartShape((attention.num_heads,))
@@ -351,6 +439,9 @@ class DecoderSpec:
             parts[Part.QUERY_NORM] = self._head_norm(attention.qk_norm, attention.num_heads)
             parts[Part.KEY_NORM] = self._head_norm(attention.qk_norm, attention.num_kv_heads)
         return parts
+
+    def _output_part(self) -> PartShape:
+        return PartShape((self.hidden_size, self.attention.output_dim), self.attention.output_bias)
 
     def _head_norm(self, norm: NormSpec, num_heads: int) -> PartShape:
         scope, head_dim = self.attention.qk_norm_scope, self.attention.head_dim
@@ -371,7 +462,16 @@ class DecoderSpec:
     def _router_parts(self) -> dict[Part, PartShape]:
         if self.experts is None:
             return {}
-        return {Part.ROUTER: PartShape((self.experts.num_experts, self.hidden_size), self.experts.bias)}
+        parts = {Part.ROUTER: PartShape((self.experts.num_experts, self.hidden_size), self.experts.bias)}
+        if self.experts.offset:
+            parts[Part.ROUTER_OFFSET] = PartShape((self.experts.num_experts,))
+        if size := self.experts.shared_size:
+            bias = self.mlp.bias
+            parts[Part.SHARED_UP] = PartShape((size, self.hidden_size), bias)
+            parts[Part.SHARED_DOWN] = PartShape((self.hidden_size, size), bias)
+            if self.mlp.gated:
+                parts[Part.SHARED_GATE] = PartShape((size, self.hidden_size), bias)
+        return parts
 
     def _norm_parts(self) -> dict[Part, PartShape]:
         both = (Part.ATTENTION_NORM,) if self.shared_norm else (Part.ATTENTION_NORM, Part.MLP_NORM)
@@ -388,6 +488,7 @@ class DecoderSpec:
             num_kv_heads=self.attention.num_kv_heads,
             head_dim=self.attention.head_dim,
             dtype=dtype,
+            latent_dim=0 if self.attention.latent is None else self.attention.latent.rank,
         )
 
 
@@ -398,9 +499,27 @@ def _check_rope(rope: RopeSpec, head_dim: int) -> None:
         raise CheckpointError("rotary frequencies", len(rope.inverse_frequencies), f"{rope.rotary_dim // 2} of them")
 
 
+def _check_latent(attention: AttentionSpec, latent: LatentSpec) -> None:
+    for name in ("rank", "rope_dim", "value_dim"):  # engines take 16 numbers at a time, and heads lie side by side
+        size = getattr(latent, name)
+        if size < 1 or size % 16:
+            raise CheckpointError(f"latent {name}", size, "a multiple of 16")
+    has_other = attention.qk_norm is not None or attention.sinks or attention.num_kv_heads != 1
+    if has_other or attention.head_dim != latent.rank + latent.rope_dim:
+        raise CheckpointError("attention", "a latent with other heads", "one key-value head, which is the latent")
+
+
 def _check_experts(experts: ExpertsSpec, num_layers: int) -> None:
     if num_layers * experts.num_experts > MAX_EXPERTS:
         where = f"experts of {num_layers} layers"
         raise CheckpointError(where, num_layers * experts.num_experts, f"at most {MAX_EXPERTS}")
     if not 0 < experts.experts_per_token <= experts.num_experts:
         raise CheckpointError("experts per token", experts.experts_per_token, f"from 1 to {experts.num_experts}")
+    if experts.num_groups < 1 or experts.num_experts % experts.num_groups:
+        raise CheckpointError("groups of experts", experts.num_groups, f"a divisor of {experts.num_experts}")
+    size = experts.num_experts // experts.num_groups
+    if not 0 < experts.group_best <= size:
+        raise CheckpointError("experts that rank a group", experts.group_best, f"from 1 to {size}")
+    least = -(-experts.experts_per_token // size)
+    if not least <= experts.groups_per_token <= experts.num_groups:
+        raise CheckpointError("groups per token", experts.groups_per_token, f"from {least} to {experts.num_groups}")

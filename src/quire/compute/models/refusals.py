@@ -28,7 +28,8 @@ OTHER_LAYERS: Final = (
     (r"(BailingHybrid|KimiLinear|MiniMax(Text01)?|OlmoHybrid|Qwen3Next|Qwen3_5(Moe)?)For", "it has linear attention"),
     (r"(RecurrentGemma|Rwkv\d*|RWKV\w*|xLSTM)For", "its layers are recurrent"),
     (r"Lfm2(Moe)?For", "some of its layers are short convolutions"),
-    (r"(DeepseekV\d+|MiniCPM3|LongcatFlash|Glm4MoeLite|GlmMoeDsa)For", "it keeps one latent for all heads (MLA)"),
+    (r"(DeepseekV(32|4)|GlmMoeDsa)For", "its attention chooses tokens by an index (DSA)"),
+    (r"LongcatFlashFor", "its layers have two sublayers of attention with latents (MLA)"),
     (r"(Bloom|MPT|Mpt)For", "its positions are by ALiBi"),
     (
         r".*For(ConditionalGeneration|ImageTextToText|Vision2Seq|SpeechSeq2Seq)$",

@@ -236,14 +236,24 @@ def _yarn_range(rope: _Rope) -> tuple[float, float]:
 
 
 def _yarn_scale(section: ConfigFile, factor: float) -> float:
-    def growth(strength: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * strength * math.log(factor) + 1.0
-
     if section.is_set("mscale") and section.is_set("mscale_all_dim"):
-        natural = growth(section.number("mscale")) / growth(section.number("mscale_all_dim"))
+        natural = _growth(factor, section.number("mscale")) / _growth(factor, section.number("mscale_all_dim"))
     else:
-        natural = growth(1.0)
+        natural = _growth(factor, 1.0)
     return section.number("attention_factor", natural)
+
+
+def _growth(factor: float, strength: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * strength * math.log(factor) + 1.0
+
+
+def score_factor(config: ConfigFile) -> float:
+    """Return what the scores of DeepSeek's models are multiplied by, because their positions are stretched."""
+    section = _section(config, None)
+    strength = section.optional_number("mscale_all_dim", low=0)
+    if _kind(section) == "default" or not strength:
+        return 1.0
+    return _growth(section.number("factor"), strength) ** 2
 
 
 def _llama3(rope: _Rope) -> tuple[FloatArray, float]:

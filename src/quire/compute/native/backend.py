@@ -60,6 +60,7 @@ class NativeBackend:
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
             block_types=tuple(sorted(set(block_types.values()))),
+            makes_vectors=True,
         )
         return cls(facts, model, settings)
 

@@ -25,6 +25,8 @@ NORMS = frozenset(
         Part.QUERY_NORM,
         Part.KEY_NORM,
         Part.FINAL_NORM,
+        Part.QUERY_DOWN_NORM,
+        Part.LATENT_NORM,
     }
 )
 
@@ -72,6 +74,8 @@ class NativeDecoder:
             self._logits = np.zeros((num_logits, self._logits.shape[1]), np.float32)
         finite_logits = np.zeros(num_logits, np.bool_)
         finite = np.zeros(len(inputs.token_ids), np.bool_)
+        size = self.spec.hidden_size
+        states = np.zeros((len(inputs.state_indices), -(-size // PANEL_WIDTH) * PANEL_WIDTH), np.float32)
         self._decoder.run(
             inputs.query_starts,
             inputs.token_ids,
@@ -82,8 +86,10 @@ class NativeDecoder:
             self._logits,
             finite_logits,
             finite,
+            inputs.state_indices,
+            states,
         )
-        return StepOutputs(self._logits[:num_logits], finite, finite_logits)
+        return StepOutputs(self._logits[:num_logits], finite, finite_logits, states[:, :size])
 
     def prepare_memory(self, cache: CacheEngine, touches_cache: bool) -> None:
         """Take memory for activations, weights in huge pages and perhaps the cache, while no step runs. Mutates."""
@@ -128,6 +134,10 @@ class NativeDecoder:
         for part, piece in parts.items():
             if part is Part.SINKS:
                 self._decoder.set_sinks(layer, np.ascontiguousarray(piece.weight))
+            elif part is Part.ROUTER_OFFSET:
+                self._decoder.set_router_offset(layer, np.ascontiguousarray(piece.weight))
+            elif part in (Part.KEY_UP, Part.VALUE_UP):
+                self._set_heads(part, piece, layer)
             elif part in NORMS:
                 self._decoder.set_norm(part.value, layer, np.ascontiguousarray(piece.weight))
                 if piece.bias is not None:
@@ -136,6 +146,12 @@ class NativeDecoder:
                 self._set_matrix(part, piece, layer, expert)
                 if piece.bias is not None:
                     self._decoder.set_bias(part.value, layer, expert, np.ascontiguousarray(piece.bias))
+
+    def _set_heads(self, part: Part, piece: PartWeights, layer: int) -> None:
+        """Set the matrix of each head, [out, in]; queries are multiplied by the columns of KEY_UP."""
+        heads = piece.weight.reshape(self.spec.attention.num_heads, -1, piece.weight.shape[1])
+        for head, rows in enumerate(heads.swapaxes(1, 2) if part is Part.KEY_UP else heads):
+            self._decoder.set_matrix(part.value, layer, head, np.ascontiguousarray(rows))
 
     def _set_matrix(self, part: Part, piece: PartWeights, layer: int, expert: int = -1) -> None:
         # An embedding gets here only if it is also the head.

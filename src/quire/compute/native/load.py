@@ -9,7 +9,7 @@ from typing import Final
 
 from quire._native import Decoder, Kernels, ThreadTeam, kernel_names, kernels
 from quire._native import activation_bytes as step_bytes
-from quire.compute.backend import DraftParts, WorkerParts
+from quire.compute.backend import LATENT_KV, DraftParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
@@ -81,6 +81,8 @@ def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec
     if KV_FORMS[dtype][0].scaled and spec.attention.head_dim > MAX_WHOLE_HEAD_DIM:
         heads = f"heads of at most {MAX_WHOLE_HEAD_DIM} numbers, not {spec.attention.head_dim}"
         raise InvalidConfigError("kv_dtype", dtype, f"another one: {dtype} takes {heads}")
+    if KV_FORMS[dtype][0].scaled and spec.attention.latent is not None:
+        raise InvalidConfigError("kv_dtype", dtype, LATENT_KV)
     step = INT4_GROUP if dtype in INT4_VALUES else PANEL_WIDTH
     head_dim = -(-spec.attention.head_dim // step) * step
     return replace(spec.kv_cache_spec(block_size, dtype), head_dim=head_dim)

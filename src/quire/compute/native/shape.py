@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.compute.models.base import DecoderSpec, NormKind, NormSpec, RopeSpec
+from quire.compute.models.base import DecoderSpec, ExpertsSpec, LatentSpec, NormKind, NormSpec, RopeSpec, Scoring
 from quire.core.kv_spec import KVCacheSpec
 
 
@@ -18,10 +18,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec) -> dict[str, object]:
         "num_kv_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
         "intermediate_size": spec.mlp.intermediate_size,
-        "num_experts": 0 if experts is None else experts.num_experts,
-        "experts_per_token": 0 if experts is None else experts.experts_per_token,
-        "expert_size": 0 if experts is None else experts.intermediate_size,
-        "normalize_experts": experts is not None and experts.normalize_weights,
+        **_experts(experts),
         "gated": spec.mlp.gated,
         "tied_head": spec.tied_head,
         "qk_norm": "none" if attention.qk_norm is None else attention.qk_norm_scope.value,
@@ -39,6 +36,32 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec) -> dict[str, object]:
         "learned_positions": -1 if spec.learned_positions is None else spec.learned_positions,
         "ropes": [_rope(rope) for rope in ropes],
         "layers": _layers(spec, kv_spec, ropes),
+    } | ({} if attention.latent is None else {"latent": _latent(attention.latent)})
+
+
+def _experts(experts: ExpertsSpec | None) -> dict[str, object]:
+    return {
+        "num_experts": 0 if experts is None else experts.num_experts,
+        "experts_per_token": 0 if experts is None else experts.experts_per_token,
+        "expert_size": 0 if experts is None else experts.intermediate_size,
+        "normalize_experts": experts is not None and experts.normalize_weights,
+        "sigmoid_experts": experts is not None and experts.scoring is Scoring.SIGMOID,
+        "expert_scale": 1.0 if experts is None else experts.scale,
+        "num_expert_groups": 1 if experts is None else experts.num_groups,
+        "groups_per_token": 1 if experts is None else experts.groups_per_token,
+        "group_best": 1 if experts is None else experts.group_best,
+        "shared_size": 0 if experts is None else experts.shared_size,
+    }
+
+
+def _latent(latent: LatentSpec) -> dict[str, object]:
+    return {
+        "rank": latent.rank,
+        "rope_dim": latent.rope_dim,
+        "plain_dim": latent.plain_dim,
+        "value_dim": latent.value_dim,
+        "query_rank": latent.query_rank or 0,
+        "norm": _norm(latent.norm),
     }
 
 

@@ -45,30 +45,34 @@ class AttentionRule:
 
 
 def write_kv(cache: LayerCache, slots: IntArray, keys: FloatArray, values: FloatArray) -> None:
-    """Store the step's keys and values, `[num_tokens, num_kv_heads, head_dim]`. Mutates."""
-    _flat(cache.keys)[slots] = keys
-    _flat(cache.values)[slots] = values
+    """Store the step's keys and values, `[num_tokens, num_kv_heads, head_dim]`. Mutates.
+
+    Values that are the beginning of their keys are views of those, and are written twice.
+    """
+    places = np.divmod(slots, cache.keys.shape[1])
+    cache.keys[places] = keys
+    cache.values[places] = values
 
 
 def paged_attention(query: FloatArray, cache: LayerCache, inputs: StepInputs, rule: AttentionRule) -> FloatArray:
-    """Return the attention of each query: `[num_tokens, num_heads, head_dim]`. Does not mutate."""
+    """Return the attention of each query, `[num_tokens, num_heads, size of a value]`. Does not mutate."""
     num_kv_heads = cache.keys.shape[2]
     num_tokens, num_heads, head_dim = query.shape
     # [num_tokens, num_kv_heads, num_heads / num_kv_heads, head_dim]
     grouped = query.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    output = np.empty_like(grouped)
+    output = np.empty((*grouped.shape[:-1], cache.values.shape[-1]), np.float32)
     for sequence in range(len(inputs.entries)):
         tokens = inputs.tokens_of(sequence)
         table = inputs.block_tables[cache.group][sequence]
         first = int(inputs.positions[tokens.start])
         output[tokens] = _attend(grouped[tokens], first, _Sequence(cache, table), rule)
-    return output.reshape(query.shape)
+    return output.reshape(num_tokens, num_heads, -1)
 
 
 def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -> FloatArray:
     """Attend with the queries of one sequence, whose positions begin at `first`."""
     count = len(query)
-    state = _Softmax(query.shape)
+    state = _Softmax((*query.shape[:-1], kv.cache.values.shape[-1]))
     start = 0 if rule.window is None else max(0, first - rule.window + 1)
     for tile in range(start // TILE * TILE, first + count, TILE):
         # Only the queries that see some of the tile: those before it and those whose window is after it see none.
@@ -95,7 +99,7 @@ class _Softmax:
     """Running maximum, sum of weights and weighted sum of values, per query and head."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.output = np.zeros(shape, np.float32)  # [queries, num_kv_heads, group, head_dim]
+        self.output = np.zeros(shape, np.float32)  # [queries, num_kv_heads, group, size of a value]
         self.total = np.zeros((*shape[:-1], 1), np.float32)
         self._highest = np.full((*shape[:-1], 1), -np.inf, np.float32)
 
@@ -130,15 +134,9 @@ class _Sequence:
         """
         block_size = self.cache.keys.shape[1]
         positions = np.arange(start, stop)
-        slots = self.table[positions // block_size] * block_size + positions % block_size
-        places = positions - tile
+        stored, places = (self.table[positions // block_size], positions % block_size), positions - tile
         keys = np.zeros((TILE, *self.cache.keys.shape[2:]), np.float32)
-        values = np.zeros_like(keys)
-        keys[places] = _flat(self.cache.keys)[slots]
-        values[places] = _flat(self.cache.values)[slots]
+        values = np.zeros((TILE, *self.cache.values.shape[2:]), np.float32)
+        keys[places] = self.cache.keys[stored]
+        values[places] = self.cache.values[stored]
         return keys, values
-
-
-def _flat(blocks: FloatArray) -> FloatArray:
-    """Return a view by slot: `[num_blocks × block_size, num_kv_heads, head_dim]`."""
-    return blocks.reshape(-1, *blocks.shape[2:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
+from quire.compute.backend import LATENT_KV, BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.reference.load import block_spec, load_parts
@@ -38,6 +38,8 @@ class ReferenceBackend:
             allowed = f"one of auto, float32, {', '.join(KV_ROUNDINGS)}: the reference backend knows no other"
             raise InvalidConfigError("kv_dtype", config.kv_dtype, allowed)
         specs = [each.spec for each in (model, model.draft) if each is not None]
+        if config.kv_dtype in KV_ROUNDINGS and any(spec.attention.latent is not None for spec in specs):
+            raise InvalidConfigError("kv_dtype", config.kv_dtype, LATENT_KV)
         facts = BackendFacts(
             name="reference",
             device="cpu",
@@ -49,6 +51,7 @@ class ReferenceBackend:
             kv_spec=block_spec(model, config.block_size),
             weight_bytes=sum(weight_bytes(spec, weights=in_groups(config.weights)) for spec in specs),
             activation_bytes=sum(_activation_bytes(spec, config) for spec in specs),
+            makes_vectors=True,
         )
         return cls(facts, model)
 

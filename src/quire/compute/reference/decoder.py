@@ -11,16 +11,17 @@ results. All operations work row by row (see `operations` and `attention`), so a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from quire.compute.arrays import BoolArray, FloatArray, IntArray
-from quire.compute.models.base import DecoderSpec, LayerSpec, Part, RopeSpec
+from quire.compute.models.base import AttentionSpec, DecoderSpec, Part, RopeSpec
 from quire.compute.reference.attention import AttentionRule, paged_attention, write_kv
+from quire.compute.reference.latent import LatentAttention
 from quire.compute.reference.mlp import DENSE, experts_output, mlp_output
 from quire.compute.reference.operations import (
+    Angles,
     linear,
     looked_up,
     normalize,
@@ -64,9 +65,7 @@ class ReferenceDecoder:
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
             angles = self._angles(inputs.positions)
             for index, layer in enumerate(self.spec.layers):
-                centre = None if self._centres is None else self._centres[index]
-                rounding = _Rounding(self.kv_dtype, centre)
-                attention = _Attention(self.spec, layer, self.weights.layers[index], angles, rounding)
+                attention = self._attention(index, None if layer.rope is None else angles[layer.rope])
                 attended = self._attend(hidden, attention, cache.layer(index), inputs)
                 if self.spec.parallel:
                     hidden = attended + self._transform(hidden, index)
@@ -76,7 +75,7 @@ class ReferenceDecoder:
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
             logits = self._logits(hidden[inputs.logit_indices])
         finite: BoolArray = np.all(np.isfinite(hidden), axis=1)
-        return StepOutputs(logits, finite, np.all(np.isfinite(logits), axis=1))
+        return StepOutputs(logits, finite, np.all(np.isfinite(logits), axis=1), hidden[inputs.state_indices])
 
     def _embed(self, inputs: StepInputs) -> FloatArray:
         hidden = looked_up(self.weights.parts[Part.EMBEDDING], inputs.token_ids)
@@ -88,12 +87,22 @@ class ReferenceDecoder:
             hidden = hidden + self.weights.parts[Part.POSITIONS].weight[rows]
         return hidden
 
-    def _angles(self, positions: IntArray) -> dict[RopeSpec, tuple[FloatArray, FloatArray]]:
+    def _angles(self, positions: IntArray) -> dict[RopeSpec, Angles]:
         """Return the angles of each kind of rotary positions in the model, once for all layers."""
         ropes = {layer.rope for layer in self.spec.layers if layer.rope is not None}
         return {rope: rope_angles(positions, rope) for rope in ropes}
 
-    def _attend(self, hidden: FloatArray, attention: _Attention, cache: LayerCache, inputs: StepInputs) -> FloatArray:
+    def _attention(self, index: int, angles: Angles | None) -> _Attention | LatentAttention:
+        """Return the attention of a layer."""
+        shape, layer, parts = self.spec.attention, self.spec.layers[index], self.weights.layers[index]
+        if shape.latent is not None:
+            return LatentAttention(shape, shape.latent, layer.window, parts, angles)
+        centre = None if self._centres is None else self._centres[index]
+        return _Attention(shape, layer.window, parts, angles, _Rounding(self.kv_dtype, centre))
+
+    def _attend(
+        self, hidden: FloatArray, attention: _Attention | LatentAttention, cache: LayerCache, inputs: StepInputs
+    ) -> FloatArray:
         """Return the residual stream with attention added. Mutates the cache."""
         parts = attention.parts
         update = attention.attend(self._norm(hidden, parts, Part.ATTENTION_NORM), cache, inputs)
@@ -104,7 +113,7 @@ class ReferenceDecoder:
         parts, layer = self.weights.layers[index], self.spec.layers[index]
         rows = self._norm(hidden, parts, Part.ATTENTION_NORM if self.spec.shared_norm else Part.MLP_NORM)
         if layer.sparse and self.spec.experts is not None:
-            update = experts_output(rows, self.spec, parts[Part.ROUTER], self.weights.experts[index])
+            update = experts_output(rows, self.spec, parts, self.weights.experts[index])
         else:
             update = mlp_output(rows, self.spec.mlp, parts, DENSE)
         return self._norm(update, parts, Part.AFTER_MLP_NORM) * np.float32(self.spec.residual_scale)
@@ -147,18 +156,18 @@ class _Attention:
 
     def __init__(
         self,
-        spec: DecoderSpec,
-        layer: LayerSpec,
+        shape: AttentionSpec,
+        window: int | None,
         parts: Parts,
-        angles: Mapping[RopeSpec, tuple[FloatArray, FloatArray]],
+        angles: Angles | None,
         rounding: _Rounding,
     ) -> None:
         self.parts = parts
         self._rounding = rounding
-        self._shape = spec.attention
-        self._angles = None if layer.rope is None else angles[layer.rope]
-        sinks = parts[Part.SINKS].weight if self._shape.sinks else None
-        self._rule = AttentionRule(self._shape.scale, layer.window, self._shape.score_soft_cap, sinks)
+        self._shape = shape
+        self._angles = angles
+        sinks = parts[Part.SINKS].weight if shape.sinks else None
+        self._rule = AttentionRule(shape.scale, window, shape.score_soft_cap, sinks)
 
     def attend(self, hidden: FloatArray, cache: LayerCache, inputs: StepInputs) -> FloatArray:
         """Store the step's keys and values and return the attention: `[num_tokens, hidden_size]`. Mutates."""

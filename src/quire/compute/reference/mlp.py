@@ -1,8 +1,8 @@
 """The second sublayer: an MLP, or the experts that a router picks for each token.
 
 With experts, every row has its own order of sums: softmax over the router's row, choose the best experts
-by weight and then by id, add their outputs in the order of ids. Rows that picked the same expert go
-through it together, but each is computed alone, as everywhere.
+by weight and then by id, add their outputs in the order of ids, then that of the shared MLP. Rows that
+picked the same expert go through it together, but each is computed alone, as everywhere.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import FloatArray
-from quire.compute.models.base import DecoderSpec, ExpertsSpec, MLPSpec, Part
+from quire.compute.models.base import DecoderSpec, ExpertsSpec, MLPSpec, Part, Scoring
 from quire.compute.reference.operations import activate, exponential, gated, linear
-from quire.compute.weights.decoder_weights import Parts, PartWeights
+from quire.compute.weights.decoder_weights import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class _Names:
 
 
 DENSE: Final = _Names(Part.GATE, Part.UP, Part.DOWN)
+SHARED: Final = _Names(Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN)
 EXPERT: Final = _Names(Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
 
 
@@ -39,28 +40,44 @@ def mlp_output(rows: FloatArray, spec: MLPSpec, parts: Parts, names: _Names) -> 
     return linear(inner, parts[names.down])
 
 
-def experts_output(rows: FloatArray, spec: DecoderSpec, router: PartWeights, experts: Sequence[Parts]) -> FloatArray:
+def experts_output(rows: FloatArray, spec: DecoderSpec, parts: Parts, experts: Sequence[Parts]) -> FloatArray:
     """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`."""
     assert spec.experts is not None  # a layer is sparse only where there are experts
-    weights = routing_weights(linear(rows, router), spec.experts)
+    offset = parts[Part.ROUTER_OFFSET].weight if spec.experts.offset else None
+    weights = routing_weights(linear(rows, parts[Part.ROUTER]), spec.experts, offset)
     output = np.zeros_like(rows)
-    for expert, parts in enumerate(experts):
+    for expert, each in enumerate(experts):
         chosen = np.flatnonzero(weights[:, expert])
         if len(chosen):
-            update = mlp_output(rows[chosen], spec.mlp, parts, EXPERT)
+            update = mlp_output(rows[chosen], spec.mlp, each, EXPERT)
             output[chosen] += weights[chosen, expert, None] * update
-    return output
+    return output + mlp_output(rows, spec.mlp, parts, SHARED) if spec.experts.shared_size else output
 
 
-def routing_weights(scores: FloatArray, spec: ExpertsSpec) -> FloatArray:
+def routing_weights(scores: FloatArray, spec: ExpertsSpec, offset: FloatArray | None = None) -> FloatArray:
     """Return the weight of each expert for each row, 0 if it is not picked: `[num_rows, num_experts]`."""
-    exponents = exponential(scores - scores.max(axis=-1, keepdims=True))
-    weights = exponents / exponents.sum(axis=-1, keepdims=True)
+    weights: FloatArray
+    if spec.scoring is Scoring.SIGMOID:
+        weights = np.float32(1) / (1 + exponential(-scores))
+    else:
+        exponents = exponential(scores - scores.max(axis=-1, keepdims=True))
+        weights = exponents / exponents.sum(axis=-1, keepdims=True)
+    chosen_by = _in_best_groups(weights if offset is None else weights + offset, spec)
     # A stable sort: among equal weights the lowest id comes first.
-    order = np.argsort(-weights, axis=-1, kind="stable")[:, : spec.experts_per_token]
+    order = np.argsort(-chosen_by, axis=-1, kind="stable")[:, : spec.experts_per_token]
     best = np.take_along_axis(weights, order, axis=-1)
     if spec.normalize_weights:
         best = best / best.sum(axis=-1, keepdims=True)
     picked = np.zeros(weights.shape, np.float32)
-    np.put_along_axis(picked, order, best, axis=-1)
+    np.put_along_axis(picked, order, best * np.float32(spec.scale), axis=-1)
     return picked
+
+
+def _in_best_groups(numbers: FloatArray, spec: ExpertsSpec) -> FloatArray:
+    """Return the numbers that experts are chosen by, minus infinity in groups that a row does not go to."""
+    groups = numbers.reshape(len(numbers), spec.num_groups, -1)
+    ranks = np.sort(groups, axis=-1)[..., -spec.group_best :].sum(axis=-1)
+    others = np.argsort(-ranks, axis=-1, kind="stable")[:, spec.groups_per_token :]
+    kept = groups.copy()
+    np.put_along_axis(kept, others[..., None], np.float32(-np.inf), axis=1)
+    return kept.reshape(numbers.shape)

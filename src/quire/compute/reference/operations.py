@@ -15,7 +15,7 @@ numpy also chooses its vector loops by memory layout, so inputs here are always 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from quire.compute.weights.quantize import quantized
 GELU_FACTOR: Final = np.float32(math.sqrt(2 / math.pi))
 SWIGLU_FACTOR: Final = np.float32(1.702)
 SWIGLU_LIMIT: Final = np.float32(7)
+Angles: TypeAlias = tuple[FloatArray, FloatArray]
+"""Cosine and sine for each token and pair that rotates."""
 ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -130,7 +132,7 @@ def soft_cap(rows: FloatArray, cap: float | None) -> FloatArray:
     return rows if cap is None else np.float32(cap) * _tanh(rows / np.float32(cap))
 
 
-def rope_angles(positions: IntArray, rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
+def rope_angles(positions: IntArray, rope: RopeSpec) -> Angles:
     """Return cosine and sine for each position and pair: `[num_tokens, rotary_dim / 2]`."""
     # Models are trained with angles rounded to float32, so the oracle rounds them too.
     angles = positions.astype(np.float32)[:, None] * np.array(rope.inverse_frequencies, np.float32)
@@ -138,7 +140,7 @@ def rope_angles(positions: IntArray, rope: RopeSpec) -> tuple[FloatArray, FloatA
     return np.cos(exact).astype(np.float32) * scale, np.sin(exact).astype(np.float32) * scale
 
 
-def rotate(heads: FloatArray, angles: tuple[FloatArray, FloatArray]) -> FloatArray:
+def rotate(heads: FloatArray, angles: Angles) -> FloatArray:
     """Rotate the pairs (i, i + half) of each head, `[num_tokens, num_heads, head_dim]`."""
     cosine, sine = (table[:, None, :] for table in angles)  # [num_tokens, 1, half]
     half = cosine.shape[-1]

@@ -54,6 +54,8 @@ class TorchBackend:
 
         Raises `InvalidConfigError` for settings that it does not support.
         """
+        if model.spec.attention.latent is not None:
+            raise InvalidConfigError("backend", "torch", "native or reference: torch does not run latents (MLA) yet")
         if model.draft is not None:
             allowed = "off, auto or ngram: the torch backend runs no draft model, only native and reference do"
             raise InvalidConfigError("speculation", config.speculation, allowed)

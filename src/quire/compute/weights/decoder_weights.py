@@ -35,8 +35,12 @@ WEIGHTS: Final = ("auto", "widened", *MADE)
 PRODUCTS: Final = frozenset(
     {Part.EMBEDDING_IN, Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}
     | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN, Part.EMBEDDING_OUT, Part.HEAD}
+    | {Part.QUERY_DOWN, Part.LATENT, Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN}
 )
 """Matrices that rows are multiplied by, except the router; an embedding that is also the head is one more."""
+
+OF_LATENTS: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
+"""Matrices that never become codes: queries are multiplied by the columns of the first."""
 
 HEAD_NORMS: Final = frozenset({Part.QUERY_NORM, Part.KEY_NORM})
 """Their weights are one row, even where each head has its own."""

@@ -28,7 +28,8 @@ from quire.core.errors import CheckpointError
 
 MAX_TENSORS: Final = 12 * MAX_EXPERTS
 STACK: Final = ".mlp.experts."
-SINKS: Final = ".self_attn.sinks"
+BARE: Final = (".self_attn.sinks", ".mlp.gate.e_score_correction_bias")
+"""Tensors of weights that are named without `.weight`."""
 MATRICES: Final = MappingProxyType(
     {"gate_up_proj": {"gate_proj": (0, 2), "up_proj": (1, 2)}, "down_proj": {"down_proj": (0, 1)}}
 )
@@ -50,9 +51,9 @@ class ExpertEntry(TensorEntry):
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint with one name for each expert's matrices; the same one if it has no stacked experts."""
-    has_stacks = any(_parts_of(entry) for entry in checkpoint.entries.values())
-    return StackedCheckpoint(checkpoint) if has_stacks else checkpoint
+    """Return a checkpoint with one name for each expert's matrices; the same one if its names are those of specs."""
+    differs = any(name.endswith(BARE) or _parts_of(entry) for name, entry in checkpoint.entries.items())
+    return StackedCheckpoint(checkpoint) if differs else checkpoint
 
 
 class StackedCheckpoint(Checkpoint):
@@ -68,6 +69,7 @@ class StackedCheckpoint(Checkpoint):
                         f"{whole.name}: tensor {name!r}", "given twice", "alone or in a stack, not both"
                     )
                 entries[name] = each
+        self._has_stacks = any(isinstance(entry, ExpertEntry) for entry in entries.values())
         super().__init__(whole.folder, entries)
 
     def _named(self, entry: TensorEntry, num_before: int) -> Iterator[tuple[str, TensorEntry]]:
@@ -81,7 +83,7 @@ class StackedCheckpoint(Checkpoint):
         if parts:
             yield from ((each.name, each) for each in _experts_of(entry, parts))
         else:
-            yield f"{entry.name}.weight" if entry.name.endswith(SINKS) else entry.name, entry
+            yield f"{entry.name}.weight" if entry.name.endswith(BARE) else entry.name, entry
 
     def stored_name(self, name: str) -> str:
         """Return the name of the tensor of the file that has a tensor, or that should have it."""
@@ -89,10 +91,11 @@ class StackedCheckpoint(Checkpoint):
         if isinstance(entry, ExpertEntry):
             return entry.stack
         missing = re.fullmatch(r"(.*\.mlp\.experts\.)\d+\.(gate|up|down)_proj\.(weight|bias)", name)
-        if missing is not None:
+        if missing is not None and entry is None and self._has_stacks:
             prefix, part, kind = missing.groups()
             return f"{prefix}{'down' if part == 'down' else 'gate_up'}_proj{'_bias' * (kind == 'bias')}"
-        return name.removesuffix(".weight") if name.endswith(f"{SINKS}.weight") else name
+        bare = name.removesuffix(".weight")
+        return bare if bare.endswith(BARE) else name
 
     def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
         """Return rows of a tensor as float32, read-only."""

@@ -8,6 +8,8 @@ tables, and **one** pool of blocks serves all groups. So the memory has an array
     block 1   ├ layer 2 ┼ K, V ┤     ├ layer 3 ┼ K, V ┤    held by group 1 = layers (2, 3)
     block 2   └ …  its holder's layers ──────┘
 
+Values that are in their keys (`KVCacheSpec.latent_dim`) have arrays without numbers.
+
 A block that gets another owner needs no conversion, and copying a block copies its rows of every array. Host blocks
 have the same arrays. Each model runner chooses the layout within a block; the shape below is the reference decoder's.
 With a draft model, a second set of arrays holds its layers, in the same blocks: whatever is done to a block is done in
@@ -45,7 +47,7 @@ class LayerCache:
 
     group: int
     keys: FloatArray  # [num_blocks, block_size, num_kv_heads, head_dim]
-    values: FloatArray  # [num_blocks, block_size, num_kv_heads, head_dim]
+    values: FloatArray  # [num_blocks, block_size, num_kv_heads, head_dim], or latent_dim instead: the keys' beginning
 
 
 class CacheEngine:
@@ -113,6 +115,8 @@ class CacheEngine:
         """Return the cache of one layer. Does not mutate; the arrays are the memory itself."""
         group, place = self._places[layer]
         keys, values = self._device.arrays[2 * place : 2 * place + 2]
+        if self.spec.latent_dim:
+            values = keys[..., : self.spec.latent_dim]
         return LayerCache(group, keys, values)
 
     def places(self) -> list[tuple[CacheArray, CacheArray]]:
@@ -133,7 +137,7 @@ class CacheEngine:
 
     def _views(self, block: int, group: int) -> list[memoryview]:
         num_arrays = 2 * len(self.spec.groups[group].layers)
-        views = [memoryview(array[block]).cast("B") for array in self._device.arrays[:num_arrays]]
+        views = [memoryview(array[block]).cast("B") for array in self._device.arrays[:num_arrays] if array.size]
         return views if self.draft is None else views + self.draft._views(block, group)
 
     def apply(self, plan: StepPlan) -> None:

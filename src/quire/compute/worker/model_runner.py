@@ -9,12 +9,16 @@ block tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
 
-from quire.compute.arrays import BoolArray, IntArray, Logits
+import numpy as np
+
+from quire.compute.arrays import BoolArray, FloatArray, IntArray, Logits
 
 Memory_contra = TypeVar("Memory_contra", contravariant=True)
+NO_INDICES: Final[IntArray] = np.zeros(0, np.int64)
+NO_STATES: Final[FloatArray] = np.zeros((0, 0), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class StepInputs:
     logit_starts: IntArray  # [num_sequences + 1]
     logit_indices: IntArray  # [num_logits], each an index of a token
     rows: IntArray  # [num_sequences]
+    state_indices: IntArray = field(default_factory=lambda: NO_INDICES)  # [num_states], each an index of a token
 
     def tokens_of(self, sequence: int) -> slice:
         """Return the slice of a sequence's tokens."""
@@ -47,7 +52,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """The outputs of a model: the logits, and which of its outputs are finite.
+    """The outputs of a model: the logits, the hidden states asked for, and which of its outputs are finite.
 
     Rows of logits may have padding of any content after the vocabulary.
     """
@@ -55,6 +60,7 @@ class StepOutputs:
     logits: Logits  # [num_logits, vocab_size or more]
     finite: BoolArray  # [num_tokens]: the hidden state of the token
     finite_logits: BoolArray  # [num_logits]
+    states: FloatArray = field(default_factory=lambda: NO_STATES)  # [num_states, hidden_size], after the final norm
 
 
 class ModelRunner(Protocol[Memory_contra]):

@@ -34,6 +34,7 @@ from quire.compute.worker.draft_rows import DraftRows
 from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
 from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
+from quire.compute.worker.pooled_rows import PooledRows
 from quire.compute.worker.reports import reports
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
 from quire.compute.worker.step_ahead import Launched, StepsAhead, broken
@@ -57,6 +58,7 @@ class Worker:
         self._grammars = GrammarRows(parts.masks, parts.eos_token_ids)
         self._beams = BeamRows(parts.eos_token_ids)
         self._careful = CarefulRows()
+        self._pooled = PooledRows()
         self._decodes = DecodeSteps(self._careful)
         self._proposer = parts.proposer
         self._draft = None
@@ -144,6 +146,7 @@ class Worker:
         self._careful.apply(plan)
         if self._transfers is not None and plan.transfers:
             self._transfers.apply(plan.transfers)
+        self._pooled.apply(plan)
         self.cache.apply(plan)
 
     def _enter(self, start: RowStart, batch: InputBatch) -> None:
@@ -196,10 +199,11 @@ class Worker:
 
     def _computed(self, plan: StepPlan, batch: InputBatch) -> StepResult:
         decodes = self._decodes.build(plan, batch)
-        inputs = decodes or batch.build(plan, self._postponed(plan, batch))
+        inputs = decodes or self._pooled.with_states(plan, batch.build(plan, self._postponed(plan, batch)))
         sampled: dict[int, _Sampled] = {}
         searches: dict[int, tuple[Hypothesis, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        vectors: dict[int, bytes] = {}
         if inputs.entries:
             self._grammars.ask_behind({row: batch.tokens(row) for row in plan.drafts}, plan.drafts)
             began_s = time.perf_counter()
@@ -211,6 +215,7 @@ class Worker:
                 batch.fail(plan.rows[entry], message)
             prompt_logprobs = self._report_prompts(plan, inputs, outputs, batch)
             sampled, searches = self._choose(plan, inputs, outputs, batch)
+            vectors = self._pooled.vectors(plan, inputs, outputs.states)
         failures = {row: batch.failure(row) for row in plan.rows}
         chosen = [sampled.get(entry, _NOTHING) for entry in range(len(plan.rows))]
         return StepResult(
@@ -222,6 +227,7 @@ class Worker:
             logprobs={plan.rows[entry]: one.logprobs for entry, one in sampled.items() if one.logprobs},
             prompt_logprobs=prompt_logprobs,
             searches=searches,
+            vectors=vectors,
         )
 
     def _draw(self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch) -> StepResult:

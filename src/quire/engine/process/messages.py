@@ -107,6 +107,7 @@ class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     cumulative_logprob: float | None = None
     waited_s: float | None = None
     num_disk_tokens: int = 0
+    vector: bytes = b""
 
 
 class Updates(Message, frozen=True):
@@ -131,6 +132,7 @@ class Updates(Message, frozen=True):
                     each.cumulative_logprob,
                     each.waited_s,
                     each.num_disk_tokens,
+                    each.vector,
                 )
                 for each in updates
             ]
@@ -152,6 +154,7 @@ class Updates(Message, frozen=True):
                 each.cumulative_logprob,
                 each.waited_s,
                 each.num_disk_tokens,
+                each.vector,
             )
             for each in self.entries
         ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from quire.core.clock import Clock
 from quire.core.grammar import CANNOT_HOLD, Grammar
 from quire.core.logprobs import TokenLogprobs
+from quire.core.pooling import vector_numbers
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import EngineLink, SequenceUpdate
@@ -22,6 +23,7 @@ from quire.engine.commands import Abort, Add, Fail, Stop
 from quire.engine.outputs import (
     CompletionDelta,
     CompletionOutput,
+    EmbeddingOutput,
     Logprob,
     RequestDelta,
     RequestMetrics,
@@ -197,6 +199,7 @@ class RequestText:
         self._untold_prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens = self.num_disk_tokens = 0
         self.waited_s: float | None = None
+        self.vector = b""
 
     @property
     def finished(self) -> bool:
@@ -253,6 +256,17 @@ class RequestText:
             prompt_logprobs=self._prompt_logprobs,
         )
 
+    def embedding(self) -> EmbeddingOutput:
+        """Return the vector of a pooled request that has ended. Does not mutate."""
+        return EmbeddingOutput(
+            request_id=self.shown_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids.tolist(),
+            embedding=vector_numbers(self.vector).tolist(),
+            num_cached_tokens=self.num_cached_tokens,
+            error=self.sequences[0].error,
+        )
+
     def take_delta(self) -> RequestDelta:
         """Return what is new since the last call; where the best texts are chosen, that is all of them at the end.
 
@@ -272,6 +286,7 @@ class RequestText:
             num_generated_tokens=self._num_generated,
             prompt_logprobs=prompt_logprobs,
             waited_s=self.waited_s,
+            vector=self.vector,
         )
 
     @property
@@ -339,6 +354,7 @@ class OutputProcessor:
         try:
             if update.prompt_logprobs or request.num_prompt_tokens == 1:
                 request.note_prompt(update.prompt_logprobs)
+            request.vector = update.vector
             sequence.extend(update)
             if request.grammar is not None and self._condemn is not None and update.error.startswith(CANNOT_HOLD):
                 self._condemn(request.grammar)

@@ -2,7 +2,8 @@
 
     edit    a text is to be repeated with a small change: n-grams of the prompt
     json    a record with fixed keys, held to a schema: what the grammar forces
-    free    a story: nothing repeats
+    chat    an explanation, and
+    free    a story: nothing repeats; for a draft model (`--speculation MODEL`)
 
 Two engines, one without guesses and one with them, answer the same requests in turn; no prompt is asked twice, so no
 answer is known from before. Every pair of answers is compared, to the token. No prefix cache: each request is computed
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from quire.core.config import EngineConfig
+from quire.core.config import SPECULATIONS, EngineConfig
 from quire.core.errors import ExecutionError
 from quire.core.grammar import Grammar
 from quire.core.sampling_params import SamplingParams
@@ -28,11 +29,21 @@ from quire.reporting.report import Goal, Section, cell
 from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import ratios, summarize
 
-WORKLOADS: Final = ("edit", "json", "free")
+WORKLOADS: Final = ("edit", "json", "chat", "free")
 TEMPERATURES: Final = (0.0, 0.8)
 MANY: Final = 32
-LEAST_GAINS: Final = {"edit": 2.0, "json": 1.3, "free": 0.98}
+LEAST_GAINS: Final = {"edit": 2.0, "json": 1.3, "chat": 0.98, "free": 0.98}
 """Of one sequence; of `MANY` sequences it is that of free text, whatever they say."""
+LEAST_WITH_MODEL: Final = 1.6
+"""Of one sequence, a chat, with a draft model."""
+FORESEEN: Final = (0.85, 1.15)
+"""How far the gain that the budget foresees may be from the one that is measured."""
+QUESTIONS: Final = (
+    "Explain what a {} is.",
+    "Write a short text about a {} and a {}.",
+    "What is the difference between a {} and a {}?",
+    "Why is a {} useful?",
+)
 
 WORDS: Final = (
     "memory block table token prefix request server answer river garden winter letter music engine harbour window "
@@ -58,7 +69,7 @@ DESCRIPTION = "Measure how much sooner texts come with guesses of their next tok
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     parser.add_argument("model", nargs="?", default="smollm2", metavar="MODEL", help="a chat model; default: smollm2")
-    parser.add_argument("--speculation", default="auto", metavar="NAME", help="who guesses; default: auto")
+    parser.add_argument("--speculation", default="auto", metavar="NAME", help="or a draft model; default: auto")
     add_choices(parser, "workloads", WORKLOADS, WORKLOADS, "what is asked for")
     add_counts(parser, "sequences", (1, 4, 8, 16, MANY), "sequences at once")
     add_count(parser, "output-tokens", 96, "most tokens of an answer")
@@ -82,6 +93,8 @@ def conversation(workload: str, rng: random.Random) -> list[dict[str, str]]:
         text = f"Repeat this text word by word, and say nothing else:\n\n{number}. {' '.join(sentences)}"
     elif workload == "json":
         text = f"Describe {rng.choice(names)} the {rng.choice(['writer', 'scientist'])}, number {number}, as JSON."
+    elif workload == "chat":
+        text = f"{rng.choice(QUESTIONS).format(*rng.sample(words, 2))} Number {number}."
     else:
         text = f"Tell a story of {rng.choice(names)}, the {rng.choice(words)}, and {number} birds."
     return [{"role": "user", "content": text}]
@@ -97,6 +110,18 @@ class Turn:
     num_steps: int
     num_verified: int
     num_right: int
+    foreseen_off_s: float
+    foreseen_on_s: float
+
+    @property
+    def foreseen_gain(self) -> float:
+        """How many times as fast with guesses by what was foreseen of the steps that generate; prompts are as without.
+
+        >>> Turn(2.0, 1.0, 9, 9, 9, 9, foreseen_off_s=1.5, foreseen_on_s=0.5).foreseen_gain
+        2.0
+        """
+        prompts_s = max(0.0, self.off_s - self.foreseen_off_s)
+        return self.off_s / (prompts_s + self.foreseen_on_s)
 
 
 def measure_speculation(options: argparse.Namespace, tell: Tell) -> Section:
@@ -118,17 +143,32 @@ def measure_speculation(options: argparse.Namespace, tell: Tell) -> Section:
                     gains = ratios([turn.off_s for turn in turns], [turn.on_s for turn in turns])
                     rows.append((workload, f"{temperature:g}", str(count), *_cells(turns, gains)))
                     samples[f"{workload} {temperature:g} {count}"] = [asdict(turn) for turn in turns]
-                    if count in (1, MANY):
-                        least = LEAST_GAINS[workload] if count == 1 else LEAST_GAINS["free"]
-                        name = f"{workload}, temperature {temperature:g}, {count} at once: speed with guesses"
-                        goals.append(Goal(name, summarize(gains).median, least, at_least=True))
+                    goals += _goals(workload, temperature, count, options.speculation, turns)
     text = (
         f"{options.model}, answers of at most {options.output_tokens} tokens, without guesses and with "
         f"`--speculation {options.speculation}` in turn, median of {options.repeat} (min–max). All pairs of texts were "
         "equal, to the token."
     )
-    header = ("asked for", "temperature", "at once", "tok/s without", "tok/s with", "gain", "tokens a step", "right")
+    numbers = ("tok/s without", "tok/s with", "gain", "foreseen", "tokens a step", "right")
+    header = ("asked for", "temperature", "at once", *numbers)
     return Section("Guesses", text, header, rows, samples, goals)
+
+
+def _goals(workload: str, temperature: float, count: int, speculation: str, turns: Sequence[Turn]) -> list[Goal]:
+    """Return the goals of one kind of requests, for one sequence and for many."""
+    if count not in (1, MANY):
+        return []
+    least = LEAST_GAINS[workload] if count == 1 else LEAST_GAINS["free"]
+    if (workload, count) == ("chat", 1) and speculation not in SPECULATIONS:
+        least = LEAST_WITH_MODEL
+    gain = summarize(ratios([turn.off_s for turn in turns], [turn.on_s for turn in turns])).median
+    share = summarize([turn.foreseen_gain for turn in turns]).median / gain
+    name = f"{workload}, temperature {temperature:g}, {count} at once"
+    return [
+        Goal(f"{name}: speed with guesses", gain, least, at_least=True),
+        Goal(f"{name}: foreseen gain of the measured", share, FORESEEN[0], at_least=True),
+        Goal(f"{name}: foreseen gain of the measured, at most", share, FORESEEN[1], at_least=False),
+    ]
 
 
 def _cells(turns: Sequence[Turn], gains: Sequence[float]) -> tuple[str, ...]:
@@ -137,6 +177,7 @@ def _cells(turns: Sequence[Turn], gains: Sequence[float]) -> tuple[str, ...]:
         cell(summarize([turn.num_tokens / turn.off_s for turn in turns])),
         cell(summarize([turn.num_tokens / turn.on_s for turn in turns])),
         cell(summarize(gains), "×"),
+        cell(summarize([turn.foreseen_gain for turn in turns]), "×"),
         f"{sum(turn.num_tokens for turn in turns) / sum(turn.num_steps for turn in turns):.2f}",
         f"{sum(turn.num_right for turn in turns)} of {verified}",
     )
@@ -151,7 +192,7 @@ def _turn(
     draws = [replace(sampling, seed=rng.randrange(1 << 30)) for _ in range(count)]
     times: dict[bool, float] = {}
     texts: dict[bool, list[list[int]]] = {}
-    before = on.stats()
+    before, foreseen = on.stats(), replace(on.engine.scheduler.drafts.foreseen)
     for guesses in (False, True) if number % 2 else (True, False):
         began_s = time.perf_counter()
         outputs = (on if guesses else off).chat(asked, draws, use_tqdm=False)
@@ -159,7 +200,7 @@ def _turn(
         texts[guesses] = [output.outputs[0].token_ids for output in outputs]
     if texts[False] != texts[True]:
         raise ExecutionError(f"guesses have changed a text of the workload {workload}")
-    after = on.stats()
+    after, now = on.stats(), on.engine.scheduler.drafts.foreseen
     return Turn(
         off_s=times[False],
         on_s=times[True],
@@ -167,4 +208,6 @@ def _turn(
         num_steps=after.steps_total - before.steps_total,
         num_verified=after.num_verified_guesses - before.num_verified_guesses,
         num_right=after.num_right_guesses - before.num_right_guesses,
+        foreseen_off_s=(now.without_us - foreseen.without_us) / 1e6,
+        foreseen_on_s=(now.with_us - foreseen.with_us) / 1e6,
     )

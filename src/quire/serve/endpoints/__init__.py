@@ -11,6 +11,7 @@ from starlette.routing import Route
 from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.endpoints.chat import chat_completions
 from quire.serve.endpoints.completions import completions
+from quire.serve.endpoints.embeddings import embeddings
 from quire.serve.endpoints.live import live
 from quire.serve.endpoints.llama_server import LLAMA_SERVER_ROUTES
 from quire.serve.endpoints.ollama import OLLAMA_ROUTES
@@ -29,6 +30,7 @@ ROUTES: Final = (
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/responses", responses, methods=["POST"]),
+    Route("/v1/embeddings", embeddings, methods=["POST"]),
     Route("/v1/models", models, methods=["GET"]),
     Route("/v1/models/{model_id:path}", model, methods=["GET"]),  # names of models have slashes
     Route("/tokenize", tokenize, methods=["POST"]),

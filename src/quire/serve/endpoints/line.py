@@ -59,13 +59,7 @@ async def answer_text(
         return answered
 
     async def work() -> Response | EventStream:
-        context.stay = await models.stay(services, context.tenant)
-        asked = translate(fields, services)
-        context.visit = services.gate.enter(context.tenant, asked.num_sequences, asked.num_tokens)
-        try:
-            generation = await prepare(services, context, asked)
-        except RefusedPrompt as refused:
-            raise named(refused, asked) from refused
+        generation = await admitted(request, services, partial(translate, fields))
         if fields.stream:
             answer = render(fields, generation)
             return EventStream(answer.events(), services.config, answer.failed, kind.stream_type)
@@ -73,6 +67,21 @@ async def answer_text(
         return await whole_answer(render(fields, generation), results, generation)
 
     return await unless_gone(request, work, services.config)
+
+
+async def admitted(
+    request: Request, services: Services, translate: Callable[[Services], GenerationRequest]
+) -> Generation:
+    """Return a call that can be run: its model is loaded, it has a place, and its prompts are tokens. Mutates."""
+    models: ModelSet = request.app.state.models
+    context: RequestContext = request.state.context
+    context.stay = await models.stay(services, context.tenant)
+    asked = translate(services)
+    context.visit = services.gate.enter(context.tenant, asked.num_sequences, asked.num_tokens)
+    try:
+        return await prepare(services, context, asked)
+    except RefusedPrompt as refused:
+        raise named(refused, asked) from refused
 
 
 def require_ready(request: Request) -> ModelSet:
@@ -86,7 +95,7 @@ def require_ready(request: Request) -> ModelSet:
 async def fields_of(request: Request, kind: type[Fields]) -> tuple[Fields, Services]:
     """Read the body of a call and parse it, a long one off the event loop; return it with the model that it names."""
     models: ModelSet = request.app.state.models
-    num_prompts = models.server.config.max_choices if kind.has_batch else 1
+    num_prompts = models.server.config.max_choices if kind.has_batch else kind.most_prompts
     # Which model it is for is in the body: until then the one that takes the longest counts.
     each = (BodyLimits.of(services, num_prompts=num_prompts, has_text=kind.has_text) for services in models.models)
     limits = max(each, key=lambda limits: limits.max_bytes)

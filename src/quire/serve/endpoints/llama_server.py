@@ -21,7 +21,7 @@ ELSEWHERE: Final = {
     "/slots": "there are no slots: requests share one KV memory; GET /live shows them, GET /load counts them",
     "/slots/{slot}": "there are no slots, and nothing to save: the prefix cache keeps what prompts share",
     "/infill": "this server fills no gaps: send the model's own tokens for that to POST /completion",
-    **dict.fromkeys(("/embedding", "/embeddings", "/v1/embeddings"), "this server makes no embeddings"),
+    **dict.fromkeys(("/embedding", "/embeddings"), "send the texts to POST /v1/embeddings"),
     **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank"), "this server ranks no documents"),
     **dict.fromkeys(
         ("/generate", "/generate_stream"), "send the prompt to POST /v1/completions, /completion or /api/generate"

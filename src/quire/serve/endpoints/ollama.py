@@ -12,14 +12,18 @@ from starlette.routing import Route
 
 from quire.core.errors import QuireError
 from quire.engine.records.stats import ModelState
+from quire.serve.endpoints.embeddings import answer_vectors
 from quire.serve.endpoints.line import answer_text, fields_of, require_ready
 from quire.serve.errors import PERMISSION, ApiError, model_not_loadable
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.model import ServedModel
 from quire.serve.render.answer import json_answer
+from quire.serve.render.embeddings import ollama_embed_answer, ollama_embeddings_answer
 from quire.serve.render.ollama import OllamaReply
 from quire.serve.render.ollama_models import listed_models, loaded_models, shown_model, unloaded_model
+from quire.serve.schemas.embeddings import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from quire.serve.schemas.ollama import (
+    KeptFields,
     OllamaChatRequest,
     OllamaFields,
     OllamaGenerateRequest,
@@ -28,6 +32,7 @@ from quire.serve.schemas.ollama import (
 )
 from quire.serve.services import Services
 from quire.serve.sse import EventStream
+from quire.serve.translate.embeddings import ollama_embed_request, ollama_embeddings_request
 from quire.serve.translate.ollama import (
     asks_nothing,
     ollama_chat_request,
@@ -46,13 +51,25 @@ async def ollama_generate(request: Request) -> Response | EventStream:
     return await answer_text(request, OllamaGenerateRequest, ollama_generate_request, OllamaReply, _kept)
 
 
-def _kept(request: Request, fields: OllamaFields, services: Services) -> Response | None:
+async def ollama_embed(request: Request) -> Response:
+    """Answer with vectors of texts."""
+    return await answer_vectors(request, OllamaEmbedRequest, ollama_embed_request, ollama_embed_answer, _kept)
+
+
+async def ollama_embeddings(request: Request) -> Response:
+    """Answer with the vector of a text, as Ollama did before it had /api/embed."""
+    return await answer_vectors(
+        request, OllamaEmbeddingsRequest, ollama_embeddings_request, ollama_embeddings_answer, _kept
+    )
+
+
+def _kept(request: Request, fields: KeptFields, services: Services) -> Response | None:
     """Keep the model for as long as a call says; return the answer to one that only unloads it. Mutates."""
     models: ModelSet = request.app.state.models
     seconds, tenant = wanted_keep_alive_s(fields), request.state.context.tenant
     if seconds is None or not models.may_keep(tenant):
         return None
-    if seconds == 0 and asks_nothing(fields):
+    if seconds == 0 and isinstance(fields, OllamaFields) and asks_nothing(fields):
         models.unload_when_idle(services)
         return json_answer(unloaded_model(fields, services))
     models.keep(services, seconds)
@@ -87,11 +104,6 @@ async def running(request: Request) -> Response:
     return PlainTextResponse("Ollama is running")
 
 
-async def no_embeddings(request: Request) -> Response:
-    """Refuse; no body is read."""
-    raise ApiError(400, "this server makes no embeddings", code="unsupported")
-
-
 async def no_changes(request: Request) -> Response:
     """Refuse to change what is stored; no body is read."""
     message = "this server neither fetches nor changes models; on its machine: quire models pull NAME"
@@ -117,12 +129,12 @@ async def _readable(services: Services) -> AsyncIterator[ServedModel]:
 OLLAMA_ROUTES: Final = (
     Route("/api/chat", ollama_chat, methods=["POST"]),
     Route("/api/generate", ollama_generate, methods=["POST"]),
+    Route("/api/embed", ollama_embed, methods=["POST"]),
+    Route("/api/embeddings", ollama_embeddings, methods=["POST"]),
     Route("/api/tags", tags, methods=["GET"]),
     Route("/api/ps", ps, methods=["GET"]),
     Route("/api/show", show, methods=["POST"]),
     Route("/api/version", version, methods=["GET"]),
-    Route("/api/embed", no_embeddings, methods=["POST"]),
-    Route("/api/embeddings", no_embeddings, methods=["POST"]),
     *(Route(f"/api/{name}", no_changes, methods=["POST"]) for name in ("copy", "create", "pull", "push")),
     Route("/api/delete", no_changes, methods=["DELETE"]),
     Route("/api/blobs/{digest}", no_changes, methods=["HEAD", "POST"]),

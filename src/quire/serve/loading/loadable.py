@@ -16,6 +16,7 @@ from typing import Final
 
 from quire.core.config import ResolvedConfig
 from quire.core.errors import ExecutionError, InvariantError
+from quire.core.pooling import Pooling
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Add, AnyCommand
@@ -103,6 +104,10 @@ class LoadableModel:
     def get_default_sampling_params(self) -> SamplingParams:
         """Return how the makers of the model want it sampled."""
         return self._plan.default_sampling
+
+    def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
+        """Return how to make a vector; raises `InvalidRequestError` if nothing says how."""
+        return self._present().pooling_for(kind, dimensions)
 
     async def prepare(
         self, prompt: Prompt, sampling: SamplingParams, ticket: Ticket, *, chat: ChatOptions | None = None

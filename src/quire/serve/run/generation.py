@@ -63,7 +63,7 @@ async def prepare(services: Services, context: RequestContext, request: Generati
     with _refused():
         prompts = [await ready_prompt(services, context, request, prompt) for prompt in request.prompts]
     scope = context.tenant.scope_for(request.cache_salt)
-    ticket = Ticket(context.request_id, scope, context.tenant.priority_for(request.priority))
+    ticket = Ticket(context.request_id, scope, context.tenant.priority_for(request.priority), request.pooling)
     shown = frozenset[int]() if request.form is None else request.form.shown_token_ids
     prepared = []
     for index, each in enumerate(prompts):
@@ -167,6 +167,15 @@ class Generation:
                     for output in delta.outputs:
                         parts[self.index_of(prompt_index, output)][1].append(output)
         return Results([(prompt_index, joined(each)) for prompt_index, each in parts], self.counts)
+
+    async def vectors(self) -> list[bytes]:
+        """Run the call to its end; return the vector of each prompt."""
+        found = [b""] * len(self.prepared)
+        async with aclosing(self.steps()) as all_steps:
+            async for steps in all_steps:
+                for prompt_index, delta in steps:
+                    found[prompt_index] = delta.vector
+        return found
 
     async def _merged(self) -> AsyncGenerator[Sequence[Step], None]:
         """The deltas of all prompts. Those of one step of the engine come together."""

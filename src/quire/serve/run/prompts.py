@@ -11,7 +11,7 @@ from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.text.chat_template import validate_messages, validate_tools
 from quire.engine.text.prompts import ChatOptions, Message, Prompt
-from quire.engine.text.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN, Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.context import RequestContext
 from quire.serve.run.request import GenerationRequest
@@ -43,6 +43,10 @@ async def ready_prompt(
         return await _ready_conversation(services, context, request, cast(Sequence[Message], prompt))
     if not isinstance(prompt, str):
         return ReadyPrompt(truncated(cast(list[int], prompt), request, services), request.sampling)
+    cut = request.truncation
+    if cut is not None and cut.keeps_start:  # of a text that no tokenizer would take, the beginning is enough
+        most_bytes = TEXT_BYTES_PER_TOKEN * services.model.limits.max_model_len
+        prompt = prompt.encode()[:most_bytes].decode(errors="ignore")
     tokenizer, special = services.model.tokenizer, request.add_special_tokens
     if tokenizer is None or not prompt or (special and request.truncation is None):
         return ReadyPrompt(prompt, request.sampling, prompt)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.core.errors import InvalidRequestError
+from quire.core.pooling import Pooling
 from quire.core.sampling_params import SamplingParams
 from quire.engine.text.prompts import ChatOptions, Prompt
 from quire.serve.answer_form import AnswerForm
@@ -26,7 +27,7 @@ class GenerationRequest:
     `num_sequences` and `num_tokens` are for the gate; the tokens of the prompts are estimated. `names` are the client's
     names for fields of the engine. `form` is that of the answers; None: plain text. With `prompts_only` the generated
     texts are not shown, and their tokens are not counted. `stream_usage`: whether a stream gives the usage at its end,
-    and whether it does so in every chunk.
+    and whether it does so in every chunk. With `pooling` each prompt becomes a vector.
     """
 
     prompts: Sequence[Prompt]
@@ -42,6 +43,7 @@ class GenerationRequest:
     priority: int | None = None
     prompts_only: bool = False
     stream_usage: tuple[bool, bool] = (False, False)
+    pooling: Pooling | None = None
 
 
 class RefusedPrompt(Exception):

@@ -73,7 +73,8 @@ def same_model(asked: str, served: str) -> bool:
 class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What every call says: which model it is for. None: the first that is served."""
 
-    has_batch: ClassVar[bool] = False  # several prompts in one body
+    has_batch: ClassVar[bool] = False  # several prompts in one body, each with a text
+    most_prompts: ClassVar[int] = 1  # of other bodies
     has_text: ClassVar[bool] = True
     any_media_type: ClassVar[bool] = False  # a body may be JSON that says it is something else
     paths: ClassVar[tuple[str, ...]] = ()  # of fields within fields, to suggest for one that is not known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -76,7 +76,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 REFUSED_OPTIONS: Final[Mapping[str, Refusal]] = MappingProxyType(
     {
-        "embedding_only": Refusal("this server makes no embeddings", (False,)),
+        "embedding_only": Refusal("call POST /api/embed", (False,)),
         "mirostat": Refusal("use temperature, top_p or min_p", (0,)),
         "penalize_newline": Refusal("penalties treat all tokens alike", (True,)),
         "tfs_z": Refusal("use top_p or min_p", (1.0,)),
@@ -85,6 +85,12 @@ REFUSED_OPTIONS: Final[Mapping[str, Refusal]] = MappingProxyType(
     }
 )
 """Options that would change a text, that this server does not have, and their neutral values."""
+
+
+class KeptFields(Protocol):
+    """Calls that say for how long their model is to stay loaded."""
+
+    keep_alive: float | str | None
 
 
 class OllamaModelFields(ModelFields, kw_only=True, forbid_unknown_fields=True):

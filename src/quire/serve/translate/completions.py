@@ -67,8 +67,10 @@ def _sampling(fields: CompletionRequest, services: Services, held: Held) -> Samp
     return sampling_of(fields, services.model.get_default_sampling_params(), **changes)
 
 
-def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
+def prompts_of(prompt: str | list[Any], place: str = "prompt") -> list[str | list[int]]:
     """Return the prompts of a call one by one; raises `InvalidRequestError` for what is none. Does not mutate.
+
+    `place`: the field that has them.
 
     >>> prompts_of("one"), prompts_of([1, 2]), prompts_of(["one", "two"]), prompts_of([[1], [2]])
     (['one'], [[1, 2]], ['one', 'two'], [[1], [2]])
@@ -79,8 +81,8 @@ def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
     if kinds == {str}:
         return list(prompt)
     if kinds == {list}:
-        return [_token_ids(each, f"prompt[{index}]") for index, each in enumerate(prompt)]
-    return [_token_ids(prompt, "prompt")]
+        return [_token_ids(each, f"{place}[{index}]") for index, each in enumerate(prompt)]
+    return [_token_ids(prompt, place)]
 
 
 def _token_ids(values: list[Any], where: str) -> list[int]:

@@ -27,6 +27,7 @@ from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.ollama import (
     OPTION_NAMES,
     REFUSED_OPTIONS,
+    KeptFields,
     OllamaChatRequest,
     OllamaFields,
     OllamaGenerateRequest,
@@ -84,7 +85,7 @@ def asks_nothing(fields: OllamaFields) -> bool:
     return False
 
 
-def wanted_keep_alive_s(fields: OllamaFields) -> float | None:
+def wanted_keep_alive_s(fields: KeptFields) -> float | None:
     """Return for how long the model is to stay loaded; None: it is not said. Raises for what is no time."""
     try:
         return None if fields.keep_alive is None else keep_alive_s(fields.keep_alive)

@@ -36,7 +36,7 @@ def identity_of(model: ModelDescription, facts: BackendFacts, parent: Path) -> d
     config = facts.config
     identity: dict[str, object] = {
         "bits": BITS,
-        "quire": version("quire"),
+        "quire": _version("quire"),
         "weights": weights_digest(model.source.weight_paths(), parent),
         "model": fingerprint({"spec": _plain(model.spec)}),
         "backend": facts.name,

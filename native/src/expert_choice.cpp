@@ -1,0 +1,86 @@
+#include "expert_choice.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace quire {
+namespace {
+
+// Returns the sum of the highest numbers, as many as `count`.
+float highest_sum(const float* numbers, int size, int count) {
+    float sum = 0.0F;
+    for (int i = 0, last = -1; i < count; ++i) {
+        int next = -1;
+        for (int place = 0; place < size; ++place) {
+            // In descending order, equal ones by their place: each comes after the one that was taken last.
+            const bool is_left =
+                last < 0 || numbers[place] < numbers[last] || (numbers[place] == numbers[last] && place > last);
+            if (is_left && (next < 0 || numbers[next] < numbers[place])) next = place;
+        }
+        if (next < 0) break;  // only where a number is not finite
+        sum += numbers[next];
+        last = next;
+    }
+    return sum;
+}
+
+// Sets the ranks of the experts of all but the best groups to minus infinity; among equal groups, those with the lowest
+// ids are better.
+void leave_out_groups(const DecoderShape& shape, float* ranks) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    const int num_groups = shape.num_expert_groups, size = shape.num_experts / num_groups;
+    float* of_groups = ranks + shape.num_experts;
+    for (int group = 0; group < num_groups; ++group) {
+        of_groups[group] = highest_sum(ranks + group * size, size, shape.group_best);
+    }
+    for (int i = shape.groups_per_token; i < num_groups; ++i) {
+        int worst = 0;
+        for (int group = 1; group < num_groups; ++group) {
+            if (!(of_groups[worst] < of_groups[group])) worst = group;
+        }
+        std::fill_n(ranks + worst * size, size, -kInfinity);
+        of_groups[worst] = kInfinity;
+    }
+}
+
+// Turns scores into what weights are once they are divided by the number that is returned.
+float weigh(const DecoderShape& shape, const Kernels& kernels, float* scores) {
+    if (shape.sigmoid_experts) {
+        kernels.exponentials(scores, shape.num_experts, 0.0F, -1.0F, scores);
+        for (int expert = 0; expert < shape.num_experts; ++expert) scores[expert] = 1.0F / (1.0F + scores[expert]);
+        return 1.0F;
+    }
+    float highest;
+    int ignored;
+    kernels.arg_max(scores, shape.num_experts, &highest, &ignored);
+    return static_cast<float>(kernels.exponentials(scores, shape.num_experts, highest, 1.0F, scores));
+}
+
+}  // namespace
+
+void choose_experts(const DecoderShape& shape, const Kernels& kernels, const std::vector<float>& offset, float* scores,
+                    float* ranks, int* chosen, float* weights) {
+    const int num_experts = shape.num_experts, per_token = shape.experts_per_token;
+    const float total = weigh(shape, kernels, scores);
+    for (int expert = 0; expert < num_experts; ++expert) {
+        ranks[expert] = offset.empty() ? scores[expert] : scores[expert] / total + offset[expert];
+    }
+    if (shape.num_expert_groups > 1) leave_out_groups(shape, ranks);
+    float share = 0.0F;
+    for (int i = 0; i < per_token; ++i) {
+        int best = -1;
+        for (int expert = 0; expert < num_experts; ++expert) {
+            if (std::find(chosen, chosen + i, expert) != chosen + i) continue;
+            if (best < 0 || ranks[best] < ranks[expert]) best = expert;
+        }
+        chosen[i] = best;
+        share += scores[best] / total;
+    }
+    std::sort(chosen, chosen + per_token);
+    for (int i = 0; i < per_token; ++i) {
+        const float weight = scores[chosen[i]] / total;
+        weights[i] = (shape.normalize_experts ? weight / share : weight) * shape.expert_scale;
+    }
+}
+
+}  // namespace quire

@@ -1,0 +1,36 @@
+"""How a model's folder says that its vectors are made: the files of sentence-transformers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quire.core.errors import CheckpointError
+from quire.core.model_files import ModelFiles
+
+POOLING_FILE: Final = "1_Pooling/config.json"
+KINDS: Final = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
+OTHER_KINDS: Final = (
+    "pooling_mode_cls_token",
+    "pooling_mode_max_tokens",
+    "pooling_mode_mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens",
+)
+
+
+def pooling_of(files: ModelFiles) -> str:
+    """Return the pooling of a model, empty if its folder names none.
+
+    Raises `CheckpointError` for a pooling, or a layer after it, that is not built.
+    """
+    if not files.has(POOLING_FILE):
+        return ""
+    where, settings = files.where(POOLING_FILE), files.json_object(POOLING_FILE)
+    for name in OTHER_KINDS:
+        if settings.get(name):
+            raise CheckpointError(f"{where}: {name}", True, "false: quire pools the last token or the mean")
+    chosen = [kind for name, kind in KINDS.items() if settings.get(name)]
+    if len(chosen) != 1:
+        raise CheckpointError(where, f"{len(chosen)} kinds of pooling", f"one of {', '.join(KINDS)}")
+    if files.has("2_Dense/config.json"):
+        raise CheckpointError(files.where("2_Dense"), "a layer after the pooling", "no layer but normalisation")
+    return chosen[0]

@@ -1,0 +1,37 @@
+"""Pooling: how the hidden states of a text become one vector, its embedding.
+
+    last    the state of the last token, which has read the whole text
+    mean    the mean over all tokens: each is computed, none comes from the prefix cache
+
+The states are those after the final norm. A vector is cut to its first dimensions if fewer are asked for, and then has
+the length 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+POOLINGS: Final = ("last", "mean")
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """One way to make a vector of a text. `dimensions`: how many numbers to keep; 0: all."""
+
+    kind: str
+    dimensions: int = 0
+
+
+def vector_numbers(vector: bytes) -> array[float]:
+    """Return the numbers of a vector in its wire form, little-endian float32.
+
+    >>> vector_numbers(bytes([0, 0, 128, 63]))
+    array('f', [1.0])
+    """
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers

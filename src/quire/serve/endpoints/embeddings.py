@@ -1,0 +1,62 @@
+"""POST /v1/embeddings: texts become vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.serve.context import RequestContext
+from quire.serve.endpoints.line import Fields, admitted, fields_of
+from quire.serve.loading.model_set import ModelSet
+from quire.serve.render.answer import json_answer
+from quire.serve.render.embeddings import embedding_answer
+from quire.serve.run.generation import Generation
+from quire.serve.run.request import GenerationRequest
+from quire.serve.schemas.embeddings import EmbeddingRequest
+from quire.serve.services import Services
+from quire.serve.sse import unless_gone
+from quire.serve.translate.embeddings import embedding_request
+
+SHORT_ANSWER: Final = 64 << 10
+"""Bytes of vectors up to which an answer is written at once: that takes a few milliseconds."""
+
+
+async def answer_vectors(
+    request: Request,
+    kind: type[Fields],
+    translate: Callable[[Fields, Services], GenerationRequest],
+    render: Callable[[Fields, Generation, Sequence[bytes]], msgspec.Struct],
+    note: Callable[[Request, Fields, Services], object] = lambda *_: None,
+) -> Response:
+    """Return the answer to a call for vectors; its work ends when the client goes, and when its time is over.
+
+    `note` does what a call asks for besides, before its model is loaded.
+    """
+    models: ModelSet = request.app.state.models
+    context: RequestContext = request.state.context
+    models.require_place(context.tenant)
+    fields, services = await fields_of(request, kind)
+    note(request, fields, services)
+
+    async def work() -> Response:
+        generation = await admitted(request, services, partial(translate, fields))
+        vectors = await generation.vectors()
+
+        def write() -> Response:
+            return json_answer(render(fields, generation, vectors))
+
+        if sum(map(len, vectors)) <= SHORT_ANSWER:
+            return write()
+        return await services.model.text_pool.run(context.tenant.name, write)
+
+    return await unless_gone(request, work, services.config)
+
+
+async def embeddings(request: Request) -> Response:
+    """Answer as OpenAI does."""
+    return await answer_vectors(request, EmbeddingRequest, embedding_request, embedding_answer)

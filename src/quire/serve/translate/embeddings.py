@@ -1,0 +1,64 @@
+"""Calls for vectors become `GenerationRequest`s that sample nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from quire.core.errors import InvalidRequestError
+from quire.engine.door import FOR_VECTORS
+from quire.engine.text.prompts import estimated_tokens
+from quire.serve.run.request import GenerationRequest, Truncation
+from quire.serve.schemas.embeddings import MAX_INPUTS, EmbeddingRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest
+from quire.serve.services import Services
+from quire.serve.translate.completions import prompts_of
+
+AS_MANY_AS_FIT: Final = -1
+WITHOUT_END: Final = Truncation(None, keeps_start=True)
+"""A text that is too long loses its end."""
+
+
+def embedding_request(fields: EmbeddingRequest, services: Services) -> GenerationRequest:
+    """Return what /v1/embeddings asks of the engine; raises for what is wrong with it. Does not mutate."""
+    length, cut = fields.truncate_prompt_tokens, None
+    if length == 0:
+        raise InvalidRequestError("truncate_prompt_tokens", 0, "a number of tokens from 1, or -1 for as many as fit")
+    if length is not None:
+        cut = WITHOUT_END if length == AS_MANY_AS_FIT else Truncation(length, keeps_start=True)
+    made = _request(services, prompts_of(fields.input, "input"), "input", fields.dimensions, cut)
+    special = fields.add_special_tokens is not False
+    return replace(made, add_special_tokens=special, cache_salt=fields.cache_salt, priority=fields.priority)
+
+
+def ollama_embed_request(fields: OllamaEmbedRequest, services: Services) -> GenerationRequest:
+    """Return what /api/embed asks of the engine; raises for what is wrong with it. Does not mutate."""
+    texts = [fields.input] if isinstance(fields.input, str) else fields.input
+    cut = None if fields.truncate is False else WITHOUT_END
+    return _request(services, texts, "input", fields.dimensions, cut)
+
+
+def ollama_embeddings_request(fields: OllamaEmbeddingsRequest, services: Services) -> GenerationRequest:
+    """Return what /api/embeddings asks of the engine; raises for what is wrong with it. Does not mutate."""
+    return _request(services, [fields.prompt], "prompt", None, WITHOUT_END)
+
+
+def _request(
+    services: Services,
+    prompts: Sequence[str | list[int]],
+    place: str,
+    dimensions: int | None,
+    truncation: Truncation | None,
+) -> GenerationRequest:
+    if not 1 <= len(prompts) <= MAX_INPUTS:
+        raise InvalidRequestError(place, f"{len(prompts)} of them", f"1 to {MAX_INPUTS} texts")
+    longest = services.model.limits.max_model_len  # a text that is longer is refused, or cut
+    return GenerationRequest(
+        prompts=prompts,
+        num_sequences=len(prompts),
+        num_tokens=sum(estimated_tokens(prompt, longest) for prompt in prompts),
+        sampling=FOR_VECTORS,
+        names={"prompt": place},
+        truncation=truncation,
+        pooling=services.model.pooling_for(None, dimensions or 0),
+    )

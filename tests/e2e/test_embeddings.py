@@ -1,0 +1,178 @@
+"""Vectors of texts: the same bytes whatever happens around a request, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, AsyncLLM, SamplingParams
+from quire.compute.models.pooling import POOLING_FILE, pooling_of
+from quire.compute.models.source import ModelFolder
+from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError
+from quire.core.pooling import Pooling, vector_numbers
+from quire.core.request import Request
+from quire.core.validate import RequestLimits, validate
+from quire.engine.door import FOR_VECTORS, Ticket
+from support.tiny_checkpoint import write_tiny_qwen3
+
+POOLINGS = ("last", "mean")
+SHARED = list(range(2, 72))
+PROMPTS = [[*SHARED, 5, 6], [*SHARED, 7], [9], [4] * 31, [4] * 32, [4] * 33, [*range(2, 90), *range(2, 90)], [3, 8]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_qwen3(tmp_path_factory.mktemp("embeddings"))
+
+
+def make(folder: Path, **settings: Any) -> LLM:
+    return LLM(folder, skip_tokenizer_init=True, **{"kv_memory": "8MiB", "max_model_len": 256, **settings})
+
+
+def vectors(llm: LLM, prompts: list[list[int]], pooling: str, dimensions: int = 0) -> list[list[float]]:
+    outputs = llm.embed(prompts, pooling=pooling, dimensions=dimensions, use_tqdm=False)
+    assert not any(output.error for output in outputs)
+    return [output.embedding for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, list[list[float]]]:
+    """The vectors of each prompt when nothing else runs, nothing is cached, and it is computed whole."""
+    with make(folder, num_threads=1, enable_prefix_caching=False, max_num_batched_tokens=512) as llm:
+        return {pooling: [vectors(llm, [prompt], pooling)[0] for prompt in PROMPTS] for pooling in POOLINGS}
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "together": {},
+    "in chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
+    "token by token": {"max_num_batched_tokens": 1, "max_num_seqs": 1},
+    "other blocks": {"block_size": 64, "num_threads": 2},
+    "too little memory": {"kv_memory": "600KiB", "max_num_batched_tokens": 40},
+    "swapped": {"kv_memory": "600KiB", "max_num_batched_tokens": 40, "preemption": "swap", "swap_space": "4MiB"},
+    "guesses": {"speculation": "auto"},
+}
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_any_schedule_is_as_alone(folder: Path, alone: dict[str, list[list[float]]], name: str, pooling: str) -> None:
+    with make(folder, **SCHEDULES[name]) as llm:
+        assert vectors(llm, PROMPTS, pooling) == alone[pooling]
+        assert vectors(llm, PROMPTS[::-1], pooling) == alone[pooling][::-1]
+        llm.engine.scheduler.check()
+
+
+def test_the_last_token_takes_the_rest_from_the_cache_and_the_mean_takes_nothing(folder: Path) -> None:
+    with make(folder) as llm:
+        found = [
+            [output.num_cached_tokens for output in llm.embed([PROMPTS[0]], pooling=pooling, use_tqdm=False)]
+            for pooling in ("mean", "last", "mean")
+        ]
+    assert found == [[0], [64], [0]]
+
+
+def test_texts_and_vectors_in_the_same_steps_are_as_alone(folder: Path, alone: dict[str, list[list[float]]]) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    with make(folder) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, sampling, use_tqdm=False)]
+
+    async def run() -> None:
+        settings: dict[str, Any] = {"kv_memory": "8MiB", "max_model_len": 256, "max_num_batched_tokens": 24}
+        async with AsyncLLM(folder, skip_tokenizer_init=True, **settings) as llm:
+
+            async def text(prompt: list[int]) -> list[int]:
+                return [output.outputs[0].token_ids async for output in llm.generate(prompt, sampling)][-1]
+
+            async def vector(prompt: list[int], pooling: str) -> list[float]:
+                prepared = await llm.prepare(prompt, FOR_VECTORS, Ticket(pooling=Pooling(pooling)))
+                return [vector_numbers(delta.vector).tolist() async for delta in llm.deltas(prepared)][-1]
+
+            texts = [text(prompt) for prompt in PROMPTS]
+            wanted = [vector(prompt, pooling) for pooling in POOLINGS for prompt in PROMPTS]
+            found = await asyncio.gather(*texts, *wanted)
+            assert found[: len(texts)] == expected
+            assert found[len(texts) :] == alone["last"] + alone["mean"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_vector_has_length_1_and_is_cut_before_that(folder: Path, pooling: str) -> None:
+    with make(folder) as llm:
+        whole, cut = (vectors(llm, PROMPTS[:2], pooling, dimensions)[0] for dimensions in (0, 5))
+    assert math.isclose(sum(x * x for x in whole), 1.0, rel_tol=1e-6)
+    length = math.sqrt(sum(x * x for x in whole[:5]))
+    assert cut == pytest.approx([x / length for x in whole[:5]], rel=1e-6)
+
+
+def pooled(sampling: SamplingParams) -> Request:
+    request = Request("r", [1], sampling)
+    request.pooling = Pooling("last")
+    return request
+
+
+def test_what_an_engine_refuses(folder: Path) -> None:
+    with make(folder) as llm:
+        for prompts, options, words in (
+            ([5], {}, "--pooling"),
+            ([5], {"pooling": "cls"}, "pooling"),
+            ([5], {"pooling": "last", "dimensions": 1 << 20}, "dimensions"),
+            ([5], {"pooling": "last", "dimensions": -1}, "dimensions"),
+            ([5] * 256, {"pooling": "last"}, "maximum context length"),
+            ([1 << 20], {"pooling": "last"}, "token id"),
+        ):
+            with pytest.raises(InvalidRequestError, match=words):
+                llm.embed(prompts, **options)
+        assert vectors(llm, [[5] * 255], "last")
+    with pytest.raises(InvalidConfigError, match="pooling"):
+        make(folder, pooling="cls")
+    limits = RequestLimits(vocab_size=100, max_model_len=64, max_sequence_tokens=64, max_num_seqs=8)
+    with pytest.raises(InvalidRequestError, match="makes no vectors"):
+        validate(pooled(FOR_VECTORS), limits)
+    for sampling in (SamplingParams(max_tokens=1, n=2), SamplingParams(), SamplingParams(max_tokens=2)):
+        with pytest.raises(InvalidRequestError, match="for a vector"):
+            validate(pooled(sampling), replace(limits, vector_size=8))
+
+
+def settings_in(folder: Path, **fields: object) -> ModelFolder:
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / POOLING_FILE).write_text(json.dumps(fields), encoding="utf-8")
+    return ModelFolder(folder)
+
+
+def test_a_folder_says_how_its_vectors_are_made(tmp_path: Path) -> None:
+    assert pooling_of(ModelFolder(tmp_path)) == ""
+    assert pooling_of(settings_in(tmp_path, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False)) == "last"
+    assert pooling_of(settings_in(tmp_path, pooling_mode_mean_tokens=True)) == "mean"
+    for fields in (
+        {"pooling_mode_cls_token": True},
+        {},
+        {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True},
+    ):
+        with pytest.raises(CheckpointError):
+            pooling_of(settings_in(tmp_path, **fields))
+    (tmp_path / "2_Dense").mkdir()
+    (tmp_path / "2_Dense/config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="normalisation"):
+        pooling_of(settings_in(tmp_path, pooling_mode_mean_tokens=True))
+
+
+@pytest.fixture
+def pooled_folder(tmp_path: Path) -> Iterator[Path]:
+    folder = write_tiny_qwen3(tmp_path)
+    settings_in(folder, pooling_mode_lasttoken=True)
+    yield folder
+
+
+def test_the_folder_is_obeyed(pooled_folder: Path, alone: dict[str, list[list[float]]]) -> None:
+    with make(pooled_folder) as llm:
+        assert [output.embedding for output in llm.embed(PROMPTS, use_tqdm=False)] == alone["last"]
+    with make(pooled_folder, pooling="mean") as llm:
+        assert [output.embedding for output in llm.embed(PROMPTS, use_tqdm=False)] == alone["mean"]
