@@ -225,8 +225,8 @@ class Scheduler:
         self._policy.charge(record)
         starting, released = self._running.take_differences()
         proposals = self._ask_for_drafts(record) if self.config.max_drafts else {}
-        depths = self._allow_depths(record) if self.config.max_depth and proposals else {}
-        record.num_passes = max(depths.values(), default=1) if self.config.max_depth else 0
+        depths = self._allow_depths(record) if self.config.max_depth else {}
+        record.num_passes = max(1, *depths.values()) if depths else 0
         return step.plan(record, self.memory.take_changes(), starting, released, proposals, depths)
 
     def update(self, result: StepResult) -> StepOutcome:
@@ -268,11 +268,16 @@ class Scheduler:
         return proposals
 
     def _allow_depths(self, record: StepRecord) -> dict[int, int]:
-        """Return for how many tokens the draft model may guess, by row, where there is room for their keys. Mutates."""
+        """Return how many tokens the draft model may guess, where there is room for their keys, by row. Mutates.
+
+        It is to read all rows, or none if no guess has paid for a while.
+        """
         running = self._running.requests
+        if not self.drafts.follows(len(running)):
+            return {}
         asked = [request for request, _ in record.asked.values()]
         most = self.drafts.depth(asked, len(running), self.config.max_depth)
-        depths: dict[int, int] = {}
+        depths = {request.row: 0 for request in record.requests if not is_beam(request)}
         for request in asked if most else ():
             num_slots, end = request.num_slots, min(request.num_planned + most, request.max_total_tokens - 1)
             # Nobody shall be preempted for a guess: each running request keeps a block to grow into.

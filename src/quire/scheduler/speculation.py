@@ -116,6 +116,7 @@ class DraftBudget:
         self.pass_times = StepTimes()  # of a draft model, by the number of rows
         self.foreseen = Foreseen()
         self._passes_us = 0.0  # of the draft model in a step, as last planned
+        self._num_hopeless = 0  # steps in which not even a sure guess would have paid
         self._num_shallow = 0  # steps since the draft model was last let guess
         self._chances: dict[tuple[Request, str], float] = {}  # by proposer
         self._rests: dict[Request, int] = {}  # steps that a request still rests
@@ -178,6 +179,14 @@ class DraftBudget:
             if rate > best_rate:
                 best, best_rate = depth, rate
         return best
+
+    def follows(self, num_running: int) -> bool:
+        """Return whether a draft model should go on reading what is generated. Mutates: some steps decide, not one.
+
+        A text that it does not read gets no guesses any more, so it stops only when no guess could pay for some steps.
+        """
+        self._num_hopeless = 0 if self.could_pay(num_running) else self._num_hopeless + 1
+        return self._num_hopeless < REST
 
     def could_pay(self, num_running: int) -> bool:
         """Return whether a guess that is surely right would pay in a step of this many requests. Does not mutate."""

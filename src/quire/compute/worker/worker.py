@@ -132,6 +132,8 @@ class Worker:
         self._beams.apply(plan)
         self._careful.apply(plan)
         self.cache.apply(plan)
+        if self._draft is not None:
+            self._draft.apply(plan)
 
     def _enter(self, start: RowStart, batch: InputBatch) -> None:
         """Store how to sample a row; if that fails, only this row fails."""
