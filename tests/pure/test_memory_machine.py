@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import random
 import zlib
 from array import array
 from collections import deque
@@ -43,6 +44,7 @@ from quire.memory.prefix import PrefixEntry
 from quire.memory.sequence import PrefixMatch
 from support.block_picture import BlockPicture
 from support.shadow import Content, ShadowCache, extend, root_digest
+from support.shadow_disk import DiskChaos, ShadowDisk
 
 VOCABULARY = 3
 MAX_STEPS_UNDER_WAY = 3
@@ -72,12 +74,13 @@ class Setting:
     hash_bits: int
     quota: int | None
     block_size: int
+    num_disk_slots: int
 
     def __str__(self) -> str:
         quota = "free" if self.quota is None else f"quota{self.quota}"
         return (
             f"{self.prefix_index}-{self.eviction}-host{self.num_host_blocks}-{self.groups}"
-            f"-{self.hash_bits}bit-{quota}-block{self.block_size}"
+            f"-{self.hash_bits}bit-{quota}-block{self.block_size}-disk{self.num_disk_slots}"
         )
 
 
@@ -89,6 +92,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "hash_bits": (4, 128),
     "quota": (None, 2),
     "block_size": (1, 2, 4, 16),
+    "num_disk_slots": (0, 3, 200),
 }
 SETTINGS = [Setting(*values) for values in itertools.product(*AXES.values())]
 
@@ -209,7 +213,11 @@ class MemoryMachine(RuleBasedStateMachine):
             hash_bits=setting.hash_bits,
             hash_key=b"machine",
             max_cached_blocks_per_tenant=setting.quota,
+            num_disk_slots=setting.num_disk_slots,
+            disk_write=("on_hit", "always")[window % 2],
         )
+        seed = 100 * num_blocks + window
+        self.disk = ShadowDisk(seed, DiskChaos.draw(random.Random(seed)))
         self.manager = KVCacheManager(self.spec, config, make_pool=FaultyPool)
         self.pool: FaultyPool = self.manager.pool  # type: ignore[assignment]
         self.shadow = ShadowCache(setting.block_size)
@@ -276,7 +284,8 @@ class MemoryMachine(RuleBasedStateMachine):
         return pick([*self.past, *(model.tokens for model in self.running)], number)
 
     def startable(self) -> list[Model]:
-        return [m for m in self.waiting if m.request not in self.manager.memories and not m.request.num_late_results]
+        waiting = [m for m in self.waiting if not self.manager.is_loading(m.request)]
+        return [m for m in waiting if m.request not in self.manager.memories and not m.request.num_late_results]
 
     def returnable(self) -> list[Model]:
         return [m for m in self.waiting if m.request in self.manager.memories and not m.request.num_late_results]
@@ -325,6 +334,7 @@ class MemoryMachine(RuleBasedStateMachine):
             return self.go_on()
         model = pick(models, which)
         held = {b for blocks in self.held(model) for b in blocks} if model.request in self.manager.memories else set()
+        self.manager.end_loads(model.request)
         name = model.request.request_id
         own = [block for block in self.pool.blocks if block.entry is not None and block.request_id == name]
         own = [block for block in own if block.ref_count == (block.block_id in held)]
@@ -451,6 +461,37 @@ class MemoryMachine(RuleBasedStateMachine):
         self.plan_admission()
         models = self.startable()
         self.open(pick(models, which), count, patient=patient) if models else self.go_on()
+
+    @operation(which=ANY)
+    def load(self, which: int) -> None:
+        """A waiting sequence asks the disk for what it has, and waits until that has come, or is given up."""
+        self.plan_admission()
+        models = self.startable()
+        if not models:
+            return self.go_on()
+        request = pick(models, which).request
+        available, in_use = self.pool.num_available, self.pool.num_in_use
+        if not self.manager.start_load(request, self.manager.match_prefix(request)):
+            assert (self.pool.num_available, self.pool.num_in_use) == (available, in_use)
+
+    @operation(luck=LUCK)
+    def evict_all(self, luck: int) -> None:
+        """The device forgets all that no sequence holds, as for one that needs the whole pool; the disk does not."""
+        self.be_between_plans()
+        if luck:
+            return self.go_on()
+        for block in list(self.pool.cached_blocks()):
+            entry = self.pool.unpublish(block.block_id)
+            assert entry is not None
+            self.manager.index.discard(entry)
+
+    @operation(luck=LUCK)
+    def give_up_loads(self, luck: int) -> None:
+        """A running sequence needs the room: every block that a load holds comes back at once."""
+        self.begin_plan()
+        if luck or not self.manager.give_up_loads():
+            return self.go_on()
+        assert self.manager.disk is not None and not list(self.manager.disk.held_blocks())
 
     @operation(which=ANY, count=TOKENS)
     def swap_in(self, which: int, count: int) -> None:
@@ -630,6 +671,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def run(self, model: Model, start: int) -> None:
         request = model.request
+        self.manager.end_loads(request)
         self.waiting.remove(model)
         self.running.append(model)
         request.become(RequestStatus.RUNNING)
@@ -674,6 +716,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.copies = [(owner, pair) for owner, pair in self.copies if owner is not model]
 
     def end(self, model: Model) -> None:
+        self.manager.end_loads(model.request)
         if model.request in self.manager.memories:
             self.manager.free(model.request)
         self.forget(model)
@@ -707,6 +750,7 @@ class MemoryMachine(RuleBasedStateMachine):
             else:
                 request.num_computed += work.count
             self.append(work.model, work.sampled)
+        self.manager.note_step(0, 0, self.disk.collect(self.shadow))
         self.check_published()
 
     def append(self, model: Model, tokens: Sequence[int]) -> None:
@@ -750,7 +794,7 @@ class MemoryMachine(RuleBasedStateMachine):
     # ---- the end of a plan --------------------------------------------------------------------------------------
 
     def end_plan(self) -> None:
-        if not self.works and not self.manager.has_moves:
+        if not self.works and not (self.manager.has_moves or self.manager.has_transfers):
             return self.clear_plan()  # nothing to plan: the changes of tables wait for the next one
         changes = self.manager.take_changes()
         for request, group, index, block_id in changes.table_entries:
@@ -764,18 +808,19 @@ class MemoryMachine(RuleBasedStateMachine):
                 assert known[: len(table)] == table
         assert sorted(changes.copies) == sorted(pair for _, pair in self.copies)
         works = self.works
-        self.shadow.apply(
-            StepPlan(
-                0,
-                column(*(work.model.request.row for work in works)),
-                column(*(work.start for work in works)),
-                column(*(work.count for work in works)),
-                column(*(work.samples for work in works)),
-                moves_out=tuple(changes.moves_out),
-                copies=tuple(changes.copies),
-                moves_in=tuple(changes.moves_in),
-            )
+        plan = StepPlan(
+            0,
+            column(*(work.model.request.row for work in works)),
+            column(*(work.start for work in works)),
+            column(*(work.count for work in works)),
+            column(*(work.samples for work in works)),
+            moves_out=tuple(changes.moves_out),
+            copies=tuple(changes.copies),
+            moves_in=tuple(changes.moves_in),
+            transfers=changes.transfers,
         )
+        self.disk.apply(plan, self.shadow)
+        self.shadow.apply(plan)
         for work in works:  # as in a layer of a model: all are written before any is read
             self.write(work)
         for work in works:
@@ -812,6 +857,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.picture.follow()
         ledger = manager.ledger()
         held = sum(memory.num_held for memory in manager.memories.values())
+        held += 0 if manager.disk is None else len(list(manager.disk.held_blocks()))
         assert ledger.used_blocks + ledger.blocks_saved_by_sharing == held
         for model in self.running + self.waiting:
             request = model.request

@@ -156,6 +156,7 @@ def test_every_figure_of_a_machine_stands_in_its_row() -> None:
         "on average with int8 KV": ["2,345.7"],
         "one stream, tok/s at most": ["31.4"],
         "its first token, ms at least": ["12.3"],
+        "a disk cache pays above, GB/s": ["2.4"],
         "busy: decodes side by side": ["88"],
         "tok/s at most": ["1,234"],
         "requests/s at most": ["9.9"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from quire.core.request import Request
@@ -49,11 +50,13 @@ class BlockPicture:
         """Compare with a scan of everything."""
         holders = self._scan_tables()
         parents = self._scan_index()
+        disk = self._manager.disk
+        loading = Counter(() if disk is None else disk.held_blocks())
         for block in self._manager.pool.blocks:
             change = self._known.get(block.block_id)
             state, num_holders, parent = FREE if change is None else (change.state, change.num_holders, change.parent)
             assert (state, num_holders) == (block.state, block.ref_count)
-            assert num_holders == len(holders.get(block.block_id, []))
+            assert num_holders == len(holders.get(block.block_id, [])) + loading[block.block_id]
             assert parent == parents.get(block.block_id, NOT_PUBLISHED)
             if change is not None:
                 self._check_owner(change, holders.get(block.block_id, []), block.tenant)
@@ -61,7 +64,9 @@ class BlockPicture:
                 assert change.changed_s is None or change.changed_s >= since, "a block changed after it is said to have"
 
     def _check_owner(self, change: BlockChange, holders: list[Request], publisher: str) -> None:
-        if change.state is BlockState.IN_USE:
+        if change.state is BlockState.IN_USE and not holders:
+            assert change.owner is None, "only a load from disk holds the block"
+        elif change.state is BlockState.IN_USE:
             assert change.owner in holders
             assert change.owner is not None and change.tenant == change.owner.scope.tenant
         else:

@@ -194,7 +194,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     notices = place_notices(config.model, model.source) + model.notices
     notices += _quantization_notices(model, backend.facts) + _dtype_notices(model, backend.facts)
     notices += (notice,) if notice else ()
-    notices += step_log_notices(config.step_log)
+    notices += step_log_notices(config.step_log) + _disk_notices(config)
     notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed; steps will fail" for failpoint in failpoints)
     vocabulary = _vocabulary(config, model)
     most_forced = 0 if config.speculation == "ngram" else config.max_drafts
@@ -281,6 +281,12 @@ def _quantization_notices(model: ModelDescription, facts: BackendFacts) -> tuple
         return ()
     kept = f"kept as {', '.join(facts.block_types)} where that is exact" if facts.block_types else "widened"
     return (f"weights quantised by {model.quantization}: {kept}",)
+
+
+def _disk_notices(config: EngineConfig) -> tuple[str, ...]:
+    if config.disk_cache is None:
+        return ()
+    return (f"prompts are kept in {config.disk_cache}, readable by this user only and not encrypted",)
 
 
 def _dtype_notices(model: ModelDescription, facts: BackendFacts) -> tuple[str, ...]:

@@ -105,6 +105,7 @@ class PlanReport:
         return [
             ("one stream, tok/s at most", [NOTHING if rate is None else _rate(rate) for rate in streams]),
             ("its first token, ms at least", [NOTHING if each is None else _ms(each) for each in prompts]),
+            ("a disk cache pays above, GB/s", [self._disk_speed(study) for study in self.studies]),
             speed("busy: decodes side by side", lambda each: f"{each.num_decodes:,.0f}"),
             speed("  tok/s at most", lambda each: _rate(each.tokens_per_s)),
             speed("  requests/s at most", lambda each: _rate(each.requests_per_s)),
@@ -112,6 +113,13 @@ class PlanReport:
             speed("  first token, p50, ms at least", lambda each: _ms(each.ttft_s)),
             speed("  first token, p95, ms at least", lambda each: _ms(each.ttft_p95_s)),
         ]
+
+    def _disk_speed(self, study: Study) -> str:
+        """Return how fast a disk must be read so that loading a prefix is faster than computing it."""
+        if study.prompt_s is None or study.engine is None:
+            return NOTHING
+        num_bytes = self.lengths.prompt(0.5) * study.engine.facts.kv_spec.bytes_per_token
+        return _rate(num_bytes / study.prompt_s / 1e9)
 
     def as_json(self) -> dict[str, Any]:
         """Return the same as plain values."""
