@@ -177,8 +177,16 @@ $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed-dev
 	@$(INSTALL) --group docs
 	@touch $@
 
+# What a large environment needs, one a line. It is as old as the pyproject.toml that changed it: another budget or
+# setting of a tool installs nothing again.
+$(GPU).list $(CLIENTS).list: build/%.list: pyproject.toml
+	@mkdir -p $(@D)
+	@$(PYTHON) -c "import tomllib; found = tomllib.load(open('pyproject.toml', 'rb')); \
+		print(*found['project']['dependencies'], *found['dependency-groups']['$*'], sep='\n')" > $@.new
+	@cmp -s $@.new $@ && rm $@.new || { touch -r pyproject.toml $@.new; mv $@.new $@; }
+
 # torch, transformers and Triton, in an environment that has what quire depends on, and not its compiled core.
-$(GPU)/.installed: pyproject.toml
+$(GPU)/.installed: $(GPU).list
 	@echo "== installing torch, transformers and Triton, for the tests that need them"
 	@$(PYTHON) -m venv --clear $(GPU)
 	@$(GPU)/bin/python -c "import tomllib; \
@@ -195,7 +203,7 @@ $(SMOLLM2): | $(VENV)/.created
 	@touch $@
 
 # The clients, in an environment that has no quire.
-$(CLIENTS)/.installed: pyproject.toml
+$(CLIENTS)/.installed: $(CLIENTS).list
 	@echo "== installing clients"
 	@$(PYTHON) -m venv --clear $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --upgrade "pip>=25.1"

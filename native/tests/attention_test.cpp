@@ -725,6 +725,91 @@ void test_write_kv(const Kernels& kernels) {
     test_rounding(kernels);
 }
 
+// One latent for all heads: a key of 48 numbers whose first 32 are the value. Compares with an oracle, then cuts tokens
+// and heads in every way and compares bits.
+void test_latents(const Kernels& kernels, KvType type, int group, const Bend& bend) {
+    constexpr int kRank = 32, kWidth = 48, kBlock = 32, kNumBlocks = (kLongest + kBlock - 1) / kBlock;
+    Random random(group);
+    std::vector<float> latents = random.numbers(static_cast<std::size_t>(kLongest) * kWidth);
+    std::vector<float> queries = random.numbers(static_cast<std::size_t>(kLongest) * group * kWidth, -3.0F, 3.0F);
+    PagedKv kv;
+    kv.type = type;
+    kv.num_kv_heads = 1;
+    kv.block_size = kBlock;
+    kv.head_dim = kWidth;
+    kv.latent_dim = kRank;
+    std::vector<std::uint8_t> memory(static_cast<std::size_t>(kNumBlocks) * kBlock * kv.key_bytes(), 0xff);
+    kv.keys = kv.values = memory.data();
+    std::vector<std::int64_t> table(kNumBlocks);
+    for (int i = 0; i < kNumBlocks; ++i) table[i] = kNumBlocks - 1 - i;
+    for (int position = 0; position < kLongest; ++position) {
+        const std::int64_t slot = table[position / kBlock] * kBlock + position % kBlock;
+        kernels.write_kv(kv, slot, 0, latents.data() + static_cast<std::size_t>(position) * kWidth, nullptr);
+        if (type == KvType::kFloat32) continue;
+        for (int d = position * kWidth; d < (position + 1) * kWidth; ++d) {
+            latents[d] = quire::testing::from_bfloat16(quire::testing::nearest_bfloat16(latents[d]));
+        }
+    }
+    const int width = group * kRank;
+    std::vector<float> scratch(quire::attention_scratch(kWidth), kNan);
+    const auto attend_in = [&](int tokens_at_once, int heads_at_once) {
+        std::vector<float> output(static_cast<std::size_t>(kLongest) * width, kNan);
+        for (int token = 0; token < kLongest; token += tokens_at_once) {
+            for (int head = 0; head < group; head += heads_at_once) {
+                AttentionTask task;
+                task.kv = kv;
+                task.block_table = table.data();
+                task.query = {queries.data(), group * kWidth};
+                task.output = {output.data(), width};
+                task.first_token = token;
+                task.num_tokens = std::min(tokens_at_once, kLongest - token);
+                task.first_position = token;
+                task.group = group;
+                task.first_in_group = head;
+                task.num_in_group = std::min(heads_at_once, group - head);
+                task.scale = 0.2F;
+                task.window = bend.window;
+                task.soft_cap = bend.soft_cap;
+                kernels.attention(task, scratch.data());
+            }
+        }
+        return output;
+    };
+    const std::vector<float> rows = attend_in(1, group);
+    double worst = 0.0;
+    for (int position = 0; position < kLongest; ++position) {
+        const int first = bend.window == 0 ? 0 : std::max(0, position + 1 - static_cast<int>(bend.window));
+        for (int head = 0; head < group; ++head) {
+            const float* query = queries.data() + (static_cast<std::size_t>(position) * group + head) * kWidth;
+            std::vector<double> sums(kRank, 0.0);
+            double total = 0.0;
+            for (int other = first; other <= position; ++other) {
+                const float* latent = latents.data() + static_cast<std::size_t>(other) * kWidth;
+                double score = 0.0;
+                for (int d = 0; d < kWidth; ++d) score += static_cast<double>(query[d]) * latent[d];
+                score *= 0.2;
+                if (bend.soft_cap != 0.0F) score = bend.soft_cap * std::tanh(score / bend.soft_cap);
+                total += std::exp(score);
+                for (int d = 0; d < kRank; ++d) sums[d] += std::exp(score) * latent[d];
+            }
+            for (int d = 0; d < kRank; ++d) {
+                const float found = rows[static_cast<std::size_t>(position) * width + head * kRank + d];
+                worst = std::max(worst, std::isnan(found) ? 1e9 : std::fabs(found - sums[d] / total));
+            }
+        }
+    }
+    expect(worst <= tolerance_of(kernels, type).worst, "%s %s: latents, group %d, window %d, cap %g: error %g",
+           kernels.name, quire::testing::name_of(type), group, static_cast<int>(bend.window), bend.soft_cap, worst);
+    for (const int tokens : {1, 3, 16}) {
+        for (const int heads : {1, 4, 7, group}) {
+            const std::vector<float> cut = attend_in(tokens, heads);
+            expect(same_bits(cut.data(), rows.data(), rows.size()),
+                   "%s %s: latents: bits change with %d tokens and %d of %d heads at once", kernels.name,
+                   quire::testing::name_of(type), tokens, heads, group);
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -736,6 +821,13 @@ int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
         test_write_kv(kernels);
         test_steep_scores(kernels);
+        for (const KvType type : {KvType::kFloat32, KvType::kBfloat16}) {
+            for (const int group : {1, 16, 70}) {
+                for (const Bend& bend : {Bend{0, 0.0F}, Bend{17, 0.0F}, Bend{0, 5.0F}}) {
+                    test_latents(kernels, type, group, bend);
+                }
+            }
+        }
         for (const KvType type : kTypes) {
             for (const int group : {1, 3}) test_cuts(kernels, type, group);
             test_groups(kernels, type);

@@ -95,6 +95,7 @@ def test_version_and_help() -> None:
     assert (shown.returncode, shown.stderr) == (0, "")
     for command in ("chat", "generate", "serve", "demo", "bench", "doctor", "config"):
         assert re.search(rf"^ +{command} +\w", shown.stdout, re.MULTILINE)
+    assert "\nfirst steps:\n  quire chat " in shown.stdout
 
 
 @pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])

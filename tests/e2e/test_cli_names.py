@@ -26,6 +26,8 @@ from quire.serve.config import ServerConfig
             "serve A --port 1 B --ctx-size 4096",
             "B --ctx-size 4096; quire calls it --max-model-len",
         ),
+        ("serve --model folder", "quire calls it MODEL, without a flag"),
+        ("serve --model=folder --port 1", "quire calls it MODEL, without a flag"),
         ("serve -m folder", "quire calls it MODEL, without a flag"),
         ("bench kernels --only limit", "did you mean limits?"),
         ("bench kernls", "did you mean kernels?"),

@@ -114,6 +114,7 @@ def test_it_says_where_to_look_and_how_to_call_it(served: Served) -> None:
     if shutil.which("curl"):
         done = subprocess.run(["bash", "-c", f"{call} --silent"], capture_output=True, check=True, timeout=300)
         assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+    assert served.process.stdout.readline().startswith("stop        Ctrl-C")
     program = "".join(line[12:] for line in lines[3:])
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=300, check=False)
     if found.returncode:  # only where the client is not installed

@@ -321,3 +321,25 @@ def test_tokens_that_only_one_of_the_models_has(
             texts.append(run(llm, WORKLOAD))
             assert (counts_of(llm)[0] > 20) == (speculation == "draft")
     assert texts[0] == texts[1]
+
+
+def test_where_no_guess_can_pay_it_reads_prompts_only_and_holes_are_never_read(
+    folder: Path, alone: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text with a hole, and one that begins with a cached text that has one, get no guesses; others still do."""
+    with make(folder, dtype="bfloat16", speculation=str(folder)) as llm:
+        rows, budget = llm.engine._executor._draft, llm.engine.scheduler.drafts
+        monkeypatch.setattr(budget, "could_pay", lambda num_running: False)
+        assert run(llm, WORKLOAD) == alone
+        assert counts_of(llm) == (0, 0)
+        assert 0 < rows._slots_read.sum() < rows._slots_read.size
+        monkeypatch.undo()
+        more = SamplingParams(temperature=1.2, seed=5, max_tokens=30, ignore_eos=True)
+        run(llm, [(WORKLOAD[8][0], more)])
+        before = counts_of(llm)
+        assert before[0] == before[1] > 10  # its prompt is cached, and was read
+        tokens: list[int] = alone[0][0]  # type: ignore[index]
+        whole = {"prompt_token_ids": WORKLOAD[0][0] + tokens}
+        (output,) = llm.generate([whole], more, use_tqdm=False)
+        assert (output.num_cached_tokens or 0) > len(WORKLOAD[0][0])
+        assert counts_of(llm) == before

@@ -67,7 +67,7 @@ CALLS = [
     ("POST /v1/completions", {"model": "guide", "prompt": "San Francisco is a", "max_tokens": 7}, 200, '"text":'),
     ("POST /v1/chat/completions", {"model": "guide", "messages": MESSAGES}, 200, '"finish_reason":"'),
     ("POST /v1/chat/completions", {"model": "gpt-4o", "messages": MESSAGES}, 404, "GET /v1/models lists"),
-    ("POST /v1/embeddings", {"model": "guide", "input": "a"}, 501, "no embeddings"),
+    ("POST /v1/embeddings", {"model": "guide", "input": "a"}, 400, "--pooling"),
     ("POST /generate", {"inputs": "What is Deep Learning?"}, 501, "/v1/completions"),
 ]
 

@@ -217,3 +217,30 @@ def test_what_is_foreseen_is_the_gain_of_guesses_that_are_as_right_as_they_were(
     assert budget.foreseen.gain == pytest.approx(4 * 10_000 / (13_000 + 3 * 1_000))
     budget.foresee(1, [], 1)
     assert budget.foreseen.gain == pytest.approx(50_000 / (16_000 + 11_000))
+
+
+@pytest.mark.parametrize(("pass_us", "is_followed"), [(200, True), (4_000, False)])
+def test_a_text_is_read_no_more_when_guesses_lose_time_by_all_that_was_measured(
+    pass_us: int, is_followed: bool
+) -> None:
+    """A quarter of the guesses are right: worth a pass of a fiftieth of a step, and not one of two fifths."""
+    budget, request, other = DraftBudget(), Request("r", [1]), Request("s", [1])
+    for num_tokens in (1, 2, 4, 8, 16):
+        budget.note_step(num_tokens, 10_000 + 100 * num_tokens)
+    budget.note_pass(1, pass_us)
+    request.guesser = "draft_model"
+    assert budget.followed([request, other], 1) == [request, other]
+    for place in range(40):
+        budget.note_verified(request, 1, place % 4 == 0)
+    assert budget.followed([request, other], 1) == ([request, other] if is_followed else [other])
+    budget.forget(request)
+    assert budget.followed([request], 1) == [request]
+
+
+def test_where_no_guess_could_pay_no_text_is_read_after_a_while() -> None:
+    budget = budget_with({count: 100.0 * count * count for count in (1, 2, 4, 8, 16, 32)})
+    requests = [Request(str(number), [1]) for number in range(8)]
+    followed = [budget.followed(requests, 8) for _ in range(REST + 2)]
+    assert followed == [requests] * (REST - 1) + [[]] * 3
+    budget = budget_with(FLAT)
+    assert all(budget.followed(requests, 8) == requests for _ in range(2 * REST))

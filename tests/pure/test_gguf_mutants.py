@@ -35,6 +35,8 @@ NOT_REACHED = {
     "without what {file} says": "a mistake of ours",
     "{len(text)} bytes": "a vocabulary that is larger than its file",
     "as when it was checked": "a file that changes while it is read",
+    "scales that float16 does not have": "weights, which the trials do not read",
+    "from 2^-24 to 2^15": "the same",
     "pieces of at most {MAX_CHARACTERS}": "a vocabulary of 4 MiB",
 }
 """Words of a refusal that no small file that stays as it is can bring about → what would."""

@@ -129,8 +129,11 @@ def _write_value(pair: Pair, number: Callable[[str, Any], None], text: Callable[
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2"),
     *("smollm3", "olmo2", "granite", "glm4", "command-r", "cohere2", "starcoder2", "stablelm"),
+    *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2"),
 )
-LAYER_NORMS = ("command-r", "cohere2", "starcoder2", "stablelm")
+LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")
+WITH_BIASES = ("gptneox", "gpt-oss", "phi2")
+RANK, PLAIN = 16, 4  # of latents; what rotates and values have RANK numbers too
 VOCABULARY = [b"a", b"b", b"ab", b"<|im_end|>", b"<unk>", b"c", b"\xe2\x96\x81", b"\xe2\x96\x81a", b"<0x41>", b"<tool>"]
 KINDS = [1, 1, 1, 3, 2, 1, 1, 1, 6, 4]
 SIZE, HEADS, FEED = 8, 2, 12
@@ -177,8 +180,11 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         return [*pairs, pair("attention.layer_norm_epsilon", F32, 1e-5)]
     epsilon = "attention.layer_norm_epsilon" if name in LAYER_NORMS else "attention.layer_norm_rms_epsilon"
     pairs += [pair("attention.head_count_kv", U32, HEADS), pair(epsilon, F32, 1e-5)]
-    pairs += [pair("attention.key_length", U32, SIZE // HEADS), pair("attention.value_length", U32, SIZE // HEADS)]
-    if name in ("gemma2", "gemma3", "phi3", "cohere2"):
+    if name == "deepseek2":
+        pairs += [pair(key, U32, size) for key, size in _latent_sizes(draw).items()]
+    else:
+        pairs += [pair("attention.key_length", U32, SIZE // HEADS), pair("attention.value_length", U32, SIZE // HEADS)]
+    if name in ("gemma2", "gemma3", "phi3", "cohere2", "gpt-oss"):
         pairs.append(pair("attention.sliding_window", U32, 16))
     if name == "olmo2" and draw.random() < 0.5:  # OLMo 3
         pairs.append(pair("attention.sliding_window", U32, 16))
@@ -187,11 +193,11 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs.append(pair("logit_scale", F32, 0.25))
     if name == "granite":
         pairs += [pair("attention.scale", F32, 0.5), pair("residual_scale", F32, 0.2), pair("logit_scale", F32, 8.0)]
-    if name in ("glm4", "stablelm"):
+    if name in ("glm4", "gptneox", "phi2", "stablelm"):
         pairs.append(pair("rope.dimension_count", U32, 2))
     if name == "gemma2":
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
-    if name == "qwen3moe":
+    if name in ("deepseek2", "gpt-oss", "qwen3moe"):
         pairs += [pair("expert_count", U32, 3), pair("expert_used_count", U32, 2)]
         pairs.append(pair("expert_feed_forward_length", U32, FEED))
     if draw.random() < 0.3:
@@ -205,17 +211,28 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
     return pairs
 
 
+def _latent_sizes(draw: random.Random) -> dict[str, int]:
+    sizes = {
+        **{"attention.kv_lora_rank": RANK, "attention.key_length": 2 * RANK, "attention.value_length": RANK},
+        **{"attention.key_length_mla": PLAIN + RANK, "attention.value_length_mla": RANK},
+        **{"rope.dimension_count": RANK, "expert_shared_count": 1, "expert_gating_func": 1},
+    }
+    return sizes | ({"attention.temperature_scale": 1} if draw.random() < 0.05 else {})
+
+
 def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the tensors of a model: their names and dimensions, fastest first."""
     yield "token_embd.weight", [SIZE, len(VOCABULARY)]
     norms = ["output_norm"] if name == "olmo2" else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
-    if name in ("command-r", "cohere2"):
+    if name in ("command-r", "cohere2", "falcon", "gpt-oss", "phi2"):
         norms.remove("blk.0.ffn_norm")
+    if name == "gpt-oss":
+        norms.append("blk.0.post_attention_norm")
     if name in ("gemma2", "gemma3", "glm4", "olmo2"):
         norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]
     for norm in norms:
         yield f"{norm}.weight", [SIZE]
-        if name in ("starcoder2", "stablelm"):
+        if name in ("falcon", "gptneox", "phi2", "starcoder2", "stablelm"):
             yield f"{norm}.bias", [SIZE]
     yield from _attention_shapes(name)
     yield from _feed_shapes(name)
@@ -225,8 +242,10 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
             yield f"blk.0.{part}.bias", [size]
         for norm in norms:
             yield f"{norm}.bias", [SIZE]
-    if draw.random() < 0.3:
+    if name == "phi2" or draw.random() < 0.3:
         yield "output.weight", [SIZE, len(VOCABULARY)]
+    if name == "phi2":
+        yield "output.bias", [len(VOCABULARY)]
     if name in DIVISORS and draw.random() < 0.3:
         for divisors in DIVISORS[name]:
             yield f"{divisors}.weight", [SIZE // HEADS // 2]
@@ -239,26 +258,49 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
     if name == "olmo2":
         yield "blk.0.attn_q_norm.weight", [SIZE]
         yield "blk.0.attn_k_norm.weight", [SIZE]
-    if name in ("gpt2", "phi3"):
+    if name == "deepseek2":
+        yield "blk.0.attn_q.weight", [SIZE, HEADS * (PLAIN + RANK)]
+        yield "blk.0.attn_kv_a_mqa.weight", [SIZE, 2 * RANK]
+        yield "blk.0.attn_kv_a_norm.weight", [RANK]
+        yield "blk.0.attn_k_b.weight", [PLAIN, RANK, HEADS]
+        yield "blk.0.attn_v_b.weight", [RANK, RANK, HEADS]
+        yield "blk.0.attn_output.weight", [HEADS * RANK, SIZE]
+        return
+    if name in ("falcon", "gpt2", "gptneox", "phi3"):
         yield "blk.0.attn_qkv.weight", [SIZE, 3 * SIZE]
+        if name == "gptneox":
+            yield "blk.0.attn_qkv.bias", [3 * SIZE]
     else:
         for part in "qkv":
             yield f"blk.0.attn_{part}.weight", [SIZE, SIZE]
-            if name == "qwen2":
+            if name == "qwen2" or name in WITH_BIASES:
                 yield f"blk.0.attn_{part}.bias", [SIZE]
     yield "blk.0.attn_output.weight", [SIZE, SIZE]
+    if name in WITH_BIASES:
+        yield "blk.0.attn_output.bias", [SIZE]
+    if name == "gpt-oss":
+        yield "blk.0.attn_sinks.weight", [HEADS]
 
 
 def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
-    if name == "qwen3moe":
+    if name in ("deepseek2", "gpt-oss", "qwen3moe"):
         yield "blk.0.ffn_gate_inp.weight", [SIZE, 3]
-        for part, dimensions in (("gate", [SIZE, FEED, 3]), ("up", [SIZE, FEED, 3]), ("down", [FEED, SIZE, 3])):
-            yield f"blk.0.ffn_{part}_exps.weight", dimensions
+        for part, dimensions in (("gate", [SIZE, FEED]), ("up", [SIZE, FEED]), ("down", [FEED, SIZE])):
+            yield f"blk.0.ffn_{part}_exps.weight", [*dimensions, 3]
+            if name == "gpt-oss":
+                yield f"blk.0.ffn_{part}_exps.bias", [dimensions[1], 3]
+            if name == "deepseek2":
+                yield f"blk.0.ffn_{part}_shexp.weight", dimensions
+        if name == "gpt-oss":
+            yield "blk.0.ffn_gate_inp.bias", [3]
         return
-    if name not in ("gpt2", "phi3", "glm4", "starcoder2"):
+    if name not in ("falcon", "gpt2", "gptneox", "phi2", "phi3", "glm4", "starcoder2"):
         yield "blk.0.ffn_gate.weight", [SIZE, FEED]
     yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED if name in ("phi3", "glm4") else FEED]
     yield "blk.0.ffn_down.weight", [FEED, SIZE]
+    if name in WITH_BIASES:
+        yield "blk.0.ffn_up.bias", [FEED]
+        yield "blk.0.ffn_down.bias", [SIZE]
 
 
 def whole_model(draw: random.Random) -> Draft:

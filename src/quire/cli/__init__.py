@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import quire
 from quire.core.errors import DoesNotFitError, InvalidValueError, QuireError
 
+AMBIGUOUS: Final = re.compile(r"ambiguous option: (\S+) could match ")
 INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
 DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 STATUSES: Final = {
@@ -29,6 +30,13 @@ STATUSES: Final = {
     PIPE_CLOSED: "the reader of the output closed it early",
 }
 """Every exit status of every command."""
+
+FIRST_STEPS: Final = """first steps:
+  quire chat                talk to the built-in guide to quire
+  quire models              see the models on this machine
+  quire models pull ORGANISATION/NAME
+  quire serve NAME          then open http://127.0.0.1:8000/"""
+"""What the help ends with, for those who have just installed it."""
 
 ASIDE: Final = ("-h", "--help", "--version")
 
@@ -64,9 +72,11 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit."""
-        choice = INVALID_CHOICE.search(message)
+        choice, begun = INVALID_CHOICE.search(message), AMBIGUOUS.match(message)
         if choice is not None:
             message += _hint(choice[1], re.findall(r"'([^']*)'", choice[2]))
+        elif begun is not None:  # the name of another program's option may begin several of ours
+            message += _hint(begun[1], ())
         self.exit(MISUSED, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -163,7 +173,7 @@ def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="quire",
         description="Serve large language models from paged KV memory.",
-        epilog=f"exit status:\n{statuses}",
+        epilog=f"{FIRST_STEPS}\n\nexit status:\n{statuses}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")

@@ -9,8 +9,11 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from quire.core.byte_sizes import format_bytes
+
+FOLDER: Final = "the folder given as --disk-cache"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +34,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     who.add_argument("--all", action="store_true", help="erase all blocks")
     forgetting.set_defaults(run=run_forget)
     for command in (listing, verify, forgetting):
-        command.add_argument("folder", metavar="DIR", type=Path, help="the folder given as --disk-cache")
+        command.add_argument("folder", metavar="DIR", nargs="?", type=_folder, default="", help=FOLDER)
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError(f"DIR is missing: {FOLDER}; for models, see quire models")
+    return Path(text)
 
 
 def run_list(arguments: argparse.Namespace) -> int:

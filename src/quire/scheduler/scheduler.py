@@ -228,8 +228,8 @@ class Scheduler:
         self._policy.charge(record)
         starting, released = self._running.take_differences()
         proposals = self._ask_for_drafts(record) if self.config.max_drafts else {}
-        depths = self._allow_depths(record) if self.config.max_depth and proposals else {}
-        record.num_passes = max(depths.values(), default=1) if self.config.max_depth else 0
+        depths = self._allow_depths(record) if self.config.max_depth else {}
+        record.num_passes = max(1, *depths.values()) if depths else 0
         return step.plan(record, self.memory.take_changes(is_waiting), starting, released, proposals, depths)
 
     def update(self, result: StepResult) -> StepOutcome:
@@ -273,11 +273,15 @@ class Scheduler:
         return proposals
 
     def _allow_depths(self, record: StepRecord) -> dict[int, int]:
-        """Return for how many tokens the draft model may guess, by row, where there is room for their keys. Mutates."""
+        """Return how many tokens the draft model may guess, where there is room for their keys, by row. Mutates.
+
+        It reads no more of the rows of which guesses have not paid for a while.
+        """
         running = self._running.requests
-        asked = [request for request, _ in record.asked.values()]
-        most = self.drafts.depth(asked, len(running), self.config.max_depth)
-        depths: dict[int, int] = {}
+        followed = self.drafts.followed([each for each in record.requests if not is_beam(each)], len(running))
+        depths = {request.row: 0 for request in followed}
+        asked = [request for request, _ in record.asked.values() if request.row in depths]
+        most = self.drafts.depth(asked, len(running), self.config.max_depth) if asked else 0
         for request in asked if most else ():
             num_slots, end = request.num_slots, min(request.num_planned + most, request.max_total_tokens - 1)
             # Nobody shall be preempted for a guess: each running request keeps a block to grow into.
@@ -298,7 +302,7 @@ class Scheduler:
             self.drafts.note_pass(len(record.requests), result.draft_us)
         for chunk, count in zip(record.chunks, result.num_tokens[len(record.decodes) :], strict=True):
             if chunk.drafts and count:
-                self.drafts.note_verified(chunk.request, len(chunk.drafts), count - 1)
+                self.drafts.note_verified(chunk.request, len(chunk.drafts), count - 1, len(record.requests))
         for row, (request, generation) in record.asked.items():
             if request.row == row and request.generation == generation:
                 request.awaits_drafts = False

@@ -35,6 +35,8 @@ REST: Final = 16
 """Steps that a request without a worthy guess rests; then one guess is tried, because texts change."""
 FIRST_DEPTH: Final = 3
 """How many tokens a draft model guesses until steps have been measured."""
+PATIENCE: Final = 4
+"""Drafts of a draft model that lose time in a row until it reads a text no more."""
 HOPE: Final = 0.7
 """A guess is tried only where one with this chance would pay."""
 
@@ -116,6 +118,10 @@ class DraftBudget:
         self.pass_times = StepTimes()  # of a draft model, by the number of rows
         self.foreseen = Foreseen()
         self._passes_us = 0.0  # of the draft model in a step, as last planned
+        self._num_worthless: dict[
+            Request, int
+        ] = {}  # verified drafts of the draft model in a row after which it lost time
+        self._num_hopeless = 0  # steps in which not even a sure guess would have paid
         self._num_shallow = 0  # steps since the draft model was last let guess
         self._chances: dict[tuple[Request, str], float] = {}  # by proposer
         self._rests: dict[Request, int] = {}  # steps that a request still rests
@@ -179,6 +185,28 @@ class DraftBudget:
                 best, best_rate = depth, rate
         return best
 
+    def followed(self, requests: Sequence[Request], num_running: int) -> list[Request]:
+        """Return the requests whose texts a draft model should go on reading. Mutates: some steps decide, not one.
+
+        A text that it does not read gets no guesses any more. So it stops only when no guess could pay for some steps,
+        or when the guesses of a request would lose time, that of the pass without guesses included, again and again.
+        """
+        self._num_hopeless = 0 if self.could_pay(num_running) else self._num_hopeless + 1
+        if self._num_hopeless >= REST:
+            return []
+        return [request for request in requests if self._num_worthless.get(request, 0) < PATIENCE]
+
+    def _is_worthless(self, chance: float, num_running: int) -> bool:
+        """Whether guesses with this chance bring less, at any depth, than doing without the draft model."""
+        alone_us, pass_us = self.times.of(num_running), self.pass_times.of(num_running)
+        if not (alone_us and pass_us):
+            return False
+        best, expected = 0.0, 1.0
+        for depth in range(1, MOST_DRAFTS + 1):
+            expected += chance**depth
+            best = max(best, expected / (self.times.of(num_running + depth * num_running) + depth * pass_us))
+        return best * alone_us < 1.0
+
     def could_pay(self, num_running: int) -> bool:
         """Return whether a guess that is surely right would pay in a step of this many requests. Does not mutate."""
         return self._pays(1.0, num_running, float(num_running))
@@ -216,12 +244,15 @@ class DraftBudget:
         if duration_us > 0:
             self.pass_times.note(num_rows, float(duration_us))
 
-    def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+    def note_verified(self, request: Request, num_drafts: int, num_accepted: int, num_running: int = 1) -> None:
         """Take how many of a request's guesses were right; those behind the first wrong one tell nothing. Mutates."""
         chance = self._chance(request)
         for was_right in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafts):
             chance += WEIGHT_OF_NEW * (was_right - chance)
         self._chances[request, request.guesser] = chance
+        if request.guesser == "draft_model":
+            before = self._num_worthless.get(request, 0)
+            self._num_worthless[request] = before + 1 if self._is_worthless(chance, num_running) else 0
         self.num_verified += 1
         self.counts[request.guesser].note(num_drafts, num_accepted)
 
@@ -234,3 +265,4 @@ class DraftBudget:
         for guesser in GUESSERS:
             self._chances.pop((request, guesser), None)
         self._rests.pop(request, None)
+        self._num_worthless.pop(request, None)

@@ -50,7 +50,7 @@ def example_calls(address: str, model_name: str, *, has_keys: bool, has_chat: bo
 
 
 def greeting(address: str, model_name: str, *, has_dashboard: bool, has_keys: bool, has_chat: bool) -> str:
-    r"""Return the dashboard's address, a line for a terminal, and a few for Python.
+    r"""Return the dashboard's address, a line for a terminal, a few for Python, and how the server is stopped.
 
     >>> print(greeting("http://localhost:8000", "guide", has_dashboard=True, has_keys=False, has_chat=False))
     dashboard   http://localhost:8000/
@@ -60,10 +60,12 @@ def greeting(address: str, model_name: str, *, has_dashboard: bool, has_keys: bo
                 client = OpenAI(base_url="http://localhost:8000/v1", api_key="none")
                 prompt = "What is a block table?"
                 print(client.completions.create(model="guide", prompt=prompt).choices[0].text)
+    stop        Ctrl-C, or SIGTERM: running requests may finish; twice stops at once
     """
     lines = example_calls(address, model_name, has_keys=has_keys, has_chat=has_chat)
     if has_dashboard:
         lines = {"dashboard": [f"{address}/"], **lines}
+    lines["stop"] = ["Ctrl-C, or SIGTERM: running requests may finish; twice stops at once"]
     return "\n".join(
         f"{'' if index else label:<12}{line}" for label, each in lines.items() for index, line in enumerate(each)
     )

@@ -196,7 +196,10 @@ class Server:
         """Wait for those inside, up to a limit."""
         models, seconds = self._models, self._services.config.drain_timeout_s
         models.drain()
-        logger.info("stopping: %d running requests have %g s to finish", models.num_visits, seconds)
+        if models.num_visits:
+            logger.info("stopping: %d running requests have %g s to finish", models.num_visits, seconds)
+        else:
+            logger.info("stopping: no request is running")
         try:
             async with asyncio.timeout(seconds):
                 while models.num_visits:

@@ -119,7 +119,9 @@ class SimExecutor:
 
         The first one reads the step's own tokens, and each other one a guess.
         """
-        total_s, num_passes = cost.step_s(plan), max(plan.depths.values(), default=1)
+        if not plan.depths and plan.num_decodes == len(plan.rows):
+            return 0.0, 1  # it reads nothing where no guess could pay
+        total_s, num_passes = cost.step_s(plan), max(plan.depths.values(), default=1) or 1
         for depth in range(1, num_passes):
             rows = array("i", [row for row, most in plan.depths.items() if most > depth])
             starts = array("i", [plan.starts[plan.rows.index(row)] + depth for row in rows])

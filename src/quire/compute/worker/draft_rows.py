@@ -9,6 +9,10 @@ tokens that the model has computed, prompts too, and then everything that concer
 hits, copies, swaps. What it wrote for guesses that turn out wrong is written over when the right tokens are read, as
 the model's own is. A block is published when its tokens are committed, and then both models have read them.
 
+Where no guess could pay, as with many requests at once, the plan names no row: then the draft model reads prompts only.
+It notes which slots it has read. A row that has a hole in its text, of its own or in a cached prefix, gets no guesses:
+what lies there may be of another text.
+
 A guess is drawn as the model would draw it: with the settings of the row, its rules, and the noise of its seed and
 position. Wrong keys or logits of the draft model would cost time, and never change a text.
 """
@@ -21,6 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quire.compute.arrays import BoolArray
 from quire.compute.backend import DraftParts
 from quire.compute.worker.input_batch import InputBatch
 from quire.compute.worker.sampling_columns import SamplingColumns
@@ -34,6 +39,7 @@ class _Row:
 
     num_read: int
     ahead: array[int] = field(default_factory=lambda: array("i"))
+    has_hole: bool = False
 
     def settle(self, text: array[int]) -> None:
         """Find which guesses turned out right, and forget the others. Mutates."""
@@ -69,6 +75,22 @@ class DraftRows:
         # Rules name tokens of the model: a draft model that lacks some of them draws without rules.
         self._sees_rules = parts.runner.vocab_size >= vocab_size
         self._rows: dict[int, _Row] = {}
+        self._slots_read = np.zeros((parts.cache.num_blocks, parts.cache.spec.block_size), np.bool_)
+        self._host_slots_read: dict[int, BoolArray] = {}  # by host block
+        self._moved: set[int] = set()  # rows whose block tables have changed
+
+    def apply(self, plan: StepPlan) -> None:
+        """Note what a plan does to blocks and tables. Mutates."""
+        read, on_host = self._slots_read, self._host_slots_read
+        for block, host_block in plan.moves_out:
+            on_host[host_block] = read[block].copy()
+        for source, destination in plan.copies:
+            read[destination] = read[source]
+        for block, host_block in plan.moves_in:
+            read[block] = on_host[host_block]
+        for load in plan.transfers.loads:
+            read[load.block] = False  # whether it was read when it went to disk is not known
+        self._moved.update(plan.tables.rows)
 
     def release(self, row: int) -> None:
         """A row is free, or begins a text. Mutates."""
@@ -101,7 +123,13 @@ class DraftRows:
             return None
         text, state = batch.tokens(row), self._rows.setdefault(row, _Row(start))
         state.settle(text)
-        computed = start + (max(1, result.num_tokens[entry]) if row in plan.drafts else plan.counts[entry])
+        num_drafts = len(plan.drafts.get(row, ()))
+        computed = start + (max(1, result.num_tokens[entry]) if num_drafts else plan.counts[entry])
+        is_prompt = not plan.samples[entry] or plan.counts[entry] > 1 + num_drafts
+        if self._skips(row, state, batch, is_wanted=is_prompt or row in plan.depths):
+            first, end = min(start, len(text)), min(computed, len(text))
+            self._slots_read.flat[batch.slots(row, end)[first:]] = False
+            return None
         depth = min(depths.get(row, 0), self._parts.context_length - len(text))
         if depth > 0:
             # The last token is known, but the model computes it in the next step.
@@ -110,6 +138,14 @@ class DraftRows:
             depth, first, end = 0, state.num_read, min(computed, len(text), self._parts.context_length)
         state.num_read = max(state.num_read, end)
         return _Job(row, first, text[first:end], depth) if first < end else None
+
+    def _skips(self, row: int, state: _Row, batch: InputBatch, *, is_wanted: bool) -> bool:
+        """Return whether a row is read no more: it has a hole, or gets one now. Mutates."""
+        if row in self._moved and not state.has_hole:
+            self._moved.discard(row)
+            state.has_hole = not self._slots_read.flat[batch.slots(row, state.num_read)].all()
+        state.has_hole |= not is_wanted
+        return state.has_hole
 
     def _pass(self, jobs: list[_Job], batch: InputBatch) -> None:
         """Read the tokens of jobs, and make the next guess of those that go on. Mutates the jobs."""
@@ -122,6 +158,7 @@ class DraftRows:
         known = self._parts.runner.vocab_size - 1  # a token that only the model has is read as another one
         np.minimum(inputs.token_ids, known, out=inputs.token_ids)
         outputs = self._parts.runner.run(inputs, self._parts.cache)
+        self._slots_read.flat[inputs.slots[0]] = True
         going_on: list[tuple[int, _Job]] = []  # and its row of the logits
         for logit_row, job in enumerate(job for job in jobs if job.depth):
             if outputs.finite_logits[logit_row]:

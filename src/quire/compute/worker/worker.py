@@ -148,6 +148,8 @@ class Worker:
             self._transfers.apply(plan.transfers)
         self._pooled.apply(plan)
         self.cache.apply(plan)
+        if self._draft is not None:
+            self._draft.apply(plan)
 
     def _enter(self, start: RowStart, batch: InputBatch) -> None:
         """Store how to sample a row; if that fails, only this row fails."""
