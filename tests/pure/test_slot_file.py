@@ -9,14 +9,17 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
 from quire.compute.worker.store.record import read_record, write_record
 from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile, StoreForm
 from quire.core.errors import InvalidConfigError
 from quire.core.kept_block import KeptBlock, record_bytes
+from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.private_files import make_private
 from quire.core.request import CacheScope
 from quire.serve.tenant_secret import kept_secret
@@ -363,3 +366,30 @@ def test_a_secret_stays_with_the_blocks_and_is_private(tmp_path: Path) -> None:
     (folder / "tenant_secret").chmod(0o644)
     with pytest.raises(InvalidConfigError, match="private"):
         kept_secret(str(folder))
+
+
+@pytest.mark.parametrize("latent_dim", [0, 8])
+@pytest.mark.parametrize("has_draft", [False, True])
+def test_a_block_comes_back_whole_and_no_other_byte_changes(latent_dim: int, has_draft: bool) -> None:
+    """A group with fewer layers leaves a place unused, latents have no values, and a draft model has layers too."""
+    groups = (KVGroup((0, 1)),) if has_draft else (KVGroup((0, 1)), KVGroup((2,), window=4))
+    spec = KVCacheSpec(4, 1, 16, "float32", groups, latent_dim=latent_dim)
+    if has_draft:
+        spec = spec.with_draft(KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)),)))
+    cache = CacheEngine(spec, num_blocks=3)
+    cache.allocate()
+    arrays = [array for engine in (cache, cache.draft) if engine for pair in engine.places() for array in pair]
+    for seed, array in enumerate(arrays):
+        array[...] = np.random.default_rng(seed).standard_normal(array.shape)
+    before = [array.copy() for array in arrays]
+    for group in range(len(groups)):
+        buffer = memoryview(bytearray(spec.bytes_per_block))
+        cache.read_block(1, group, buffer)
+        cache.write_block(2, group, buffer)
+        unused = arrays[2 * len(groups[group].layers) : 4]
+        for array, old in zip(arrays, before, strict=True):
+            assert (array[:2] == old[:2]).all()
+            expected = old[2] if any(array is each for each in unused) else old[1]
+            assert (array[2] == expected).all()
+        for array, old in zip(arrays, before, strict=True):
+            array[...] = old
