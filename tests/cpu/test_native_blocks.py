@@ -8,9 +8,13 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire.compute.gguf.blocks import BLOCK_TYPES
+from quire.compute.gguf.tensors import KEPT_AS
+from quire.compute.models.base import Activation, AttentionSpec, DecoderSpec, MLPSpec, NormKind, NormSpec
+from quire.compute.native.shape import decoder_shape
 from quire.compute.weights.codes import CODINGS, coded
+from quire.core.kv_spec import KVCacheSpec, KVGroup
 
-KINDS = {block.name: block for block in BLOCK_TYPES.values() if block.size > 1}
+KINDS = {block.name: block for block in BLOCK_TYPES.values() if block.size > 1 and block.name not in KEPT_AS}
 WIDTH, TOKENS = 512, 40  # two of the larger blocks; more than two panels of outputs
 SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}  # float16 numbers; of the others at the start
 
@@ -29,15 +33,17 @@ class Lookup:
 
     def __init__(self, kernels: str, vocab_size: int) -> None:
         self.team = _native.ThreadTeam(2)
-        norm = {"epsilon": 1e-6, "center": False, "unit_offset": False}
-        shape = {
-            **{"vocab_size": vocab_size, "hidden_size": WIDTH, "embedding_size": WIDTH, "num_heads": 1},
-            **{"num_kv_heads": 1, "head_dim": 16, "intermediate_size": 16, "num_experts": 0, "experts_per_token": 0},
-            **{"expert_size": 0, "normalize_experts": False, "gated": True, "tied_head": False, "qk_norm": "none"},
-            **{"parallel": False, "shared_norm": False, "residual_scale": 1.0, "logit_scale": 1.0},
-            **{"activation": "silu", "norm": norm, "head_norm": norm, "attention_scale": 1.0, "score_soft_cap": 0.0},
-            **{"logit_soft_cap": 0.0, "embedding_scale": 1.0, "learned_positions": -1, "ropes": [], "layers": []},
-        }
+        spec = DecoderSpec(
+            vocab_size=vocab_size,
+            hidden_size=WIDTH,
+            context_length=TOKENS,
+            norm=NormSpec(NormKind.RMS, 1e-6),
+            attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=16, scale=1.0),
+            mlp=MLPSpec(16, Activation.SILU),
+            layers=(),
+            sources={},
+        )
+        shape = decoder_shape(spec, KVCacheSpec(16, 1, 16, "float32", (KVGroup((0,)),)))
         self.decoder = _native.Decoder(shape, _native.kernels(kernels), self.team)
         self.vocab_size = vocab_size
 
@@ -47,7 +53,8 @@ class Lookup:
         found = np.zeros((num_tokens, -(-self.vocab_size // 16) * 16), np.float32)
         finite = np.zeros(num_tokens, np.bool_)
         starts = np.array([0, num_tokens])
-        self.decoder.run(starts, ids, ids, ids, [], [], found, finite, np.zeros(num_tokens, np.bool_))
+        nothing, states = np.zeros(0, np.int64), np.zeros((0, WIDTH), np.float32)
+        self.decoder.run(starts, ids, ids, ids, [], [], found, finite, np.zeros(num_tokens, np.bool_), nothing, states)
         return found[:, : self.vocab_size]
 
 

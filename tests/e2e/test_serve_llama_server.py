@@ -148,7 +148,7 @@ def test_props_tell_the_context_and_the_template(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/slots", "/slots/3", "/infill", "/embedding", "/lora-adapters", "/apply-template", "/v1/embeddings"),
+        *("/slots", "/slots/3", "/infill", "/embedding", "/lora-adapters", "/apply-template"),
         *("/v1/rerank", "/generate", "/generate_stream"),  # of vLLM and text-generation-inference
     ],
 )

@@ -26,7 +26,7 @@ from quire.serve.config import ServerConfig
 from quire.serve.context import RequestContext
 from quire.serve.errors import ApiError
 from quire.serve.prometheus import render
-from quire.serve.run.generation import Generation, Results, Step, joined, prepare
+from quire.serve.run.generation import Generation, Results, Step, TokenCounts, joined, prepare
 from quire.serve.run.prompts import truncated
 from quire.serve.run.request import GenerationRequest, RefusedPrompt, Truncation
 from quire.serve.services import make_services
@@ -99,10 +99,10 @@ def test_the_texts_of_all_prompts_come_whole_in_their_order(prompts: list[list[l
     assert [(p, output.text) for p, output in results.texts] == expected
     assert [output.finish_reason for _, output in results.texts] == ["length", "stop", "length"][:n] * len(prompts)
     num_pieces = sum(len(text) for texts in prompts for text in texts)
-    assert results.counts == (3 * len(prompts), num_pieces, 2 * len(prompts))
+    assert results.counts == TokenCounts(3 * len(prompts), num_pieces, 2 * len(prompts))
     context, metrics = generation.context, generation.services.metrics
     told = (context.num_prompt_tokens, context.num_output_tokens, context.num_cached_tokens)
-    assert told == results.counts
+    assert TokenCounts(*told) == results.counts
     assert (metrics.num_prompt_tokens, metrics.num_generated_tokens, metrics.num_cached_tokens) == told
     assert context.finish_reason == ("length" if n == 1 else "length,stop")
     assert sum(finished_by_reason(generation).values()) == n * len(prompts)
@@ -285,7 +285,7 @@ def test_tokens_of_texts_that_are_not_shown_are_not_counted() -> None:
     entries: Any = [None, {2: Logprob(-1.0, 1, "b")}, {3: Logprob(-2.0, 1, "c")}]
     generation = generation_of([[delta(ended("x", [9]), generated=1, prompt_logprobs=entries)]], prompts_only=True)
     results = collected(generation)
-    assert results.counts == (3, 0, 0)
+    assert results.counts == TokenCounts(3, 0, 0)
     assert generation.services.metrics.num_generated_tokens == 0
     assert generation.prompt_logprobs == {0: entries}
 

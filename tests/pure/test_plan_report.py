@@ -118,7 +118,10 @@ def report_of(*studies: Study, lengths: RequestLengths | None = None) -> PlanRep
     spec = SimpleNamespace(context_length=40960)
     model = SimpleNamespace(architecture="Qwen3ForCausalLM", spec=spec, dtype="bfloat16")
     spec.layers = [None] * 28
-    sizer: Any = SimpleNamespace(config=SimpleNamespace(model="a folder/qwen3"), model=model)
+    alone = SimpleNamespace(draft=None)
+    sizer: Any = SimpleNamespace(
+        config=SimpleNamespace(model="a folder/qwen3"), model=model, model_of=lambda config: alone
+    )
     lengths = lengths or RequestLengths(((512, 128), (1024, 256)))
     return PlanReport(sizer, "--weights int8", "prompts of 512", lengths, studies)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import quire.serve
@@ -25,10 +26,19 @@ def callers_of(name: str) -> set[str]:
     return found
 
 
+def calls_of(function: Callable[..., object]) -> list[str]:
+    """The names of what a function calls, in the order of the lines."""
+    tree = ast.parse(inspect.getsource(function))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [(node.lineno, node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id) for node in calls]
+    return [name for _, name in sorted(names)]
+
+
 def test_only_translate_makes_requests_for_the_engine() -> None:
     assert callers_of("GenerationRequest") == {
         "translate/chat.py",
         "translate/completions.py",
+        "translate/embeddings.py",
         "translate/llama_server.py",
         "translate/ollama.py",
         "translate/responses.py",
@@ -54,11 +64,10 @@ def test_every_endpoint_that_generates_goes_along_the_one_line() -> None:
 
 
 def test_the_line_names_each_verb_in_order() -> None:
-    tree = ast.parse(inspect.getsource(line.answer_text))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    names = [(node.lineno, node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id) for node in calls]
-    order = list(dict.fromkeys(name for _, name in sorted(names) if name in VERBS and name != "render"))
+    called = calls_of(line.answer_text)
+    at = called.index("admitted")
+    called[at : at + 1] = calls_of(line.admitted)
+    order = list(dict.fromkeys(name for name in called if name in VERBS and name != "render"))
     assert order == [verb for verb in VERBS if verb != "render"]
-    renders = [number for number, name in names if name == "render"]
-    assert len(renders) == 2  # a stream, and an answer in one piece
-    assert min(renders) > next(number for number, name in names if name == "prepare")
+    assert called.count("render") == 2  # a stream, and an answer in one piece
+    assert called.index("render") > called.index("prepare")

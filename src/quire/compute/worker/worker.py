@@ -142,11 +142,12 @@ class Worker:
             self._grammars.release(row)
         for start in plan.row_starts:
             self._enter(start, batch)
-        self._beams.apply(plan)
-        self._careful.apply(plan)
+        if plan.released_rows or plan.row_starts:
+            self._beams.apply(plan)
+            self._careful.apply(plan)
+            self._pooled.apply(plan)
         if self._transfers is not None and plan.transfers:
             self._transfers.apply(plan.transfers)
-        self._pooled.apply(plan)
         self.cache.apply(plan)
         if self._draft is not None:
             self._draft.apply(plan)
