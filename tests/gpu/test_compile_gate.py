@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
@@ -26,12 +27,19 @@ def compiler() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
+RARE = re.compile(r" (80|256) (i8|k8v4|int4) ")
+"""Attention that few models need: narrow KV in heads of an uncommon size. Each takes seconds to compile."""
+
+
 def shipped() -> Iterator[Any]:
-    """Yield a variant and a capability that it is meant for; `make test` compiles each for its first, the smallest."""
+    """Yield a variant and a capability that it is meant for.
+
+    `make test` compiles each variant that is not rare, for its first capability, the smallest; the long tests, all.
+    """
     for module in kernel_modules():
         for name, variant in variants_of(module).items():
             first, *others = variant.capabilities
-            yield pytest.param(module, name, first)
+            yield pytest.param(module, name, first, marks=[pytest.mark.long] * bool(RARE.search(name)))
             yield from (pytest.param(module, name, other, marks=pytest.mark.long) for other in others)
 
 
