@@ -122,6 +122,22 @@ def with_runs(spec: DecoderSpec, stem: str) -> DecoderSpec:
     return replace(spec, sources=MappingProxyType({**spec.sources, **fused}))
 
 
+def with_fused_attention(spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec of a checkpoint that has all queries, then all keys, then all values in one tensor."""
+    attention, stem = spec.attention, LAYER + "self_attn.qkv_proj"
+    query, key = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    starts = {Part.QUERY: 0, Part.KEY: query, Part.VALUE: query + key}
+    fused = {part: WeightSource(stem, first_row=first) for part, first in starts.items()}
+    return replace(spec, sources=MappingProxyType({**spec.sources, **fused}))
+
+
+def with_fused_gate(spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec of a checkpoint that has the gate, then the other half of the MLP in one tensor."""
+    stem = LAYER + "mlp.gate_up_proj"
+    fused = {Part.GATE: WeightSource(stem), Part.UP: WeightSource(stem, first_row=spec.mlp.intermediate_size)}
+    return replace(spec, sources=MappingProxyType({**spec.sources, **fused}))
+
+
 def with_adjacent_pairs(spec: DecoderSpec) -> DecoderSpec:
     """Return the spec of a checkpoint that has the two dimensions of each rotating pair next to each other."""
     rotary_dim = next(layer.rope.rotary_dim for layer in spec.layers if layer.rope is not None)
