@@ -28,6 +28,7 @@ from quire.compute.models.rope import FULL, SLIDING, context_length, rope_spec
 MAX_LAYERS: Final = 1000
 MAX_HEADS: Final = 1 << 16
 MAX_HEAD_DIM: Final = 4096
+PREFIX: Final = "model."
 LAYER: Final = "model.layers.{layer}."
 HEAD_TENSOR: Final = "lm_head.weight"
 LLAMA_STEMS: Final = MappingProxyType(
@@ -76,6 +77,7 @@ def llama_like(config: ConfigFile, max_length: int | None, layers: Sequence[Laye
         layers=tuple(layers),
         sources=stem_sources(LLAMA_STEMS),
         ignored_tensors=unused_tensors(len(layers), tied_head=tied),
+        optional_prefix=PREFIX,
         tied_head=tied,
     )
 
