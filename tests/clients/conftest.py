@@ -23,7 +23,7 @@ GUIDE = Path(__file__).parents[2] / "src" / "quire" / "guide"
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The address of a server of the guide, in float32, so that its numbers are those of other implementations."""
-    command = [os.environ["QUIRE_COMMAND"], "serve", "guide", "--port", "0", "--dtype", "float32"]
+    command = [os.environ["QUIRE_COMMAND"], "serve", "guide", "--port", "0", "--dtype", "float32", "--pooling", "mean"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:

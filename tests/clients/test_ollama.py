@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -123,11 +124,22 @@ def test_errors_have_a_status_and_say_what_is_wrong(client: ollama.Client) -> No
     assert (status, error.startswith("model 'nobody' not found")) == (404, True)
     status, error = refused(lambda: client.chat("guide", MESSAGES, options={"top_p": 2}))
     assert (status, error) == (400, "options.top_p is 2.0; allowed: a number from 0 to 1")
-    assert refused(lambda: client.embed("guide", "a")) == (400, "this server makes no embeddings")
+    status, error = refused(lambda: client.embed("guide", "a", dimensions=1 << 20))
+    assert (status, error.startswith("dimensions is 1048576; allowed: ")) == (400, True)
     for work in (client.pull, client.push, client.delete):
         assert refused(lambda work=work: work("guide"))[0] == 403
     assert refused(lambda: client.copy("guide", "mine"))[0] == 403
     assert refused(lambda: client.create("mine", from_="guide"))[0] == 403
+
+
+def test_vectors_are_the_same_on_both_paths_alone_and_together(client: ollama.Client) -> None:
+    texts = ["What is a block table?", "blocks"]
+    together = client.embed("guide", texts)
+    assert [client.embed("guide", text).embeddings[0] for text in texts] == list(together.embeddings)
+    assert [client.embeddings("guide", text).embedding for text in texts] == list(together.embeddings)
+    assert math.isclose(math.hypot(*together.embeddings[0]), 1, rel_tol=1e-6)
+    assert together.prompt_eval_count
+    assert len(client.embed("guide", texts[0], dimensions=7).embeddings[0]) == 7
 
 
 def test_programs_that_speak_to_ollama_by_themselves(client: ollama.Client, server: str) -> None:

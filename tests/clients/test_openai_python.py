@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Literal
 
 import openai
@@ -98,6 +99,24 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
         b"".join(bytes(entry.bytes or []) for entry in entries).decode().startswith(answer.choices[0].message.content)
     )
     assert all(entry.top_logprobs[0].logprob >= entry.logprob for entry in entries)
+
+
+def test_vectors_are_the_same_as_bytes_and_as_numbers_alone_and_together(client: openai.OpenAI) -> None:
+    """The library asks for base64 unless it is told otherwise, and gives out numbers."""
+    texts = ["What is a block table?", "blocks"]
+    together = client.embeddings.create(model="guide", input=texts)
+    vectors = [each.embedding for each in together.data]
+    assert [each.index for each in together.data] == [0, 1]
+    assert together.usage.prompt_tokens == together.usage.total_tokens > 1
+    for text, expected in zip(texts, vectors, strict=True):
+        numbers = client.embeddings.create(model="guide", input=text, encoding_format="float").data[0].embedding
+        assert numbers == expected
+        assert math.isclose(math.hypot(*numbers), 1, rel_tol=1e-6)
+    cut = client.embeddings.create(model="guide", input=texts[0], dimensions=7).data[0].embedding
+    assert len(cut) == 7
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="guide", input=texts, dimensions=1 << 20)
+    assert caught.value.param == "dimensions"
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -43,6 +43,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
     "gemma3": {"query_pre_attn_scalar": 16, "layer_types": None, "num_hidden_layers": 7},
     "smollm3": {"no_rope_layers": None, "no_rope_layer_interval": 4, "use_sliding_window": False, "layer_types": None},
     "cohere2": {"layer_types": None, "num_hidden_layers": 5},
+    "glm": {"head_dim": 8},  # a part of the hidden size for each head
     "starcoder2": {"sliding_window": None},
     "minicpm3": {"dim_model_base": 256},
     "deepseek-v2-lite": {
@@ -55,7 +56,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
 }
 FORMS = (
     *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
-    *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm4"),
+    *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm", "glm4"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
 )
@@ -127,6 +128,24 @@ def test_widened_weights_compute_what_the_numbers_compute_that_they_stand_for(ki
     assert {entry.dtype for entry in tensors.entries.values()} == {kind, "F32"}
     save_file({name: tensors.tensor(name).copy() for name in tensors.entries}, folder / "model.safetensors")
     assert answer_of(path, "bfloat16", "widened") == answer_of(folder, "bfloat16")
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_the_first_glm_4_may_have_query_key_and_value_in_one_tensor(kind: str, tmp_path: Path) -> None:
+    folder = golden("glm", tmp_path / "model")
+    apart, fused = (
+        write_gguf(folder, tmp_path / "a.gguf", kind),
+        write_gguf(folder, tmp_path / "f.gguf", kind, fuses=True),
+    )
+    assert "model.layers.0.self_attn.qkv_proj.bias" in GgufFile(fused).tensors().entries
+    assert answer_of(fused, "float32") == answer_of(apart, "float32")
+
+
+def test_glm_4_with_positions_of_images_is_refused_by_the_setting(tmp_path: Path) -> None:
+    header = GgufHeader.read(write_gguf(golden("glm4", tmp_path / "model"), tmp_path / "m.gguf"))
+    settings = {**header.settings, "glm4.rope.dimension_sections": [8, 12, 12, 0]}
+    with pytest.raises(CheckpointError, match=r"glm4\.rope\.dimension_sections is .*allowed: none: no positions"):
+        config_of(replace(header, settings=settings), lambda name: None)
 
 
 def logits_of(model: Path, **settings: Any) -> NDArray[np.float64]:

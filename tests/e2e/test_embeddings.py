@@ -15,12 +15,13 @@ import pytest
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.compute.models.pooling import POOLING_FILE, pooling_of
 from quire.compute.models.source import ModelFolder
+from quire.compute.weights.checkpoint import Checkpoint
 from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError
 from quire.core.pooling import Pooling, vector_numbers
 from quire.core.request import Request
 from quire.core.validate import RequestLimits, validate
 from quire.engine.door import FOR_VECTORS, Ticket
-from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_checkpoint import write_model_weights, write_tiny_llama, write_tiny_qwen3
 
 POOLINGS = ("last", "mean")
 SHARED = list(range(2, 72))
@@ -151,8 +152,12 @@ def test_a_folder_says_how_its_vectors_are_made(tmp_path: Path) -> None:
     assert pooling_of(ModelFolder(tmp_path)) == ""
     assert pooling_of(settings_in(tmp_path, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False)) == "last"
     assert pooling_of(settings_in(tmp_path, pooling_mode_mean_tokens=True)) == "mean"
+    assert pooling_of(settings_in(tmp_path, pooling_mode="lasttoken", embedding_dimension=64)) == "last"
+    assert pooling_of(settings_in(tmp_path, pooling_mode="mean")) == "mean"
     for fields in (
         {"pooling_mode_cls_token": True},
+        {"pooling_mode": "cls"},
+        {"pooling_mode": ["mean", "lasttoken"]},
         {},
         {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True},
     ):
@@ -176,3 +181,23 @@ def test_the_folder_is_obeyed(pooled_folder: Path, alone: dict[str, list[list[fl
         assert [output.embedding for output in llm.embed(PROMPTS, use_tqdm=False)] == alone["last"]
     with make(pooled_folder, pooling="mean") as llm:
         assert [output.embedding for output in llm.embed(PROMPTS, use_tqdm=False)] == alone["mean"]
+
+
+MAKERS = {"qwen3": write_tiny_qwen3, "llama": write_tiny_llama}
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_folder_of_the_bare_decoder_makes_the_same_vectors(maker: str, dtype: str, tmp_path: Path) -> None:
+    """Qwen3-Embedding names its tensors without `model.`, has no head, and says in 1_Pooling how it pools."""
+    whole = MAKERS[maker](tmp_path / "whole", tie=True, dtype=dtype)
+    bare = MAKERS[maker](tmp_path / "bare", tie=True, dtype=dtype)
+    checkpoint = Checkpoint.open(whole)
+    tensors = {name.removeprefix("model."): checkpoint.tensor(name) for name in checkpoint.entries}
+    assert "embed_tokens.weight" in tensors and "layers.0.input_layernorm.weight" in tensors
+    assert "lm_head.weight" not in tensors
+    write_model_weights(bare, tensors, dtype=dtype)
+    settings_in(bare, pooling_mode_lasttoken=True)
+    with make(whole, pooling="last") as llm, make(bare) as other:
+        assert vectors(other, PROMPTS, "last") == vectors(llm, PROMPTS, "last")
+        assert [output.embedding for output in other.embed(PROMPTS, use_tqdm=False)] == vectors(llm, PROMPTS, "last")

@@ -118,6 +118,8 @@ WORDS = {  # what each splitter makes of a text, as its makers' own tokenizers d
     "gpt-2": ("it's 12345 days\n\n  on", ["it", "'s", " 12345", " days", "\n\n ", " on"]),
     "smollm": ("it's 123 days", ["it", "'s", " ", "1", "2", "3", " days"]),
     "llama-bpe": ("IT'S 12345 days!\n\nnow", ["IT", "'S", " ", "123", "45", " days", "!\n\n", "now"]),
+    "glm4": ("IT'S 12345 days!\n\nnow", ["IT", "'S", " ", "123", "45", " days", "!\n\n", "now"]),
+    "chatglm-bpe": ("Ünder 1234", ["Ünder", " ", "123", "4"]),
     "qwen2": ("IT'S 123 (days)", ["IT", "'S", " ", "1", "2", "3", " (", "days", ")"]),
     "phi-2": ("it's 12345 days\n\n  on", ["it", "'s", " 12345", " days", "\n\n ", " on"]),
     "falcon": ("it's  12345 days", ["it", "'", "s", " ", " ", "123", "45", " days"]),
@@ -146,7 +148,15 @@ def test_words_are_split_by_the_name_of_the_splitter(pre: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("pre", "begins"),
-    [("llama3", True), ("pixtral", True), ("tekken", True), ("dbrx", False), ("qwen2", False), ("gpt-2", False)],
+    [
+        ("llama3", True),
+        ("pixtral", True),
+        ("tekken", True),
+        ("dbrx", False),
+        ("glm4", False),
+        ("qwen2", False),
+        ("gpt-2", False),
+    ],
 )
 def test_texts_begin_as_those_of_the_family_unless_the_file_says_otherwise(
     pre: str, begins: bool, tmp_path: Path

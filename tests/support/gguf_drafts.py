@@ -128,7 +128,7 @@ def _write_value(pair: Pair, number: Callable[[str, Any], None], text: Callable[
 
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2"),
-    *("smollm3", "olmo2", "granite", "glm4", "command-r", "cohere2", "starcoder2", "stablelm"),
+    *("smollm3", "olmo2", "granite", "chatglm", "glm4", "command-r", "cohere2", "starcoder2", "stablelm"),
     *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2"),
 )
 LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")
@@ -165,8 +165,8 @@ def _tokenizer(draw: random.Random) -> list[Pair]:
 
 
 def _settings(draw: random.Random, name: str) -> list[Pair]:
-    def pair(key: str, kind: int, value: Any) -> Pair:
-        return Pair(f"{name}.{key}".encode(), kind, value)
+    def pair(key: str, kind: int, value: Any, *items: int) -> Pair:
+        return Pair(f"{name}.{key}".encode(), kind, value, *items)
 
     pairs = [
         Pair(b"general.architecture", STRING, name.encode()),
@@ -188,13 +188,16 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs.append(pair("attention.sliding_window", U32, 16))
     if name == "olmo2" and draw.random() < 0.5:  # OLMo 3
         pairs.append(pair("attention.sliding_window", U32, 16))
-        pairs.append(Pair(b"olmo2.attention.sliding_window_pattern", ARRAY, [draw.random() < 0.5], BOOL))
+        items = draw.choice([BOOL, BOOL, BOOL, U32])
+        pairs.append(pair("attention.sliding_window_pattern", ARRAY, [draw.random() < 0.5], items))
     if name in ("command-r", "cohere2"):
         pairs.append(pair("logit_scale", F32, 0.25))
     if name == "granite":
         pairs += [pair("attention.scale", F32, 0.5), pair("residual_scale", F32, 0.2), pair("logit_scale", F32, 8.0)]
-    if name in ("glm4", "gptneox", "phi2", "stablelm"):
+    if name in ("chatglm", "glm4", "gptneox", "phi2", "stablelm"):
         pairs.append(pair("rope.dimension_count", U32, 2))
+    if name == "glm4" and draw.random() < 0.05:
+        pairs.append(pair("rope.dimension_sections", ARRAY, [1], U32))
     if name == "gemma2":
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
     if name in ("deepseek2", "gpt-oss", "qwen3moe"):
@@ -266,7 +269,7 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         yield "blk.0.attn_v_b.weight", [RANK, RANK, HEADS]
         yield "blk.0.attn_output.weight", [HEADS * RANK, SIZE]
         return
-    if name in ("falcon", "gpt2", "gptneox", "phi3"):
+    if name in ("chatglm", "falcon", "gpt2", "gptneox", "phi3"):
         yield "blk.0.attn_qkv.weight", [SIZE, 3 * SIZE]
         if name == "gptneox":
             yield "blk.0.attn_qkv.bias", [3 * SIZE]
@@ -294,9 +297,9 @@ def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         if name == "gpt-oss":
             yield "blk.0.ffn_gate_inp.bias", [3]
         return
-    if name not in ("falcon", "gpt2", "gptneox", "phi2", "phi3", "glm4", "starcoder2"):
+    if name not in ("falcon", "gpt2", "gptneox", "phi2", "phi3", "chatglm", "glm4", "starcoder2"):
         yield "blk.0.ffn_gate.weight", [SIZE, FEED]
-    yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED if name in ("phi3", "glm4") else FEED]
+    yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED if name in ("chatglm", "phi3", "glm4") else FEED]
     yield "blk.0.ffn_down.weight", [FEED, SIZE]
     if name in WITH_BIASES:
         yield "blk.0.ffn_up.bias", [FEED]

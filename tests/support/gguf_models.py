@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "FalconForCausalLM": gguf.MODEL_ARCH.FALCON,
     "GPTNeoXForCausalLM": gguf.MODEL_ARCH.GPTNEOX,
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
+    "GlmForCausalLM": gguf.MODEL_ARCH.CHATGLM,
     "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
     "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
@@ -47,7 +48,13 @@ class GgufWriting:
     """One file in the making."""
 
     def __init__(
-        self, folder: Path, path: Path, blocks: Mapping[str, tuple[str, Any]] | None = None, *, splits: bool = True
+        self,
+        folder: Path,
+        path: Path,
+        blocks: Mapping[str, tuple[str, Any]] | None = None,
+        *,
+        splits: bool = True,
+        fuses: bool = False,
     ) -> None:
         self.blocks = blocks or {}  # the type and the bytes of tensors that are blocks already
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -58,6 +65,8 @@ class GgufWriting:
         self.writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.architecture])
         checkpoint = unstacked(Checkpoint.open(folder))
         self.tensors: Mapping[str, Any] = {name: checkpoint.tensor(name) for name in checkpoint.entries}
+        if fuses:
+            self.tensors = fused(self.tensors)
         self.num_layers = int(self.config.get("num_hidden_layers") or self.config["n_layer"])
         self.names = gguf.get_tensor_name_map(self.architecture, self.num_layers)
 
@@ -86,7 +95,7 @@ class GgufWriting:
             writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
         if self.of_latents:
             self._latents()
-        elif "head_dim" in config:
+        elif "head_dim" in config and self.architecture is not gguf.MODEL_ARCH.CHATGLM:
             writer.add_key_length(config["head_dim"])
             writer.add_value_length(config["head_dim"])
         self._factors()
@@ -259,6 +268,18 @@ class GgufWriting:
         self.writer.close()
 
 
+def fused(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a model with query, key and value of each layer in one."""
+    found: dict[str, Any] = {}
+    for name, numbers in tensors.items():
+        if ".q_proj." in name:
+            parts = [numbers, *(tensors[name.replace(".q_proj.", f".{part}_proj.")] for part in "kv")]
+            found[name.replace(".q_proj.", ".qkv_proj.")] = np.concatenate(parts)
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            found[name] = numbers
+    return found
+
+
 def write_gguf(
     folder: Path,
     path: Path,
@@ -266,12 +287,14 @@ def write_gguf(
     blocks: Mapping[str, tuple[str, Any]] | None = None,
     *,
     splits: bool = True,
+    fuses: bool = False,
 ) -> Path:
     """Write the model of a folder, its matrices as a type of GGUF, with a made-up vocabulary; return the path.
 
     `blocks`: the types and bytes of matrices that are blocks already. Without `splits`, latents are as in old files.
+    With `fuses`, query, key and value are one tensor.
     """
-    writing = GgufWriting(folder, path, blocks, splits=splits)
+    writing = GgufWriting(folder, path, blocks, splits=splits, fuses=fuses)
     writing.settings()
     writing.tokens(
         ["a", "b", "ab", *(f"<{number}>" for number in range(3, writing.config["vocab_size"]))],

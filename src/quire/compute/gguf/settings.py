@@ -22,6 +22,7 @@ from quire.core.errors import ModelError
 
 ARCHITECTURES: Final = MappingProxyType(
     {
+        "chatglm": "GlmForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
         "command-r": "CohereForCausalLM",
         "deepseek2": "DeepseekV2ForCausalLM",  # DeepSeek-V3's too, by how experts are scored
@@ -134,9 +135,9 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     if architecture == "gpt2":
         return config | _gpt2(settings)
     config |= _llama_like(settings)
-    if architecture in ("glm4", "granite", "llama", "smollm3"):
+    if architecture in ("chatglm", "glm4", "granite", "llama", "smollm3"):
         config |= {
-            "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+            "attention_bias": not header.tensors.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
             "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
         }
     rope = _rope_scaling(settings, read)
@@ -331,6 +332,14 @@ def _turned(settings: _Settings) -> dict[str, object]:
     return {"partial_rotary_factor": settings.size("rope.dimension_count", size) / size}
 
 
+def _glm4(settings: _Settings) -> dict[str, object]:
+    """Return what GLM-4 has of its own. Files of a model with eyes have its pairs in another order, and sections."""
+    if settings.has("rope.dimension_sections"):
+        raise settings.file.error(settings.key("rope.dimension_sections"), "none: no positions of images are run")
+    has_fused = "blk.0.attn_qkv.weight" in settings.tensors
+    return {**_turned(settings), "head_dim": _head_size(settings), "qkv_fused": has_fused}
+
+
 def _phi3(settings: _Settings) -> dict[str, object]:
     window = settings.size("attention.sliding_window", 0, low=0)
     return {**_turned(settings), "sliding_window": window or None}
@@ -404,13 +413,14 @@ def _gemma2(settings: _Settings) -> dict[str, object]:
 
 OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProxyType(
     {
+        "chatglm": _glm4,
         "cohere2": _cohere2,
         "command-r": _cohere,
         "deepseek2": _deepseek2,
         "falcon": _falcon,
         "gemma2": _gemma2,
         "gemma3": _gemma,
-        "glm4": _turned,
+        "glm4": _glm4,
         "gpt-oss": _gpt_oss,
         "gptneox": _gptneox,
         "granite": _granite,

@@ -98,6 +98,7 @@ LAYERS: Final = MappingProxyType(
         **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
         "gemma2": GEMMA,
         "gemma3": GEMMA,
+        **dict.fromkeys(("chatglm", "phi3"), MappingProxyType({**LAYER, "ffn_up": "mlp.gate_up_proj"})),
         "glm4": MappingProxyType(
             {
                 **LAYER,
@@ -117,7 +118,6 @@ LAYERS: Final = MappingProxyType(
         "olmo2": MappingProxyType(
             {name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}
         ),
-        "phi3": MappingProxyType({**LAYER, "ffn_up": "mlp.gate_up_proj"}),
         "starcoder2": MappingProxyType({**LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
     }
 )

@@ -87,6 +87,7 @@ SPLITTERS: Final = MappingProxyType(
             ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"),
             Splitter((LLAMA3,), whole_words=True, begins=True),
         ),
+        **dict.fromkeys(("glm4", "chatglm-bpe"), Splitter((LLAMA3,), whole_words=True)),
         **dict.fromkeys(("dbrx", "smaug-bpe"), Splitter((LLAMA3,))),  # Phi-4 has the first
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
         "stablelm2": Splitter((SINGLE_DIGITS,)),

@@ -28,6 +28,7 @@ from quire.compute.models.rope import FULL, SLIDING, context_length, rope_spec
 MAX_LAYERS: Final = 1000
 MAX_HEADS: Final = 1 << 16
 MAX_HEAD_DIM: Final = 4096
+PREFIX: Final = "model."
 LAYER: Final = "model.layers.{layer}."
 HEAD_TENSOR: Final = "lm_head.weight"
 LLAMA_STEMS: Final = MappingProxyType(
@@ -76,6 +77,7 @@ def llama_like(config: ConfigFile, max_length: int | None, layers: Sequence[Laye
         layers=tuple(layers),
         sources=stem_sources(LLAMA_STEMS),
         ignored_tensors=unused_tensors(len(layers), tied_head=tied),
+        optional_prefix=PREFIX,
         tied_head=tied,
     )
 
@@ -119,6 +121,22 @@ def with_runs(spec: DecoderSpec, stem: str) -> DecoderSpec:
         part: WeightSource(stem, first_row=first, run=run, period=query + 2 * key)
         for part, (first, run) in starts.items()
     }
+    return replace(spec, sources=MappingProxyType({**spec.sources, **fused}))
+
+
+def with_fused_attention(spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec of a checkpoint that has all queries, then all keys, then all values in one tensor."""
+    attention, stem = spec.attention, LAYER + "self_attn.qkv_proj"
+    query, key = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    starts = {Part.QUERY: 0, Part.KEY: query, Part.VALUE: query + key}
+    fused = {part: WeightSource(stem, first_row=first) for part, first in starts.items()}
+    return replace(spec, sources=MappingProxyType({**spec.sources, **fused}))
+
+
+def with_fused_gate(spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec of a checkpoint that has the gate, then the other half of the MLP in one tensor."""
+    stem = LAYER + "mlp.gate_up_proj"
+    fused = {Part.GATE: WeightSource(stem), Part.UP: WeightSource(stem, first_row=spec.mlp.intermediate_size)}
     return replace(spec, sources=MappingProxyType({**spec.sources, **fused}))
 
 

@@ -1,7 +1,7 @@
 """GLM-4: Llama with fused gate and up, biases on query, key and value; neighbours in half a head turn together.
 
 The later models (`Glm4ForCausalLM`, from GLM-4-0414 on) also have norms after each sublayer; the first ones
-(`GlmForCausalLM`) have none.
+(`GlmForCausalLM`) have none. GGUF files of those may have query, key and value in one tensor.
 """
 
 from __future__ import annotations
@@ -10,8 +10,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, Part, WeightSource
-from quire.compute.models.common import LAYER, llama_like, rotary_layers, with_adjacent_pairs, with_stems
+from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.common import (
+    LAYER,
+    llama_like,
+    rotary_layers,
+    with_adjacent_pairs,
+    with_fused_attention,
+    with_fused_gate,
+    with_stems,
+)
 from quire.compute.models.config_file import ConfigFile
 
 DEFAULTS: Final = MappingProxyType(
@@ -29,19 +37,15 @@ AFTER: Final = MappingProxyType(
         Part.AFTER_MLP_NORM: LAYER + "post_mlp_layernorm",
     }
 )
-GATE_UP: Final = LAYER + "mlp.gate_up_proj"
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
     """Return the spec of a GLM-4 model; refuses settings that quire does not interpret."""
     config = config.over(DEFAULTS)
-    spec = with_adjacent_pairs(llama_like(config, max_length, rotary_layers(config, max_length, partial=True)))
-    fused = {Part.GATE: WeightSource(GATE_UP), Part.UP: WeightSource(GATE_UP, first_row=spec.mlp.intermediate_size)}
-    spec = replace(
-        spec,
-        attention=replace(spec.attention, output_bias=False),
-        sources=MappingProxyType({**spec.sources, **fused}),
-    )
+    spec = with_fused_gate(llama_like(config, max_length, rotary_layers(config, max_length, partial=True)))
+    if config.flag("qkv_fused", False):
+        spec = with_fused_attention(spec)
+    spec = with_adjacent_pairs(replace(spec, attention=replace(spec.attention, output_bias=False)))
     if config.texts("architectures")[0] == "GlmForCausalLM":
         return spec
     return replace(with_stems(spec, AFTER), norm_after=True)

@@ -6,12 +6,18 @@ configs; the length before stretching is next to it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, Part, WeightSource
-from quire.compute.models.common import LAYER, llama_like, optional_window, rotary_layers, same_windows
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.common import (
+    llama_like,
+    optional_window,
+    rotary_layers,
+    same_windows,
+    with_fused_attention,
+    with_fused_gate,
+)
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.rope import SECTIONS
 
@@ -28,16 +34,4 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
                 section.over(config.fields).size("original_max_position_embeddings", high=MAX_LENGTH)
     windows = same_windows(config, optional_window(config))
     spec = llama_like(config, max_length, rotary_layers(config, max_length, windows, partial=True))
-    return replace(spec, sources=MappingProxyType({**spec.sources, **_fused(spec)}))
-
-
-def _fused(spec: DecoderSpec) -> dict[Part, WeightSource]:
-    attention, qkv, gate_up = spec.attention, LAYER + "self_attn.qkv_proj", LAYER + "mlp.gate_up_proj"
-    query, key = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-    return {
-        Part.QUERY: WeightSource(qkv),
-        Part.KEY: WeightSource(qkv, first_row=query),
-        Part.VALUE: WeightSource(qkv, first_row=query + key),
-        Part.GATE: WeightSource(gate_up),
-        Part.UP: WeightSource(gate_up, first_row=spec.mlp.intermediate_size),
-    }
+    return with_fused_gate(with_fused_attention(spec))

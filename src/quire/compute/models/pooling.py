@@ -9,6 +9,9 @@ from quire.core.model_files import ModelFiles
 
 POOLING_FILE: Final = "1_Pooling/config.json"
 KINDS: Final = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
+MODES: Final = {"lasttoken": "last", "mean": "mean"}
+"""The values of `pooling_mode`, which newer releases write instead of one truth value for each kind."""
+
 OTHER_KINDS: Final = (
     "pooling_mode_cls_token",
     "pooling_mode_max_tokens",
@@ -25,6 +28,10 @@ def pooling_of(files: ModelFiles) -> str:
     if not files.has(POOLING_FILE):
         return ""
     where, settings = files.where(POOLING_FILE), files.json_object(POOLING_FILE)
+    if (mode := settings.get("pooling_mode")) is not None:
+        if not isinstance(mode, str) or mode not in MODES:
+            raise CheckpointError(f"{where}: pooling_mode", mode, f"one of {', '.join(MODES)}")
+        settings = {name: kind == MODES[mode] for name, kind in KINDS.items()}
     for name in OTHER_KINDS:
         if settings.get(name):
             raise CheckpointError(f"{where}: {name}", True, "false: quire pools the last token or the mean")
