@@ -60,6 +60,32 @@ def test_damage_is_told_and_a_store_in_use_is_left_alone(tmp_path: Path, capsys:
         assert status == 1 and "end the engine first" in text
 
 
+def test_blocks_go_to_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path / "cache")
+    folder, other, file = str(tmp_path / "cache"), str(tmp_path / "other"), str(tmp_path / "blocks")
+    assert output(capsys, "export", folder, file)[1].endswith(f"6 of 6 blocks written to {file}\n")
+    (tmp_path / "other").mkdir(mode=0o700)
+    assert main(["cache", "import", other, file]) == 2
+    assert "start the engine once" in capsys.readouterr().err
+    with LLM("guide", disk_cache=other, disk_cache_size="4MiB", kv_memory="4MiB"):
+        status, text = output(capsys, "import", other, file)
+        assert status == 1 and "end the engine first" in text
+    taken = "6 blocks taken in, 0 were there, 0 are damaged, 0 did not fit\n"
+    assert output(capsys, "import", other, file)[1].endswith(taken)
+    assert json.loads(output(capsys, "ls", other, "--json")[1])["tenants"] == {"ada": 3, "bob": 3}
+    with LLM("guide", disk_cache=other, disk_cache_size="4MiB", kv_memory="4MiB") as llm:
+        assert isinstance(llm, Engine)
+        llm.engine.add_request(Request("ada", PROMPT, SamplingParams(max_tokens=1), scope=CacheScope("ada", "ada")))
+        (answer,) = llm.engine.run()
+        assert answer.num_disk_tokens == 48, "the blocks are hit"
+        assert output(capsys, "export", other, str(tmp_path / "second"))[0] == 1
+    assert not (tmp_path / "second").exists()
+    assert main(["cache", "export", folder, file]) == 2
+    assert "does not exist yet" in capsys.readouterr().err
+    assert main(["cache", "export", folder, str(tmp_path / "second"), "--store", "none"]) == 2
+    assert "--store" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "ls", str(tmp_path / "missing")]) == 2
     assert "disk_cache" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`quire cache`: what a disk cache holds; `verify` reads it all, `forget` erases blocks.
+"""`quire cache`: what a disk cache holds; `verify` reads it all, `export` and `import` copy it, `forget` erases blocks.
 
 A store that an engine uses is listed and otherwise left alone.
 """
@@ -11,7 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from quire.core.byte_sizes import format_bytes
+from quire.core.byte_sizes import format_bytes, parse_bytes
+from quire.core.errors import InvalidConfigError
+from quire.core.kept_block import num_slots_within
 
 FOLDER: Final = "the folder given as --disk-cache"
 
@@ -19,7 +21,9 @@ FOLDER: Final = "the folder given as --disk-cache"
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `cache`. Mutates `subparsers`."""
     text = "Look at the KV blocks that --disk-cache keeps."
-    parser = subparsers.add_parser("cache", help="list, verify or forget what a disk cache keeps", description=text)
+    parser = subparsers.add_parser(
+        "cache", help="list, verify, copy or forget what a disk cache keeps", description=text
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = commands.add_parser("ls", help="list the stores of a folder", description="List the stores of a folder.")
     listing.add_argument("--json", action="store_true", help="print one JSON object per store and line")
@@ -35,6 +39,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     forgetting.set_defaults(run=run_forget)
     for command in (listing, verify, forgetting):
         command.add_argument("folder", metavar="DIR", nargs="?", type=_folder, default="", help=FOLDER)
+    _add_copying(commands)
+
+
+def _add_copying(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "Write the blocks of a store to a new file. Their tokens are in it: who has the file can read the prompts."
+    exporting = commands.add_parser("export", help="write the blocks of a store to a file", description=text)
+    exporting.set_defaults(run=run_export)
+    text = "Take in blocks of a file, where an engine with the same settings has made a store. Overwrites no block."
+    importing = commands.add_parser("import", help="take in the blocks of a file", description=text)
+    importing.set_defaults(run=run_import)
+    for command in (exporting, importing):
+        command.add_argument("folder", metavar="DIR", type=_folder, help=FOLDER)
+        command.add_argument("file", metavar="FILE", type=Path, help="the file that holds the blocks")
+    exporting.add_argument("--store", metavar="NAME", help="which store, if the folder has several: see quire cache ls")
+    exporting.add_argument("--tenant", metavar="NAME", help="only the blocks of this tenant (default: all)")
+    size = "bytes that the store may take, as given to the engine (default: 4GiB)"
+    importing.add_argument("--disk-cache-size", metavar="SIZE", default="4GiB", help=size)
 
 
 def _folder(text: str) -> Path:
@@ -92,3 +113,58 @@ def run_forget(arguments: argparse.Namespace) -> int:
                 continue
             print(f"{each.name}  {forget(store, arguments.tenant):,} blocks erased")
     return status
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    """Write the blocks of a store to a file. Returns the exit status: 1 if the store is in use."""
+    from quire.compute.worker.store.closed import meta_of, opened
+    from quire.compute.worker.store.portable import export_blocks
+
+    path = _chosen_store(arguments.folder, arguments.store)
+    with opened(path) as store:
+        if store is None:
+            print(f"{path.name}  in use; end the engine first")
+            return 1
+        count = export_blocks(store, meta_of(path), arguments.file, arguments.tenant)
+        lost = "" if arguments.tenant is not None else f" of {len(store.kept):,}"
+        print(f"{path.name}  {count:,}{lost} blocks written to {arguments.file}")
+    return 0
+
+
+def _chosen_store(folder: Path, name: str | None) -> Path:
+    from quire.compute.worker.store.closed import require_folder
+    from quire.compute.worker.store.folder import stores_in
+
+    require_folder(folder)
+    found = sorted(path.name for path in stores_in(folder))
+    if name is None and len(found) == 1:
+        return folder / found[0]
+    if name not in found:
+        raise InvalidConfigError("--store", name, ", ".join(found) or f"none: {folder} has no store")
+    return folder / str(name)
+
+
+def run_import(arguments: argparse.Namespace) -> int:
+    """Take in the blocks of a file. Returns the exit status: 1 if the store is in use, or a block is damaged."""
+    from quire.compute.worker.store.closed import meta_of, opened, require_folder
+    from quire.compute.worker.store.folder import is_store
+    from quire.compute.worker.store.portable import import_blocks, opened_file
+
+    require_folder(arguments.folder)
+    with opened_file(arguments.file) as source:
+        path = arguments.folder / source.store_name
+        if not is_store(path):
+            allowed = f"a store of {arguments.folder}: start the engine once, with the model and settings of the file"
+            raise InvalidConfigError("the store that FILE is for", path.name, allowed)
+        with opened(path) as store:
+            if store is None:
+                print(f"{path.name}  in use; end the engine first")
+                return 1
+            meta, budget = meta_of(path), parse_bytes(arguments.disk_cache_size, "--disk-cache-size")
+            slots = num_slots_within(budget, meta["block_bytes"], meta["block_size"])
+            taken = import_blocks(source, store, meta, slots)
+    print(
+        f"{path.name}  {taken.added:,} blocks taken in, {taken.known:,} were there, "
+        f"{taken.damaged:,} are damaged, {taken.left_out:,} did not fit"
+    )
+    return 1 if taken.damaged else 0

@@ -1,4 +1,4 @@
-"""ClosedStore: a store that no engine uses, opened by its own `meta.json`, to be listed, verified or emptied."""
+"""ClosedStore: a store that no engine uses, opened by its own `meta.json`, to be listed, read or emptied."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class StoreSummary:
 
 def summaries(parent: Path) -> list[StoreSummary]:
     """Return what is in each store of a folder. Raises `InvalidConfigError` if the folder may not be used."""
-    _require_folder(parent)
+    require_folder(parent)
     found = []
     for path in stores_in(parent):
-        meta = _meta(path)
+        meta = meta_of(path)
         identity = meta["identity"]
         facts = (path.name, meta["model"], f"{identity['dtype']}, KV {identity['kv']['dtype']}", store_bytes(path))
         with opened(path) as store:
@@ -54,7 +54,7 @@ def opened(path: Path) -> Iterator[SlotFile | None]:
     if folder is None:
         yield None
         return
-    meta = _meta(path)
+    meta = meta_of(path)
     form = StoreForm(meta["identity"], meta["block_size"], meta["block_bytes"], meta["model"])
     store = SlotFile(folder, form, num_slots=MAX_SLOTS)
     try:
@@ -91,13 +91,15 @@ def tenants_of(kept: list[KeptBlock]) -> dict[int, str]:
     return owners
 
 
-def _require_folder(parent: Path) -> None:
+def require_folder(parent: Path) -> None:
+    """Raise `InvalidConfigError` unless this is a folder of stores that may be used."""
     if not parent.is_dir():
         raise InvalidConfigError(FIELD, str(parent), "the folder of a disk cache")
     make_private(parent)
 
 
-def _meta(path: Path) -> dict[str, Any]:
+def meta_of(path: Path) -> dict[str, Any]:
+    """Return what the `meta.json` of a store says."""
     with open(path / "meta.json", "rb") as file:
         meta: dict[str, Any] = json.loads(file.read(MAX_META_BYTES))
     return meta

@@ -1,0 +1,205 @@
+"""A portable file: the blocks of a store, for a store of the same fingerprint on another machine.
+
+    magic │ length of the meta │ number of blocks │ meta: the store's meta.json │ crc of all before
+    for each block, parents first:  its record (record.py) │ its bytes
+
+The beginning is written last, so a file that was not written to its end is refused. All sizes follow from the meta,
+which must be that of the store: nothing in the file is believed that the store does not say too. Blocks get new serials
+and slots; what the store holds stays as it is. Each block has its checksums, so a damaged one is left out, and those
+that follow from it. The checksums find accidents. Who writes such a file on purpose can put wrong KV into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from quire.compute.worker.store.closed import tenants_of
+from quire.compute.worker.store.identity import fingerprint
+from quire.compute.worker.store.record import FoundRecord, read_record, write_record
+from quire.compute.worker.store.slot_file import MAX_META_BYTES, DamagedBlockError, FullStoreError, SlotFile
+from quire.core.errors import InvalidConfigError
+from quire.core.kept_block import KeptBlock, record_bytes
+from quire.core.model_files import open_model_file
+from quire.core.request import CacheScope
+
+MAGIC: Final = b"quireKV1"
+FIELD: Final = "FILE"
+_HEAD: Final = struct.Struct("<8sIQ")
+_CHECKSUM: Final = struct.Struct("<I")
+_Content = tuple[int, bytes, CacheScope | None]  # what makes an entry: its parent, its tokens, its scope
+
+
+class Taken(NamedTuple):
+    """What became of the blocks of a file: stored, there before, damaged or without a parent, without room."""
+
+    added: int
+    known: int
+    damaged: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class PortableFile:
+    """A file that is open, and whose beginning is whole."""
+
+    path: Path
+    file: BinaryIO
+    meta: Mapping[str, Any]
+    num_blocks: int
+
+    @property
+    def store_name(self) -> str:
+        """The fingerprint: the name of the stores that can take these blocks."""
+        return fingerprint(self.meta["identity"])
+
+
+def export_blocks(store: SlotFile, meta: Mapping[str, Any], path: Path, tenant: str | None) -> int:
+    """Write the blocks of a tenant, or all, to a new file; return how many. Does not mutate the store.
+
+    Raises `InvalidConfigError` if the file exists; blocks that are damaged, and their children, are not written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileExistsError as error:
+        raise InvalidConfigError(FIELD, str(path), "a file that does not exist yet") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(bytes(len(_head(meta, 0))))
+            count = _write_blocks(store, file, meta["block_size"], tenant)
+            file.seek(0)
+            file.write(_head(meta, count))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return count
+
+
+def _head(meta: Mapping[str, Any], count: int) -> bytes:
+    text = json.dumps(meta).encode()
+    head = _HEAD.pack(MAGIC, len(text), count) + text
+    return head + _CHECKSUM.pack(zlib.crc32(head))
+
+
+def _write_blocks(store: SlotFile, file: BinaryIO, block_size: int, tenant: str | None) -> int:
+    owners, buffer = tenants_of(store.kept), memoryview(bytearray(store.block_bytes))
+    written, count = {0}, 0
+    for block in store.kept:
+        if block.parent not in written or tenant not in (None, owners[block.serial]):
+            continue
+        try:
+            store.read(block.slot, buffer)
+        except DamagedBlockError:
+            continue
+        file.write(write_record(block, zlib.crc32(buffer), block_size))
+        file.write(buffer)
+        written.add(block.serial)
+        count += 1
+    return count
+
+
+@contextmanager
+def opened_file(path: Path) -> Iterator[PortableFile]:
+    """Open a file for the time of a block; raises `InvalidConfigError` unless it is whole in its form."""
+    with open_model_file(path) as file:
+        head = file.read(_HEAD.size)
+        _require(path, len(head) == _HEAD.size and head.startswith(MAGIC))
+        _, length, num_blocks = _HEAD.unpack(head)
+        _require(path, length <= MAX_META_BYTES)
+        text, checksum = file.read(length), file.read(_CHECKSUM.size)
+        _require(path, checksum == _CHECKSUM.pack(zlib.crc32(head + text)))
+        try:
+            meta = json.loads(text)
+            sizes = [meta["block_size"], meta["block_bytes"]]
+            json.dumps(meta["identity"])  # no deeper than what can be named
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _refused(path) from error
+        _require(path, isinstance(meta["identity"], dict) and all(type(size) is int and size > 0 for size in sizes))
+        size = file.tell() + num_blocks * (record_bytes(sizes[0]) + sizes[1])
+        _require(path, os.fstat(file.fileno()).st_size == size)
+        yield PortableFile(path, file, meta, num_blocks)
+
+
+def _refused(path: Path) -> InvalidConfigError:
+    return InvalidConfigError(FIELD, str(path), "a whole file that quire cache export wrote; copy or export it again")
+
+
+def _require(path: Path, is_right: bool) -> None:
+    if not is_right:
+        raise _refused(path)
+
+
+def import_blocks(source: PortableFile, store: SlotFile, meta: Mapping[str, Any], num_slots: int) -> Taken:
+    """Put the blocks of a file into free slots below `num_slots`, parents first. Mutates the store.
+
+    `meta`: that of the store. Raises `InvalidConfigError` unless the file is for it, and `OSError`.
+    """
+    if _form(source.meta) != _form(meta):
+        raise InvalidConfigError(FIELD, str(source.path), f"a file of the store {source.store_name}, of the same form")
+    intake, num_groups = _Intake(store, num_slots), len(meta["identity"]["kv"]["groups"])
+    counts = dict.fromkeys(Taken._fields, 0)
+    for _ in range(source.num_blocks):
+        record = read_record(source.file.read(record_bytes(meta["block_size"])), 0, meta["block_size"])
+        data = memoryview(source.file.read(store.block_bytes))
+        if record is None or record.block.group >= num_groups:  # the memory has no place for another group
+            counts["damaged"] += 1
+        else:
+            counts[intake.take(record, data)] += 1
+    return Taken(**counts)
+
+
+def _form(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in meta.items() if name != "model"}  # its name is for people
+
+
+class _Intake:
+    """Gives the blocks of a file serials and slots of the store, beginning with what the store holds."""
+
+    def __init__(self, store: SlotFile, num_slots: int) -> None:
+        self._store = store
+        held = {block.slot for block in store.kept}
+        self._free = [slot for slot in reversed(range(num_slots)) if slot not in held]
+        self._last_serial = store.last_serial
+        self._serials: dict[_Content, int] = {}
+        self._present: set[tuple[int, int]] = set()  # serial and group
+        self._renamed = {0: 0}  # the file's serial to ours
+        for block in store.kept:
+            self._serials.setdefault((block.parent, block.tokens, block.scope), block.serial)
+            self._present.add((block.serial, block.group))
+
+    def take(self, record: FoundRecord, data: memoryview) -> str:
+        """Store a block unless it is there; return the field of `Taken` that counts it. Mutates."""
+        block = record.block
+        parent = self._renamed.get(block.parent)
+        if parent is None:  # once there is no room, nothing more comes in: its parent may be among what was left out
+            return "damaged" if self._free else "left_out"
+        if len(data) != self._store.block_bytes or zlib.crc32(data) != record.checksum:  # it may be cut meanwhile
+            return "damaged"
+        content = (parent, block.tokens, block.scope)
+        serial = self._serials.get(content, self._last_serial + 1)
+        if self._renamed.get(block.serial, serial) != serial:
+            return "damaged"  # two entries of one serial
+        if (serial, block.group) in self._present:
+            self._renamed[block.serial] = serial
+            return "known"
+        if not self._free:
+            return "left_out"
+        ours = KeptBlock(self._free[-1], serial, parent, block.group, block.tokens, block.scope)
+        try:
+            self._store.write(ours, data)
+        except FullStoreError:
+            self._free.clear()
+            return "left_out"
+        self._free.pop()
+        self._last_serial = max(self._last_serial, serial)
+        self._serials[content] = self._renamed[block.serial] = serial
+        self._present.add((serial, block.group))
+        return "added"
