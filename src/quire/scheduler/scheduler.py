@@ -295,7 +295,7 @@ class Scheduler:
 
     def _take_drafts(self, record: StepRecord, result: StepResult) -> None:
         """Note what the guesses of a step were worth, and take the new ones. Mutates."""
-        if record.is_without_prompts:
+        if record.requests and record.is_without_prompts:  # without requests, a step is for the disk alone
             drafts = [(chunk.request, len(chunk.drafts)) for chunk in record.chunks if chunk.drafts]
             self.drafts.foresee(len(record.requests), drafts, record.num_passes)
             self.drafts.note_step(record.num_tokens, result.duration_us)
