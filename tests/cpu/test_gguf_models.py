@@ -218,7 +218,7 @@ def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> No
     start = data.index(architecture, data.index(key))
     path.write_bytes(data[:start] + b"rwkv7" + data[start + 5 :])
     with pytest.raises(
-        ModelError, match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of cohere2"
+        ModelError, match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of chatglm, cohere2"
     ):
         read_model(GgufFile(path))
 
