@@ -67,6 +67,7 @@ def test_the_first_answer_after_a_kill_reports_what_came_from_disk(tmp_path: Pat
     with served_process(tmp_path, *arguments) as server:
         for tail in range(3):
             server.complete(fields(tail))
+        server.wait_stored(13)  # of 16 tokens each
         server.kill()
     with served_process(tmp_path, *arguments) as server:
         answer = server.complete(fields(0))

@@ -47,6 +47,19 @@ class ServedProcess:
             time.sleep(0.02)
         raise AssertionError("the model is not loaded after 300 s")
 
+    def wait_stored(self, num_blocks: int) -> None:
+        """Wait until the disk cache has stored so many blocks: it writes behind the answers."""
+        end = time.monotonic() + 300
+        while time.monotonic() < end:
+            with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)) as connection:
+                connection.request("GET", "/metrics")
+                text = connection.getresponse().read().decode()
+            stored = re.search(r'^quire_disk_blocks_total\{.*"stored".*\} (\d+)', text, re.MULTILINE)
+            if stored and int(stored[1]) >= num_blocks:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"fewer than {num_blocks} blocks are stored after 300 s")
+
     def kill(self) -> None:
         """Kill the server and its engine, as `kill -9` does, and wait for the end."""
         with suppress(ProcessLookupError):
