@@ -84,6 +84,9 @@ def test_blocks_go_to_another_machine(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "does not exist yet" in capsys.readouterr().err
     assert main(["cache", "export", folder, str(tmp_path / "second"), "--store", "none"]) == 2
     assert "--store" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir(mode=0o700)
+    assert main(["cache", "export", str(tmp_path / "empty"), str(tmp_path / "second")]) == 2
+    assert "allowed: one with a store" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,11 +137,14 @@ def _chosen_store(folder: Path, name: str | None) -> Path:
 
     require_folder(folder)
     found = sorted(path.name for path in stores_in(folder))
-    if name is None and len(found) == 1:
+    if name is None and len(found) != 1:
+        allowed = f"a folder with one store, or --store with one of {', '.join(found)}" if found else "one with a store"
+        raise InvalidConfigError("DIR", str(folder), allowed)
+    if name is None:
         return folder / found[0]
     if name not in found:
         raise InvalidConfigError("--store", name, ", ".join(found) or f"none: {folder} has no store")
-    return folder / str(name)
+    return folder / name
 
 
 def run_import(arguments: argparse.Namespace) -> int:
