@@ -64,7 +64,7 @@ test-sanitized: $(VENV)/.installed-dev  ## Run the native tests with what finds 
 		$(BIN)/cmake -S . -B build/sanitized/$$kind -DQUIRE_BUILD_MODULE=OFF -DQUIRE_BUILD_TESTS=ON \
 			-DCMAKE_CXX_FLAGS="-fsanitize=$$kind -fno-sanitize-recover=all -fno-omit-frame-pointer -g1" >/dev/null && \
 		$(BIN)/cmake --build build/sanitized/$$kind --parallel $(WORKERS) >/dev/null && \
-		$(BIN)/ctest --test-dir build/sanitized/$$kind --output-on-failure --no-tests=error || exit 1; \
+		TSAN_OPTIONS=die_after_fork=0 $(BIN)/ctest --test-dir build/sanitized/$$kind --output-on-failure --no-tests=error || exit 1; \
 	done
 
 test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where there is one, else interpreted

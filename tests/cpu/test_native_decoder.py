@@ -50,12 +50,13 @@ def machine(request: pytest.FixtureRequest) -> NativeSettings:
     return settings
 
 
+# Every other pair is left to `make test-long`: the gate has each machine with half of the models, these in turn.
 each_model_and_machine = pytest.mark.parametrize(
     ("model", "machine"),
     [
-        pytest.param(model, machine, id=f"{name_of(machine)}-{model}")
-        for machine in MACHINES
-        for model in (MODELS if machine.kv_dtype == "auto" else ROUNDED)
+        pytest.param(model, machine, id=f"{name_of(machine)}-{model}", marks=[pytest.mark.long] * ((row + column) % 2))
+        for row, machine in enumerate(MACHINES)
+        for column, model in enumerate(MODELS if machine.kv_dtype == "auto" else ROUNDED)
     ],
 )
 

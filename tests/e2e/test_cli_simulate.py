@@ -77,10 +77,12 @@ def test_several_settings_may_follow_one_flag_and_blocks_have_any_size(capsys: p
 
 def test_counts_over_time_are_whole_however_large(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "made" / "for" / "it.csv"
-    assert main(["simulate", "guide", "--kv-memory", "36GiB", "--duration", "2", "--csv", str(path)]) == 0
+    assert main(["simulate", "guide", "--kv-memory", "24GiB", "--duration", "2", "--csv", str(path)]) == 0
     capsys.readouterr()
     for row in csv.DictReader(io.StringIO(path.read_text())):
-        assert sum(int(row[f"{state}_blocks"]) for state in ("used", "cached", "free")) == (36 << 30) // 24_576
+        assert (
+            sum(int(row[f"{state}_blocks"]) for state in ("used", "cached", "free")) == (24 << 30) // 24_576 > 1_000_000
+        )
 
 
 def test_a_trace_is_run_and_what_is_no_request_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -312,7 +314,7 @@ def test_right_guesses_bring_answers_sooner_and_wrong_ones_cost_little(capsys: p
     """One user at a time: while memory binds, a token more in a step costs next to nothing."""
 
     def token_s(*arguments: str) -> float:
-        load = ["--users", "1", "--thinking", "0.1", "--duration", "20", "--prompt-tokens", "60"]
+        load = ["--users", "1", "--thinking", "0.1", "--duration", "6", "--prompt-tokens", "60"]
         out = run(capsys, *load, "--output-tokens", "60", "--json", "-", *arguments)
         return float(json.loads(out)["results"]["quire"]["latencies"]["tpot_s"]["mean"])
 

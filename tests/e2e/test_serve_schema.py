@@ -17,7 +17,7 @@ CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance,negative_data_rejection,unsupported_method"
 )
-SOME_PATHS = ("/v1/completions", "/api/show", "/tokenize", "/v1/models/{model_id}", "/health", "/load", "/ping")
+SOME_PATHS = ("/api/show", "/tokenize", "/v1/models/{model_id}", "/health")
 
 
 @pytest.mark.parametrize(

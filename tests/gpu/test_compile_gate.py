@@ -27,8 +27,8 @@ def compiler() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-RARE = re.compile(r" (80|256) (i8|k8v4|int4) ")
-"""Attention that few models need: narrow KV in heads of an uncommon size. Each takes seconds to compile."""
+RARE = re.compile(r"bf16 (80|256) | (i8|k8v4|int4) .* sm_80")
+"""Attention that few need: heads of an uncommon size, and narrow KV on older GPUs. Each takes seconds to compile."""
 
 
 def shipped() -> Iterator[Any]:

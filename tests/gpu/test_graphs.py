@@ -96,7 +96,7 @@ def steps_of(run: Run, num_rows: int, num_steps: int) -> list[list[int]]:
     return [run.worker.collect().tokens.tolist() for _ in range(1 + num_steps)]
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, MAX_SEQUENCES])
+@pytest.mark.parametrize("num_rows", [1, pytest.param(3, marks=pytest.mark.long), MAX_SEQUENCES])
 def test_replayed_decodes_are_those_computed(num_rows: int, folder: Path, device: str) -> None:
     computed, replayed = Run(folder, device, records=False), Run(folder, device, records=True)
     num_sizes = len([size for size in SIZES if size < MAX_SEQUENCES]) + 1

@@ -112,7 +112,7 @@ def test_4_bits_are_those_of_the_reference(kv_dtype: str, folders: Path, device:
     assert np.std(ours - right) <= 0.2 * np.std(right - best)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", [pytest.param("int8", marks=pytest.mark.long), "int4"])
 @pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, in the interpreter
 def test_replayed_decodes_are_those_computed(kv_dtype: str, tmp_path: Path, device: str) -> None:
     spec = replace(SPECS["experts"], layers=SPECS["experts"].layers[:1])

@@ -32,7 +32,14 @@ EXPERTS = {"route_kernel": 1, "group_kernel": 2, "product_kernel": 4, "combine_k
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
-@pytest.mark.parametrize(("kind", "kv_dtype"), [*((kind, "auto") for kind in KINDS), ("windows", "int4")])
+@pytest.mark.parametrize(
+    ("kind", "kv_dtype"),
+    [
+        ("experts", "auto"),
+        ("windows", "int4"),
+        *(pytest.param(kind, "auto", marks=pytest.mark.long) for kind in KINDS if kind != "experts"),
+    ],
+)
 def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(
     kind: str, kv_dtype: str, tmp_path: Path
 ) -> None:

@@ -56,7 +56,7 @@ def draw_tenants(seed: int) -> tuple[BusyTenants, int]:
     return busy, 25 * len(tenants) * rows * max(habit.most_tokens for habit in tenants)
 
 
-@pytest.mark.parametrize("seed", range(21))
+@pytest.mark.parametrize("seed", range(12))
 def test_each_tenant_has_its_share_of_what_is_computed(seed: int) -> None:
     busy, num_tokens = draw_tenants(seed)
     computed = busy.run(num_tokens)
@@ -67,7 +67,7 @@ def test_each_tenant_has_its_share_of_what_is_computed(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(21, 1000))
+@pytest.mark.parametrize("seed", range(12, 1000))
 def test_many_tenants(seed: int) -> None:
     test_each_tenant_has_its_share_of_what_is_computed(seed)
 
@@ -140,7 +140,7 @@ def steps_to_first_token(control: Control, name: str, num_prompt_tokens: int, **
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("sampling", [{}, {"n": 4}, {"n": 4, "beam_search": True}])
 def test_a_newcomer_gets_a_row_from_a_tenant_that_holds_all(
     sampling: dict[str, Any], depth: int, preemption: str
