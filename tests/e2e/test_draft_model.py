@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, CheckpointError, Grammar, InvalidConfigError, RequestOutput, SamplingParams, _native
+from quire.compute.grammar import MaskService
 from quire.compute.models import read_model
 from quire.compute.models.draft import with_draft
 from quire.compute.models.source import ModelFolder
@@ -235,6 +236,24 @@ def test_grammars_and_stop_strings_with_a_draft_model_and_the_log_replays(tmp_pa
             texts.append([said(llm.chat(questions, sampling, use_tqdm=False)) for _ in range(2)])
     assert texts[0] == texts[1]
     assert replay(io.BytesIO(log.read_bytes())) > 10
+
+
+def test_behind_a_grammar_its_own_draft_model_guesses_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It draws under the masks, where they come in time; none of its guesses is one that the grammar refuses."""
+    wait = MaskService.wait
+    monkeypatch.setattr(MaskService, "wait", lambda masks, texts, seconds, enough=all: wait(masks, texts, 60.0))
+    monkeypatch.setattr(MaskService, "is_cheap", lambda masks, text: True)
+    questions = [[{"role": "user", "content": text}] for text in ("What is a block table?", "What is a prefix cache?")]
+    letters = Grammar.regex("([b-df-hj-np-tv-z]{3,9} ){5,30}")  # no vowels: the model alone would write others
+    sampling = [SamplingParams(temperature=each, seed=1, max_tokens=40, grammar=letters) for each in (0.0, 1.0)]
+    texts = []
+    for speculation in ("off", "guide"):
+        with LLM("guide", kv_memory="16MiB", speculation=speculation) as llm:
+            verify_all_guesses(llm)
+            texts.append(said(llm.chat(questions, sampling, use_tqdm=False)))
+            num_verified, num_right = counts_of(llm)
+    assert texts[0] == texts[1]
+    assert num_verified == num_right > 40
 
 
 def refusal(model: str | Path, speculation: str | Path, **settings: Any) -> str:

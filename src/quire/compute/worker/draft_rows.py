@@ -13,8 +13,9 @@ Where no guess could pay, as with many requests at once, the plan names no row: 
 It notes which slots it has read. A row that has a hole in its text, of its own or in a cached prefix, gets no guesses:
 what lies there may be of another text.
 
-A guess is drawn as the model would draw it: with the settings of the row, its rules, and the noise of its seed and
-position. Wrong keys or logits of the draft model would cost time, and never change a text.
+A guess is drawn as the model would draw it: with the settings of the row, its rules, the mask of its grammar if it comes
+in a moment, and the noise of its seed and position. Wrong keys or logits of the draft model would cost time, and never
+change a text.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 
 from quire.compute.arrays import BoolArray
 from quire.compute.backend import DraftParts
+from quire.compute.worker.grammar_rows import NO_MASKS, GrammarRows
 from quire.compute.worker.input_batch import InputBatch
 from quire.compute.worker.sampling_columns import SamplingColumns
 from quire.core.guesses import Guesses
@@ -69,10 +71,11 @@ class _Job:
 class DraftRows:
     """The draft model, and what it has read of each row."""
 
-    def __init__(self, parts: DraftParts, columns: SamplingColumns, vocab_size: int) -> None:
+    def __init__(self, parts: DraftParts, columns: SamplingColumns, grammars: GrammarRows, vocab_size: int) -> None:
         self._parts = parts
         self._columns = columns
-        # Rules name tokens of the model: a draft model that lacks some of them draws without rules.
+        self._grammars = grammars
+        # Rules and masks name tokens of the model: a draft model that lacks some of them draws without them.
         self._sees_rules = parts.runner.vocab_size >= vocab_size
         self._rows: dict[int, _Row] = {}
         self._slots_read = np.zeros((parts.cache.num_blocks, parts.cache.spec.block_size), np.bool_)
@@ -169,9 +172,17 @@ class DraftRows:
             return
         rows, positions = [job.row for _, job in going_on], [job.end for _, job in going_on]
         texts = [(batch.tokens(job.row), job.made) for _, job in going_on] if self._sees_rules else []
-        draws = self._columns.guesses(rows, positions, texts)
+        masks = (
+            self._grammars.masks_behind({job.row: job.made for _, job in going_on}) if self._sees_rules else NO_MASKS
+        )
+        draws = self._columns.guesses(rows, positions, texts, masks)
         draws.logit_rows[:] = [logit_row for logit_row, _ in going_on]
         tokens = self._parts.sampler.sample(outputs.logits, draws).tokens.tolist()
         for (_, job), token in zip(going_on, tokens, strict=True):
             job.start, job.tokens = job.end, array("i", [token])
             job.made.append(token)
+        if self._sees_rules:  # the next masks are made during the next pass
+            next_jobs = [job for _, job in going_on if len(job.made) < job.depth]
+            self._grammars.ask_behind(
+                {job.row: batch.tokens(job.row) for job in next_jobs}, {job.row: job.made for job in next_jobs}
+            )
