@@ -178,15 +178,12 @@ class Worker:
         duration_us = _microseconds_since(began_s)
         if self._draft is None:
             return replace(result, proposals=proposals, duration_us=duration_us)
-        began_s, taken = time.perf_counter(), self._rivals.take(proposals, texts)
+        taken = self._rivals.take(proposals, texts)
         depths = {row: depth for row, depth in plan.depths.items() if row in texts and row not in taken}
-        guesses, num_passes = self._draft.follow(plan, result, batch, depths)
+        guesses, draft_us = self._draft.follow(plan, batch, depths)
         guesses = self._grammars.cut(texts, guesses)
         self._rivals.note(guesses, texts)
-        draft_us = _microseconds_since(began_s) // max(num_passes, 1)
-        return replace(
-            result, proposals=proposals | guesses, duration_us=duration_us, draft_us=draft_us if num_passes else 0
-        )
+        return replace(result, proposals=proposals | guesses, duration_us=duration_us, draft_us=draft_us)
 
     def _guess(self, plan: StepPlan, texts: Mapping[int, array[int]], proposer: Proposer) -> dict[int, Guesses]:
         """Return guesses for the rows of which the plan asks them, and which have a new token."""
