@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.compute.grammar import GrammarCompiler, GrammarLimits, GrammarVerdicts, MaskService, Vocabulary
+from quire.compute.grammar import GrammarCompiler, GrammarLimits, GrammarVerdicts, HeldText, MaskService, Vocabulary
 from quire.compute.grammar.trial import TrialSettings
 from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
+from quire.core.guesses import Guesses
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import RowStart
 from support.grammars import compiler_for, tokens_of, vocabulary_of
@@ -164,6 +165,54 @@ def test_the_state_follows_from_the_text_alone(name: str, data: st.DataObject) -
                 assert tokens_of(masks.words[place]) == mask_after(grammar, drafts[:index])
             else:
                 assert place == -1
+
+
+def wait_for_all(masks: MaskService, texts: Iterable[HeldText], seconds: float, enough: object = all) -> None:
+    """As if every mask came in time, however busy the machine is."""
+    WAIT(masks, texts, 60.0)
+
+
+WAIT = MaskService.wait
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_guesses_are_cut_at_the_first_that_the_grammar_refuses(name: str, data: st.DataObject) -> None:
+    grammar, prompt = GRAMMARS[name], array("i", [1, 2, 3])
+    tokens = walk(grammar, lambda allowed: data.draw(st.sampled_from(allowed)), longest=9)
+    guesses = [*tokens, data.draw(st.integers(0, SIZE - 1)), data.draw(st.sampled_from(sorted(ENDS)))]
+    held = rows()
+    held.start(row_start(0, prompt.tolist(), SamplingParams(grammar=grammar)))
+    mask_now(held, {0: prompt})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MaskService, "is_cheap", lambda masks, text: True)
+        patch.setattr(MaskService, "wait", wait_for_all)
+        asked = {0: Guesses("ngram", array("i", guesses)), 7: Guesses("ngram", array("i", [1, 2]))}
+        kept = held.cut({0: prompt, 7: prompt}, asked)
+        # The masks behind a part of them are at hand.
+        masks = held.mask({0: prompt}, {0: guesses[:2]}, step_s=1.0, num_entries=1)
+    assert kept[7] == asked[7]
+    expected: list[int] = []
+    for token in guesses:
+        if ENDS.intersection(expected) or token not in mask_after(grammar, expected):
+            break
+        expected.append(token)
+    assert (kept[0].tokens.tolist() if 0 in kept else []) == expected
+    places = masks.places[0].tolist()
+    for index, place in enumerate(places[: len(expected)]):
+        assert tokens_of(masks.words[place]) == mask_after(grammar, guesses[:index])
+    assert masks.most_draws(0) == sum(place >= 0 for place in places)
+
+
+def test_only_rows_whose_masks_are_known_to_be_cheap_may_have_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses cost masks, and no text may fail, or come late, for a guess."""
+    held = rows()
+    held.start(row_start(0, [1], SamplingParams(grammar=Grammar.choice(["lo"]))))
+    for is_cheap in (True, False):
+        monkeypatch.setattr(MaskService, "is_cheap", lambda masks, text, is_cheap=is_cheap: is_cheap)
+        assert held.may_guess(0) is is_cheap
+        assert held.may_guess(7)
 
 
 def rows() -> GrammarRows:

@@ -112,6 +112,7 @@ def check_totals(server: RunningServer, picture: Picture) -> None:
         ("evictions", "quire_evictions_total"),
         ("preemptions", "quire_preemptions_total"),
         ("verified_guesses", "quire_draft_tokens_total"),
+        ("drafts", "quire_drafts_total"),
         ("right_guesses", "quire_accepted_draft_tokens_total"),
     ):
         assert totals[name] == told[family].value(), name

@@ -27,6 +27,7 @@ from quire import (
     SamplingParams,
 )
 from quire.compute.grammar import GrammarLimits, HeldText, MaskService
+from quire.compute.worker.grammar_rows import GrammarRow
 from quire.core.clock import SystemClock
 from quire.engine.core import EngineCore
 from quire.engine.factory import plan_engine
@@ -225,6 +226,32 @@ def test_drafts_change_no_text_and_the_log_can_be_replayed(folder: Path, alone: 
     ]
     assert guesser.num_guesses > 50
     assert replay(io.BytesIO(log.getvalue())) > 20
+
+
+def test_a_guess_counts_only_where_its_mask_was_made(
+    folder: Path, alone: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some masks behind guesses are not made, as where a lexer meets a limit while it looks ahead."""
+    right = {tuple(prompt): tokens for (prompt, _), (tokens, *_) in zip(WORKLOAD, alone, strict=True)}
+    wait, chance, num_lost = MaskService.wait, Random(5), 0
+
+    def wait_and_lose(masks: MaskService, texts: Iterable[HeldText], seconds: float, enough: Any = all) -> None:
+        nonlocal num_lost
+        awaited = list(texts)
+        wait(masks, awaited, 60.0)
+        for text in awaited:
+            if text.masks and len(text.masks) > 1:
+                num_lost += 1
+                text.masks = text.masks[: chance.randrange(1, len(text.masks))]
+
+    monkeypatch.setattr(MaskService, "wait", wait_and_lose)
+    monkeypatch.setattr(MaskService, "is_cheap", lambda masks, text: True)
+    monkeypatch.setattr(GrammarRow, "allowed", lambda row, guesses: guesses)
+    with make(folder, speculation="ngram") as llm:
+        verify_all_guesses(llm)
+        guesser = llm.engine._executor._proposer = Guesser(right)
+        assert run(llm, WORKLOAD) == alone
+    assert guesser.num_guesses > 50 and num_lost > 20
 
 
 def test_log_probabilities_are_those_of_the_model(folder: Path) -> None:

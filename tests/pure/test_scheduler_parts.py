@@ -338,7 +338,8 @@ def test_a_plan_has_its_decodes_first() -> None:
     assert (record.step_id, record.num_tokens, record.requests) == (41, 12, [*step.decodes, prompt, drafting])
     gone = request(8)
     changes = MemoryChanges([(prompt, 0, 1, 30), (gone, 0, 0, 31), (step.decodes[1], 1, 2, NO_BLOCK)])
-    plan = step.plan(record, changes, [prompt], array("i", [3]), {6: 4}, {2: 3})
+    record.depths = {2: 3}
+    plan = step.plan(record, changes, [prompt], array("i", [3]), {6: 4})
     assert (plan.step_id, plan.num_decodes, plan.proposals, plan.depths) == (41, 2, {6: 4}, {2: 3})
     assert list(plan.rows) == [6, 2, 4, 5]
     assert list(plan.starts) == [16, 12, 2, 7]

@@ -59,13 +59,15 @@ class BackendFacts:
 class DraftParts:
     """A second, smaller model that guesses tokens; its keys and values are in the blocks of the model (`cache.draft`).
 
-    `sampler` chooses among the tokens that both models have, and `context_length` is the longest text that it reads.
+    `sampler` chooses among the tokens that both models have, `context_length` is the longest text that it reads, and
+    `most_tokens` how many tokens it reads at once.
     """
 
     runner: ModelRunner[Any]
     cache: KVMemory
     sampler: Sampler
     context_length: int
+    most_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ its tokens (it sampled them itself) and its block tables, and the plan has only 
     drafts      guessed tokens, appended by the plan to the known ones; the result says how many were accepted
     proposals   rows whose next tokens are to be guessed after the step, and how many at most; the result has the
                 guesses, which the scheduler may plan as drafts
-    depths      rows that the draft model shall go on reading, and how many tokens it may guess of each: the row has
-                slots for this many tokens after those that the step computes
+    depths      rows for which the draft model shall guess, and how many tokens: the row has slots for this many tokens
+                after those that the step computes
     transfers   blocks to bring from the disk or to write to it, by tickets that results report when they end
 
 There are no phases: prefill, chunked prefill, decode, the rest after a prefix hit and speculation differ only in starts

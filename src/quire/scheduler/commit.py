@@ -258,6 +258,7 @@ class StepCommitter:
             self._memory.withdraw(request)
         if self.disturb(request):
             request.generation += 1
+            request.awaits_drafts = False  # the steps behind bring none that count
 
     def _undo(self, chunk: Chunk) -> None:
         """A step that does not count: its last token is to be computed again."""

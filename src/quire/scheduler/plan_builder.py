@@ -41,7 +41,7 @@ class StepRecord:
     decode_rows: array[int]
     chunks: list[Chunk]
     asked: dict[int, tuple[Request, int]] = field(default_factory=dict)  # for guesses, by row; and its generation
-    num_passes: int = 0  # of the draft model, at most
+    depths: dict[int, int] = field(default_factory=dict)  # of the draft model's guesses, by row
     disturbed: bool = False
     generations: dict[Request, int] = field(default_factory=dict)
 
@@ -117,7 +117,6 @@ class PlanBuilder:
         starting: list[Request],
         released_rows: array[int],
         proposals: dict[int, int],
-        depths: dict[int, int],
     ) -> StepPlan:
         """Return the plan; changes of tables whose request holds no row any more are left out."""
         ones = array("i", [1]) * len(self.decodes)
@@ -148,7 +147,7 @@ class PlanBuilder:
             tuple(changes.copies),
             tuple(changes.moves_in),
             proposals,
-            depths,
+            record.depths,
             changes.transfers,
         )
 

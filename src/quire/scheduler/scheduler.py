@@ -228,9 +228,9 @@ class Scheduler:
         self._policy.charge(record)
         starting, released = self._running.take_differences()
         proposals = self._ask_for_drafts(record) if self.config.max_drafts else {}
-        depths = self._allow_depths(record) if self.config.max_depth else {}
-        record.num_passes = max(1, *depths.values()) if depths else 0
-        return step.plan(record, self.memory.take_changes(is_waiting), starting, released, proposals, depths)
+        if self.config.max_depth:
+            record.depths = self._allow_depths(record)
+        return step.plan(record, self.memory.take_changes(is_waiting), starting, released, proposals)
 
     def update(self, result: StepResult) -> StepOutcome:
         """Commit the oldest step under way: append its tokens, publish full blocks, find ends. Mutates."""
@@ -259,8 +259,9 @@ class Scheduler:
         ]
         has_steps_ahead = self.config.max_steps_under_way > 1
         proposals: dict[int, int] = {}
-        if not self.drafts.could_pay(len(self._running.requests)):
-            return proposals  # not even a sure guess would be verified
+        running = self._running.requests
+        if not self.drafts.could_pay(len(running)) or any(request.backlog > 1 for request in running):
+            return proposals  # not even a sure guess would be verified, or a prompt comes first
         for request, start in asked:
             most = min(self.config.max_drafts, request.max_total_tokens - 2 - start)
             if most <= 0 or is_beam(request) or self.isolation.is_under_way:
@@ -273,16 +274,11 @@ class Scheduler:
         return proposals
 
     def _allow_depths(self, record: StepRecord) -> dict[int, int]:
-        """Return how many tokens the draft model may guess, where there is room for their keys, by row. Mutates.
-
-        It reads no more of the rows of which guesses have not paid for a while.
-        """
-        running = self._running.requests
-        followed = self.drafts.followed([each for each in record.requests if not is_beam(each)], len(running))
-        depths = {request.row: 0 for request in followed}
-        asked = [request for request, _ in record.asked.values() if request.row in depths]
-        most = self.drafts.depth(asked, len(running), self.config.max_depth) if asked else 0
-        for request in asked if most else ():
+        """Return how many tokens the draft model may guess, where there is room for their keys, by row. Mutates."""
+        running, depths = self._running.requests, dict[int, int]()
+        asked = [request for request, _ in record.asked.values()]
+        wanted = self.drafts.depths(asked, len(running), self.config.max_depth) if asked else {}
+        for request, most in wanted.items():
             num_slots, end = request.num_slots, min(request.num_planned + most, request.max_total_tokens - 1)
             # Nobody shall be preempted for a guess: each running request keeps a block to grow into.
             if self.memory.pool.num_available > len(running):
@@ -297,12 +293,12 @@ class Scheduler:
         """Note what the guesses of a step were worth, and take the new ones. Mutates."""
         if record.requests and record.is_without_prompts:  # without requests, a step is for the disk alone
             drafts = [(chunk.request, len(chunk.drafts)) for chunk in record.chunks if chunk.drafts]
-            self.drafts.foresee(len(record.requests), drafts, record.num_passes)
+            self.drafts.foresee(len(record.requests), drafts, list(record.depths.values()))
             self.drafts.note_step(record.num_tokens, result.duration_us)
-            self.drafts.note_pass(len(record.requests), result.draft_us)
+            self.drafts.note_pass(len(record.depths), result.draft_us)
         for chunk, count in zip(record.chunks, result.num_tokens[len(record.decodes) :], strict=True):
             if chunk.drafts and count:
-                self.drafts.note_verified(chunk.request, len(chunk.drafts), count - 1, len(record.requests))
+                self.drafts.note_verified(chunk.request, len(chunk.drafts), count - 1)
         for row, (request, generation) in record.asked.items():
             if request.row == row and request.generation == generation:
                 request.awaits_drafts = False

@@ -28,15 +28,17 @@ from quire.core.request import NO_DRAFTS, Request
 from quire.core.step import MAX_STEP_DRAFTS
 
 FIRST_CHANCES: Final = {"forced": 0.9, "ngram": 0.6, "suffix": 0.6, "draft_model": 0.6}
-"""How likely a guess is right, by its proposer, until a request has shown otherwise."""
+"""How likely a guess is right, by its proposer, until requests have shown otherwise."""
 WEIGHT_OF_NEW: Final = 0.15
 """How much one guess, right or wrong, changes the chance of a request; a step, what such steps are taken to cost."""
+WEIGHT_FOR_OTHERS: Final = 0.05
+"""How much one guess of a request changes the chance that requests begin with."""
 REST: Final = 16
 """Steps that a request without a worthy guess rests; then one guess is tried, because texts change."""
+LONGEST_REST: Final = 256
+"""Steps that a draft model rests at most; its rest doubles with each guess that is tried and wrong."""
 FIRST_DEPTH: Final = 3
 """How many tokens a draft model guesses until steps have been measured."""
-PATIENCE: Final = 4
-"""Drafts of a draft model that lose time in a row until it reads a text no more."""
 HOPE: Final = 0.7
 """A guess is tried only where one with this chance would pay."""
 
@@ -79,6 +81,11 @@ class StepTimes:
         (low, fast), (high, slow) = points[place - 1], points[place]
         return min(slow, fast + (slow - fast) * (num_tokens - low) / (high - low))
 
+    @property
+    def least(self) -> float:
+        """The number of tokens of the smallest steps measured; 0: none were."""
+        return self._points[0][0] if self._points else 0.0
+
 
 @dataclass(slots=True)
 class Foreseen:
@@ -118,13 +125,11 @@ class DraftBudget:
         self.pass_times = StepTimes()  # of a draft model, by the number of rows
         self.foreseen = Foreseen()
         self._passes_us = 0.0  # of the draft model in a step, as last planned
-        self._num_worthless: dict[
-            Request, int
-        ] = {}  # verified drafts of the draft model in a row after which it lost time
-        self._num_hopeless = 0  # steps in which not even a sure guess would have paid
-        self._num_shallow = 0  # steps since the draft model was last let guess
+        self._first_chances = dict(FIRST_CHANCES)
         self._chances: dict[tuple[Request, str], float] = {}  # by proposer
-        self._rests: dict[Request, int] = {}  # steps that a request still rests
+        self._rests: dict[Request, int] = {}  # steps until one guess of a request is tried, though it may not pay
+        self._model_rest, self._model_rested = REST, 0  # steps that the draft model rests, and has rested
+        self._tried: Request | None = None  # for which it last guessed between two rests
         self.num_verified = 0  # sequences of steps that verified guesses
         self.counts = {guesser: GuessCounts() for guesser in GUESSERS}
 
@@ -155,57 +160,53 @@ class DraftBudget:
                 counts[place], total = 1, total + 1
             request.drafts = request.drafts[: counts[place]] if counts[place] else NO_DRAFTS
 
-    def depth(self, requests: Sequence[Request], num_running: int, most: int) -> int:
-        """Return how many tokens a draft model should guess for each request, at most `most`. Mutates its rest.
+    def depths(self, requests: Sequence[Request], num_running: int, most: int) -> dict[Request, int]:
+        """Return how many tokens a draft model should guess for requests, at most `most`. Mutates its rest.
 
-        It is the number that brings most tokens for the time of the passes and of the step that verifies the guesses.
-        One pass is for free: without guesses too the draft model reads what the step has computed.
+        They are the requests, the likeliest first, and the number of passes that bring most tokens for the time of the
+        passes and of the step that verifies the guesses. If none do, the draft model rests and costs nothing, but for
+        one guess now and then.
         """
-        most = min(most, MAX_STEP_DRAFTS // max(1, len(requests)))
+        self._passes_us = 0.0
         if not self.times.of(num_running):
-            return min(most, FIRST_DEPTH)
-        chances = [self._chances.get((request, "draft_model"), FIRST_CHANCES["draft_model"]) for request in requests]
-        found = self._best_depth(chances, num_running, most)
-        self._num_shallow = 0 if found else self._num_shallow + 1
-        if self._num_shallow >= REST:
-            self._num_shallow = 0
-            found = min(1, self._best_depth([HOPE] * len(chances), num_running, most))
-        self._passes_us = max(1, found) * self.pass_times.of(num_running)
-        return found
+            return dict.fromkeys(requests, min(most, FIRST_DEPTH, MAX_STEP_DRAFTS // max(1, len(requests))))
+        chances = [self._chance_by(request, "draft_model") for request in requests]
+        likeliest = sorted(range(len(requests)), key=lambda place: -chances[place])
+        count, depth = self._best_passes([chances[place] for place in likeliest], num_running, most)
+        chosen = [requests[place] for place in likeliest[:count]]
+        if chosen:
+            self._model_rest, self._model_rested = REST, 0
+        else:
+            self._model_rested += 1
+        if self._model_rested >= self._model_rest and self._best_passes([HOPE], num_running, most=1)[0]:
+            self._model_rested, depth = 0, 1
+            self._tried = min(requests, key=lambda request: len(request.tokens))  # the draft model reads least of it
+            self._rests[self._tried], chosen = 1, [self._tried]
+        self._passes_us = depth * self._pass_us(len(chosen))
+        return dict.fromkeys(chosen, depth)
 
-    def _best_depth(self, chances: Sequence[float], num_running: int, most: int) -> int:
-        pass_us = self.pass_times.of(num_running)
-        best, expected, reached = 0, float(num_running), [1.0] * len(chances)
-        best_rate = expected / (self.times.of(num_running) + pass_us)
+    def _best_passes(self, chances: Sequence[float], num_running: int, most: int) -> tuple[int, int]:
+        """Return for how many of the requests, the first ones, how many passes bring most; (0, 0): none do."""
+        best, best_rate = (0, 0), num_running / self.times.of(num_running)
+        reached, gained = [1.0] * len(chances), [0.0] * len(chances)
         for depth in range(1, most + 1):
-            reached = [before * chance for before, chance in zip(reached, chances, strict=True)]
-            expected += sum(reached)
-            rate = expected / (self.times.of(num_running + depth * len(chances)) + depth * pass_us)
-            if rate > best_rate:
-                best, best_rate = depth, rate
+            expected, is_better = float(num_running), False
+            for place in range(min(len(chances), MAX_STEP_DRAFTS // depth)):
+                reached[place] *= chances[place]
+                gained[place] += reached[place]
+                expected += gained[place]
+                count = place + 1
+                step_us = self.times.of(num_running + count * depth) + depth * self._pass_us(count)
+                if expected > best_rate * step_us:
+                    best, best_rate, is_better = (count, depth), expected / step_us, True
+            if not is_better:
+                break
         return best
 
-    def followed(self, requests: Sequence[Request], num_running: int) -> list[Request]:
-        """Return the requests whose texts a draft model should go on reading. Mutates: some steps decide, not one.
-
-        A text that it does not read gets no guesses any more. So it stops only when no guess could pay for some steps,
-        or when the guesses of a request would lose time, that of the pass without guesses included, again and again.
-        """
-        self._num_hopeless = 0 if self.could_pay(num_running) else self._num_hopeless + 1
-        if self._num_hopeless >= REST:
-            return []
-        return [request for request in requests if self._num_worthless.get(request, 0) < PATIENCE]
-
-    def _is_worthless(self, chance: float, num_running: int) -> bool:
-        """Whether guesses with this chance bring less, at any depth, than doing without the draft model."""
-        alone_us, pass_us = self.times.of(num_running), self.pass_times.of(num_running)
-        if not (alone_us and pass_us):
-            return False
-        best, expected = 0.0, 1.0
-        for depth in range(1, MOST_DRAFTS + 1):
-            expected += chance**depth
-            best = max(best, expected / (self.times.of(num_running + depth * num_running) + depth * pass_us))
-        return best * alone_us < 1.0
+    def _pass_us(self, num_rows: int) -> float:
+        """Return the time of a pass of the draft model, which shrinks with its rows as steps do."""
+        least, found = self.pass_times.least, self.pass_times.of(num_rows)
+        return found * self.times.of(num_rows) / self.times.of(round(least)) if 0 < num_rows < least else found
 
     def could_pay(self, num_running: int) -> bool:
         """Return whether a guess that is surely right would pay in a step of this many requests. Does not mutate."""
@@ -217,12 +218,15 @@ class DraftBudget:
         return chance * (now + self._passes_us) >= expected * (self.times.of(total + 1) - now)
 
     def _is_rested(self, request: Request) -> bool:
-        left = self._rests.get(request, REST) - 1
+        left = self._rests.get(request, 1) - 1
         self._rests[request] = left if left > 0 else REST
         return left <= 0
 
-    def foresee(self, num_requests: int, drafts: Sequence[tuple[Request, int]], num_passes: int) -> None:
-        """Add a step whose result is in to what is foreseen, by what was known before it. Mutates."""
+    def foresee(self, num_requests: int, drafts: Sequence[tuple[Request, int]], depths: Sequence[int] = ()) -> None:
+        """Add a step whose result is in to what is foreseen, by what was known before it. Mutates.
+
+        `depths`: how many tokens the draft model guessed, for each request that it guessed for.
+        """
         alone_us = self.times.of(num_requests)
         if not alone_us:
             return
@@ -231,7 +235,7 @@ class DraftBudget:
             chance = self._chance(request)
             expected += sum(chance**place for place in range(1, count + 1))
         num_tokens = num_requests + sum(count for _, count in drafts)
-        self.foreseen.with_us += self.times.of(num_tokens) + num_passes * self.pass_times.of(num_requests)
+        self.foreseen.with_us += self.times.of(num_tokens) + max(depths, default=0) * self._pass_us(len(depths))
         self.foreseen.without_us += alone_us * expected / num_requests
 
     def note_step(self, num_tokens: int, duration_us: int) -> None:
@@ -244,25 +248,32 @@ class DraftBudget:
         if duration_us > 0:
             self.pass_times.note(num_rows, float(duration_us))
 
-    def note_verified(self, request: Request, num_drafts: int, num_accepted: int, num_running: int = 1) -> None:
+    def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Take how many of a request's guesses were right; those behind the first wrong one tell nothing. Mutates."""
-        chance = self._chance(request)
+        guesser, chance = request.guesser, self._chance(request)
         for was_right in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafts):
             chance += WEIGHT_OF_NEW * (was_right - chance)
-        self._chances[request, request.guesser] = chance
-        if request.guesser == "draft_model":
-            before = self._num_worthless.get(request, 0)
-            self._num_worthless[request] = before + 1 if self._is_worthless(chance, num_running) else 0
+            self._first_chances[guesser] += WEIGHT_FOR_OTHERS * (was_right - self._first_chances[guesser])
+        self._chances[request, guesser] = chance
+        # After a right guess the next one is tried at once, after a wrong one later.
+        self._rests[request] = 1 if num_accepted else REST
+        if guesser == "draft_model" and request is self._tried:
+            self._model_rest = 1 if num_accepted else min(max(REST, 2 * self._model_rest), LONGEST_REST)
+            self._tried = None
         self.num_verified += 1
-        self.counts[request.guesser].note(num_drafts, num_accepted)
+        self.counts[guesser].note(num_drafts, num_accepted)
 
     def _chance(self, request: Request) -> float:
         """Return how likely a guess of the kind that the request has now is right."""
-        return self._chances.get((request, request.guesser), FIRST_CHANCES[request.guesser])
+        return self._chance_by(request, request.guesser)
+
+    def _chance_by(self, request: Request, guesser: str) -> float:
+        return self._chances.get((request, guesser), self._first_chances[guesser])
 
     def forget(self, request: Request) -> None:
         """A request has ended. Mutates."""
         for guesser in GUESSERS:
             self._chances.pop((request, guesser), None)
         self._rests.pop(request, None)
-        self._num_worthless.pop(request, None)
+        if request is self._tried:
+            self._tried = None

@@ -50,6 +50,7 @@ class SimExecutor:
         draft_cost: StepCost | None = None,
     ) -> None:
         self._draft_cost = draft_cost
+        self._num_read: dict[int, int] = {}  # by the draft model, of each row
         self._acceptance = acceptance
         self._vocab_size = vocab_size
         self._clock = clock
@@ -101,7 +102,7 @@ class SimExecutor:
         parents = self._parents(plan) if self._searches else array("i")
         seconds = self._cost.step_s(plan)
         proposals = {} if self._acceptance is None else self._guess(plan, self._acceptance)
-        passes_s, num_passes = (0.0, 1) if self._draft_cost is None else self._passes(plan, self._draft_cost)
+        passes_s, pass_s = (0.0, 0.0) if self._draft_cost is None else self._passes(plan, self._draft_cost)
         result = StepResult(
             plan.step_id,
             num_tokens,
@@ -109,25 +110,37 @@ class SimExecutor:
             parents,
             proposals=proposals,
             duration_us=round(seconds * 1e6),
-            draft_us=round(passes_s * 1e6 / num_passes),
+            draft_us=round(pass_s * 1e6),
         )
         seconds += passes_s
         self._under_way.append((plan, result, seconds))
 
-    def _passes(self, plan: StepPlan, cost: StepCost) -> tuple[float, int]:
-        """Return how long the draft model takes after a step, and in how many passes. Does not mutate.
+    def _passes(self, plan: StepPlan, cost: StepCost) -> tuple[float, float]:
+        """Return how long the draft model takes after a step, and for a pass that reads one token a row. Mutates.
 
-        The first one reads the step's own tokens, and each other one a guess.
+        The first pass reads what it has not read of the texts; what came from a cache it has read.
         """
-        if not plan.depths and plan.num_decodes == len(plan.rows):
-            return 0.0, 1  # it reads nothing where no guess could pay
-        total_s, num_passes = cost.step_s(plan), max(plan.depths.values(), default=1) or 1
-        for depth in range(1, num_passes):
-            rows = array("i", [row for row, most in plan.depths.items() if most > depth])
-            starts = array("i", [plan.starts[plan.rows.index(row)] + depth for row in rows])
-            ones = array("i", [1]) * len(rows)
-            total_s += cost.step_s(StepPlan(plan.step_id, rows, starts, ones, ones, len(rows)))
-        return total_s, num_passes
+        for started in plan.row_starts:
+            self._num_read.pop(started.row, None)
+        places = {row: entry for entry, row in enumerate(plan.rows)}
+        for row, entry in places.items():
+            self._num_read.setdefault(row, plan.starts[entry])
+        if not plan.depths:
+            return 0.0, 0.0
+        total_s, pass_s = 0.0, 0.0
+        for number in range(max(plan.depths.values())):
+            rows = array("i", [row for row, depth in plan.depths.items() if depth > number])
+            ends = [plan.starts[places[row]] + plan.counts[places[row]] + 1 + number for row in rows]
+            starts, ones = array("i", [end - 1 for end in ends]), array("i", [1]) * len(rows)
+            seconds = cost.step_s(StepPlan(plan.step_id, rows, starts, ones, ones, len(rows)))
+            if number == 0:
+                pass_s = seconds
+                starts = array("i", [min(self._num_read[row], end - 1) for row, end in zip(rows, ends, strict=True)])
+                counts = array("i", [end - start for start, end in zip(starts, ends, strict=True)])
+                seconds = cost.step_s(StepPlan(plan.step_id, rows, starts, counts, ones, 0))
+            total_s += seconds
+        self._num_read.update({row: plan.starts[places[row]] + 1 for row in plan.depths})
+        return total_s, pass_s
 
     def _guess(self, plan: StepPlan, acceptance: float) -> dict[int, Guesses]:
         """Return guesses of the tokens that follow, wrong ones among them. Mutates: tokens to come are drawn."""

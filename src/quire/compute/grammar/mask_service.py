@@ -105,6 +105,11 @@ class MaskService:
         self._num_jobs = 0
         self._num_false_starts = 0
 
+    @property
+    def foresees(self) -> bool:
+        """Whether answers say what a grammar leaves no choice about."""
+        return self._most_forced > 0
+
     def open(self) -> None:
         """Start to read the vocabulary, so that the first mask need not wait for it. From any thread."""
         self._parent.open()
@@ -117,12 +122,13 @@ class MaskService:
     def ask(self, text: HeldText, drafts: Sequence[int] = ()) -> None:
         """Ask for the masks of a text with its present tokens, unless already asked. Mutates the text.
 
-        The next `flush` sends the job, together with others.
+        Masks behind more drafts than these, of which these are the first, will do. The next `flush` sends the job,
+        together with others.
         """
-        wanted = len(text.tokens), tuple(drafts)
-        if text.failure or text.asked == wanted:
+        if text.failure or text.has_asked(drafts):
             return
-        text.asked, text.drafts, text.masks = wanted, wanted[1], None
+        text.asked = len(text.tokens), tuple(drafts)
+        text.drafts, text.masks = text.asked[1], None
         worker = self._worker_for(text)
         is_new = worker is not text.worker
         if is_new:

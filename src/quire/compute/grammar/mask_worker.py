@@ -33,6 +33,11 @@ class HeldText:
     worker: MaskWorker | None = None
     num_sent: int = 0  # tokens that the worker knows
 
+    def has_asked(self, drafts: Sequence[int]) -> bool:
+        """Return whether the masks of its present tokens and behind some drafts were asked for. Does not mutate."""
+        num_tokens, asked = self.asked or (-1, ())
+        return num_tokens == len(self.tokens) and asked[: len(drafts)] == tuple(drafts)
+
     @property
     def is_awaited(self) -> bool:
         """Whether an answer will come."""

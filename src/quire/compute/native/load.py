@@ -171,7 +171,7 @@ def _draft_parts(
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
     runner = _runner(spec, reader, decoder, settings, cache.spec.dtype)
     sampler = NativeSampler(chosen, team, min(vocab_size, spec.vocab_size))
-    return DraftParts(runner, cache, sampler, spec.context_length)
+    return DraftParts(runner, cache, sampler, spec.context_length, settings.max_num_batched_tokens)
 
 
 def _thread_team(num_threads: int) -> ThreadTeam:

@@ -56,4 +56,4 @@ def _draft_parts(model: ModelDescription, cache: CacheEngine, weights: str, kv_d
     loaded = DecoderWeights.load(draft.spec, draft.source.tensors(), weights=in_groups(weights))
     runner = ReferenceDecoder(draft.spec, loaded, kv_dtype=kv_dtype)
     sampler = ReferenceSampler(min(model.spec.vocab_size, draft.spec.vocab_size))
-    return DraftParts(runner, cache.draft, sampler, draft.spec.context_length)
+    return DraftParts(runner, cache.draft, sampler, draft.spec.context_length, most_tokens=512)

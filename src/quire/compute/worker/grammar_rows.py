@@ -12,6 +12,10 @@ until they arrive, and gets no token meanwhile: the scheduler plans its last tok
 masks that are known to be cheap, but all steps together at most `PATIENCE_SHARE` of their compute time. If no row of a
 step can go on without masks, the step waits for one.
 
+Guesses follow the grammar too: they are cut at the first that it refuses, and the draft model draws under masks. Each
+guess costs a mask, so only rows whose masks are known to be cheap get guesses. A draw behind guesses counts only if its
+mask was made.
+
 If the masks of a row cannot be made, only that row fails.
 """
 
@@ -29,6 +33,7 @@ from quire.compute.arrays import IntArray, MaskArray
 from quire.compute.sampling.draws import NO_MASK, TokenMasks
 from quire.core.errors import ExecutionError
 from quire.core.grammar import CANNOT_HOLD
+from quire.core.guesses import Guesses
 from quire.core.step import RowStart
 
 if TYPE_CHECKING:
@@ -39,7 +44,7 @@ PATIENCE_SHARE: Final = 0.25
 MAX_PATIENCE_S: Final = 0.02
 """The most waiting time that steps without waits can save up for later steps."""
 FORESIGHT_S: Final = 0.0005
-"""How long a step waits at most to learn what a grammar forces: for that long many masks are made."""
+"""How long a step waits at most to learn what a grammar says of guesses: for that long many masks are made."""
 PATIENCE_ALONE_S: Final = 0.02
 """How long a step waits if none of its rows can go on; new requests and aborts wait as long."""
 
@@ -55,17 +60,32 @@ class GrammarRow:
     foreseen_from: int = 0
     foreseen: Sequence[int] = ()
     """Tokens from position `foreseen_from` on: drafts, and those behind them about which there was no choice."""
+    num_drafts: int = 0
 
     def foresee(self) -> None:
         """Note what the last answer foresees; nothing while one is awaited. Mutates."""
         if not self.held.is_awaited:
             self.foreseen_from, self.foreseen = self.num_followed, (*self.held.drafts, *self.held.forced)
+            self.num_drafts = len(self.held.drafts)
 
     def forced(self, text: array[int]) -> Sequence[int]:
-        """Return the tokens that are foreseen after a text. Does not mutate."""
+        """Return the tokens that are foreseen after a text; none before it has all the drafts. Does not mutate."""
         num_new = len(text) - self.foreseen_from
         is_as_foreseen = text[self.foreseen_from :].tolist() == list(self.foreseen[:num_new])
-        return self.foreseen[num_new:] if is_as_foreseen else ()
+        return self.foreseen[num_new:] if is_as_foreseen and num_new >= self.num_drafts else ()
+
+    def allowed(self, guesses: array[int]) -> array[int]:
+        """Return the guesses before the first that is refused by the masks that are there. Does not mutate.
+
+        The last masks asked for are those behind these guesses.
+        """
+        masks = self.held.masks
+        if masks is None or self.has_ended:
+            return guesses
+        for place, token in enumerate(guesses):
+            if place == len(masks) or not masks[place][token // 8] >> token % 8 & 1:
+                return guesses[:place]
+        return guesses
 
     def follow(self, text: array[int], eos_token_ids: frozenset[int]) -> None:
         """Catch up with a text. Mutates; O(new tokens)."""
@@ -122,18 +142,47 @@ class GrammarRows:
                 self._ask_behind(self._rows[row], texts[row], guesses)
         self._masks.flush()
 
+    def may_guess(self, row: int) -> bool:
+        """Return whether guesses cannot cost the row what its text needs: time, or a mask that comes late."""
+        return row not in self._rows or (self._masks is not None and self._masks.is_cheap(self._rows[row].held))
+
     def forced(self, texts: Mapping[int, array[int]]) -> dict[int, Sequence[int]]:
         """Return the tokens about which the grammars of rows are known to leave no choice. Mutates what is known."""
         held = {row: text for row, text in texts.items() if row in self._rows and not self._rows[row].has_ended}
-        if self._masks is None or not held:
+        if self._masks is None or not self._masks.foresees or not held:
             return {}
-        began_s = time.perf_counter()
-        cheap = [self._rows[row].held for row in held if self._masks.is_cheap(self._rows[row].held)]
-        self._masks.wait(cheap, max(0.0, min(self._patience_s, FORESIGHT_S)))
-        self._patience_s -= time.perf_counter() - began_s
+        self._wait_a_little([row for row, text in held.items() if not self._rows[row].forced(text)])
         for row in held:
             self._rows[row].foresee()
         return {row: self._rows[row].forced(text) for row, text in held.items()}
+
+    def cut(self, texts: Mapping[int, array[int]], guesses: Mapping[int, Guesses]) -> dict[int, Guesses]:
+        """Return guesses of texts up to the first that a grammar refuses. Mutates what is known of texts.
+
+        They are left whole where the answer does not come in a moment.
+        """
+        unsure = {
+            row: found.tokens for row, found in guesses.items() if row in self._rows and found.guesser != "forced"
+        }
+        if not unsure:
+            return dict(guesses)
+        self.ask_behind(texts, unsure)
+        self._wait_a_little(unsure)
+        allowed = {row: self._rows[row].allowed(tokens) for row, tokens in unsure.items()}
+        kept = {row: found._replace(tokens=allowed.get(row, found.tokens)) for row, found in guesses.items()}
+        return {row: found for row, found in kept.items() if found.tokens}
+
+    def masks_behind(self, guesses: Mapping[int, Sequence[int]]) -> RowMasks:
+        """Return the masks of rows for the token after some guesses, asked for before: those that come in a moment."""
+        rows = [row for row in guesses if row in self._rows]
+        if not rows:
+            return NO_MASKS
+        self._wait_a_little(rows)
+        found = _Collected()
+        for row in rows:
+            place = len(guesses[row])
+            found.add(row, (self._rows[row].held.masks or [])[place : place + 1], 1)
+        return found.joined()
 
     def __contains__(self, row: int) -> bool:
         """Whether a row has a grammar."""
@@ -180,6 +229,15 @@ class GrammarRows:
         if self._masks is not None:
             self._masks.close()
 
+    def _wait_a_little(self, rows: Collection[int]) -> None:
+        """Wait for the cheap masks among those of rows. Mutates what is known of texts."""
+        if self._masks is None or not rows:
+            return
+        began_s = time.perf_counter()
+        cheap = [held for row in rows if self._masks.is_cheap(held := self._rows[row].held)]
+        self._masks.wait(cheap, max(0.0, min(self._patience_s, FORESIGHT_S)))
+        self._patience_s -= time.perf_counter() - began_s
+
     def _ask_behind(self, row: GrammarRow, text: array[int], drafts: Sequence[int]) -> None:
         row.follow(text, self._eos_token_ids)
         if self._masks is not None and not row.has_ended:
@@ -210,6 +268,7 @@ class _Collected:
 
     def add(self, row: int, made: Sequence[bytes], num_draws: int) -> None:
         """Add the masks of a row's first draws. Mutates."""
+        made = made[:num_draws]
         at = np.arange(len(self.masks), len(self.masks) + num_draws)
         self.places[row] = np.where(at < len(self.masks) + len(made), at, NO_MASK)
         self.masks += made
@@ -239,6 +298,10 @@ class RowMasks:
             for row, count, along in zip(rows.tolist(), num_draws.tolist(), drafted.tolist(), strict=True)
         ]
         return TokenMasks(np.concatenate(parts), self.words)
+
+    def most_draws(self, row: int) -> int | None:
+        """Return how many draws of a row have the mask that they need; None: they need none. Does not mutate."""
+        return int((self.places[row] != NO_MASK).sum()) or None if row in self.places else None
 
     def _first(self, row: int) -> int:
         return int(self.places[row][0]) if row in self.places else NO_MASK

@@ -105,9 +105,9 @@ class InputBatch:
         wanted = np.array([self._num_logits(plan, entry) for entry in entries], np.int64)
         return self._inputs(entries, (rows, starts, counts, wanted), self._token_ids(plan, entries))
 
-    def slots(self, row: int, count: int) -> IntArray:
-        """Return the slots of the first `count` positions of a row, in the first KV group. Does not mutate."""
-        return self._slots(self._tables[0], np.full(count, row), np.arange(count))
+    def slots(self, row: int, start: int, end: int) -> IntArray:
+        """Return the slots of the positions start … end - 1 of a row, in the first KV group. Does not mutate."""
+        return self._slots(self._tables[0], np.full(end - start, row), np.arange(start, end))
 
     def inputs_for(
         self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[array[int]], wanted: Sequence[int]

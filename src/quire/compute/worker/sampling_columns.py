@@ -101,25 +101,30 @@ class SamplingColumns:
         )
 
     def guesses(
-        self, rows: Sequence[int], positions: Sequence[int], texts: Sequence[tuple[array[int], Sequence[int]]] = ()
+        self,
+        rows: Sequence[int],
+        positions: Sequence[int],
+        texts: Sequence[tuple[array[int], Sequence[int]]],
+        masks: RowMasks,
     ) -> Draws:
         """Return a draw of each row, by its seed, for a guess of its token at a position; reports nothing.
 
-        `texts`: what the rules of the rows see, the known tokens and the guesses behind them; none: no rules. Mutates
-        only what is known of texts.
+        `texts`: what the rules of the rows see, the known tokens and the guesses behind them; none: no rules. `masks`
+        has a mask for each row with a grammar. Mutates only what is known of texts.
         """
         found = [
             NO_RULES if row not in self._rules else self._rules[row].at(text, guesses)[-1]
             for row, (text, guesses) in zip(rows, texts, strict=False)
         ]
-        where = np.array(rows, np.int64)
+        where, ones = np.array(rows, np.int64), np.ones(len(rows), np.int64)
+        token_masks = masks.of_draws(where, ones, 0 * ones)
         return Draws(
             logit_rows=np.arange(len(rows)),
             parameters=np.take(self._parameters, where, axis=1),
             seeds=np.ascontiguousarray(self._integers[0, where]),
             positions=np.array(positions, np.int64),
             num_logprobs=np.full(len(rows), NO_LOGPROBS, np.int64),
-            rules=_rules_of(found, TokenMasks.none(len(rows))) if found else TokenRules.none(len(rows)),
+            rules=_rules_of(found or [NO_RULES] * len(rows), token_masks),
         )
 
     def _token_rules(self, sampling: Sampling) -> TokenRules:

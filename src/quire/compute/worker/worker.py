@@ -63,7 +63,7 @@ class Worker:
         self._proposer = parts.proposer
         self._draft = None
         if parts.draft is not None:
-            self._draft = DraftRows(parts.draft, self._columns, parts.runner.vocab_size)
+            self._draft = DraftRows(parts.draft, self._columns, self._grammars, parts.runner.vocab_size)
         self._rivals = Rivals()
         self._on_start = parts.on_start
         self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful)
@@ -173,26 +173,23 @@ class Worker:
         if self._proposer is None:
             return replace(result, duration_us=_microseconds_since(began_s))
         have_new = {row for row, count in zip(plan.rows, result.num_tokens, strict=True) if count}
-        texts = {row: batch.tokens(row) for row in plan.proposals if row in have_new}
+        texts = {row: batch.tokens(row) for row in plan.proposals if row in have_new and self._grammars.may_guess(row)}
         proposals = self._guess(plan, texts, self._proposer)
         duration_us = _microseconds_since(began_s)
         if self._draft is None:
             return replace(result, proposals=proposals, duration_us=duration_us)
-        began_s, taken = time.perf_counter(), self._rivals.take(proposals, texts)
+        taken = self._rivals.take(proposals, texts)
         depths = {row: depth for row, depth in plan.depths.items() if row in texts and row not in taken}
-        guesses, num_passes = self._draft.follow(plan, result, batch, depths)
+        guesses, draft_us = self._draft.follow(plan, batch, depths)
+        guesses = self._grammars.cut(texts, guesses)
         self._rivals.note(guesses, texts)
-        draft_us = _microseconds_since(began_s) // max(num_passes, 1)
-        return replace(
-            result, proposals=proposals | guesses, duration_us=duration_us, draft_us=draft_us if num_passes else 0
-        )
+        return replace(result, proposals=proposals | guesses, duration_us=duration_us, draft_us=draft_us)
 
     def _guess(self, plan: StepPlan, texts: Mapping[int, array[int]], proposer: Proposer) -> dict[int, Guesses]:
         """Return guesses for the rows of which the plan asks them, and which have a new token."""
         forced = self._grammars.forced(texts)
-        return proposer.propose(
-            {row: Wanted(text, plan.proposals[row], forced.get(row, ())) for row, text in texts.items()}
-        )
+        wanted = {row: Wanted(text, plan.proposals[row], forced.get(row, ())) for row, text in texts.items()}
+        return self._grammars.cut(texts, proposer.propose(wanted))
 
     def _forget_guesses(self, row: int) -> None:
         """A row is free, or begins a text. Mutates."""
@@ -330,7 +327,7 @@ class Worker:
         for entry, guesses, count in zip(entries, drafts, num_draws, strict=True):
             tokens = choices.tokens[first : first + count].tolist()
             if guesses:
-                tokens = accepted(tokens, guesses)
+                tokens = accepted(tokens, guesses)[: masks.most_draws(plan.rows[entry])]
             logprobs = reports(choices, first, len(tokens), int(draws.num_logprobs[first]))
             sampled[entry] = _Sampled(tokens, logprobs)
             # A row that opens into several sequences continues as the first one.

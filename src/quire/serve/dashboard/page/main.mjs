@@ -206,9 +206,10 @@ class Page {
         set("ttft", milliseconds(history.ttft));
         set("itl", milliseconds(history.itl));
         set("hits", totals.queried_tokens ? percent(totals.hit_tokens / totals.queried_tokens) : "–");
-        find("tile-guesses").hidden = totals.verified_guesses === 0;
+        find("tile-guesses").hidden = find("tile-pace").hidden = totals.verified_guesses === 0;
         if (totals.verified_guesses > 0) {
             set("guesses", percent(totals.right_guesses / totals.verified_guesses));
+            set("pace", (1 + totals.right_guesses / totals.drafts).toFixed(1));
         }
         set("saved", count(ledger.saved));
         set("evictions", count(totals.evictions));
