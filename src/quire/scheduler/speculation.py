@@ -164,8 +164,8 @@ class DraftBudget:
         """Return how many tokens a draft model should guess for requests, at most `most`. Mutates its rest.
 
         They are the requests, the likeliest first, and the number of passes that bring most tokens for the time of the
-        passes and of the step that verifies the guesses. If none do, the draft model rests and costs nothing, but for
-        one guess now and then.
+        passes and of the step that verifies the guesses. If none do, the draft model rests and costs nothing,
+        apart from one guess now and then.
         """
         self._passes_us = 0.0
         if not self.times.of(num_running):
@@ -180,7 +180,7 @@ class DraftBudget:
             self._model_rested += 1
         if self._model_rested >= self._model_rest and self._best_passes([HOPE], num_running, most=1)[0]:
             self._model_rested, depth = 0, 1
-            self._tried = min(requests, key=lambda request: len(request.tokens))  # the draft model reads least of it
+            self._tried = min(requests, key=lambda request: len(request.tokens))  # the draft model reads least there
             self._rests[self._tried], chosen = 1, [self._tried]
         self._passes_us = depth * self._pass_us(len(chosen))
         return dict.fromkeys(chosen, depth)

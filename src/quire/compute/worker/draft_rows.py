@@ -117,7 +117,7 @@ class DraftRows:
         return {job.row: Guesses("draft_model", job.made) for job in deep}, pass_us
 
     def _note_computed(self, row: int, start: int, end: int, batch: InputBatch) -> None:
-        """Note that the model has written slots of a row: they are unread, but for those read before. Mutates."""
+        """Note that the model has written slots of a row: they are unread, except for those read before. Mutates."""
         text, ahead = batch.tokens(row), self._ahead.pop(row, None)
         end = min(end, len(text))
         self._slots_read.flat[batch.slots(row, start, end)] = False
