@@ -77,7 +77,7 @@ test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where 
 test-transformers: $(VENV)/.installed-dev $(SMOLLM2) $(GPU)/.installed  ## Compare with transformers: logits, texts, tokens
 	@echo "== tests against transformers"
 	@PYTHONPATH=$$($(GPU)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
-		$(PYTEST) -m transformers $$(grep -rl mark.transformers tests) --junitxml=$(REPORTS)/transformers.xml $(PYTEST_ARGS)
+		$(PYTEST) -m transformers $$(grep -rl mark.transformers tests | sort -r) --junitxml=$(REPORTS)/transformers.xml $(PYTEST_ARGS)
 
 test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service and for Ollama
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \

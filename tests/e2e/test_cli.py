@@ -265,7 +265,7 @@ def test_ascii_keeps_the_shape() -> None:
     assert list(map(len, spelled.splitlines())) == list(map(len, drawn.splitlines()))
 
 
-@pytest.mark.parametrize("columns", [20, 33, 46, 60, 79, 80, 119, 120, 200])
+@pytest.mark.parametrize("columns", [20, 46, 80, 119, 200])
 def test_demonstration_keeps_to_the_columns(columns: int) -> None:
     lines = call("demo", COLUMNS=str(columns)).stdout.splitlines()
     assert max(map(len, lines)) <= min(columns, 120)

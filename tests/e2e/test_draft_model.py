@@ -354,8 +354,9 @@ def guess_now_and_then(llm: LLM, seed: int) -> None:
     llm.engine.scheduler.drafts.depths = depths  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [*SCHEDULES, "recompute", "swap", "n"])
-def test_when_it_guesses_again_it_catches_up_and_guesses_every_token(folder: Path, name: str) -> None:
+def test_when_it_guesses_again_it_catches_up_and_guesses_every_token(folder: Path, name: str, seed: int) -> None:
     """What it has not read may be anywhere: in a prompt, in a block that others share, in one that was swapped."""
     texts = workload(120)
     settings: dict[str, Any] = dict(SCHEDULES.get(name, {}))
@@ -365,18 +366,14 @@ def test_when_it_guesses_again_it_catches_up_and_guesses_every_token(folder: Pat
         settings = {"kv_memory": "600KiB", "swap_space": "4MiB" if name == "swap" else 0}
     with make(folder, dtype="bfloat16") as llm:
         expected = run(llm, texts)
-    num_guesses = 0
-    for seed in range(3):
-        with make(folder, dtype="bfloat16", speculation=str(folder), **settings) as llm:
-            guess_now_and_then(llm, seed)
-            for _ in range(2):  # the second time from cached texts, where there is room for them
-                assert run(llm, texts) == expected
-            num_verified, num_right = counts_of(llm)
-            assert num_verified == num_right
-            num_guesses += num_right
-            if name in ("recompute", "swap"):
-                assert llm.engine.scheduler.num_preemptions > 0
-    assert num_guesses > 20
+    with make(folder, dtype="bfloat16", speculation=str(folder), **settings) as llm:
+        guess_now_and_then(llm, seed)
+        for _ in range(2):  # the second time from cached texts, where there is room for them
+            assert run(llm, texts) == expected
+        num_verified, num_right = counts_of(llm)
+        assert num_verified == num_right > 7
+        if name in ("recompute", "swap"):
+            assert llm.engine.scheduler.num_preemptions > 0
 
 
 def test_where_no_guess_pays_it_reads_nothing(folder: Path, alone: list[object]) -> None:

@@ -98,14 +98,16 @@ MODELS = ("qwen3", "windows", "llama")
 def everywhere(**axes: Iterable[str]) -> pytest.MarkDecorator:
     """Run a test with each model, each instruction set and each combination of other values.
 
-    With other values, one model of three is left to `make test-long`: the gate has every combination of the rest, each
-    with one model, and these in turn.
+    With other values, the gate has every combination of those, each with one model and one instruction set, and these
+    in turn. `make test-long` has the rest.
     """
     names = ["folder", "instruction_set", *axes]
     values = [MODELS, _native.kernel_names(), *map(tuple, axes.values())]
     found = []
     for indices in product(*(range(len(each)) for each in values)):
-        is_in_gate = not axes or sum(indices[1:]) % len(MODELS) == indices[0]
+        model, instruction_set, *others = indices
+        turn = sum(others)
+        is_in_gate = not axes or (turn % len(values[0]), turn % len(values[1])) == (model, instruction_set)
         marks = () if is_in_gate else pytest.mark.long
         found.append(pytest.param(*(each[index] for each, index in zip(values, indices, strict=True)), marks=marks))
     return pytest.mark.parametrize(names, found, indirect=["folder", "instruction_set"])

@@ -70,8 +70,8 @@ def leave_early(server: RunningServer, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"kv_memory": "384KiB"},
-        {"kv_memory": "384KiB", "swap_space": "1MiB", "preemption": "swap"},
+        pytest.param({"kv_memory": "384KiB"}, marks=pytest.mark.long),
+        pytest.param({"kv_memory": "384KiB", "swap_space": "1MiB", "preemption": "swap"}, marks=pytest.mark.long),
         {"kv_memory": "384KiB", "max_steps_under_way": 2, "policy": "priority"},
     ],
     ids=str,

@@ -349,13 +349,13 @@ def test_a_long_run_holds_no_more_than_what_is_under_way() -> None:
     memory = MemoryConfig(num_blocks=200, prefix_index="none")  # an index remembers 65,536 evictions before it forgets
     scheduler = SchedulerConfig(max_num_seqs=4, max_model_len=LONGEST)
     setup = EngineSetup(FULL, memory, scheduler, LinearCost(0.5, 0.0))
-    loop = ClosedLoop(4, DrawnPrompts(FixedLengths(8, 8), longest=LONGEST), duration_s=3200.0, seed=0)
+    loop = ClosedLoop(4, DrawnPrompts(FixedLengths(8, 8), longest=LONGEST), duration_s=1600.0, seed=0)
     gc.collect()
     tracemalloc.start()
     result = run(setup, loop)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert result.num_requests > 3000
+    assert result.num_requests > 1500
     assert most < 200 * result.num_requests  # one request alone takes several times as much
 
 
