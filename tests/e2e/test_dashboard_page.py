@@ -403,6 +403,15 @@ def test_a_screen_reader_finds_names_and_landmarks(server: RunningServer, open_p
     assert "cached" in page.text("#map-summary")
 
 
+def test_the_charts_begin_with_the_last_minutes(server: RunningServer, open_page: Callable[..., Page]) -> None:
+    ask(server, QUESTIONS[0])
+    page = open_page(server.url)
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=f"Date.now = () => {1000 * time.time()}")
+    page.goto(server.url)  # where no second ever ends: what is drawn has come with the first line
+    page.wait_for(IS_LIVE)
+    page.wait_for("quire.plots.plots.every(({plot}) => plot.data[0].length > 0)")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 700, 1100, 1440])
 def test_it_can_be_read(

@@ -332,9 +332,16 @@ test("samples begin with the last minutes of the server, and fall to nothing whe
     ];
     history.fill(rows, 10, 1000);
     const { time, free, generated, hitRate, ttftMiddle } = history.columns;
-    assert.deepEqual(time, [990.5, 991.5, 992.5, 997.5]);
-    assert.deepEqual([free, generated], [[5, 4, 3, 3], [40, 50, 0, 60]]);
+    assert.deepEqual(time, [990.5, 991.5, 992.5, 996.5, 997.5, 998.5, 999, 1000]);
+    assert.deepEqual([free, generated], [[5, 4, 3, 3, 3, 3, 3, 3], [40, 50, 0, 0, 60, 0, 0, 0]]);
     assert.deepEqual([hitRate[0], ttftMiddle[2], history.ttft, history.itl], [0.5, null, 120, 22]);
+
+    const frame = { ...new Engine(3).frame(true), ttft_ms: [], itl_ms: [], events: [] };
+    history.add(frame, 1000);
+    history.add(frame, 1001.25);
+    history.startBin(1004, frame.totals);
+    history.add(frame, 1005);
+    assert.deepEqual([time.slice(8), generated.slice(8)], [[1001.25, 1002.25, 1004, 1005], [0, 0, 0, 0]]);
 });
 
 test("numbers", () => {

@@ -40,21 +40,31 @@ export class History {
 
     /** Begin with the rows of a server: its last minutes, of `numBlocks` blocks. Mutates. */
     fill(rows, numBlocks, time) {
-        const { columns } = this;
         for (const [age, used, cached, generated, prompt, hitRate, ...latencies] of rows) {
             const [ttftMiddle, ttftSlow, itlMiddle, itlSlow] = latencies;
             const free = numBlocks - used - cached;
             const sample = { used, cached, free, generated, prompt, hitRate, ttftMiddle, ttftSlow, itlMiddle, itlSlow };
-            const before = columns.time.at(-1);
-            // In seconds without a row nothing was computed.
-            if (before !== undefined && time - age - before > 1.5) this.push({ ...IDLE, used, cached, free }, before + 1);
-            this.push(sample, time - age);
+            this.push(sample, time - age, 1);
             this.ttft = ttftMiddle ?? this.ttft;
             this.itl = itlMiddle ?? this.itl;
         }
+        const [age, used, cached] = rows.at(-1) ?? [0, 0, 0];
+        if (age > 2) this.push({ ...IDLE, used, cached, free: numBlocks - used - cached }, time, 1);
     }
 
-    push(sample, time) {
+    /** Add the sample of the `seconds` up to some time; in those that no sample tells of, nothing was computed. Mutates. */
+    push(sample, time, seconds) {
+        const before = this.columns.time.at(-1);
+        const start = time - seconds;
+        if (start > before + 0.5) {
+            const { used, cached, free } = sample;
+            const idle = { ...IDLE, used, cached, free };
+            for (const at of new Set([Math.min(before + 1, start), start])) this.append(idle, at);
+        }
+        this.append(sample, time);
+    }
+
+    append(sample, time) {
         for (const name of COLUMNS) this.columns[name].push(name === "time" ? time : sample[name]);
     }
 
@@ -100,7 +110,7 @@ export class History {
             itlMiddle: quantile(bin.itl, 0.5),
             itlSlow: quantile(bin.itl, 0.95),
         };
-        this.push(sample, time);
+        this.push(sample, time, seconds);
         for (const [kind, number] of bin.kinds) this.marks.push({ time, kind, number });
         this.forget(time - this.windowS);
         this.startBin(time, frame.totals);

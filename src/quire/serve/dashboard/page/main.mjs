@@ -111,6 +111,7 @@ class Page {
         if (!before || WHOSE.some((name) => before[name] !== hello[name])) {
             this.history = this.plots.history = new History();
             this.history.fill(hello.history, hello.num_blocks, Date.now() / 1000);
+            this.isSampled = true; // the first frame draws it
         }
         this.map.show(this.model.memory, (id) => this.model.lookOf(id));
     }
