@@ -11,6 +11,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +24,32 @@ GUIDE = Path(__file__).parents[2] / "src" / "quire" / "guide"
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The address of a server of the guide, in float32, so that its numbers are those of other implementations."""
-    command = [os.environ["QUIRE_COMMAND"], "serve", "guide", "--port", "0", "--dtype", "float32", "--pooling", "mean"]
+    with _served("--dtype", "float32") as address:
+        yield address
+
+
+@pytest.fixture
+def short_server() -> Iterator[str]:
+    """The address of a server whose texts are short, for calls that ask for as many tokens as fit."""
+    with _served("--max-model-len", "256") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def base_url(server: str) -> str:
+    """What clients call the base URL."""
+    return f"{server}/v1"
+
+
+@pytest.fixture(scope="session")
+def guide() -> str:
+    """The folder of the model, for clients that want its tokenizer."""
+    return str(GUIDE)
+
+
+@contextmanager
+def _served(*options: str) -> Iterator[str]:
+    command = [os.environ["QUIRE_COMMAND"], "serve", "guide", "--port", "0", "--pooling", "mean", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:
@@ -37,18 +63,6 @@ def server() -> Iterator[str]:
         process.wait(timeout=30)
     reader.join()
     assert process.returncode == 0
-
-
-@pytest.fixture(scope="session")
-def base_url(server: str) -> str:
-    """What clients call the base URL."""
-    return f"{server}/v1"
-
-
-@pytest.fixture(scope="session")
-def guide() -> str:
-    """The folder of the model, for clients that want its tokenizer."""
-    return str(GUIDE)
 
 
 def _address(output: IO[str]) -> str:
