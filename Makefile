@@ -37,6 +37,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Tests start many processes: what Python has compiled is kept for the next one.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs help demo test test-long test-sanitized test-gpu test-transformers test-clients test-page check bench paper \
 	smollm2 mutants clean

@@ -57,6 +57,21 @@ def test_only_what_was_hit_again_is_stored_unless_all_is(model: Path, tmp_path: 
         assert answers(model, folder, (2,), disk_write=write)[0].num_cached_tokens == expected
 
 
+@pytest.mark.parametrize("write", ["on_hit", "always"])
+def test_a_prefix_is_stored_whole_however_little_may_wait_to_be_written(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    monkeypatch.setattr("quire.memory.tiers.disk.STORE_BYTES", 1)  # four blocks at a time
+    text = [random.Random(6).randrange(1, 60) for _ in range(330)]
+    settings: dict[str, Any] = {"kv_memory": "2MiB", "disk_write": write, "skip_tokenizer_init": True}
+    with LLM(model, disk_cache=tmp_path, **settings) as llm:
+        for tail in range(2):
+            llm.generate([{"prompt_token_ids": [*text, tail]}], SAMPLING)
+    with LLM(model, disk_cache=tmp_path, **settings) as llm:
+        (output,) = llm.generate([{"prompt_token_ids": [*text, 3]}], SAMPLING)
+    assert output.num_disk_tokens == 320
+
+
 @pytest.mark.parametrize(
     "settings", [{"block_size": 32}, {"dtype": "bfloat16"}, {"kv_dtype": "int8"}, {"backend": "reference"}]
 )

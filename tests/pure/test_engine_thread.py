@@ -19,7 +19,7 @@ from quire.core.errors import ExecutionError, InvalidRequestError, QuireError
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import SequenceUpdate
-from quire.engine.commands import Abort, Add, Clear, Watch
+from quire.engine.commands import Abort, Add, AskDisk, Clear, Watch
 from quire.engine.process.engine_thread import STATS_EVERY_S, EngineThread
 from quire.engine.records.stats import EngineStats
 from support.waiting import wait_until
@@ -37,8 +37,10 @@ class ScriptedClient:
         self.refuses: dict[str, QuireError] = {}
         self.is_idle = True
         self.has_news = False
+        self.is_storing = False
         self.frame_is_whole = True
         self.num_stats = 0
+        self.num_to_store = 0
         self._clock = clock
 
     def send(self, command: Any) -> None:
@@ -47,6 +49,9 @@ class ScriptedClient:
             raise error
         if isinstance(command, Add):
             self.is_idle = False
+        if isinstance(command, AskDisk):
+            self.num_to_store -= 1
+            self.is_storing = self.num_to_store > 0
 
     def receive(self) -> list[SequenceUpdate]:
         self.heard.put("step")
@@ -230,3 +235,12 @@ def test_frames_are_shown_when_they_are_due_and_parts_of_one_at_once() -> None:
         assert [engine.heard(), engine.heard()] == [Watch(None), "step"]
         client.steps.put([UPDATE])
         engine.next_call("deliver")
+
+
+def test_an_idle_engine_asks_the_disk_until_all_is_stored() -> None:
+    with running() as it:
+        it.client.num_to_store, it.client.is_storing = 3, True
+        it.thread.send(Clear())
+        assert [it.heard() for _ in range(4)] == [Clear(), AskDisk(), AskDisk(), AskDisk()]
+        wait_until(lambda: not it.client.is_storing)
+    assert it.heard() == "close"

@@ -16,19 +16,26 @@ what happened.
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from quire.core.errors import ExecutionError, InvariantError
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import FinishReason, Request
 from quire.core.validate import RequestLimits
-from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop
+from quire.engine.commands import Abort, Add, AnyCommand, AskDisk, Fail, Stop
 from quire.engine.core import EngineCore
 from quire.engine.process.interrupts import InterruptsDeferred
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import EngineStats
 from quire.scheduler.commit import StepOutcome
+
+ASK_S: Final = 0.02
+"""Seconds between two questions to the disk of an idle engine: what has been written?"""
+STORE_S: Final = 5.0
+"""How long an engine that closes goes on storing blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,11 @@ class EngineClient(Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether no request is under way."""
+        ...
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether blocks are on their way to the disk; then `AskDisk` is to be sent now and then."""
         ...
 
     def send(self, command: AnyCommand) -> None:
@@ -122,6 +134,11 @@ class InProcessClient:
         """Whether no request is under way."""
         return not self._core.scheduler.requests
 
+    @property
+    def is_storing(self) -> bool:
+        """Whether blocks are on their way to the disk."""
+        return self._core.scheduler.memory.is_storing
+
     def send(self, command: AnyCommand) -> None:
         """Have a command carried out. Mutates."""
         match command:
@@ -167,10 +184,19 @@ class InProcessClient:
         return self._core.take_live()
 
     def close(self) -> None:
-        """Let the engine go."""
+        """Let the engine go. Blocks that are on their way to the disk may arrive, within some seconds."""
         if not self._failure:
             self._failure = "the engine is closed"
+            if self.is_idle:
+                self._finish_storing()
         self._core.close()
+
+    def _finish_storing(self) -> None:
+        end_s = time.monotonic() + STORE_S
+        with suppress(ExecutionError):
+            while self.is_storing and time.monotonic() < end_s:
+                self._core.send(AskDisk())
+                time.sleep(ASK_S / 10)
 
     def _updates(self, outcome: StepOutcome) -> list[SequenceUpdate]:
         samples = [request for request in outcome.opened if request.sampling.num_beams == 1]

@@ -108,13 +108,18 @@ class LimitPrompts(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class AskDisk(Command):
+    """Take note of what the disk has written meanwhile, although nothing is computed, and have it write more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Watch(Command):
     """Report memory events from the beginning, at most once in this many seconds; None: stop."""
 
     every_s: float | None
 
 
-AnyCommand = Add | Abort | Fail | Stop | Clear | LimitPrompts | Watch
+AnyCommand = Add | Abort | Fail | Stop | Clear | LimitPrompts | AskDisk | Watch
 
 
 OPERATOR_COMMANDS: Final[Mapping[str, AnyCommand]] = MappingProxyType({"reset_prefix_cache": Clear()})
@@ -148,6 +153,8 @@ def carry_out(command: Command, scheduler: Scheduler) -> None:
             scheduler.memory.reset()
         case LimitPrompts(num_tokens):
             scheduler.prompt_limit = num_tokens
+        case AskDisk():
+            scheduler.memory.ask_disk()
         case _:
             raise StepLogError(f"{type(command).__name__} is not a scheduler command")
 
@@ -193,5 +200,5 @@ def _decode_column(kind: type, data: object) -> array[int]:
 
 
 _KINDS: Final[Mapping[str, type[AnyCommand]]] = MappingProxyType(
-    {kind.__name__: kind for kind in (Add, Abort, Fail, Stop, Clear, LimitPrompts, Watch)}
+    {kind.__name__: kind for kind in (Add, Abort, Fail, Stop, Clear, LimitPrompts, AskDisk, Watch)}
 )

@@ -147,7 +147,7 @@ class EngineBlueprint:
         scheduler = self.config.scheduler_config(plan.max_model_len)
 
         parts = self.backend.load(memory.num_blocks, memory.num_host_blocks, note_loaded)
-        store = self._open_store()
+        store = self.open_store()
         kept = () if store is None else store.kept
         control = _make_scheduler(self.backend.facts, self.model, memory, scheduler, kept)
         parts = replace(parts, masks=self.masks, proposer=create_proposer(self.config.speculation), store=store)
@@ -158,8 +158,8 @@ class EngineBlueprint:
         log = None if path is None else StepLogFile(path, clock)
         return EngineCore(control, executor, clock, log=log)
 
-    def _open_store(self) -> SlotFile | None:
-        """Return the store of the disk cache, which the worker closes."""
+    def open_store(self) -> SlotFile | None:
+        """Return the store of the disk cache, to be closed by the worker; None without one."""
         if self.config.disk_cache is None:
             return None
         from quire.compute.worker.store.opened import open_store  # only where there is one, for a faster start

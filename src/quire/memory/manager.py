@@ -483,6 +483,16 @@ class KVCacheManager:
         """Whether the disk is to be told something that no plan has told it yet."""
         return self.disk is not None and self.disk.has_news
 
+    @property
+    def is_storing(self) -> bool:
+        """Whether the disk is to be asked now and then which blocks have been written."""
+        return self.disk is not None and self.disk.is_storing
+
+    def ask_disk(self) -> None:
+        """Have the next plan ask the disk what it has done, even if it computes nothing. Mutates."""
+        if self.disk is not None:
+            self.disk.ask()
+
     def note_step(self, num_tokens: int, duration_us: int, transfers: TransferOutcome) -> None:
         """Take note of how long a step took, and of what the disk has done meanwhile. Mutates; O(tickets)."""
         if self.disk is not None:

@@ -2,7 +2,8 @@
 
     any thread ── send ──► queue ──► engine thread: commands, then one step ──► deliver(updates)
 
-Without requests the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing.
+Without requests the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing. While
+blocks are on their way to the disk, it asks now and then what has been written, so that the rest follows.
 Commands take effect between steps: an aborted request frees its blocks before the next step is planned. An exception
 from the engine ends the thread and calls `fail` with the reason, so that no caller waits forever.
 """
@@ -19,8 +20,8 @@ from typing import Final
 
 from quire.core.clock import Clock
 from quire.core.errors import QuireError
-from quire.engine.client import EngineClient, SequenceUpdate, refused
-from quire.engine.commands import Add, AnyCommand, Watch
+from quire.engine.client import ASK_S, EngineClient, SequenceUpdate, refused
+from quire.engine.commands import Add, AnyCommand, AskDisk, Watch
 from quire.engine.records.live import ShowLive
 from quire.engine.records.stats import EngineStats
 
@@ -104,11 +105,14 @@ class EngineThread:
                 self._tell_stats()
             try:
                 self._turn = None if self._client.is_idle else self._turn
-                command = self._commands.get(self._client.is_idle, self._seconds_to_frame())
+                command = self._commands.get(self._client.is_idle, self._seconds_to_wait())
             except queue.Empty:
                 if not self._client.is_idle:
                     return True
-                self._show_frame()
+                if self._client.is_storing:
+                    self._carry_out(AskDisk())
+                if self._seconds_to_frame() == 0.0:
+                    self._show_frame()
                 continue
             if command is None:
                 return False
@@ -132,6 +136,13 @@ class EngineThread:
             if not isinstance(command, Add):
                 raise
             self._deliver(refused(command, str(error)))
+
+    def _seconds_to_wait(self) -> float | None:
+        """Return the seconds after which an idle engine has something to do; None: nothing."""
+        to_frame = self._seconds_to_frame()
+        if not self._client.is_storing:
+            return to_frame
+        return ASK_S if to_frame is None else min(to_frame, ASK_S)
 
     def _seconds_to_frame(self) -> float | None:
         """Return the seconds until the next frame is due; None: no frame."""

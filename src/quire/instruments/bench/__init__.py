@@ -34,6 +34,7 @@ BENCHMARKS = (
     Benchmark("fairness", "fairness", "shares that fair_share gives tenants with different traffic"),
     Benchmark("record", "record", "record steps and fit a cost model"),
     Benchmark("serve", "serve", "a server under load, and the cost of 'HTTP'"),
+    Benchmark("disk", "disk", "first tokens from a cache on disk, and what it costs"),
     Benchmark("speculation", "speculation", "speed with guessed tokens, and whether texts stay the same"),
     Benchmark("structured", "structured", "cost of structured output"),
     Benchmark("simulator", "simulated", "speed and memory of simulations"),

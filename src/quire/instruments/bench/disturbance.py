@@ -44,7 +44,7 @@ def measure_disturbance(
     runs = []
     for index in range(repeat):
         tell(f"chats during a prompt: run {index + 1} of {repeat}")
-        runs.append(_run(engine, sizes, draw_prompt))
+        runs.append(disturbed_run(engine, sizes, draw_prompt))
     quiet = [summarize(run.quiet_s).median for run in runs]
     meanwhile = [summarize(run.disturbed_s).median for run in runs]
     slowest = [percentile(run.disturbed_s, 0.99) for run in runs]
@@ -69,7 +69,8 @@ def measure_disturbance(
     return Section("Chats during a prompt", text, ("what", "value"), rows, samples, goals)
 
 
-def _run(engine: MeasuredEngine, sizes: tuple[int, int, int], draw_prompt: DrawPrompt) -> DisturbedRun:
+def disturbed_run(engine: MeasuredEngine, sizes: tuple[int, int, int], draw_prompt: DrawPrompt) -> DisturbedRun:
+    """Run chats until a prompt that arrives after some steps has its first token. Mutates the engine."""
     num_chats, prompt_tokens, num_steps = sizes
     client, most = engine.client, engine.client.limits.max_model_len
     run, last_s = DisturbedRun(), dict[str, float]()

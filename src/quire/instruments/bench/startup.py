@@ -98,7 +98,7 @@ def measure_load(config: EngineConfig, repeat: int, read_size: int, tell: Tell) 
     runs = []
     for index in range(repeat):
         tell(f"loading {config.model}: run {index + 1} of {repeat}")
-        runs.append(_load(config, limits.bandwidth()))
+        runs.append(load_once(config, limits.bandwidth()))
     beside = [(run.peak_bytes - run.weight_bytes) / 1e6 for run in runs if run.peak_bytes is not None]
     rows = [
         ("load to ready, s", cell(summarize([run.load_s for run in runs]))),
@@ -130,7 +130,8 @@ def measure_installation() -> Section:
     return Section("Installation", text, ("what", "MB"), [*rows, ("total", f"{total / 1e6:.1f}")], samples, goals)
 
 
-def _load(config: EngineConfig, bandwidth: float) -> LoadRun:
+def load_once(config: EngineConfig, bandwidth: float) -> LoadRun:
+    """Load a model in a new process; `bandwidth` was measured right before."""
     first_s, text, _ = _run(["-m", "quire.instruments.bench.load_probe", json.dumps(asdict(config))])
     found = json.loads(text)
     return LoadRun(first_s, found["load_s"], found["weight_bytes"], found["peak_bytes"], bandwidth)

@@ -6,7 +6,8 @@
 The tier decides; the compute plane moves the bytes and reports tickets (`quire.core.transfers`). Rules that keep it
 sound:
 
-- A block is stored once it is published, and its parent before it. It counts as kept when its ticket is done.
+- A block is stored once it is published, and its parent before it. It counts as kept when its ticket is done. What
+  does not fit into the bytes that may wait to be written is stored as those end, if the device still has it then.
 - A load lands in blocks that the tier holds, published as they arrive and cached when the last one is in, together with
   what the match had on the device. Nobody writes to them, and other requests wait for them as for another's commit.
 - Loads are given up when a running request needs room, when their request ends, and when they take longer than
@@ -40,8 +41,12 @@ from quire.memory.tiers.slots import SlotBooks
 MOST_LANDING: Final = 0.25
 """The share of the pool that loads may hold."""
 STORE_BYTES: Final = 32 << 20
-"""Bytes that may wait to be written; more are not stored now, but at a later hit."""
+"""Bytes that may wait to be written."""
+MOST_BACKLOG: Final = 64
+"""Texts of which blocks are still to be stored; those of more texts are stored at a later hit."""
 MOST_FAILURES: Final = 3
+MOST_ASKED: Final = 100
+"""Questions in a row that no ticket answers; then the disk is not asked again before it has other news."""
 
 Usable = Callable[[Sequence[Sequence[int]], int], int]
 """How many leading entries can be hit, by the blocks of each and the number of known tokens."""
@@ -80,6 +85,9 @@ class DiskTier:
         self._num_hit_tokens = 0
         self._num_failures = 0  # in a row
         self._stores: dict[int, _Store] = {}
+        self._backlog: dict[PrefixEntry, CacheScope] = {}  # the last blocks of texts that are to be stored
+        self._is_asked = False
+        self._num_asked = 0  # in a row, without an answer
         self._landings: dict[Request, _Landing] = {}
         self._frontiers: Counter[Frontier] = Counter()  # blocks on their way
         self._attempted: dict[Request, int] = {}  # blocks of a prompt that were asked of the disk
@@ -117,21 +125,43 @@ class DiskTier:
         """
         if not self.is_on or not may_be_kept(scope):
             return
+        if not self._keep(entry, scope) and len(self._backlog) < MOST_BACKLOG:
+            self._backlog[entry] = scope
+
+    def _keep(self, entry: PrefixEntry, scope: CacheScope) -> bool:
+        """Store what there is room for; False if something is left for later. Mutates; O(blocks of the path)."""
         path = []
         step: PrefixEntry | None = entry
         while step is not None and step.parent is not None:
             path.append(step)
             step = step.parent
-        has_room = True
+        if self._backlog:
+            for step in path:
+                self._backlog.pop(step, None)
+        can_store = True
         for step in reversed(path):
             self.slots.touch(step)
+            slots = [self.slots.slot(step, group) for group in range(len(step.block_ids))]
+            # Without this block, those behind it would never be hit.
+            can_store = can_store and any(place != NO_BLOCK for place in (*slots, *step.block_ids))
             for group, block_id in enumerate(step.block_ids):
-                if has_room and block_id != NO_BLOCK and self.slots.slot(step, group) == NO_BLOCK:
-                    has_room = self._store(step, group, block_id, scope)
+                if can_store and block_id != NO_BLOCK and slots[group] == NO_BLOCK:
+                    if len(self._stores) >= self._max_stores:
+                        return False
+                    can_store = self._store(step, group, block_id, scope)
+        return True
+
+    def _store_more(self) -> None:
+        """Store what had no room before. Mutates."""
+        while self._backlog and self.is_on and len(self._stores) < self._max_stores:
+            entry = next(iter(self._backlog))
+            scope = self._backlog.pop(entry)
+            if entry.attached and not self._keep(entry, scope):
+                self._backlog = {entry: scope, **self._backlog}
 
     def _store(self, entry: PrefixEntry, group: int, block_id: int, scope: CacheScope) -> bool:
         parent = entry.parent
-        if parent is None or len(self._stores) >= self._max_stores:
+        if parent is None:
             return False
         slot = self._take_slot((entry, parent))
         if slot is None:
@@ -173,6 +203,7 @@ class DiskTier:
     def forget_all(self) -> None:
         """Forget everything on disk, and give up all loads: the index is about to be cleared. Mutates."""
         self.give_up()
+        self._backlog.clear()
         for _, entry, _ in self.slots.holders():
             self.forget(entry)
 
@@ -291,6 +322,9 @@ class DiskTier:
             self._note_undone(ticket, reason)
         for landing in [landing for landing in self._landings.values() if not landing.arriving]:
             self._end_landing(landing)
+        if outcome.done or outcome.undone:
+            self._num_asked = 0
+        self._store_more()
 
     def _note_undone(self, ticket: int, reason: str) -> None:
         self.counts[reason] += 1
@@ -314,6 +348,7 @@ class DiskTier:
             self._num_failures += 1
             if self._num_failures >= MOST_FAILURES:
                 self.is_on = False
+                self._backlog.clear()
                 self.give_up()
 
     def _landing_of(self, ticket: int) -> _Landing | None:
@@ -340,9 +375,19 @@ class DiskTier:
         self._pool.free_all(reversed(landing.held))
 
     @property
+    def is_storing(self) -> bool:
+        """Whether it is worth asking which blocks have been written."""
+        return bool(self._stores or self._backlog) and self.is_on and self._num_asked < MOST_ASKED
+
+    def ask(self) -> None:
+        """Have the next plan ask which tickets have ended, even if it computes nothing. Mutates."""
+        self._is_asked = True
+        self._num_asked += 1
+
+    @property
     def has_news(self) -> bool:
         """Whether something is asked of the disk that no plan has said yet."""
-        return bool(self._next_loads or self._next_stores or self._next_voids or self._next_drops)
+        return self._is_asked or bool(self._next_loads or self._next_stores or self._next_voids or self._next_drops)
 
     def take(self, is_waiting: bool = False) -> Transfers:
         """Return what the plan in the making asks of the disk. Mutates."""
@@ -359,6 +404,7 @@ class DiskTier:
         )
         self._next_loads, self._next_stores, self._next_patience_us = [], [], 0
         self._next_voids, self._next_drops = array("i"), array("i")
+        self._is_asked = False
         return taken
 
     # ---- books ------------------------------------------------------------------------------------------------
