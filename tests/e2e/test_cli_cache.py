@@ -9,8 +9,10 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli import main
+from quire.compute.worker.store.closed import opened
 from quire.core.request import CacheScope, Request
 from quire.engine.llm import LLM as Engine
+from support.tiny_checkpoint import write_tiny_qwen3
 
 PROMPT = list(range(1, 50))
 
@@ -58,6 +60,35 @@ def test_damage_is_told_and_a_store_in_use_is_left_alone(tmp_path: Path, capsys:
         assert "in use" in output(capsys, "ls", folder)[1]
         status, text = output(capsys, "forget", folder, "--all")
         assert status == 1 and "end the engine first" in text
+
+
+def test_blocks_are_computed_again_and_every_byte_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path / "cache")
+    folder = str(tmp_path / "cache")
+    status, text = output(capsys, "verify", folder, "--recompute", "4")
+    assert (status, text.splitlines()[1].split("  ")[1]) == (0, "4 blocks computed again, 0 differ")
+    assert "6 blocks computed again, 0 differ" in output(capsys, "verify", folder, "--recompute", "99")[1]
+    (path,) = (tmp_path / "cache").glob("*/blocks.bin")
+    with opened(path.parent) as store:
+        assert store is not None
+        block, data = store.kept[0], bytearray(store.block_bytes)
+        store.read(block.slot, memoryview(data))
+        data[7] ^= 1  # wrong bytes with the right checksum
+        store.write(block, memoryview(data))
+    status, text = output(capsys, "verify", folder, "--recompute", "6")
+    assert (status, text.splitlines()[1].split("  ")[1]) == (1, "6 blocks computed again, 1 differ")
+
+
+def test_blocks_of_another_model_are_not_computed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path / "cache")
+    (tmp_path / "other").mkdir()
+    write_tiny_qwen3(tmp_path / "other")
+    assert (
+        main(["cache", "verify", str(tmp_path / "cache"), "--recompute", "1", "--model", str(tmp_path / "other")]) == 2
+    )
+    assert "different: kv, model, weights" in capsys.readouterr().err
 
 
 def test_blocks_go_to_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

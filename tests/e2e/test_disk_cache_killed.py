@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.live_lines import LiveLines
 from support.served_process import served_process
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "seven", "birds", "over", "the", "river")
@@ -69,10 +70,15 @@ def test_the_first_answer_after_a_kill_reports_what_came_from_disk(tmp_path: Pat
             server.complete(fields(tail))
         server.wait_stored(13)  # of 16 tokens each
         server.kill()
-    with served_process(tmp_path, *arguments) as server:
-        answer = server.complete(fields(0))
+    with served_process(tmp_path, *arguments) as server, LiveLines(server.port) as live:
+        live.until(lambda _: True)
+        answer = server.complete(fields(0, max_tokens=400, ignore_eos=True))  # for longer than a frame
+        picture = live.until(lambda found: found.tokens_from_disk > 0)
+        totals = picture.last["totals"]
     usage = answer["usage"]["prompt_tokens_details"]
-    assert answer["choices"][0]["text"] == expected[0]
+    assert picture.tokens_from_disk == totals["disk_tokens"] == usage["by_tier"]["disk"]
+    assert 0 < totals["disk_blocks"] <= totals["disk_slots"]
+    assert answer["choices"][0]["text"].startswith(expected[0])
     assert usage["by_tier"]["disk"] == usage["cached_tokens"] > 200
 
 

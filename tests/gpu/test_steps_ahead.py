@@ -248,6 +248,29 @@ def test_a_device_that_has_failed_is_lost(run: Run) -> None:
         run.worker.collect()
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), ExecutorLostError, "unspecified launch"),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access"), ExecutorLostError, "failed: an illegal memory"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), OutOfMemoryError, "out of memory"),
+        (RuntimeError("shapes do not match"), ExecutionError, "shapes do not match"),
+    ],
+    ids=str,
+)
+def test_an_error_of_a_launch_says_whether_the_device_is_lost(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], text: str
+) -> None:
+    def launched(*_: object) -> None:
+        raise error
+
+    run.driver.open(0, PROMPT)
+    monkeypatch.setattr(run.watched._runner._decoder, "run", launched)
+    with pytest.raises(kind, match=text) as found:
+        run.step(Work(0, 0, 40, 1))
+    assert type(found.value) is kind
+
+
 def test_draws_that_do_not_fit_make_the_step_fail_for_lack_of_memory(run: Run) -> None:
     run.driver.open(0, PROMPT)
     runner = run.watched._runner

@@ -141,7 +141,7 @@ def test_commands_of_the_steps_are_those_of_this_tree(name: str) -> None:
     for step in load(name).STEPS:
         words = step.words(Path("out"))
         assert words[0] in (sys.executable, "compute-sanitizer", "make", "env")
-        paths = [word.removeprefix("--ignore=") for word in words if "tests/" in word]
+        paths = [word.removeprefix("--ignore=") for word in words if "tests/" in word or "scripts/" in word]
         paths += re.findall(r"(?:native|docs)/[\w/.-]+\.(?:h|cpp|md)", step.fix)
         assert all((ROOT / path).exists() for path in paths)
         if "quire" in words:
@@ -165,7 +165,7 @@ def test_the_script_as_it_is_called(tmp_path: Path) -> None:
     assert done.returncode == int("failed" in middle), done.stderr
     assert (tmp_path / "log.txt").read_text().endswith(f"\n{middle}\n{last}\n")
     done = subprocess.run([sys.executable, gpu_run, "all"], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 2 and "all is no step; allowed: doctor, kernel, text, tests, " in done.stderr
+    assert done.returncode == 2 and "all is no step; allowed: doctor, kernel, text, kernels, " in done.stderr
 
 
 def test_a_machine_without_the_matrix_unit_is_told_so(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ class Picture:
     requests: dict[int, list[Any]] = field(default_factory=dict)
     events: list[list[Any]] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
+    tokens_from_disk: int = 0  # of requests that have gone
 
     def take_in(self, frame: dict[str, Any]) -> None:
         """Add a frame."""
@@ -38,9 +39,10 @@ class Picture:
                 del self.blocks[row[0]]
         for row in frame["requests"]:
             self.requests[row[0]] = row
-        for number, computed, total, cached in frame["gone"]:
+        for number, computed, total, cached, from_disk in frame["gone"]:
             del self.requests[number]
-            assert total > 0 and computed >= 0 and cached >= 0
+            assert total > 0 and computed >= 0 and cached >= from_disk >= 0
+            self.tokens_from_disk += from_disk
         self.events += frame["events"]
         self.last = frame
         self.check()

@@ -44,7 +44,7 @@ class LivePicture:
         if mirror is None or not mirror.is_whole:
             return
         requests = self._scan_requests()
-        assert sorted(row[1:8] for row in mirror.requests.values()) == sorted(requests.values())
+        assert sorted(row[1:9] for row in mirror.requests.values()) == sorted(requests.values())
         memory = self.scheduler.memory
         for block in memory.pool.blocks:
             row = mirror.block(block.block_id)
@@ -85,6 +85,7 @@ class LivePicture:
                 len(request.tokens),
                 request.num_cached_tokens,
                 request.num_preemptions,
+                request.num_disk_tokens,
             )
             for request in alive
         }

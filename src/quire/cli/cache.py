@@ -28,8 +28,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     listing = commands.add_parser("ls", help="list the stores of a folder", description="List the stores of a folder.")
     listing.add_argument("--json", action="store_true", help="print one JSON object per store and line")
     listing.set_defaults(run=run_list)
-    text = "Read every block, and compare it with its checksum. Changes nothing."
+    text = "Read every block, and compare it with its checksum; compute some again, if asked for. Changes nothing."
     verify = commands.add_parser("verify", help="compare every block with its checksum", description=text)
+    text = "also compute N blocks of each store again, with the tokens before them, and compare all bytes"
+    verify.add_argument("--recompute", metavar="N", type=_count, default=0, help=text)
+    text = "the model of the store, for --recompute (default: as the engine was given it)"
+    verify.add_argument("--model", metavar="MODEL", help=text)
     verify.set_defaults(run=run_verify)
     text = "Erase blocks: their records and their bytes."
     forgetting = commands.add_parser("forget", help="erase the blocks of a tenant, or all", description=text)
@@ -56,6 +60,13 @@ def _add_copying(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     exporting.add_argument("--tenant", metavar="NAME", help="only the blocks of this tenant (default: all)")
     size = "bytes that the store may take, as given to the engine (default: 4GiB)"
     importing.add_argument("--disk-cache-size", metavar="SIZE", default="4GiB", help=size)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
 
 
 def _folder(text: str) -> Path:
@@ -85,7 +96,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Print how many blocks are as written. Returns the exit status: 1 if one is damaged."""
+    """Print how many blocks are as written. Returns the exit status: 1 if one is damaged, or computed otherwise."""
     from quire.compute.worker.store.closed import damaged, opened, summaries
 
     status = 0
@@ -97,6 +108,12 @@ def run_verify(arguments: argparse.Namespace) -> int:
             bad = damaged(store)
             print(f"{each.name}  {len(store.kept) - len(bad):,} blocks are as written, {len(bad):,} are damaged")
             status = 1 if bad else status
+            if arguments.recompute and store.kept and not bad:
+                from quire.cli.recompute import recompute
+
+                again = recompute(arguments.folder / each.name, store, arguments.recompute, arguments.model)
+                print(f"{each.name}  {again.num_blocks:,} blocks computed again, {len(again.differing):,} differ")
+                status = 1 if again.differing else status
     return status
 
 

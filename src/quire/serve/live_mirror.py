@@ -57,6 +57,7 @@ class RequestRow(NamedTuple):
     num_known: int
     num_cached: int
     num_preemptions: int
+    num_from_disk: int
     engine_id: str = ""
 
 
@@ -115,8 +116,10 @@ class LiveMirror:
         blocks = self._set_blocks(frame)
         requests = self._set_requests(zip(unpacked(frame.requests, REQUEST_COLUMNS), frame.ids, strict=True))
         gone = [
-            self.requests.pop(number)._replace(num_computed=computed, num_known=known, num_cached=cached)
-            for number, computed, known, cached in unpacked(frame.gone, GONE_COLUMNS)
+            self.requests.pop(number)._replace(
+                num_computed=computed, num_known=known, num_cached=cached, num_from_disk=from_disk
+            )
+            for number, computed, known, cached, from_disk in unpacked(frame.gone, GONE_COLUMNS)
             if number in self.requests
         ]
         for held in self._holdings:

@@ -139,10 +139,7 @@ class LiveReader:
             return line | {"requests": [], "gone": [], "events": []}, iter(())
         owed = mirror.blocks_not_free() if is_full else sorted(self._blocks)
         line["requests"] = self._request_rows(mirror)
-        line["gone"] = sorted(
-            [self._number(self._names.requests, row.number), row.num_computed, row.num_known, row.num_cached]
-            for row in self._gone.values()
-        )
+        line["gone"] = sorted(map(self._gone_row, self._gone.values()))
         line["events"] = [self._event_row(event) for event in self._events]
         self._forget(mirror)
         return line, self._block_rows(mirror, owed, round(at_s, 3))
@@ -227,7 +224,12 @@ class LiveReader:
             row.num_cached,
             row.num_preemptions,
             self._calls.get(row.engine_id, ""),
+            row.num_from_disk,
         ]
+
+    def _gone_row(self, row: RequestRow) -> Row:
+        number = self._number(self._names.requests, row.number)
+        return [number, row.num_computed, row.num_known, row.num_cached, row.num_from_disk]
 
     def _event_row(self, event: EventRow) -> Row:
         number = self._number(self._names.requests, event.request)

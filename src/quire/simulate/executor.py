@@ -19,6 +19,7 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from quire.core.clock import ManualClock
 from quire.core.errors import ExecutionError
@@ -27,8 +28,11 @@ from quire.core.step import RowStart, StepPlan, StepResult
 from quire.simulate.beams import BeamModel
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.linear import LinearCost
+from quire.simulate.disk import SimDisk
 
 _CHUNK = 256
+NOTHING = array("i")
+NO_PLAN = StepPlan(0, NOTHING, NOTHING, NOTHING, NOTHING)
 Outputs = Mapping[str, "Sequence[array[int]]"]
 """What is known of answers: by request, what each of its sequences says."""
 
@@ -49,6 +53,8 @@ class SimExecutor:
         acceptance: float | None = None,
         draft_cost: StepCost | None = None,
     ) -> None:
+        self.disk: SimDisk | None = None
+        """What keeps blocks, if anything does. To be set before the first plan."""
         self._draft_cost = draft_cost
         self._num_read: dict[int, int] = {}  # by the draft model, of each row
         self._acceptance = acceptance
@@ -64,8 +70,8 @@ class SimExecutor:
         self._steady_rows = array("i")  # of the last plan, and what they go on with
         self._steady_texts: list[Iterator[int]] = []
         self._under_way: deque[tuple[StepPlan, StepResult, float]] = deque()
-        self.plan: StepPlan | None = None
-        """The plan whose result was collected last."""
+        self.plan = NO_PLAN
+        """The plan whose result was collected last, unless it was for the disk alone."""
 
     def start(self) -> None:
         """There is nothing to get ready."""
@@ -100,7 +106,7 @@ class SimExecutor:
                 num_tokens = num_tokens[:]
                 num_tokens[plan.rows.index(row)] += len(right)
         parents = self._parents(plan) if self._searches else array("i")
-        seconds = self._cost.step_s(plan)
+        seconds = self._step_s(plan)
         proposals = {} if self._acceptance is None else self._guess(plan, self._acceptance)
         passes_s, pass_s = (0.0, 0.0) if self._draft_cost is None else self._passes(plan, self._draft_cost)
         result = StepResult(
@@ -114,6 +120,16 @@ class SimExecutor:
         )
         seconds += passes_s
         self._under_way.append((plan, result, seconds))
+
+    def _step_s(self, plan: StepPlan) -> float:
+        """Return how long a plan takes; one that is for the disk alone waits for it. Mutates the disk."""
+        if self.disk is None:
+            return self._cost.step_s(plan)
+        now_s = self._clock.now()
+        self.disk.ask(plan.transfers, now_s)
+        if not _is_for_disk(plan):
+            return self._cost.step_s(plan)
+        return self.disk.waits_s(now_s) if plan.transfers.is_waiting else 0.0
 
     def _passes(self, plan: StepPlan, cost: StepCost) -> tuple[float, float]:
         """Return how long the draft model takes after a step, and for a pass that reads one token a row. Mutates.
@@ -189,13 +205,22 @@ class SimExecutor:
         """Return the oldest result and move the clock past it. Mutates."""
         if not self._under_way:
             raise ExecutionError("no step is under way")
-        self.plan, result, seconds = self._under_way.popleft()
+        plan, result, seconds = self._under_way.popleft()
+        if self.disk is None or not _is_for_disk(plan):
+            self.plan = plan
         self._clock.advance(seconds)
-        return result
+        if self.disk is None:
+            return result
+        return replace(result, transfers=self.disk.collect(self._clock.now()))
 
     def shutdown(self) -> None:
         """Drop what is under way. Mutates."""
         self._under_way.clear()
+
+
+def _is_for_disk(plan: StepPlan) -> bool:
+    """Whether a plan computes and moves nothing."""
+    return not (plan.rows or plan.moves_in or plan.moves_out or plan.copies)
 
 
 class _ForeseenText(Iterator[int]):

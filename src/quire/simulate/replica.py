@@ -30,7 +30,8 @@ from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.linear import LinearCost
-from quire.simulate.executor import Outputs, SimExecutor
+from quire.simulate.disk import SimDisk
+from quire.simulate.executor import NO_PLAN, Outputs, SimExecutor
 from quire.simulate.holders import holders_of
 
 VOCAB_SIZE = 1 << 20
@@ -55,6 +56,11 @@ class SimulatedEngine(Protocol):
     @property
     def num_preemptions(self) -> int:
         """How often a sequence has yielded."""
+        ...
+
+    @property
+    def num_disk_tokens(self) -> int:
+        """Tokens of prompts that came from a disk."""
         ...
 
     @property
@@ -88,7 +94,7 @@ class EngineSetup:
     """What a simulated engine is made of: the product's own settings, and a cost model.
 
     `acceptance`: how likely a guess is right, where the scheduler verifies guesses. `draft_cost`: the time of a
-    pass of the draft model, if there is one.
+    pass of the draft model, if there is one. `disk_bandwidth`: bytes per second of the disk, where there is one.
     """
 
     spec: KVCacheSpec
@@ -97,6 +103,7 @@ class EngineSetup:
     cost: StepCost = field(default_factory=LinearCost)
     acceptance: float = 0.0
     draft_cost: StepCost | None = None
+    disk_bandwidth: float = 2e9
 
     def limits(self) -> RequestLimits:
         """Return what requests may ask for."""
@@ -127,6 +134,12 @@ class ScheduledEngine:
         """How often a running sequence has yielded."""
         return self._scheduler.num_preemptions - self._num_preempted_before
 
+    @property
+    def num_disk_tokens(self) -> int:
+        """Tokens of prompts that came from a disk."""
+        disk = self._scheduler.memory.disk
+        return 0 if disk is None else disk.num_hit_tokens
+
     def holders(self) -> array[int]:
         """Return who holds each block. Does not mutate; O(blocks)."""
         return holders_of(self._scheduler.memory, self._scheduler.running)
@@ -148,16 +161,21 @@ class PagedEngine(ScheduledEngine):
         super().__init__(Scheduler(setup.scheduler, KVCacheManager(setup.spec, setup.memory), setup.limits()))
         acceptance = setup.acceptance if setup.scheduler.max_drafts else None
         self._executor = SimExecutor(
-            VOCAB_SIZE, self.clock, setup.cost, outputs=outputs, acceptance=acceptance, draft_cost=setup.draft_cost
+            VOCAB_SIZE,
+            self.clock,
+            setup.cost,
+            outputs=outputs,
+            acceptance=acceptance,
+            draft_cost=setup.draft_cost,
         )
+        if setup.memory.num_disk_slots:
+            self._executor.disk = SimDisk(setup.spec.bytes_per_block, setup.disk_bandwidth)
         writer = None if log is None else StepLogWriter(log, self.clock)
         self.core = EngineCore(self._scheduler, self._executor, self.clock, log=writer)
 
     @property
     def plan(self) -> StepPlan:
         """The plan of the last step."""
-        if self._executor.plan is None:
-            raise InvariantError("no step was taken")
         return self._executor.plan
 
     def add(self, request: Request) -> None:
@@ -166,6 +184,7 @@ class PagedEngine(ScheduledEngine):
 
     def step(self) -> StepOutcome | None:
         """Do a step. Mutates."""
+        self._executor.plan = NO_PLAN  # where the step only waits for the disk
         return self.core.step()
 
     def ledger(self) -> MemoryLedger:

@@ -89,6 +89,7 @@ class Replica:
             meter.num_moved_blocks,
             tuple(self.timeline.points),
             ledger,
+            self.engine.num_disk_tokens,
         )
 
 

@@ -55,6 +55,13 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--memory", metavar="SIZE", help="memory of the machine; default: all the machine has")
     group.add_argument("--steps", metavar="FILE", help="recorded steps to take step times from, in place of --hardware")
+    group.add_argument(
+        "--disk-bandwidth",
+        metavar="GB/S",
+        type=float,
+        default=2.0,
+        help="speed of the disk, with --disk-cache; default: 2",
+    )
     group.add_argument("--replicas", metavar="N", type=int, default=1, help="number of engines; default: 1")
     group.add_argument(
         "--router",

@@ -142,11 +142,12 @@ class Study:
         cost, plan, config = self._cost(sized), sized.plan, sized.config
         setup = EngineSetup(
             sized.facts.kv_spec,
-            config.memory_config(plan.num_blocks, plan.num_host_blocks, b""),
+            config.memory_config(plan.num_blocks, plan.num_host_blocks, b"", plan.num_disk_slots),
             config.scheduler_config(plan.max_model_len),
             cost,
             self._arguments.acceptance,
             self._draft_cost(sized),
+            self._arguments.disk_bandwidth * 1e9,
         )
         if variant.system == "quire":
             return lambda log: PagedEngine(setup, log=log)
@@ -227,6 +228,7 @@ def _require(arguments: argparse.Namespace) -> None:
     if arguments.limit is not None:
         require_int("limit", arguments.limit, 1, 1 << 40)
     require_number("duration", arguments.duration, 1e-3, 1e9)
+    require_number("disk-bandwidth", arguments.disk_bandwidth, 1e-3, 1e3)
     if arguments.users is not None and arguments.turns > 1:
         raise InvalidConfigError("turns", arguments.turns, "1 with --users: chats start at a --rate")
     if arguments.beams > 1 and arguments.samples > 1:

@@ -103,7 +103,7 @@ class TorchDecoder:
     def outputs(self, rows: torch.Tensor, batch: StepBatch) -> DecoderOutputs:
         """Return the outputs for the last rows of a step. Does not mutate."""
         logits = self._logits(rows[batch.logit_indices])
-        return DecoderOutputs(logits, rows.isfinite().all(dim=-1), logits.isfinite().all(dim=-1))
+        return DecoderOutputs(logits, _are_finite(rows), _are_finite(logits))
 
     def _leave_layer(
         self,
@@ -172,3 +172,9 @@ class TorchDecoder:
             logits = logits.to(torch.float32) * self.spec.logit_scale
         cap = self.spec.logit_soft_cap
         return logits if cap is None else torch.tanh(logits.to(torch.float32) / cap) * cap
+
+
+def _are_finite(rows: torch.Tensor) -> torch.Tensor:
+    """Return for each row whether all its numbers are finite. Reads them once: the least and the most have any NaN."""
+    least, most = rows.aminmax(dim=-1)
+    return least.isfinite() & most.isfinite()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -31,15 +31,31 @@ from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
 from quire.core.errors import ExecutorLostError, InvalidConfigError
 
+TRITON_ERROR: Final = "Triton Error [CUDA]: "
+
 
 @contextmanager
 def lost_if_it_fails() -> Iterator[None]:
-    """Raise `ExecutorLostError` if waiting shows that the device has failed: it cannot compute later steps."""
+    """Raise `ExecutorLostError` if a call shows that the device has failed: it cannot compute later steps.
+
+    A launch may find out what an earlier kernel has done. Triton reports that as a `RuntimeError`, and a lack of memory
+    too: that is raised as torch's.
+    """
     try:
         yield
     except torch.AcceleratorError as error:
-        why = next(iter(str(error).splitlines()), "it does not say why")
-        raise ExecutorLostError(f"the device has failed: {why}") from error
+        raise _lost(error) from error
+    except RuntimeError as error:
+        if not str(error).startswith(TRITON_ERROR):
+            raise
+        if "out of memory" in str(error):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise _lost(error) from error
+
+
+def _lost(error: Exception) -> ExecutorLostError:
+    why = next(iter(str(error).removeprefix(TRITON_ERROR).splitlines()), "it does not say why")
+    return ExecutorLostError(f"the device has failed: {why}")
 
 
 class DeviceSampler(Sampler, Protocol):
@@ -106,7 +122,8 @@ class TorchRunner:
         """Start a step and its draws, one for each row of logits. Mutates its slots in the cache."""
         outputs = self._compute(inputs, cache)
         try:
-            chosen = self._sampler.choose(outputs.logits, draws).to(torch.int32)
+            with lost_if_it_fails():
+                chosen = self._sampler.choose(outputs.logits, draws).to(torch.int32)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
         rows = inputs.rows[np.diff(inputs.logit_starts) > 0]
@@ -117,12 +134,13 @@ class TorchRunner:
         """Start a step, in halves if it does not fit."""
         self._make_room(int(inputs.rows.max()) + 1)
         try:
-            batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
-            if inputs.token_ids.min() < 0:
-                self._fill_in(batch, rows)
-            if self._graphs is not None and self._graphs.takes(batch):
-                return self._graphs.run(batch, cache.pairs())
-            return self._decoder.run(batch, cache.pairs())
+            with lost_if_it_fails():
+                batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
+                if inputs.token_ids.min() < 0:
+                    self._fill_in(batch, rows)
+                if self._graphs is not None and self._graphs.takes(batch):
+                    return self._graphs.run(batch, cache.pairs())
+                return self._decoder.run(batch, cache.pairs())
         except torch.OutOfMemoryError as error:
             if len(inputs.entries) == 1:
                 raise MemoryError(str(error)) from error

@@ -82,7 +82,7 @@ class DiskTier:
         self._max_stores = max(4, STORE_BYTES // spec.bytes_per_block)
         self._max_landing = max(1, int(MOST_LANDING * pool.num_blocks))
         self._num_tickets = 0
-        self._num_hit_tokens = 0
+        self.num_hit_tokens = 0
         self._num_failures = 0  # in a row
         self._stores: dict[int, _Store] = {}
         self._backlog: dict[PrefixEntry, CacheScope] = {}  # the last blocks of texts that are to be stored
@@ -299,7 +299,7 @@ class DiskTier:
         first, last = self._arrived.get(request, (0, 0))
         size = self._spec.block_size
         num_hit = max(0, min(num_tokens, last * size) - first * size)
-        self._num_hit_tokens += num_hit
+        self.num_hit_tokens += num_hit
         return num_hit
 
     # ---- tickets ----------------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ class DiskTier:
             "num_kept_blocks": self.slots.num_held,
             "num_landing_blocks": self.num_landing,
             "disk_is_off": not self.is_on,
-            "disk_hit_tokens_total": self._num_hit_tokens,
+            "disk_hit_tokens_total": self.num_hit_tokens,
             "disk_blocks": dict(self.counts),
         }
 

@@ -107,10 +107,13 @@ class ContiguousEngine:
         return len(self._waiting)
 
     @property
+    def num_disk_tokens(self) -> int:
+        """None: there is no cache."""
+        return 0
+
+    @property
     def plan(self) -> StepPlan:
         """The plan of the last step."""
-        if self._executor.plan is None:
-            raise InvariantError("no step was taken")
         return self._executor.plan
 
     def add(self, request: Request) -> None:

@@ -58,8 +58,8 @@ class SlotFile:
         """
         self.num_slots = min(num_slots, MAX_SLOTS)
         self.block_bytes = form.block_bytes
+        self.block_size = form.block_size
         self._folder = folder
-        self._block_size = form.block_size
         self._record_size = record_bytes(form.block_size)
         self._slot_bytes = slot_bytes(form.block_bytes)
         self._calls = calls or FileCalls()
@@ -78,7 +78,7 @@ class SlotFile:
 
     def _prepare(self, form: StoreForm) -> None:
         """Empty a store whose `meta.json` is not ours, and cut one that is longer than it may be."""
-        sizes = {"block_size": self._block_size, "block_bytes": self.block_bytes, "record_bytes": self._record_size}
+        sizes = {"block_size": self.block_size, "block_bytes": self.block_bytes, "record_bytes": self._record_size}
         meta = {"store": MARK, **sizes, "identity": dict(form.identity)}
         descriptor = self._folder.file("meta.json")
         try:
@@ -104,7 +104,7 @@ class SlotFile:
             for at in range(0, len(data), size):
                 if not data[at]:
                     continue
-                record = read_record(bytes(data[at : at + size]), (start + at) // size, self._block_size)
+                record = read_record(bytes(data[at : at + size]), (start + at) // size, self.block_size)
                 if record is not None and (record.block.serial, record.block.group) not in serials:
                     serials.add((record.block.serial, record.block.group))
                     found[record.block.slot] = record
@@ -139,7 +139,7 @@ class SlotFile:
         checksum = zlib.crc32(data)
         try:
             self._calls.write(self._blocks, data, block.slot * self._slot_bytes)
-            record = write_record(block, checksum, self._block_size)
+            record = write_record(block, checksum, self.block_size)
             self._calls.write(self._index, record, block.slot * self._record_size)
         except OSError as error:
             # A record that was written in part is no record, but one that was written whole and reported as failed is.

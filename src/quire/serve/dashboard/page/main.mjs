@@ -212,6 +212,12 @@ class Page {
             set("guesses", percent(totals.right_guesses / totals.verified_guesses));
             set("pace", (1 + totals.right_guesses / totals.drafts).toFixed(1));
         }
+        const { disk_slots: slots, disk_blocks: kept, disk_tokens: hits } = totals;
+        find("tile-disk").hidden = find("key-disk").hidden = slots === 0;
+        if (slots > 0) {
+            set("disk", percent(kept / slots));
+            find("tile-disk").title = `${count(kept)} of ${count(slots)} blocks; ${count(hits)} tokens came from there`;
+        }
         set("saved", count(ledger.saved));
         set("evictions", count(totals.evictions));
         set("preemptions", count(totals.preemptions));

@@ -1,6 +1,6 @@
 // The table of requests: what each has had computed, and what of its prompt came from the cache.
 //
-//     |▒▒▒▒▒▒▒▒████████░░░░|      cached · computed · still to be computed; all bars on one scale
+//     |▓▓▓▓▒▒▒▒████████░░░░|      from disk · cached · computed · still to be computed; all bars on one scale
 //
 // Rows are kept from frame to frame and only their cells are written again, so that a button keeps its focus.
 
@@ -87,7 +87,7 @@ export class Requests {
     }
 
     write(row, request, longest) {
-        const { promptTokens, computed, total, cached } = request;
+        const { promptTokens, computed, total, cached, fromDisk } = request;
         const set = (name, text) => {
             const cell = row.querySelector(name);
             if (cell.textContent !== text) cell.textContent = text;
@@ -104,11 +104,13 @@ export class Requests {
         const bar = row.querySelector("[role=progressbar]");
         bar.ariaValueMax = total;
         bar.ariaValueNow = computed;
-        bar.ariaValueText = `${computed} of ${total} tokens computed, ${cached} of them from the cache`;
+        const disk = fromDisk ? `, ${fromDisk} of those from disk` : "";
+        bar.ariaValueText = `${computed} of ${total} tokens computed, ${cached} of them from the cache${disk}`;
         bar.ariaLabel = `request ${request.id}`;
         const part = (name, tokens) => (bar.querySelector(name).style.width = `${(100 * tokens) / longest}%`);
         const fromCache = Math.min(cached, computed);
-        part(".from-cache", fromCache);
+        part(".from-disk", Math.min(fromDisk, fromCache));
+        part(".from-cache", fromCache - Math.min(fromDisk, fromCache));
         part(".computed", computed - fromCache);
         part(".missing", Math.max(total - computed, 0));
     }
