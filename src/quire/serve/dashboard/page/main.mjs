@@ -215,7 +215,7 @@ class Page {
         const { disk_slots: slots, disk_blocks: kept, disk_tokens: hits } = totals;
         find("tile-disk").hidden = find("key-disk").hidden = slots === 0;
         if (slots > 0) {
-            set("disk", percent(kept / slots));
+            set("disk", count(kept));
             find("tile-disk").title = `${count(kept)} of ${count(slots)} blocks; ${count(hits)} tokens came from there`;
         }
         set("saved", count(ledger.saved));
