@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.compute.worker.store.slot_file import SlotFile
 from quire.core.errors import InvalidConfigError
+from quire.memory.tiers.disk import DiskTier
 from support.tiny_checkpoint import write_tiny_qwen3
 
 PREFIX = [random.Random(5).randrange(1, 60) for _ in range(70)]
@@ -70,6 +73,30 @@ def test_a_prefix_is_stored_whole_however_little_may_wait_to_be_written(
     with LLM(model, disk_cache=tmp_path, **settings) as llm:
         (output,) = llm.generate([{"prompt_token_ids": [*text, 3]}], SAMPLING)
     assert output.num_disk_tokens == 320
+
+
+def test_a_disk_that_hangs_for_a_while_is_waited_for(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that ends asks every 2 ms: here 500 times, and no write has ended."""
+    write, asked = SlotFile.write, threading.Event()
+    ask, num_asked = DiskTier.ask, 0
+
+    def count(disk: DiskTier) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 500:
+            asked.set()
+        ask(disk)
+
+    def hang(*arguments: Any) -> None:
+        assert asked.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(DiskTier, "ask", count)
+    monkeypatch.setattr(SlotFile, "write", hang)
+    answers(model, tmp_path, (1, 2))
+    assert answers(model, tmp_path, (3,))[0].num_cached_tokens == 64
 
 
 @pytest.mark.parametrize(

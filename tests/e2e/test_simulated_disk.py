@@ -13,10 +13,11 @@ import pytest
 from quire import LLM, SamplingParams, cli
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.kept_block import KeptBlock
-from quire.core.kv_spec import KVCacheSpec
+from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import Request
 from quire.core.transfers import BlockLoad, BlockStore, Transfers
 from quire.engine.records.step_log import replay
+from quire.memory.tiers.rates import LoadRates
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.disk import ACCESS_S, WAIT_S, SimDisk
 from quire.simulate.replica import EngineSetup, PagedEngine
@@ -73,7 +74,10 @@ def simulated_hits(spec: KVCacheSpec, num_blocks: int, num_slots: int, log: io.B
     return found
 
 
-def test_hits_are_those_of_a_real_engine_and_the_log_is_replayed(tmp_path: Path) -> None:
+def test_hits_are_those_of_a_real_engine_and_the_log_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoadRates, "pays", lambda *_: True)  # a model as small as this is faster than some disks
     (tmp_path / "model").mkdir()
     folder, real = write_tiny_qwen3(tmp_path / "model"), []
     with LLM(folder, kv_memory="256KiB", disk_cache=tmp_path / "cache", skip_tokenizer_init=True) as llm:
@@ -88,6 +92,14 @@ def test_hits_are_those_of_a_real_engine_and_the_log_is_replayed(tmp_path: Path)
     assert sum(real) > 0.05 * total
     assert abs(sum(found) - sum(real)) < 0.03 * total
     assert replay(io.BytesIO(log.getvalue())) > 60
+
+
+def test_a_disk_that_seems_slow_is_tried_again_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoadRates, "pays", lambda *_: False)
+    spec = KVCacheSpec(16, 1, 8, "float32", (KVGroup((0,)),))
+    assert not any(simulated_hits(spec, 12, 200))
+    monkeypatch.setattr("quire.memory.tiers.disk.RETRY_EVERY", 4)
+    assert 0 < sum(map(bool, simulated_hits(spec, 12, 200))) < 15
 
 
 def test_traffic_is_simulated_with_and_without_a_disk(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ class ScriptedClient:
         self.refuses: dict[str, QuireError] = {}
         self.is_idle = True
         self.has_news = False
-        self.is_storing = False
+        self.ask_s: float | None = None
         self.frame_is_whole = True
         self.num_stats = 0
         self.num_to_store = 0
@@ -51,7 +51,7 @@ class ScriptedClient:
             self.is_idle = False
         if isinstance(command, AskDisk):
             self.num_to_store -= 1
-            self.is_storing = self.num_to_store > 0
+            self.ask_s = 0.02 if self.num_to_store > 0 else None
 
     def receive(self) -> list[SequenceUpdate]:
         self.heard.put("step")
@@ -239,8 +239,8 @@ def test_frames_are_shown_when_they_are_due_and_parts_of_one_at_once() -> None:
 
 def test_an_idle_engine_asks_the_disk_until_all_is_stored() -> None:
     with running() as it:
-        it.client.num_to_store, it.client.is_storing = 3, True
+        it.client.num_to_store, it.client.ask_s = 3, 0.02
         it.thread.send(Clear())
         assert [it.heard() for _ in range(4)] == [Clear(), AskDisk(), AskDisk(), AskDisk()]
-        wait_until(lambda: not it.client.is_storing)
+        wait_until(lambda: it.client.ask_s is None)
     assert it.heard() == "close"

@@ -34,6 +34,10 @@ from quire.scheduler.commit import StepOutcome
 
 ASK_S: Final = 0.02
 """Seconds between two questions to the disk of an idle engine: what has been written?"""
+FEW_ASKED: Final = 50
+"""Questions in a row without an answer, after which they come less often."""
+MOST_SLOWER: Final = 50
+"""How many times less often at most."""
 STORE_S: Final = 5.0
 """How long an engine that closes goes on storing blocks."""
 
@@ -70,8 +74,8 @@ class EngineClient(Protocol):
         ...
 
     @property
-    def is_storing(self) -> bool:
-        """Whether blocks are on their way to the disk; then `AskDisk` is to be sent now and then."""
+    def ask_s(self) -> float | None:
+        """Seconds until an idle engine is to be sent `AskDisk`; None: no block is on its way to the disk."""
         ...
 
     def send(self, command: AnyCommand) -> None:
@@ -135,9 +139,10 @@ class InProcessClient:
         return not self._core.scheduler.requests
 
     @property
-    def is_storing(self) -> bool:
-        """Whether blocks are on their way to the disk."""
-        return self._core.scheduler.memory.is_storing
+    def ask_s(self) -> float | None:
+        """Seconds until an idle engine is to be sent `AskDisk`: more the longer the disk does not answer."""
+        num_asked = self._core.scheduler.memory.num_asked
+        return None if num_asked is None else ASK_S * min(1 + num_asked // FEW_ASKED, MOST_SLOWER)
 
     def send(self, command: AnyCommand) -> None:
         """Have a command carried out. Mutates."""
@@ -194,7 +199,7 @@ class InProcessClient:
     def _finish_storing(self) -> None:
         end_s = time.monotonic() + STORE_S
         with suppress(ExecutionError):
-            while self.is_storing and time.monotonic() < end_s:
+            while self.ask_s is not None and time.monotonic() < end_s:
                 self._core.send(AskDisk())
                 time.sleep(ASK_S / 10)
 

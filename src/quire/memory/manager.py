@@ -484,9 +484,9 @@ class KVCacheManager:
         return self.disk is not None and self.disk.has_news
 
     @property
-    def is_storing(self) -> bool:
-        """Whether the disk is to be asked now and then which blocks have been written."""
-        return self.disk is not None and self.disk.is_storing
+    def num_asked(self) -> int | None:
+        """Unanswered questions in a row about the blocks on their way to the disk; None: no block is."""
+        return self.disk.num_asked if self.disk is not None and self.disk.is_storing else None
 
     def ask_disk(self) -> None:
         """Have the next plan ask the disk what it has done, even if it computes nothing. Mutates."""

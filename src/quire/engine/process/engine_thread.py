@@ -20,7 +20,7 @@ from typing import Final
 
 from quire.core.clock import Clock
 from quire.core.errors import QuireError
-from quire.engine.client import ASK_S, EngineClient, SequenceUpdate, refused
+from quire.engine.client import EngineClient, SequenceUpdate, refused
 from quire.engine.commands import Add, AnyCommand, AskDisk, Watch
 from quire.engine.records.live import ShowLive
 from quire.engine.records.stats import EngineStats
@@ -109,7 +109,7 @@ class EngineThread:
             except queue.Empty:
                 if not self._client.is_idle:
                     return True
-                if self._client.is_storing:
+                if self._client.ask_s is not None:
                     self._carry_out(AskDisk())
                 if self._seconds_to_frame() == 0.0:
                     self._show_frame()
@@ -139,10 +139,8 @@ class EngineThread:
 
     def _seconds_to_wait(self) -> float | None:
         """Return the seconds after which an idle engine has something to do; None: nothing."""
-        to_frame = self._seconds_to_frame()
-        if not self._client.is_storing:
-            return to_frame
-        return ASK_S if to_frame is None else min(to_frame, ASK_S)
+        waits = [wait for wait in (self._seconds_to_frame(), self._client.ask_s) if wait is not None]
+        return min(waits, default=None)
 
     def _seconds_to_frame(self) -> float | None:
         """Return the seconds until the next frame is due; None: no frame."""

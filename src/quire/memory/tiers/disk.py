@@ -44,9 +44,9 @@ STORE_BYTES: Final = 32 << 20
 """Bytes that may wait to be written."""
 MOST_BACKLOG: Final = 64
 """Texts of which blocks are still to be stored; those of more texts are stored at a later hit."""
+RETRY_EVERY: Final = 64
+"""One in this number of loads that do not seem to pay is done: one slow read is not the last word."""
 MOST_FAILURES: Final = 3
-MOST_ASKED: Final = 100
-"""Questions in a row that no ticket answers; then the disk is not asked again before it has other news."""
 
 Usable = Callable[[Sequence[Sequence[int]], int], int]
 """How many leading entries can be hit, by the blocks of each and the number of known tokens."""
@@ -87,7 +87,8 @@ class DiskTier:
         self._stores: dict[int, _Store] = {}
         self._backlog: dict[PrefixEntry, CacheScope] = {}  # the last blocks of texts that are to be stored
         self._is_asked = False
-        self._num_asked = 0  # in a row, without an answer
+        self.num_asked = 0
+        """Questions in a row that no ticket answered."""
         self._landings: dict[Request, _Landing] = {}
         self._frontiers: Counter[Frontier] = Counter()  # blocks on their way
         self._attempted: dict[Request, int] = {}  # blocks of a prompt that were asked of the disk
@@ -229,7 +230,8 @@ class DiskTier:
         wanted = [(entry, group) for entry, group in needed if entry.block_ids[group] == NO_BLOCK]
         if not self.rates.pays(len(wanted), end - match.num_tokens):
             self.counts["not worth loading"] += 1
-            return False
+            if self.counts["not worth loading"] % RETRY_EVERY:
+                return False
         present = [entry.block_ids[group] for entry, group in needed if entry.block_ids[group] != NO_BLOCK]
         for block_id in present:
             self._pool.share(block_id)
@@ -323,7 +325,7 @@ class DiskTier:
         for landing in [landing for landing in self._landings.values() if not landing.arriving]:
             self._end_landing(landing)
         if outcome.done or outcome.undone:
-            self._num_asked = 0
+            self.num_asked = 0
         self._store_more()
 
     def _note_undone(self, ticket: int, reason: str) -> None:
@@ -376,13 +378,13 @@ class DiskTier:
 
     @property
     def is_storing(self) -> bool:
-        """Whether it is worth asking which blocks have been written."""
-        return bool(self._stores or self._backlog) and self.is_on and self._num_asked < MOST_ASKED
+        """Whether blocks are on their way to the disk."""
+        return bool(self._stores or self._backlog) and self.is_on
 
     def ask(self) -> None:
         """Have the next plan ask which tickets have ended, even if it computes nothing. Mutates."""
         self._is_asked = True
-        self._num_asked += 1
+        self.num_asked += 1
 
     @property
     def has_news(self) -> bool:

@@ -6,7 +6,8 @@
 
 The disk's thread never touches KV memory. So a read that hangs can be given up at once: its block is free, and the
 buffer is dropped when the read ends, if it ever does. Buffers of loads are bounded: the thread reads on when the step's
-thread has taken some. Stores are bounded by the plans. Loads go before stores, because a request waits for them.
+thread has taken some. While steps compute there are few, because reading and copying take time from those steps. Stores
+are bounded by the plans. Loads go before stores, because a request waits for them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreErr
 from quire.core.transfers import NO_OUTCOME, BlockLoad, BlockStore, TransferOutcome, Transfers
 
 LOAD_BYTES: Final = 32 << 20
-"""Bytes that were read and that no step has taken yet."""
+"""Bytes that were read and that no step has taken yet, while a plan waits for them."""
+FEW_LOAD_BYTES: Final = 8 << 20
+"""The same while steps compute."""
 WAIT_S: Final = 0.02
 """The longest time that a plan without work waits, so that new requests are seen."""
 CLOSE_S: Final = 5.0
@@ -68,7 +71,7 @@ class BlockTransfers:
         self._shared = _Shared()
         self._changed = threading.Condition()
         self._told: set[str] = set()
-        self._max_loaded = max(1, LOAD_BYTES // store.block_bytes)
+        self._is_waited_for = False
         self._thread = threading.Thread(target=self._run, name="quire-store", daemon=True)
         self._thread.start()
 
@@ -97,10 +100,18 @@ class BlockTransfers:
     def wait(self) -> None:
         """Wait until all loads are in, as many as there is room for, or a moment has passed. Does not mutate."""
         with self._changed:
+            self._is_waited_for = True
+            self._changed.notify_all()
             self._changed.wait_for(self._may_collect, WAIT_S)
+            self._is_waited_for = False
 
     def _may_collect(self) -> bool:
         return len(self._shared.loaded) >= min(len(self._pending), self._max_loaded)
+
+    @property
+    def _max_loaded(self) -> int:
+        most = LOAD_BYTES if self._is_waited_for else FEW_LOAD_BYTES
+        return max(1, most // self._store.block_bytes)
 
     def collect(self) -> TransferOutcome:
         """Put the blocks that have come in their places, and return the tickets that ended. Mutates the KV memory."""
