@@ -11,12 +11,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
+CURL = ROOT / "tests/support/curl.py"
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="one of the lines calls the server with curl")
+def programs(folder: Path) -> str:
+    """Return where the shell finds quire, and curl on a machine that has none."""
+    paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    if shutil.which("curl") is None:
+        (folder / "curl").write_text(f'#!/bin/sh\nexec {sys.executable} {CURL} "$@"\n')
+        (folder / "curl").chmod(0o755)
+        paths.append(str(folder))
+    return ":".join(paths)
+
+
 def test_the_first_lines_install_chat_serve_call_and_stop(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     block = text.partition("```sh\n")[2].partition("```")[0]
@@ -41,7 +49,7 @@ def test_the_first_lines_install_chat_serve_call_and_stop(tmp_path: Path) -> Non
     found = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     done = subprocess.run(
         ["bash", "-m", "-c", "\n".join(script)],
-        env=found | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "QUIRE_PORT": str(port)},
+        env=found | {"PATH": programs(tmp_path), "QUIRE_PORT": str(port)},
         input="",
         cwd=tmp_path,
         capture_output=True,
