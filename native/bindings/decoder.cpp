@@ -1,6 +1,4 @@
 // quire._native.Decoder and ThreadTeam: checks arrays once, and passes them on as raw pointers.
-#include "quire/decoder.h"
-
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -11,6 +9,7 @@
 #include <tuple>
 
 #include "bindings.h"
+#include "quire/adapter.h"
 
 namespace quire::bindings {
 namespace {
@@ -87,6 +86,7 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.logit_soft_cap = field<float>(fields, "logit_soft_cap");
     shape.embedding_scale = field<float>(fields, "embedding_scale");
     shape.learned_positions = field<int>(fields, "learned_positions");
+    shape.adapter_rank = field<int>(fields, "adapter_rank");
     for (const nb::handle rope : field<nb::list>(fields, "ropes")) {
         const auto entry = nb::cast<nb::dict>(rope);
         shape.ropes.push_back({.rotary_dim = field<int>(entry, "rotary_dim"),
@@ -190,7 +190,7 @@ void set_matrix(Decoder& decoder, const std::string& part, int layer, int expert
     const MatrixRows from = rows_of(rows, blocks);
     const StoredType as = codes.empty() ? from.type : block_type_of(codes);
     nb::gil_scoped_release release;
-    matrix.pack(decoder.kernels(), decoder.team(), decoder.weights.memory, from, as);
+    matrix.pack(decoder.kernels(), &decoder.team(), decoder.weights.memory, from, as);
 }
 
 void set_bias(Decoder& decoder, const std::string& part, int layer, int expert, const Array<const float, 1>& bias) {
@@ -271,13 +271,46 @@ void prepare_memory(Decoder& decoder, const std::vector<Bytes>& kv_memory) {
     decoder.prepare_memory(ranges);
 }
 
+Adapted adapted_of(const std::string& part) {
+    static const std::map<std::string, Adapted> kByName = {
+        {"query", Adapted::kQuery}, {"key", Adapted::kKey}, {"value", Adapted::kValue}, {"output", Adapted::kOutput},
+        {"gate", Adapted::kGate},   {"up", Adapted::kUp},   {"down", Adapted::kDown}};
+    const auto found = kByName.find(part);
+    if (found == kByName.end()) throw std::invalid_argument("no adapter can change " + part);
+    return found->second;
+}
+
+void set_low_rank(Adapter& adapter, const std::string& part, int layer, const Matrix& a, const Matrix& b, float scale) {
+    const Adapted which = adapted_of(part);
+    const MatrixRows rows_of_a = rows_of(a, ""), rows_of_b = rows_of(b, "");
+    nb::gil_scoped_release release;
+    adapter.set(layer, which, rows_of_a, rows_of_b, scale);
+}
+
 using Column = Array<const std::int64_t, 1>;
 using Table = Array<const std::int64_t, 2>;
+
+// The adapter of each sequence: adapters[adapter_of[sequence]], none if that is negative; no entries: none has one.
+std::vector<const Adapter*> adapters_of(const Decoder& decoder, const std::vector<const Adapter*>& adapters,
+                                        const Column& adapter_of, int num_sequences) {
+    if (adapter_of.shape(0) == 0) return {};
+    if (static_cast<int>(adapter_of.shape(0)) != num_sequences) {
+        throw std::invalid_argument("every sequence of a step has an adapter or none");
+    }
+    std::vector<const Adapter*> found(num_sequences, nullptr);
+    for (int i = 0; i < num_sequences; ++i) {
+        if (adapter_of.data()[i] < 0) continue;
+        found[i] = adapters.at(adapter_of.data()[i]);
+        if (&found[i]->decoder() != &decoder) throw std::invalid_argument("the adapter is of another decoder");
+    }
+    return found;
+}
 
 void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, const Column& positions,
          const Column& logit_indices, const std::vector<Column>& slots, const std::vector<Table>& tables,
          const Array<float, 2>& logits, const Array<bool, 1>& finite_logits, const Array<bool, 1>& finite_tokens,
-         const Column& state_indices, const Array<float, 2>& states) {
+         const Column& state_indices, const Array<float, 2>& states, const std::vector<const Adapter*>& adapters,
+         const Column& adapter_of) {
     StepView step;
     step.num_sequences = static_cast<int>(query_starts.shape(0)) - 1;
     step.num_tokens = static_cast<int>(token_ids.shape(0));
@@ -293,6 +326,7 @@ void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, 
         step.tables.push_back(table.data());
         step.table_strides.push_back(static_cast<std::int64_t>(table.shape(1)));
     }
+    step.adapters = adapters_of(decoder, adapters, adapter_of, step.num_sequences);
     const int stride = static_cast<int>(logits.shape(1)), state_stride = static_cast<int>(states.shape(1));
     if (stride != round_up(decoder.shape().vocab_size, kPanelWidth) ||
         static_cast<int>(logits.shape(0)) < step.num_logits ||
@@ -375,8 +409,14 @@ void bind_decoder(nb::module_& module) {
         .def("weight_bytes", &Decoder::weight_bytes, "Bytes of the weights, as they lie in memory.")
         .def("run", &run, nb::arg("query_starts"), nb::arg("token_ids"), nb::arg("positions"), nb::arg("logit_indices"),
              nb::arg("slots"), nb::arg("tables"), nb::arg("logits"), nb::arg("finite_logits"), nb::arg("finite_tokens"),
-             nb::arg("state_indices"), nb::arg("states"),
-             "Compute one step; the results are written into the arrays for logits, finite ones and states.");
+             nb::arg("state_indices"), nb::arg("states"), nb::arg("adapters"), nb::arg("adapter_of"),
+             "Compute one step; the results are written into the arrays for logits, finite ones and states. Sequence i "
+             "has the adapter with the index adapter_of[i], none if that is negative; no entries: none has one.");
+    nb::class_<Adapter>(module, "Adapter", "A LoRA adapter of a decoder; see native/include/quire/adapter.h.")
+        .def(nb::init<const Decoder&>(), nb::arg("decoder"), nb::keep_alive<1, 2>())
+        .def("set", &set_low_rank, nb::arg("part"), nb::arg("layer"), nb::arg("a"), nb::arg("b"), nb::arg("scale"),
+             "Pack A, [rank, in], and B, [out, rank], of a matrix; the rank is a multiple of 16.")
+        .def("num_bytes", &Adapter::num_bytes, "Bytes of the matrices, as they lie in memory.");
 }
 
 }  // namespace quire::bindings

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <vector>
@@ -11,6 +12,9 @@
 #include "quire/linear_pieces.h"
 
 namespace quire {
+
+// Queries, keys and values are computed at once.
+constexpr int kMostAdaptedAtOnce = 3;
 
 // A tile of the product of one expert.
 struct ExpertPiece {
@@ -27,7 +31,8 @@ struct ActivationSizes {
           inner(round_up(std::max({shape.intermediate_size, shape.expert_size, shape.shared_size}), kPanelWidth)),
           experts(round_up(shape.num_experts, kPanelWidth)),
           ranks(round_up(shape.num_experts + shape.num_expert_groups, kPanelWidth)),
-          logits(round_up(shape.vocab_size, kPanelWidth)) {
+          logits(round_up(shape.vocab_size, kPanelWidth)),
+          low(round_up(shape.adapter_rank, kPanelWidth)) {
         for (const RopeShape& rope : shape.ropes) angles += rope.rotary_dim;
         if (shape.latent.rank == 0) return;
         num_heads = shape.num_heads;
@@ -44,7 +49,15 @@ struct ActivationSizes {
                          RoundedRows::bytes(hidden, static_cast<int>(logits))});
     }
 
-    int hidden, query, key, inner, experts, ranks, logits;
+    // Of what rows with adapters take: A x of each matrix of a product, and the other factor of gates.
+    std::size_t adapter_floats(std::size_t tokens) const {
+        return low > 0 ? tokens * (kMostAdaptedAtOnce * low + inner) : 0;
+    }
+    std::size_t low_rounded_bytes(std::size_t tokens) const {
+        return low > 0 ? RoundedRows::bytes(low, static_cast<int>(tokens)) : 0;
+    }
+
+    int hidden, query, key, inner, experts, ranks, logits, low;
     int angles = 0;
     int num_heads = 0, heads = 0, head_inputs = 0, query_down = 0;  // with latents
 };
@@ -61,6 +74,10 @@ struct Decoder::Activations {
     Buffer<float> wanted, wanted_projected;  // [num_logits, hidden]
     Buffer<float> scratch;                   // per member: attention_scratch
     Buffer<std::byte> rounded;               // the rows of a product
+    // Adapters: A x of each matrix that is computed at once, [num_tokens, low], and rounded; [num_tokens, inner].
+    std::array<Buffer<float>, kMostAdaptedAtOnce> low;
+    std::array<Buffer<std::byte>, kMostAdaptedAtOnce> low_rounded;
+    Buffer<float> ups;
     // Experts: the tokens are sorted by expert into assignments, [num_tokens * experts_per_token].
     Buffer<float> router;                       // [num_tokens, experts]
     Buffer<float> ranks;                        // [num_tokens, ranks]: of experts, then of groups

@@ -9,7 +9,9 @@
 #include "activations.h"
 #include "attention_pieces.h"
 #include "expert_choice.h"
+#include "low_rank_products.h"
 #include "quire/linear_pieces.h"
+#include "step_call.h"
 
 namespace quire {
 namespace {
@@ -26,14 +28,6 @@ NormView view_of(const NormShape& shape, const NormWeights& weights) {
             .center = shape.center,
             .unit_offset = shape.unit_offset};
 }
-
-// The part of a step that a member holds by value, because it may be late (see ThreadTeam::run).
-struct StepCall : StepView {
-    StepCall(const StepView& view, const StepResultView& results) : StepView(view), results(results) {}
-
-    StepResultView results;
-    std::vector<int> num_attention_pieces;  // per KV group
-};
 
 }  // namespace
 
@@ -83,11 +77,14 @@ class Decoder::Step {
           value_{a_.value.data(), sizes_.key},
           heads_{a_.heads.data(), sizes_.heads},
           query_down_{a_.query_down.data(), sizes_.query_down},
-          inner_{a_.inner.data(), sizes_.inner} {}
+          inner_{a_.inner.data(), sizes_.inner},
+          ups_{a_.ups.data(), sizes_.inner},
+          low_rank_(call.adapted, kernels_, a_.low, a_.low_rounded, sizes_.low, call.num_tokens) {}
 
     void run() {
         embed();
         for (std::size_t index = 0; index < shape_.layers.size(); ++index) {
+            layer_ = static_cast<int>(index);
             const LayerShape& layer = shape_.layers[index];
             const LayerWeights& weights = weights_.layers[index];
             attend(layer, weights);
@@ -129,6 +126,21 @@ class Decoder::Step {
                            [&](int piece) { kernels_.linear(matrix, input, output, pieces.tile(piece), accumulate); });
     }
 
+    // The product of all rows with a matrix of the layer that may have adapters.
+    void adapted_linear(Adapted which, const PackedMatrix& packed, const Rows& rows, const Rows& output,
+                        bool accumulate) {
+        const MatrixView matrix = packed.view();
+        const LinearInput input = rounded(rows, view_.num_tokens);
+        round(input, forms_for(packed) | view_.adapted.forms(), matrix.num_inputs);
+        low_rank_.reduce<1>(member_, layer_, {which}, input);
+        const LinearPieces pieces = pieces_for(matrix, view_.num_tokens);
+        member_.for_pieces(pieces.count(), [&](int piece) {
+            const LinearTile tile = pieces.tile(piece);
+            kernels_.linear(matrix, input, output, tile, accumulate);
+            low_rank_.add(layer_, which, 0, output, tile);
+        });
+    }
+
     // Writes the norms of the rows of `input` to `output`.
     void normalize(const NormWeights& norm, const Rows& input, const Rows& output, int num_rows) {
         const NormView view = view_of(shape_.norm, norm);
@@ -139,7 +151,7 @@ class Decoder::Step {
     // The norms of the hidden states, in the forms that the products of some matrices take.
     template <typename... Matrices>
     LinearInput normed(const NormWeights& norm, const Matrices&... matrices) {
-        const RowForms forms = (forms_for(matrices) | ... | RowForms());
+        const RowForms forms = (forms_for(matrices) | ... | view_.adapted.forms());
         const bool normalizes = !norm.weight.empty();
         const LinearInput input = rounded(normalizes ? normed_ : hidden_, view_.num_tokens);
         const NormView view = view_of(shape_.norm, norm);
@@ -151,11 +163,12 @@ class Decoder::Step {
     }
 
     // hidden += scale * after(matrix * input), then hidden = joined(hidden); the model may lack either norm.
-    void join(const PackedMatrix& matrix, const Rows& input, const NormWeights& after, const NormWeights& joined) {
+    void join(Adapted which, const PackedMatrix& matrix, const Rows& input, const NormWeights& after,
+              const NormWeights& joined) {
         if (after.weight.empty() && shape_.residual_scale == 1.0F) {
-            linear(matrix, input, hidden_, view_.num_tokens, true);
+            adapted_linear(which, matrix, input, hidden_, true);
         } else {
-            linear(matrix, input, update_, view_.num_tokens, false);
+            adapted_linear(which, matrix, input, update_, false);
             join_update(after);
         }
         if (!joined.weight.empty()) normalize(joined, hidden_, hidden_, view_.num_tokens);
@@ -219,8 +232,10 @@ class Decoder::Step {
         if (shape_.latent.rank > 0) {
             prepare_latents(layer, weights);
         } else {
-            project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_},
-                       normed(weights.attention_norm, weights.query, weights.key, weights.value));
+            const LinearInput input = normed(weights.attention_norm, weights.query, weights.key, weights.value);
+            const std::array<Adapted, 3> adapted = {Adapted::kQuery, Adapted::kKey, Adapted::kValue};
+            low_rank_.reduce(member_, layer_, adapted, input);
+            project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_}, input, adapted.data());
             prepare_heads(layer, weights);
         }
         member_.for_pieces(view_.num_attention_pieces[layer.kv_group],
@@ -231,14 +246,15 @@ class Decoder::Step {
     }
 
     void leave_attention(const LayerWeights& weights) {
-        join(weights.output, shape_.latent.rank > 0 ? heads_ : attended_, weights.after_attention_norm,
-             weights.joined_attention_norm);
+        join(Adapted::kOutput, weights.output, shape_.latent.rank > 0 ? heads_ : attended_,
+             weights.after_attention_norm, weights.joined_attention_norm);
     }
 
-    // Computes several products of one input in one phase: first the pieces of one, then those of the next.
+    // Computes several products of one input in one phase: first the pieces of one, then those of the next. `adapted`:
+    // what they are to adapters, after `reduce`; null: they have none.
     template <std::size_t kCount>
     void project(const std::array<const PackedMatrix*, kCount>& packed, const std::array<Rows, kCount>& outputs,
-                 const LinearInput& input) {
+                 const LinearInput& input, const Adapted* adapted = nullptr) {
         MatrixView matrices[kCount];
         std::array<std::optional<LinearPieces>, kCount> pieces;
         int ends[kCount], total = 0;
@@ -251,7 +267,10 @@ class Decoder::Step {
             std::size_t which = 0;
             while (piece >= ends[which]) ++which;
             const int own = which == 0 ? piece : piece - ends[which - 1];
-            kernels_.linear(matrices[which], input, outputs[which], pieces[which]->tile(own), false);
+            const LinearTile tile = pieces[which]->tile(own);
+            kernels_.linear(matrices[which], input, outputs[which], tile, false);
+            if (adapted != nullptr)
+                low_rank_.add(layer_, adapted[which], static_cast<int>(which), outputs[which], tile);
         });
     }
 
@@ -384,21 +403,47 @@ class Decoder::Step {
         }
         const NormWeights& norm = shape_.shared_norm ? weights.attention_norm : weights.mlp_norm;
         const LinearInput input = normed(norm, weights.up, weights.gate);
+        low_rank_.reduce<2>(member_, layer_, {Adapted::kGate, Adapted::kUp}, input);
         const MatrixView up = weights.up.view(), gate = weights.gate.view();
         const LinearPieces pieces = pieces_for(up, view_.num_tokens);
-        member_.for_pieces(pieces.count(), [&](int piece) { expand(gate, up, input, pieces.tile(piece)); });
+        member_.for_pieces(pieces.count(), [&](int piece) {
+            const LinearTile tile = pieces.tile(piece);
+            view_.adapted.any_in(tile) ? expand_adapted(gate, up, input, tile) : expand(gate, up, input, tile);
+        });
         if (shape_.parallel) leave_attention(weights);  // not before, because it changes the hidden states
-        join(weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
+        join(Adapted::kDown, weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
     }
 
     // inner = activation(gate(input)) * up(input), or activation(up(input)) without a gate.
     void expand(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const LinearTile& tile) const {
         if (shape_.gated) return kernels_.gated_linear(gate, up, input, inner_, tile, shape_.activation);
         kernels_.linear(up, input, inner_, tile, false);
+        activate(tile, false);
+    }
+
+    void activate(const LinearTile& tile, bool gated) const {
+        const int first = tile.first_panel * kPanelWidth, count = tile.num_panels * kPanelWidth;
         for (int row = tile.first_row; row < tile.first_row + tile.num_rows; ++row) {
-            kernels_.activate(inner_.row(row) + tile.first_panel * kPanelWidth, tile.num_panels * kPanelWidth,
-                              shape_.activation);
+            float* values = inner_.row(row) + first;
+            if (gated) {
+                kernels_.gate(values, ups_.row(row) + first, count, shape_.activation);
+            } else {
+                kernels_.activate(values, count, shape_.activation);
+            }
         }
+    }
+
+    // The same for a tile with rows that have an adapter, whose part is added first; to the same bits for the others.
+    void expand_adapted(const MatrixView& gate, const MatrixView& up, const LinearInput& input,
+                        const LinearTile& tile) const {
+        const Rows& ups = shape_.gated ? ups_ : inner_;
+        kernels_.linear(up, input, ups, tile, false);
+        low_rank_.add(layer_, Adapted::kUp, 1, ups, tile);
+        if (shape_.gated) {
+            kernels_.linear(gate, input, inner_, tile, false);
+            low_rank_.add(layer_, Adapted::kGate, 0, inner_, tile);
+        }
+        activate(tile, shape_.gated);
     }
 
     // update = the weighted sum of the outputs of each token's experts, in the order of expert ids.
@@ -529,12 +574,14 @@ class Decoder::Step {
     ThreadTeam::Member& member_;
     const int num_threads_;
     const ActivationSizes sizes_;
-    const Rows hidden_, normed_, update_, query_, attended_, key_, value_, heads_, query_down_, inner_;
+    const Rows hidden_, normed_, update_, query_, attended_, key_, value_, heads_, query_down_, inner_, ups_;
+    const LowRankProducts low_rank_;
+    int layer_ = 0;
 };
 
 void Decoder::run(const StepView& step, const StepResultView& results) {
     const MemoryPreparer::Pause pause(preparer_);
-    StepCall call(step, results);
+    StepCall call(step, results, kernels_);
     std::vector<AttentionPieces>& pieces = activations_->attention_pieces;
     for (std::size_t group = 0; group < pieces.size(); ++group) {
         const LayerShape& layer =

@@ -16,8 +16,9 @@ std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_
         floats += num_tokens * (sizes.experts + sizes.ranks + 2 * assignments * sizes.hidden);
     }
     floats += static_cast<std::size_t>(num_logits) * 2 * sizes.hidden;
-    floats += num_threads * attention_scratch(shape.head_dim);
-    return floats * sizeof(float) + sizes.rounded_bytes(num_tokens, num_tokens * assignments, num_logits);
+    floats += num_threads * attention_scratch(shape.head_dim) + sizes.adapter_floats(num_tokens);
+    return floats * sizeof(float) + sizes.rounded_bytes(num_tokens, num_tokens * assignments, num_logits) +
+           kMostAdaptedAtOnce * sizes.low_rounded_bytes(num_tokens);
 }
 
 std::size_t Decoder::weight_bytes() const {
@@ -62,6 +63,11 @@ void Decoder::reserve(int num_tokens, int num_logits) {
         for (Buffer<float>* buffer : {&a.key, &a.value}) buffer->allocate(tokens * sizes.key);
         a.inner.allocate(assignments * sizes.inner);
         a.angles.allocate(tokens * sizes.angles);
+        if (sizes.low > 0) {
+            for (Buffer<float>& buffer : a.low) buffer.allocate(tokens * sizes.low);
+            for (Buffer<std::byte>& buffer : a.low_rounded) buffer.allocate(sizes.low_rounded_bytes(tokens));
+            a.ups.allocate(tokens * sizes.inner);
+        }
         if (sizes.heads > 0) a.heads.allocate(tokens * sizes.heads);
         if (sizes.query_down > 0) a.query_down.allocate(tokens * sizes.query_down);
         if (shape_.num_experts > 0) {
@@ -98,9 +104,10 @@ void Decoder::reserve(int num_tokens, int num_logits) {
 void Decoder::prepare_memory(const std::vector<MemoryRange>& kv_memory) {
     const Activations& a = *activations_;
     std::vector<MemoryRange> ranges = {a.rounded.range()};
-    for (const Buffer<float>* buffer : {&a.hidden, &a.normed, &a.update, &a.query, &a.attended, &a.key, &a.value,
-                                        &a.inner, &a.angles, &a.wanted, &a.wanted_projected, &a.scratch, &a.heads,
-                                        &a.query_down, &a.router, &a.ranks, &a.expert_input, &a.expert_output}) {
+    for (const Buffer<float>* buffer :
+         {&a.hidden, &a.normed, &a.update, &a.query, &a.attended, &a.key, &a.value, &a.inner, &a.angles, &a.wanted,
+          &a.wanted_projected, &a.scratch, &a.heads, &a.query_down, &a.router, &a.ranks, &a.expert_input,
+          &a.expert_output, &a.ups}) {
         ranges.push_back(buffer->range());
     }
     ranges.insert(ranges.end(), kv_memory.begin(), kv_memory.end());

@@ -4,7 +4,7 @@
 
 namespace quire {
 
-void PackedMatrix::pack(const Kernels& kernels, ThreadTeam& team, Arena& memory, const MatrixRows& rows,
+void PackedMatrix::pack(const Kernels& kernels, ThreadTeam* team, Arena& memory, const MatrixRows& rows,
                         StoredType as) {
     shape_.type = packed_type(as);
     if (has_blocks(as)) shape_.coding = coding_of(as);
@@ -16,7 +16,8 @@ void PackedMatrix::pack(const Kernels& kernels, ThreadTeam& team, Arena& memory,
     shape_.panels = panels;
     constexpr int kPanelsPerPiece = 16;
     const int num_pieces = (num_panels + kPanelsPerPiece - 1) / kPanelsPerPiece;
-    team.run([&kernels, rows, as, shape = shape_, panels, num_panels, num_pieces](auto& member) {
+    if (team == nullptr) return kernels.pack_panels(rows, shape_, as, panels, 0, num_panels);
+    team->run([&kernels, rows, as, shape = shape_, panels, num_panels, num_pieces](auto& member) {
         member.for_pieces(num_pieces, [&](int piece) {
             const int first = piece * kPanelsPerPiece;
             const int count = num_panels - first < kPanelsPerPiece ? num_panels - first : kPanelsPerPiece;

@@ -117,7 +117,7 @@ class Model {
         if (type_ == NumberType::kBfloat16) data = halves.data();
         const StoredType given = type_ == NumberType::kBfloat16 ? StoredType::kBfloat16 : StoredType::kFloat32;
         const StoredType as = type_ == NumberType::kCoded ? StoredType::kQ8_0 : given;
-        matrix.pack(decoder.kernels(), decoder.team(), decoder.weights.memory, {data, given, num_outputs, num_inputs},
+        matrix.pack(decoder.kernels(), &decoder.team(), decoder.weights.memory, {data, given, num_outputs, num_inputs},
                     as);
         const std::vector<float> bias = random_.numbers(num_outputs, -0.1F, 0.1F);
         if (decoder.shape().norm.center) matrix.set_bias(bias.data(), num_outputs);

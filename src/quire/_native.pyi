@@ -78,7 +78,23 @@ class Decoder:
         finite_tokens: NDArray[np.bool_],
         state_indices: NDArray[np.int64],
         states: NDArray[np.float32],
+        adapters: Sequence[Adapter],
+        adapter_of: NDArray[np.int64],
     ) -> None: ...
+
+class Adapter:
+    """A LoRA adapter of a decoder; see native/include/quire/adapter.h."""
+
+    def __init__(self, decoder: Decoder) -> None: ...
+    def set(
+        self,
+        part: str,
+        layer: int,
+        a: NDArray[np.float32] | NDArray[np.uint16],
+        b: NDArray[np.float32] | NDArray[np.uint16],
+        scale: float,
+    ) -> None: ...
+    def num_bytes(self) -> int: ...
 
 def uniform(seed: int, position: int) -> float:
     """The uniform number in [0, 1) of a seed and a position."""

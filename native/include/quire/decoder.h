@@ -95,6 +95,7 @@ struct DecoderShape {
     float logit_soft_cap = 0.0F;
     float embedding_scale = 1.0F;
     int learned_positions = -1;  // offset in their table; -1: none
+    int adapter_rank = 0;        // the highest rank of adapters; 0: steps have none
     std::vector<RopeShape> ropes;
     std::vector<LayerShape> layers;
 };
@@ -103,8 +104,8 @@ struct DecoderShape {
 class PackedMatrix {
   public:
     // `as` is the type of the rows, or that of codes made of floats (make_codes). The panels are in `memory`.
-    // Throws std::bad_alloc.
-    void pack(const Kernels& kernels, ThreadTeam& team, Arena& memory, const MatrixRows& rows, StoredType as);
+    // Without a team, the calling thread packs alone. Throws std::bad_alloc.
+    void pack(const Kernels& kernels, ThreadTeam* team, Arena& memory, const MatrixRows& rows, StoredType as);
     void set_bias(const float* bias, int count);
     bool empty() const { return shape_.panels == nullptr; }
     MatrixView view() const;
@@ -151,6 +152,8 @@ struct DecoderWeights {
     std::vector<LayerWeights> layers;
 };
 
+class Adapter;
+
 // The tokens of a step, sequence by sequence; see StepInputs in Python.
 struct StepView {
     int num_sequences = 0;
@@ -165,6 +168,7 @@ struct StepView {
     std::vector<const std::int64_t*> slots;       // per KV group: [num_tokens]
     std::vector<const std::int64_t*> tables;      // per KV group: [num_sequences, table_strides[group]]
     std::vector<std::int64_t> table_strides;
+    std::vector<const Adapter*> adapters;  // per sequence, null: none; empty: no sequence has one
 };
 
 // Where the results go.

@@ -275,6 +275,9 @@ struct Kernels {
     void (*gated_linear)(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
                          const LinearTile& tile, Activation activation);
     void (*activate)(float* values, int count, Activation activation);
+    // values = activation(values) * others, for a multiple of kPanelWidth numbers: what gated_linear does with its
+    // sums.
+    void (*gate)(float* values, const float* others, int count, Activation activation);
 
     // May work in place.
     void (*normalize)(const float* input, float* output, int size, const NormView& norm);

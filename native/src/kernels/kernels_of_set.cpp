@@ -18,6 +18,7 @@ const Kernels& kernels() {
         .linear = linear,
         .gated_linear = gated_linear,
         .activate = activate,
+        .gate = gate,
         .normalize = normalize,
         .rotate = rotate,
         .soft_cap = soft_cap,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.near_names import meant_by
 from quire.cli.sampling_options import add_sampling_options, sampling_params
-from quire.cli.session import describe, load, remark, stderr_terminal, stream_text, until_interrupted
+from quire.cli.session import chosen_adapter, describe, load, remark, stderr_terminal, stream_text, until_interrupted
 from quire.cli.terminal import Terminal, add_color_option, detect
 from quire.cli.turn_reader import pipe_reader, terminal_reader
 from quire.cli.word_wrap import WordWrap
@@ -129,7 +129,8 @@ class Conversation:
 
         output = None
         try:
-            snapshots = self._llm.stream([*before, *self._turns, message], self._sampling)
+            messages = [*before, *self._turns, message]
+            snapshots = self._llm.stream(messages, self._sampling, adapter=chosen_adapter(self._llm))
             with closing(snapshots), closing(until_interrupted(snapshots) if is_watched else snapshots) as shown:
                 output = stream_text(shown, write)
         finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.sampling_options import add_sampling_options, sampling_params
-from quire.cli.session import describe, load, remark, stderr_terminal, stream_text
+from quire.cli.session import chosen_adapter, describe, load, remark, stderr_terminal, stream_text
 from quire.cli.terminal import add_color_option
 from quire.core.errors import ExecutionError, InvalidRequestError
 
@@ -133,7 +133,8 @@ def _generate(
 ) -> list[RequestOutput]:
     if len(prompts) * sampling.num_sequences == 1 and not arguments.json:
         return [_stream(llm, prompts[0], sampling)]
-    outputs = llm.generate(prompts, sampling, use_tqdm=not (arguments.json or arguments.quiet))
+    show_progress = not (arguments.json or arguments.quiet)
+    outputs = llm.generate(prompts, sampling, use_tqdm=show_progress, adapter=chosen_adapter(llm))
     for index, output in enumerate(outputs):
         if arguments.json:
             print(json.dumps(_plain(output), ensure_ascii=False))
@@ -154,7 +155,7 @@ def _stream(llm: LLM, prompt: Prompt, sampling: SamplingParams) -> RequestOutput
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    with closing(llm.stream([prompt], sampling)) as snapshots:
+    with closing(llm.stream([prompt], sampling, adapter=chosen_adapter(llm))) as snapshots:
         output = stream_text(snapshots, write)
     if output is None:
         raise ExecutionError("the engine returned nothing")

@@ -31,6 +31,11 @@ def load(config: EngineConfig, terminal: Terminal | None) -> LLM:
         return LLM(config, clock=clock, note_loaded=progress.note)
 
 
+def chosen_adapter(llm: LLM) -> str | None:
+    """Return the adapter that a command computes with: the first that was named. Does not mutate."""
+    return next(iter(llm.adapters), None)
+
+
 def stderr_terminal(color: str) -> Terminal:
     """Return what stderr can show."""
     return detect(sys.stderr, os.environ, color)

@@ -28,6 +28,7 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.memory_needs import MemoryNeeds
 
 if TYPE_CHECKING:
+    from quire.compute.adapters.folder import Adapter
     from quire.compute.grammar import MaskService
 
 LATENT_KV: Final = "auto, float32 or bfloat16: all heads read one latent, which is not rounded to fewer bits"
@@ -38,7 +39,8 @@ class BackendFacts:
     """The facts about an engine that are known before it is loaded.
 
     `weights`: how matrices are kept, in the words of `weight_bytes`; `block_types`: of those that stay as their file
-    stores them. `makes_vectors`: whether it can pool hidden states.
+    stores them. `makes_vectors`: whether it can pool hidden states. `takes_adapters`: whether rows may have adapters,
+    which take `adapter_bytes`.
     """
 
     name: str
@@ -53,6 +55,8 @@ class BackendFacts:
     activation_bytes: int
     block_types: tuple[str, ...] = ()
     makes_vectors: bool = False
+    takes_adapters: bool = False
+    adapter_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +74,28 @@ class DraftParts:
     most_tokens: int
 
 
+class AdapterShelf(Protocol):
+    """The adapters that a model has in memory."""
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Read an adapter, so that rows can have it; nothing if it is there. Raises `CheckpointError`. Mutates."""
+        ...
+
+    def has_adapter(self, digest: str) -> bool:
+        """Whether an adapter is in memory. Does not mutate."""
+        ...
+
+    def drop_adapter(self, digest: str) -> None:
+        """Free the memory of an adapter that no row has. Mutates."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
     """The parts of a worker. `launcher`: the runner, if it can launch steps ahead. `masks`: for grammars.
 
     `proposer` guesses tokens; None: nobody does. `draft` does so too, if there is a draft model.
-    `store` keeps blocks on disk; None: nothing does.
+    `store` keeps blocks on disk; None: nothing does. `adapters`: of the runner; None: it takes none.
     `on_start` is called once the KV memory is allocated.
     """
 
@@ -89,6 +109,7 @@ class WorkerParts:
     draft: DraftParts | None = None
     on_start: Callable[[], None] | None = None
     store: SlotFile | None = None
+    adapters: AdapterShelf | None = None
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
         """Return the parts with another runner, which sees every step: the launcher is dropped."""
@@ -121,4 +142,10 @@ class Backend(Protocol):
 
 def needs_on_host(facts: BackendFacts) -> MemoryNeeds:
     """Return the needs of an engine that computes in the main memory of this machine. Does not mutate."""
-    return MemoryNeeds(facts.weight_bytes, facts.activation_bytes, resident_bytes() or 0, free_memory())
+    return MemoryNeeds(
+        facts.weight_bytes,
+        facts.activation_bytes,
+        resident_bytes() or 0,
+        free_memory(),
+        adapter_bytes=facts.adapter_bytes,
+    )

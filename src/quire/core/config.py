@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
@@ -34,6 +36,7 @@ DISK_WRITES = ("on_hit", "always")
 SPECULATIONS = ("off", "auto", "ngram")
 MOST_DRAFTS: Final = 15
 """Guesses for a sequence in a step: with the token before them, as many rows as the kernels compute at once."""
+ADAPTER_NAME: Final = re.compile(r"[\w.][\w./:-]{0,127}", re.ASCII)
 LARGE_GPU_BYTES: Final = 64 << 30
 """A GPU with this much memory is so fast that steps of 2,048 tokens of a small model would wait for their launches."""
 
@@ -192,6 +195,8 @@ class EngineConfig:
         "when the text had them before), auto (that, what a grammar forces, and earlier answers), or a smaller model "
         "with the same tokenizer, by folder or name (that model, in addition to auto)",
     )
+    adapter: tuple[str, ...] = setting((), "LoRA adapter that requests may ask for, as NAME=FOLDER; none: no adapter")
+    max_adapter_rank: int = setting(64, "highest rank of an adapter")
     pooling: str = setting(
         "auto", "how a text becomes a vector: last (token), mean (of all tokens), or auto (as the model's folder says)"
     )
@@ -222,6 +227,8 @@ class EngineConfig:
         require_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.device == "cuda" and self.backend not in ("auto", "torch"):
             raise InvalidConfigError("backend", self.backend, "torch or auto: nothing else runs on device cuda")
+        self._take_adapters()
+        require_int("max_adapter_rank", self.max_adapter_rank, 1, 512)
         require_int("block_size", self.block_size, 1, 4096)
         require_int("seed", self.seed, 0, (1 << 63) - 1)
         for field in dataclasses.fields(self):
@@ -253,6 +260,15 @@ class EngineConfig:
         return ResolvedConfig(**dataclasses.asdict(self) | sizes)
 
     @property
+    def adapter_folders(self) -> dict[str, str]:
+        """The folders of adapters by name.
+
+        >>> EngineConfig(adapter={"tune": "/adapters/tune"}).adapter_folders
+        {'tune': '/adapters/tune'}
+        """
+        return dict(_name_and_value(each) for each in self.adapter)
+
+    @property
     def guesses_by_model(self) -> bool:
         """Whether `speculation` is a draft model."""
         return self.speculation not in SPECULATIONS
@@ -270,6 +286,21 @@ class EngineConfig:
         names = {field.name for field in dataclasses.fields(kind)}
         shared = {field: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in names}
         return {field.name: value for field, value in shared.items() if value is not None or field.default is not None}
+
+    def _take_adapters(self) -> None:
+        """Store adapters as texts; a mapping of names to folders is one way to give them."""
+        given, allowed = self.adapter, "NAME=FOLDER, each name once"
+        if isinstance(given, Mapping):
+            given = tuple(f"{name}={os.fspath(folder)}" for name, folder in given.items())
+        if not isinstance(given, tuple | list) or not all(isinstance(each, str) for each in given):
+            raise InvalidConfigError("adapter", given, allowed)
+        object.__setattr__(self, "adapter", tuple(given))
+        names = set[str]()
+        for each in given:
+            name, folder = _name_and_value(each)
+            if not folder or "\0" in folder or name in names or not ADAPTER_NAME.fullmatch(name):
+                raise InvalidConfigError("adapter", each, f"{allowed}, of letters, digits and ._/:-")
+            names.add(name)
 
     def _take_path(self, name: str) -> None:
         """Store a path as text."""
@@ -337,11 +368,19 @@ class EngineSettings(TypedDict, total=False):
     max_steps_under_way: int | None
     itl_slo_ms: float | None
     speculation: str | os.PathLike[str]
+    adapter: Mapping[str, str | os.PathLike[str]] | Sequence[str]
+    max_adapter_rank: int
     pooling: str
     cuda_graphs: bool
     max_cached_blocks_per_tenant: int | None
     seed: int
     step_log: str | os.PathLike[str] | None
+
+
+def _name_and_value(text: str) -> tuple[str, str]:
+    """Return NAME and FOLDER; a folder alone has its own name."""
+    name, found, value = text.partition("=")
+    return (name, value) if found else (os.path.basename(os.path.normpath(text)), text)
 
 
 def require_int(field: str, value: object, low: int, high: int) -> None:

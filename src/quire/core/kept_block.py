@@ -90,12 +90,14 @@ def write_scope(writer: WireWriter, scope: CacheScope) -> None:
     for key in scope.extra_keys:
         writer.text(key)
     writer.integer(scope.persist)
+    writer.text(scope.adapter)
 
 
 def next_scope(reader: WireReader) -> CacheScope:
     """Read the next scope; raises `StepLogError` if it is torn."""
     tenant, salt = reader.text(), reader.text()
-    return CacheScope(tenant, salt, tuple(reader.text() for _ in range(reader.integer())), bool(reader.integer()))
+    extra_keys = tuple(reader.text() for _ in range(reader.integer()))
+    return CacheScope(tenant, salt, extra_keys, bool(reader.integer()), reader.text())
 
 
 def read_scope(data: bytes) -> CacheScope:

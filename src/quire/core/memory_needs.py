@@ -17,7 +17,8 @@ class MemoryNeeds:
     """The memory that an engine takes without its KV memory. `rest_bytes`: already taken by the process.
 
     `free_bytes` is the memory that it may still take; None if the system does not say. `kv_share`: the share of the
-    rest for KV blocks. `host_bytes`: free memory for swapped blocks, if that is another memory.
+    rest for KV blocks. `host_bytes`: free memory for swapped blocks, if that is another memory. `adapter_bytes`: of
+    adapters.
     """
 
     weight_bytes: int
@@ -27,12 +28,13 @@ class MemoryNeeds:
     kv_share: float = KV_SHARE
     host_bytes: int | None = None
     graph_bytes: int = 0
+    adapter_bytes: int = 0
 
     @property
     def left_bytes(self) -> int:
-        """The memory left by weights, activations and graphs; negative if they do not fit."""
+        """The memory left by weights, adapters, activations and graphs; negative if they do not fit."""
         free = self.free_bytes
-        taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
+        taken = self.weight_bytes + self.activation_bytes + self.graph_bytes + self.adapter_bytes
         return UNKNOWN_FREE_BYTES if free is None else free - taken
 
     def within(self, memory_bytes: int | None) -> MemoryNeeds:

@@ -64,13 +64,15 @@ class FinishReason(Enum):
 class CacheScope:
     """The cached blocks that a request may hit: those of the same salt and extra keys. `tenant` is charged for them.
 
-    `persist`: whether they may be written to a disk, where one is set up.
+    `persist`: whether they may be written to a disk, where one is set up. `adapter`: the digest of the adapter whose
+    keys and values they are; empty: none.
     """
 
     tenant: str = ""
     salt: str = ""
     extra_keys: tuple[str, ...] = ()
     persist: bool = True
+    adapter: str = ""
 
 
 DEFAULT_SCOPE = CacheScope()

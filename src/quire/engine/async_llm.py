@@ -99,7 +99,7 @@ class AsyncLLM(LocalModel, OperatorVerbs):
 
         The request begins when the iterator is first asked. A bad one raises `InvalidRequestError` then; one that
         fails on its way ends as an output with `finish_reason` "error". An engine that has failed raises
-        `ExecutionError`.
+        `ExecutionError`. For an adapter: `scope=CacheScope(adapter=llm.adapters[name])`.
         """
         return self._run(prompt, sampling_params, Ticket(request_id, scope, priority), chat)
 

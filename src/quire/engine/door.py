@@ -60,13 +60,15 @@ TEXT_THREADS: Final = 2
 class Ticket:
     """What a caller may set for a request besides prompt and sampling. Without an id, the engine chooses one.
 
-    With `pooling` the request makes a vector, and its sampling must be `FOR_VECTORS`.
+    With `pooling` the request makes a vector, and its sampling must be `FOR_VECTORS`. `adapter`: the name of the
+    adapter that it is computed with.
     """
 
     request_id: str = ""
     scope: CacheScope = DEFAULT_SCOPE
     priority: int = 0
     pooling: Pooling | None = None
+    adapter: str | None = None
 
 
 NO_TICKET = Ticket()
@@ -84,6 +86,7 @@ class Door:
         self.report = blueprint.report
         self.default_sampling = blueprint.default_sampling
         self.pooling = blueprint.pooling
+        self.adapters: Mapping[str, str] = blueprint.adapters
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
             context = self.config.max_model_len or self.report.context_length
@@ -147,6 +150,13 @@ class Door:
             raise InvalidRequestError("pooling", None, allowed)
         return Pooling(found, dimensions)
 
+    def _digest_of(self, adapter: str) -> str:
+        """Return the digest of an adapter; raises `InvalidRequestError` if there is none of that name."""
+        if adapter not in self.adapters:
+            allowed = f"one of {', '.join(self.adapters)}" if self.adapters else "none: no adapter is loaded"
+            raise InvalidRequestError("adapter", adapter, allowed)
+        return self.adapters[adapter]
+
     def condemn(self, grammar: Grammar) -> None:
         """Refuse a grammar from now on, to which a text could not be held. Mutates what is known of grammars."""
         if self.grammars is not None:
@@ -164,7 +174,8 @@ class Door:
         self, prompt: Encoded, limits: RequestLimits, wanted: SamplingParams, ticket: Ticket
     ) -> PreparedRequest:
         request_id = str(self._num_prepared)
-        request = Add(request_id, prompt.token_ids, wanted, ticket.scope, ticket.priority, pooling=ticket.pooling)
+        scope = replace(ticket.scope, adapter=self._digest_of(ticket.adapter)) if ticket.adapter else ticket.scope
+        request = Add(request_id, prompt.token_ids, wanted, scope, ticket.priority, pooling=ticket.pooling)
         validate(request.to_request(), limits)
         if wanted.bad_words:
             request = replace(request, sampling=with_bad_words(wanted, self.tokenizer))
@@ -256,6 +267,11 @@ class OpenModel:
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
         """Return how to make a vector; raises `InvalidRequestError` if nothing says how. Does not mutate."""
         return self._door.pooling_for(kind, dimensions)
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The digests of the adapters that requests may ask for, by name."""
+        return self._door.adapters
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""

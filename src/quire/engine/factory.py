@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from quire.compute.adapters.folder import Adapter, read_adapter
 from quire.compute.backend import Backend, BackendFacts, WorkerParts
 from quire.compute.choice import choose_backend
 from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
@@ -84,6 +85,11 @@ class EngineBlueprint:
     def pooling(self) -> str:
         """How the model's vectors are made; empty: neither its folder nor the settings say."""
         return pooling_of(self.model.source) if self.config.pooling == "auto" else self.config.pooling
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The digests of the adapters, by name."""
+        return {name: adapter.digest for name, adapter in self.model.adapters.items()}
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -183,7 +189,12 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     model = read_model(_model_source(config.model), config.max_model_len)
     if config.guesses_by_model:
         model = with_draft_model(config, model)
+    if config.adapter:
+        model = with_adapters(config, model)
     backend, notice = choose_backend(config, model)
+    if config.adapter and not backend.facts.takes_adapters:
+        allowed = f"none with backend {backend.facts.name}: adapters need the native engine, on a CPU"
+        raise InvalidConfigError("adapter", config.adapter[0], allowed)
     config = backend.facts.config
     try:
         plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())
@@ -207,6 +218,21 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
         masks=None if vocabulary is None else MaskService(vocabulary, most_forced=most_forced),
         failpoints=failpoints,
     )
+
+
+def with_adapters(config: EngineConfig, model: ModelDescription) -> ModelDescription:
+    """Return a model with the adapters that the settings name; raises `CheckpointError` for one that does not fit it.
+
+    Reads their settings and the headers of their weights.
+    """
+    adapters, notices = dict[str, Adapter](), list[str]()
+    for name, folder in config.adapter_folders.items():
+        adapter = adapters[name] = read_adapter(Path(folder), model.spec, config.max_adapter_rank)
+        notices.append(f"adapter {name}: rank {adapter.rank}, {len(adapter.matrices)} matrices, from {folder}")
+        base = Path(adapter.base).name
+        if base and base != Path(config.model).resolve().name:
+            notices.append(f"adapter {name} was trained for {adapter.base}")
+    return replace(model, adapters=adapters, notices=model.notices + tuple(notices))
 
 
 def with_draft_model(config: EngineConfig, model: ModelDescription) -> ModelDescription:

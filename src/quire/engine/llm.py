@@ -65,15 +65,17 @@ class LLM(LocalModel, OperatorVerbs):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        adapter: str | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Return the outputs of one prompt or several, in their order.
 
         `sampling_params` are one for all, or one for each; options are fields of `SamplingParams` that take their
-        place, `max_new_tokens` and `do_sample` as Hugging Face has them among them.
+        place, `max_new_tokens` and `do_sample` as Hugging Face has them among them. `adapter`: the name of one that was
+        given as `adapter={name: folder}`; None: the model itself.
         """
         with self._turn:
-            return self._run(self._prepare(prompts, sampling_params, options), use_tqdm)
+            return self._run(self._prepare(prompts, sampling_params, options, adapter), use_tqdm)
 
     def chat(
         self,
@@ -93,7 +95,13 @@ class LLM(LocalModel, OperatorVerbs):
             return self._run(prepared, use_tqdm)
 
     def embed(
-        self, prompts: Prompts, *, dimensions: int = 0, pooling: str | None = None, use_tqdm: bool = True
+        self,
+        prompts: Prompts,
+        *,
+        dimensions: int = 0,
+        pooling: str | None = None,
+        use_tqdm: bool = True,
+        adapter: str | None = None,
     ) -> list[EmbeddingOutput]:
         """Return the vectors of prompts, each of length 1, in their order.
 
@@ -105,7 +113,7 @@ class LLM(LocalModel, OperatorVerbs):
         ([8, 8], True)
         """
         with self._turn:
-            ticket = Ticket(pooling=self._door.pooling_for(pooling, dimensions))
+            ticket = Ticket(pooling=self._door.pooling_for(pooling, dimensions), adapter=adapter)
             prepared = self._door.prepare_all(split_prompts(prompts), self._client.limits, FOR_VECTORS, ticket=ticket)
             return [each.embedding() for each in self._finished(prepared, use_tqdm)]
 
@@ -113,6 +121,8 @@ class LLM(LocalModel, OperatorVerbs):
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: str | None = None,
         **options: Any,
     ) -> Generator[RequestOutput, None, None]:
         """Return an iterator over snapshots of the outputs: each holds everything so far, the last one all.
@@ -120,7 +130,7 @@ class LLM(LocalModel, OperatorVerbs):
         Close the iterator to end the requests early. Between two snapshots other calls may be made.
         """
         with self._turn:
-            prepared = self._prepare(prompts, sampling_params, options)
+            prepared = self._prepare(prompts, sampling_params, options, adapter)
         return self._snapshots(prepared)
 
     def stats(self) -> EngineStats:
@@ -160,8 +170,10 @@ class LLM(LocalModel, OperatorVerbs):
         prompts: Prompts,
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         options: Mapping[str, Any],
+        adapter: str | None,
     ) -> list[PreparedRequest]:
-        return self._door.prepare_all(split_prompts(prompts), self._client.limits, sampling, options=options)
+        limits, ticket = self._client.limits, Ticket(adapter=adapter)
+        return self._door.prepare_all(split_prompts(prompts), limits, sampling, options=options, ticket=ticket)
 
     def _snapshots(self, prepared: list[PreparedRequest]) -> Generator[RequestOutput, None, None]:
         requests = self._advance(prepared)

@@ -2,6 +2,7 @@
 
     free, or less: max_memory
            ├── weights           known from the settings of the model
+           ├── adapters          those that are named
            ├── activations       the scratch of the largest step
            ├── graphs            on a GPU: recorded steps, once measured
            ├── swap              blocks on the host, as many as requested; with a GPU they are not part of this
@@ -47,6 +48,7 @@ class MemoryPlan:
         """The memory of the process by purpose; without swap on another device it adds up to `total_bytes`."""
         return (
             ("weights", self.needs.weight_bytes),
+            *([("adapters", self.needs.adapter_bytes)] if self.needs.adapter_bytes else ()),
             ("KV blocks", self.num_blocks * self.bytes_per_block),
             ("swap" if self.needs.host_bytes is None else "swap, on the host", self.swap_bytes),
             ("activations", self.needs.activation_bytes),

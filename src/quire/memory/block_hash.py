@@ -1,6 +1,6 @@
 """Prefix hashes: a block is identified by its tokens *and everything before them*.
 
-    hash(root)    = H(salt, extra keys)
+    hash(root)    = H(salt, adapter, extra keys)
     hash(block i) = H(hash(block i - 1), tokens of block i)
 
 The same tokens after another prefix have other keys and values, so chaining gives them another hash. H is keyed blake2b
@@ -18,13 +18,16 @@ from quire.core.wire import WireWriter
 
 
 def root_key(scope: CacheScope) -> bytes:
-    """Return the key of a request's root: equal only for equal salts and extra keys.
+    """Return the key of a request's root: equal only for equal salts, adapters and extra keys.
 
     >>> root_key(CacheScope(salt="a", extra_keys=("b",))) == root_key(CacheScope(salt="ab"))
+    False
+    >>> root_key(CacheScope(adapter="a")) == root_key(CacheScope(extra_keys=("a",)))
     False
     """
     writer = WireWriter()
     writer.text(scope.salt)
+    writer.text(scope.adapter)
     for key in scope.extra_keys:
         writer.text(key)
     return writer.to_bytes()

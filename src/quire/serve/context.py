@@ -32,8 +32,9 @@ class GeneratedText:
 class RequestContext:
     """A call, as `request.state.context`. Endpoints fill in the last five, for log and trace, `stay` and `visit`.
 
-    Its stay at a model and its visit at the gate end with the call at the latest, however that ends. `parent_id` is the
-    caller's span; empty: the trace begins with this call.
+    They also fill in `adapter`, the name of the adapter that it asks for. Its stay at a model and its visit at the gate
+    end with the call at the latest, however that ends. `parent_id` is the caller's span; empty: the trace begins with
+    this call.
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class RequestContext:
     body: HeldBody
     visit: Visit | None = None
     stay: Stay | None = None
+    adapter: str | None = None
     parent_id: str = ""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0

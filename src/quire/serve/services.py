@@ -44,7 +44,10 @@ class ServerServices:
 
 @dataclass(frozen=True, slots=True)
 class Services(ServerServices):
-    """The same with a model and what stands around it. A call for any name but `model_names` is for another model."""
+    """The same with a model and what stands around it.
+
+    A call for any name but `model_names` and those of its adapters is for another model.
+    """
 
     model: ReloadableModel
     model_names: tuple[str, ...]
@@ -56,6 +59,11 @@ class Services(ServerServices):
     def name(self) -> str:
         """The first of its names."""
         return self.model_names[0]
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The names of its adapters, which clients use as those of models."""
+        return tuple(self.model.config.adapter_folders)
 
 
 def make_server_services(config: ServerConfig, clock: Clock, disk_cache: str | None = None) -> ServerServices:

@@ -8,10 +8,11 @@ model needs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
@@ -20,6 +21,9 @@ from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
 from quire.compute.quantized.methods import quantization_of
+
+if TYPE_CHECKING:
+    from quire.compute.adapters.folder import Adapter
 
 FAMILIES: Final = MappingProxyType(
     {
@@ -66,7 +70,7 @@ class ModelDescription:
 
     `source` has its files and tensors. `dtype` is the checkpoint's. `notices` are facts that a user should see at the
     start, one line each. `quantization`: how the weights of a folder are quantised, empty if they are not. `draft`: the
-    smaller model that guesses tokens for this one.
+    smaller model that guesses tokens for this one. `adapters`: by name, those that requests may ask for.
     """
 
     source: ModelSource
@@ -78,6 +82,7 @@ class ModelDescription:
     notices: tuple[str, ...]
     quantization: str = ""
     draft: ModelDescription | None = None
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
     @property
     def weight_type(self) -> str:

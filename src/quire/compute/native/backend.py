@@ -9,7 +9,7 @@ from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.native.load import NativeSettings, activation_bytes, block_spec, kernels_for, load_parts
 from quire.compute.weights.codes import in_groups
-from quire.compute.weights.decoder_weights import weight_bytes
+from quire.compute.weights.decoder_weights import NUMBER_BYTES, weight_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
@@ -44,7 +44,9 @@ class NativeBackend:
             max_num_seqs=config.max_num_seqs,
             max_step_drafts=MAX_STEP_DRAFTS if config.max_drafts else 0,
             touch_kv_memory=config.touch_kv_memory,
+            adapter_rank=max((adapter.rank for adapter in model.adapters.values()), default=0),
         )
+        different = {adapter.digest: adapter for adapter in model.adapters.values()}.values()
         block_types = _block_types(model, config)
         models = [model] if model.draft is None else [model, model.draft]
         facts = BackendFacts(
@@ -61,6 +63,8 @@ class NativeBackend:
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
             block_types=tuple(sorted(set(block_types.values()))),
             makes_vectors=True,
+            takes_adapters=True,
+            adapter_bytes=sum(adapter.num_bytes(NUMBER_BYTES[dtype]) for adapter in different),
         )
         return cls(facts, model, settings)
 

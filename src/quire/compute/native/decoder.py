@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire._native import Adapter as NativeAdapter
 from quire._native import Decoder
-from quire.compute.arrays import FloatArray
+from quire.compute.adapters.folder import Adapter
+from quire.compute.arrays import FloatArray, HalfArray, IntArray
 from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.decoder_weights import Parts, PartWeights, WeightReader
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine
 from quire.compute.worker.key_centres import key_centres, num_blocks
-from quire.compute.worker.model_runner import StepInputs, StepOutputs
+from quire.compute.worker.model_runner import NO_INDICES, StepInputs, StepOutputs
 from quire.core.kv_spec import KVCacheSpec
 
 PANEL_WIDTH = 16
@@ -43,6 +46,8 @@ class NativeDecoder:
         self._decoder = decoder
         self._cache: list[tuple[CacheArray, CacheArray]] = []
         self._logits = np.zeros((0, -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH), np.float32)
+        self._dtype = weights.dtype
+        self._adapters: dict[str, NativeAdapter] = {}
         self._codes = {part: weights.codes_of(part) for part in Part}
         self._set_model(weights.model())
         for layer in range(len(spec.layers)):
@@ -88,8 +93,36 @@ class NativeDecoder:
             finite,
             inputs.state_indices,
             states,
+            *self._adapters_of(inputs),
         )
         return StepOutputs(self._logits[:num_logits], finite, finite_logits, states[:, :size])
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Read and pack an adapter, so that sequences can have it; nothing if it is there. Mutates."""
+        if adapter.digest in self._adapters:
+            return
+        packed = NativeAdapter(self._decoder)
+        for each in adapter.read():
+            a, b = (_as_bfloat16(rows) if self._dtype == "bfloat16" else rows for rows in (each.a, each.b))
+            packed.set(each.part.value, each.layer, a, b, each.scale)
+        self._adapters[adapter.digest] = packed
+
+    def has_adapter(self, digest: str) -> bool:
+        """Whether an adapter is in memory."""
+        return digest in self._adapters
+
+    def drop_adapter(self, digest: str) -> None:
+        """Free the memory of an adapter. Mutates."""
+        self._adapters.pop(digest, None)
+
+    def _adapters_of(self, inputs: StepInputs) -> tuple[list[NativeAdapter], IntArray]:
+        """Return the adapters of a step, and the index of that of each sequence, -1 for none."""
+        if not inputs.adapters:
+            return [], NO_INDICES
+        digests = [digest for digest in dict.fromkeys(inputs.adapters) if digest]
+        index = {digest: place for place, digest in enumerate(digests)}
+        of_sequences = np.array([index.get(digest, -1) for digest in inputs.adapters], np.int64)
+        return [self._adapters[digest] for digest in digests], of_sequences
 
     def prepare_memory(self, cache: CacheEngine, touches_cache: bool) -> None:
         """Take memory for activations, weights in huge pages and perhaps the cache, while no step runs. Mutates."""
@@ -158,6 +191,11 @@ class NativeDecoder:
         name = (Part.HEAD if part is Part.EMBEDDING else part).value
         rows = np.ascontiguousarray(piece.weight)
         self._decoder.set_matrix(name, layer, expert, rows, blocks=piece.blocks, codes=self._codes[part])
+
+
+def _as_bfloat16(rows: FloatArray) -> HalfArray:
+    """Return a matrix as bfloat16."""
+    return narrowed(rows.ravel()).reshape(rows.shape)
 
 
 def _as_float32(rows: np.ndarray) -> FloatArray:

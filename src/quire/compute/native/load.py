@@ -46,6 +46,7 @@ class NativeSettings:
     touch_kv_memory: str = "use"
     instruction_set: str | None = None
     max_prompt_logits: int = MAX_PROMPT_LOGITS
+    adapter_rank: int = 0
 
     @property
     def stored_kv_dtype(self) -> str:
@@ -60,7 +61,7 @@ class NativeSettings:
     def of_draft(self) -> NativeSettings:
         """Return the settings of a draft model: it also reads the token that each row has just got."""
         num_tokens = self.max_num_batched_tokens + self.max_num_seqs
-        return replace(self, max_num_batched_tokens=num_tokens, max_step_drafts=0, max_prompt_logits=0)
+        return replace(self, max_num_batched_tokens=num_tokens, max_step_drafts=0, max_prompt_logits=0, adapter_rank=0)
 
 
 def kernels_for(instruction_set: str | None) -> Kernels:
@@ -90,7 +91,9 @@ def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec
 
 def activation_bytes(spec: DecoderSpec, settings: NativeSettings) -> int:
     """Return the bytes of activations and logits that steps of the settings' size take."""
-    shape = decoder_shape(spec, kv_cache_spec(spec, settings.block_size, settings.stored_kv_dtype))
+    shape = decoder_shape(
+        spec, kv_cache_spec(spec, settings.block_size, settings.stored_kv_dtype), settings.adapter_rank
+    )
     logits = settings.num_logits * -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH * 4
     return logits + step_bytes(shape, settings.max_num_batched_tokens, settings.num_logits, settings.num_threads)
 
@@ -111,6 +114,9 @@ def load_parts(
     touch_threads = settings.num_threads if settings.touch_kv_memory == "start" else 0
     cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, touch_threads=touch_threads)
     parts = make_parts(model.spec, checkpoint, settings, cache, draft=model.draft, note_loaded=note_loaded)
+    if parts.adapters is not None:
+        for adapter in model.adapters.values():
+            parts.adapters.load_adapter(adapter)
     return replace(parts, eos_token_ids=frozenset(model.eos_token_ids))
 
 
@@ -135,7 +141,7 @@ def make_parts(
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
     reader = WeightReader(spec, checkpoint, settings.dtype, in_groups(settings.weights), note_loaded, keeps_blocks=True)
-    decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
+    decoder = Decoder(decoder_shape(spec, cache.spec, settings.adapter_rank), chosen, team)
     runner = _runner(spec, reader, decoder, settings, cache.spec.dtype)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
     touches = settings.touch_kv_memory == "idle"
@@ -145,6 +151,7 @@ def make_parts(
         sampler,
         draft=None if draft is None else _draft_parts(draft, settings, cache, spec.vocab_size, team),
         on_start=partial(runner.prepare_memory, cache, touches),
+        adapters=runner,
     )
 
 

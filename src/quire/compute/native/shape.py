@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from quire.compute.adapters.folder import RANK_STEP
 from quire.compute.models.base import DecoderSpec, ExpertsSpec, LatentSpec, NormKind, NormSpec, RopeSpec, Scoring
 from quire.core.kv_spec import KVCacheSpec
 
 
-def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec) -> dict[str, object]:
-    """Return the fields of a `DecoderShape`."""
+def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0) -> dict[str, object]:
+    """Return the fields of a `DecoderShape`; `adapter_rank` is the highest of its adapters."""
     attention, experts = spec.attention, spec.experts
     ropes = list(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope is not None))
     return {
@@ -33,6 +34,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec) -> dict[str, object]:
         "logit_scale": spec.logit_scale,
         "logit_soft_cap": spec.logit_soft_cap or 0.0,
         "embedding_scale": spec.embedding_scale,
+        "adapter_rank": -(-adapter_rank // RANK_STEP) * RANK_STEP,
         "learned_positions": -1 if spec.learned_positions is None else spec.learned_positions,
         "ropes": [_rope(rope) for rope in ropes],
         "layers": _layers(spec, kv_spec, ropes),

@@ -289,7 +289,7 @@ class WeightReader:
         self._taken_bytes, self._total_bytes = 0, weight_bytes(spec, dtype, weights, self._stored.block_types)
         self._spec = spec
         self._checkpoint = checkpoint
-        self._dtype = dtype
+        self.dtype = dtype
         # A checkpoint of the bare decoder has the prefix in none of its names.
         prefixed = any(name.startswith(spec.optional_prefix) for name in checkpoint.entries)
         self._absent_prefix = "" if prefixed else spec.optional_prefix
@@ -348,7 +348,7 @@ class WeightReader:
         return PartWeights(weight, bias, blocks)
 
     def _read(self, name: str, place: _Place, rows: slice = EVERYTHING) -> WeightArray:
-        half = place.dtype(self._dtype) == "bfloat16"
+        half = place.dtype(self.dtype) == "bfloat16"
         if self.codes_of(place.part):
             half = self._checkpoint.entries[name].dtype == "BF16"
         return self._checkpoint.bfloat16_bits(name, rows) if half else self._checkpoint.tensor(name, rows)

@@ -40,6 +40,7 @@ class StepInputs:
     logit_indices: IntArray  # [num_logits], each an index of a token
     rows: IntArray  # [num_sequences]
     state_indices: IntArray = field(default_factory=lambda: NO_INDICES)  # [num_states], each an index of a token
+    adapters: tuple[str, ...] = ()  # [num_sequences], the digest of each, empty for none; (): no sequence has one
 
     def tokens_of(self, sequence: int) -> slice:
         """Return the slice of a sequence's tokens."""

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from quire.compute.adapters.rows import AdapterRows
 from quire.compute.arrays import IntArray
 from quire.compute.backend import WorkerParts
 from quire.compute.speculation.base import Proposer, Wanted
@@ -59,6 +60,7 @@ class Worker:
         self._beams = BeamRows(parts.eos_token_ids)
         self._careful = CarefulRows()
         self._pooled = PooledRows()
+        self._adapters = AdapterRows(parts.adapters)
         self._decodes = DecodeSteps(self._careful)
         self._proposer = parts.proposer
         self._draft = None
@@ -139,6 +141,7 @@ class Worker:
         for row in plan.released_rows:
             self._forget_guesses(row)
             self._columns.release(row)
+            self._adapters.release(row)
             self._grammars.release(row)
         for start in plan.row_starts:
             self._enter(start, batch)
@@ -160,6 +163,7 @@ class Worker:
             self._grammars.start(start)
             if self._proposer is not None:
                 self._proposer.begin(start)
+            self._adapters.start(start)
         except Exception as error:
             batch.fail(start.row, f"its settings cannot be entered: {type(error).__name__}: {error}")
 
@@ -207,7 +211,7 @@ class Worker:
         if inputs.entries:
             self._grammars.ask_behind({row: batch.tokens(row) for row in plan.drafts}, plan.drafts)
             began_s = time.perf_counter()
-            outputs = self._runner.run(inputs, self.cache)
+            outputs = self._runner.run(self._adapters.with_adapters(inputs), self.cache)
             self._step_s = time.perf_counter() - began_s
             if decodes is not None and outputs.finite.all() and outputs.finite_logits.all():
                 return self._draw(plan, decodes, outputs, batch)

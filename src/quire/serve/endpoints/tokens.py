@@ -76,7 +76,7 @@ async def _loaded(request: Request, services: Services) -> None:
 async def models(request: Request) -> Response:
     """Answer with all models, under each of their names."""
     served = require_ready(request).models
-    return json_answer(ModelList("list", [_card(each, name) for each in served for name in each.model_names]))
+    return json_answer(ModelList("list", [_card(each, name) for each in served for name in _names(each)]))
 
 
 async def model(request: Request) -> Response:
@@ -88,6 +88,10 @@ async def model(request: Request) -> Response:
     return json_answer(_card(services, name))
 
 
+def _names(services: Services) -> tuple[str, ...]:
+    return (*services.model_names, *services.adapter_names)
+
+
 def _card(services: Services, name: str) -> ModelCard:
     return ModelCard(
         id=name,
@@ -95,7 +99,7 @@ def _card(services: Services, name: str) -> ModelCard:
         created=services.created_s,
         owned_by="quire",
         root=services.name,
-        parent=None,
+        parent=None if ModelSet.adapter_of(services, name) is None else services.name,
         max_model_len=services.model.limits.max_model_len,
         state=services.model.state.value,
     )

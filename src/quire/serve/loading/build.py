@@ -19,7 +19,7 @@ from quire.serve.loading.loadable import LoadableModel, PlannedModel
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.loading.residency import Residency
 from quire.serve.model import ReloadableModel, SupervisedModel
-from quire.serve.schemas.common import LATEST
+from quire.serve.schemas.common import LATEST, same_model
 from quire.serve.services import make_server_services, make_services, model_name, services_of
 
 if TYPE_CHECKING:
@@ -92,6 +92,11 @@ def _require_different_names(configs: Sequence[EngineConfig], config: ServerConf
     if len(configs) > 1 and config.served_model_name:
         allowed = "one model; several go by their own names"
         raise InvalidConfigError("served_model_name", config.served_model_name[0], allowed)
+    if len(configs) > 1 and (named := next((each.adapter for each in configs if each.adapter), None)):
+        raise InvalidConfigError("adapter", named[0], "none in a server of several models")
+    for name in configs[0].adapter_folders if configs else ():
+        if any(same_model(name, own) for own in (*config.served_model_name, model_name(configs[0].model))):
+            raise InvalidConfigError("adapter", name, "a name that the model does not have")
     seen: dict[str, str] = {}
     for each in configs:
         name = model_name(each.model)

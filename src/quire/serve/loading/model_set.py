@@ -99,7 +99,7 @@ class ModelSet:
     @property
     def names(self) -> list[str]:
         """All names by which models can be called."""
-        return [name for each in self.models for name in each.model_names]
+        return [name for each in self.models for name in (*each.model_names, *each.adapter_names)]
 
     @property
     def loaded(self) -> list[Services]:
@@ -130,13 +130,18 @@ class ModelSet:
         if name is None:
             return self.first
         for each in self.models:
-            if any(same_model(name, served) for served in each.model_names):
+            if any(same_model(name, served) for served in (*each.model_names, *each.adapter_names)):
                 return each
         for broken, reason in self.broken:
             if same_model(name, broken):
                 raise model_not_loadable(broken, reason)
         near = get_close_matches(name, self.names, n=3, cutoff=NEAR) or self.names[:MAX_NAMES_SHOWN]
         raise model_not_found(name, near)
+
+    @staticmethod
+    def adapter_of(services: Services, name: str | None) -> str | None:
+        """Return the adapter of a model that a call for a name gets; None: the model itself. Does not mutate."""
+        return next((each for each in services.adapter_names if name is not None and same_model(name, each)), None)
 
     def closed(self) -> ApiError | None:
         """Return the answer of a server that can serve no model at the moment; None: it can. Does not mutate."""

@@ -63,7 +63,8 @@ async def prepare(services: Services, context: RequestContext, request: Generati
     with _refused():
         prompts = [await ready_prompt(services, context, request, prompt) for prompt in request.prompts]
     scope = context.tenant.scope_for(request.cache_salt)
-    ticket = Ticket(context.request_id, scope, context.tenant.priority_for(request.priority), request.pooling)
+    priority = context.tenant.priority_for(request.priority)
+    ticket = Ticket(context.request_id, scope, priority, request.pooling, context.adapter)
     shown = frozenset[int]() if request.form is None else request.form.shown_token_ids
     prepared = []
     for index, each in enumerate(prompts):

@@ -1,0 +1,21 @@
+// A step, as each member of the team computes it.
+#pragma once
+
+#include <vector>
+
+#include "adapted_rows.h"
+#include "quire/decoder.h"
+
+namespace quire {
+
+// The part of a step that a member holds by value, because it may be late (see ThreadTeam::run).
+struct StepCall : StepView {
+    StepCall(const StepView& view, const StepResultView& results, const Kernels& kernels)
+        : StepView(view), results(results), adapted(view, kernels) {}
+
+    StepResultView results;
+    AdaptedRows adapted;
+    std::vector<int> num_attention_pieces;  // per KV group
+};
+
+}  // namespace quire

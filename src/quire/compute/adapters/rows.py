@@ -1,0 +1,39 @@
+"""AdapterRows: which rows of a worker have which adapter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.compute.backend import AdapterShelf
+from quire.compute.worker.model_runner import StepInputs
+from quire.core.errors import InvalidRequestError
+from quire.core.step import RowStart
+
+
+class AdapterRows:
+    """The adapters of rows, by digest. A step in which no row has one is computed as if there were none."""
+
+    def __init__(self, shelf: AdapterShelf | None) -> None:
+        self._shelf = shelf
+        self._rows: dict[int, str] = {}
+
+    def start(self, start: RowStart) -> None:
+        """Note the adapter of a row; raises `InvalidRequestError` if it is not in memory. Mutates."""
+        self.release(start.row)
+        digest = start.scope.adapter
+        if not digest:
+            return
+        if self._shelf is None or not self._shelf.has_adapter(digest):
+            raise InvalidRequestError("adapter", digest, "one that is loaded")
+        self._rows[start.row] = digest
+
+    def release(self, row: int) -> None:
+        """A row is free. Mutates."""
+        self._rows.pop(row, None)
+
+    def with_adapters(self, inputs: StepInputs) -> StepInputs:
+        """Return the inputs of a step with the adapters of its sequences. Does not mutate."""
+        if not self._rows:
+            return inputs
+        named = tuple(self._rows.get(row, "") for row in inputs.rows.tolist())
+        return replace(inputs, adapters=named) if any(named) else inputs

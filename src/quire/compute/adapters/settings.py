@@ -1,0 +1,110 @@
+"""The settings of an adapter, as PEFT writes them to adapter_config.json.
+
+What an adapter changes is read from its tensors; the settings say how much. A setting that would change the result and
+is not built is refused by its name, and so is one that is set and not known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from quire.compute.models.config_file import ConfigFile
+
+SETTINGS_FILE: Final = "adapter_config.json"
+MAX_RANK: Final = 1 << 16
+USED: Final = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "fan_in_fan_out",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "target_modules",
+        "task_type",
+    }
+)
+"""They say how the adapter was trained, or what its tensors say too."""
+
+PLAIN_STARTS: Final = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the base as it is."""
+
+PATTERN: Final = re.compile(r"[\w.\\^$]+", re.ASCII)
+"""Names of modules: an expression could take hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings:
+    """Rank and scale of the modules of an adapter."""
+
+    where: str
+    rank: int
+    alpha: float
+    has_root_scale: bool
+    ranks: tuple[tuple[str, float], ...]
+    alphas: tuple[tuple[str, float], ...]
+
+    @classmethod
+    def of(cls, file: ConfigFile) -> AdapterSettings:
+        """Check the settings and return them; raises `CheckpointError` for an adapter that cannot be used."""
+        file.require("peft_type", "LORA")
+        file.require("bias", "none", None)
+        start = file.fields.get("init_lora_weights")
+        if not any(start is plain or start == plain for plain in PLAIN_STARTS):
+            allowed = "true, false, gaussian, eva or orthogonal: others change the base"
+            raise file.error("init_lora_weights", allowed)
+        for name, value in file.fields.items():
+            is_known = name in USED or name in WITHOUT_EFFECT or name in ("bias", "init_lora_weights")
+            if not is_known and value not in (None, False, "", [], {}):
+                raise file.error(name, "null, false or empty: quire does not build this")
+        return cls(
+            where=file.where,
+            rank=file.size("r", high=MAX_RANK),
+            alpha=file.number("lora_alpha"),
+            has_root_scale=file.flag("use_rslora", False),
+            ranks=_patterns(file, "rank_pattern"),
+            alphas=_patterns(file, "alpha_pattern"),
+        )
+
+    def rank_of(self, module: str) -> int:
+        """Return the rank of a module."""
+        return int(_found(self.ranks, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """Return what B A is multiplied by for a module.
+
+        >>> AdapterSettings("", 16, 8.0, False, (("q_proj", 4),), ()).scale_of("layers.0.q_proj")
+        2.0
+        """
+        rank = self.rank_of(module)
+        return _found(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.has_root_scale else rank)
+
+
+def _patterns(file: ConfigFile, field: str) -> tuple[tuple[str, float], ...]:
+    section = file.section(field)
+    for name in section.fields:
+        if PATTERN.fullmatch(name) is None:
+            raise section.error(name, "a name of modules, not another expression")
+    if field == "rank_pattern":
+        return tuple((name, section.size(name, high=MAX_RANK)) for name in section.fields)
+    return tuple((name, section.number(name)) for name in section.fields)
+
+
+def _found(patterns: tuple[tuple[str, float], ...], module: str, default: float) -> float:
+    """Return the number of the first pattern that a module's name ends with, as PEFT finds it."""
+    for pattern, number in patterns:
+        if re.fullmatch(rf"(.*\.)?({pattern})", module):
+            return number
+    return default
