@@ -26,6 +26,7 @@ from quire.compute.worker.worker import Worker
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
+from quire.core.request import CacheScope
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.commands import Add
@@ -172,7 +173,8 @@ class MeasuredEngine:
     def add(self, request_id: str, request: WorkloadRequest, *, seed: int = 0) -> None:
         """Add a request; raises `InvalidRequestError` if it can never be served. Mutates."""
         sampling = replace(request.sampling, seed=seed)
-        self.client.send(Add(request_id, array("i", request.prompt_token_ids), sampling))
+        scope = CacheScope(adapter=request.adapter)
+        self.client.send(Add(request_id, array("i", request.prompt_token_ids), sampling, scope))
 
     def run(self, requests: Sequence[WorkloadRequest], watch_step: Callable[[], None] | None = None) -> Run:
         """Run requests to their end; calls `watch_step` whenever tokens have come. Mutates the engine."""

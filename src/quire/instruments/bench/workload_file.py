@@ -32,12 +32,16 @@ class WorkloadError(InvalidValueError):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One line of a workload. `fields` are further fields of the HTTP request, which override the others."""
+    """One line of a workload. `fields` are further fields of the HTTP request, which override the others.
+
+    `adapter`: the digest of the adapter that an engine computes it with.
+    """
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     n: int = 1
     fields: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str = ""
 
     @property
     def sampling(self) -> SamplingParams:
