@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire import LLM
+from quire import LLM, SamplingParams
 from quire.cli import main
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import InvalidConfigError, InvalidRequestError
+from quire.engine.door import Ticket
+from quire.engine.process.supervised import SupervisedLLM
+from quire.engine.records.stats import ModelState
 from quire.guide import GUIDE_FOLDER
 from quire.serve.config import ServerConfig
 from quire.serve.loading.build import make_model_set
 from support.adapters import adapter_tensors, write_adapter
 from support.server import RunningServer, running_server
+from support.server_thread import Answer
 
 PROMPT = "A block table maps the blocks of a sequence. " * 4
 FIELDS: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -97,3 +105,111 @@ def test_the_command_line_computes_with_the_adapter_that_it_names(
     assert main([*arguments, "--adapter", str(folder), "--kv-memory", "8MiB", "--quiet"]) == 0
     answer = server.post("/v1/completions", FIELDS | {"model": "tune"}).value
     assert answer["choices"][0]["text"].strip() in capsys.readouterr().out
+
+
+def test_operators_load_and_unload_below_the_root_only(folder: Path, tmp_path: Path, server: RunningServer) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(folder, root / "one")
+    (root / "out").symlink_to(folder)
+    (root / "two").mkdir()
+    for file in folder.iterdir():
+        (root / "two" / file.name).symlink_to(file)
+    other = write_adapter(root / "other", adapter_tensors(read_model(ModelFolder(GUIDE_FOLDER)).spec, seed=9))
+    write_adapter(root / "bad", {}, {"use_dora": True})
+    tuned = server.post("/v1/completions", FIELDS | {"model": "tune"}).value["choices"][0]["text"]
+    settings = {"adapter_memory": "4MiB", "adapter": {"first": folder}}
+    with running_server(settings=settings, adapter_root=str(root)) as running:
+
+        def load(name: str, path: str) -> Answer:
+            return running.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+        loaded = load("mine", "one")
+        assert loaded.value == {"status": "loaded", "lora_name": "mine", "rank": 8, "bytes": loaded.value["bytes"]}
+        assert running.post("/v1/completions", FIELDS | {"model": "mine"}).value["choices"][0]["text"] == tuned
+        assert load("mine", str(root / "one")).status == 200, "the same again"
+        refused = {
+            ("mine", "other"): (409, "name_is_used"),
+            ("guide", "one"): (409, "name_is_used"),
+            ("a name", "one"): (400, "invalid_value"),
+            ("x", "bad"): (400, "invalid_value"),
+            ("x", ""): (400, "invalid_value"),
+            ("x", ".."): (400, "invalid_value"),
+            ("x", str(folder)): (400, "invalid_value"),
+            ("x", "out"): (400, "invalid_value"),
+            ("x", "two"): (400, "invalid_value"),
+            ("x", "nowhere"): (400, "invalid_value"),
+            ("x", "one/adapter_config.json"): (400, "invalid_value"),
+            ("x", "\0"): (400, "invalid_value"),
+        }
+        for (name, path), expected in refused.items():
+            answer = load(name, path)
+            assert (answer.status, answer.error["code"]) == expected, (name, path)
+            assert str(tmp_path) not in answer.error["message"]
+        assert "use_dora" in load("x", "bad").error["message"]
+        assert [card["id"] for card in running.get("/v1/models").value["data"]] == ["guide", "first", "mine"]
+        assert running.post("/v1/unload_lora_adapter", {"lora_name": "mine"}).value["status"] == "unloaded"
+        assert running.post("/v1/unload_lora_adapter", {"lora_name": "mine"}).status == 404
+        assert running.post("/v1/completions", FIELDS | {"model": "mine"}).status == 404
+        assert load("mine", other.name).status == 200
+        assert running.post("/v1/completions", FIELDS | {"model": "mine"}).value["choices"][0]["text"] != tuned
+    fixed = server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "one"})
+    assert (fixed.status, fixed.error["code"]) == (403, "adapters_are_fixed")
+
+
+def test_an_adapter_that_is_unloaded_serves_those_who_have_it(folder: Path) -> None:
+    with running_server(settings={"adapter": {"tune": folder}, "adapter_memory": "4MiB"}, adapter_root="/") as running:
+        fields = FIELDS | {"model": "tune", "max_tokens": 200}
+        expected = running.post("/v1/completions", fields).value["choices"][0]["text"]
+        with running.client() as client:
+            stream = client.completions.create(
+                stream=True,
+                **{name: fields[name] for name in fields if name != "ignore_eos"},
+                extra_body={"ignore_eos": True},
+            )
+            first = next(iter(stream)).choices[0].text
+            assert running.post("/v1/unload_lora_adapter", {"lora_name": "tune"}).status == 200
+            assert first + "".join(chunk.choices[0].text for chunk in stream) == expected
+        assert running.post("/v1/completions", fields).status == 404
+        running.wait_until_idle()
+        assert "tune" not in running.llm.adapters and not running.llm.engine.stats().adapters
+
+
+def test_there_is_room_for_as_many_as_was_said(folder: Path) -> None:
+    spec = read_model(ModelFolder(GUIDE_FOLDER)).spec
+    others = [write_adapter(folder.parent / f"other{n}", adapter_tensors(spec, seed=n, rank=8)) for n in (2, 3)]
+    with LLM("guide", kv_memory="4MiB", adapter_memory="700KiB", num_threads=1) as llm:
+        facts = llm.load_adapter("tune", folder)
+        assert 350 << 10 < facts.num_bytes < 700 << 10
+        assert llm.load_adapter("again", folder) == facts, "equal files take no more"
+        with pytest.raises(InvalidRequestError, match="which is left of adapter_memory"):
+            llm.load_adapter("other", others[0])
+        llm.unload_adapter("tune")
+        llm.unload_adapter("again")
+        assert llm.load_adapter("other", others[0]).digest != facts.digest
+        assert llm.generate("A", adapter="other", max_tokens=2, use_tqdm=False)[0].outputs[0].token_ids
+        assert list(llm.stats().adapters.values()) == ["ready"]
+
+
+def test_an_engine_that_is_started_again_has_what_it_had(folder: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(folder, root / "one")
+
+    async def work() -> tuple[str, str]:
+        config = EngineConfig(model="guide", kv_memory="4MiB", num_threads=1, adapter_memory="2MiB")
+        async with SupervisedLLM(config) as llm:
+            await llm.load_adapter("mine", str(root / "one"))
+
+            async def text() -> str:
+                sampling = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+                prepared = await llm.prepare(PROMPT, sampling, Ticket(adapter="mine"))
+                return "".join([delta.text async for each in llm.deltas(prepared) for delta in each.outputs])
+
+            before, process = await text(), llm.engine_process_id
+            assert process is not None
+            os.kill(process, signal.SIGKILL)
+            while llm.engine_process_id in (None, process) or llm.state is not ModelState.READY:
+                await asyncio.sleep(0.01)
+            return before, await text()
+
+    before, after = asyncio.run(work())
+    assert before == after != ""

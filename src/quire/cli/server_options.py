@@ -13,6 +13,8 @@ from quire.core.config import EngineConfig
 from quire.serve.config import ServerConfig
 
 FAIR = "fair_share"
+ADAPTER_MEMORY: Final = "256MiB"
+"""Where operators may load adapters: room for a dozen of rank 16 for a model of 0.6 billion weights."""
 COMMON: Final = (
     "host",
     "port",
@@ -70,6 +72,9 @@ def serve_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     policy = settings["policy"]
     if policy.origin == DEFAULT and server.may_have_several_tenants:
         settings["policy"] = replace(policy, value=FAIR, origin=f"{DEFAULT} with several keys")
+    memory = settings["adapter_memory"]
+    if server.adapter_root is not None and memory.origin == DEFAULT:
+        settings["adapter_memory"] = replace(memory, value=ADAPTER_MEMORY, origin=f"{DEFAULT} with adapter_root")
     engine = make_config(EngineConfig, settings)
     named = [engine, *(replace(engine, model=name) for name in names[1:])]
     if server.model_dir is not None and settings["model"].origin == DEFAULT:

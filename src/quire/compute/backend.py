@@ -96,6 +96,7 @@ class WorkerParts:
 
     `proposer` guesses tokens; None: nobody does. `draft` does so too, if there is a draft model.
     `store` keeps blocks on disk; None: nothing does. `adapters`: of the runner; None: it takes none.
+    `has_adapter` is asked before a row gets one; it may wait until that is loaded.
     `on_start` is called once the KV memory is allocated.
     """
 
@@ -110,6 +111,7 @@ class WorkerParts:
     on_start: Callable[[], None] | None = None
     store: SlotFile | None = None
     adapters: AdapterShelf | None = None
+    has_adapter: Callable[[str], bool] | None = None
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
         """Return the parts with another runner, which sees every step: the launcher is dropped."""

@@ -196,6 +196,9 @@ class EngineConfig:
         "with the same tokenizer, by folder or name (that model, in addition to auto)",
     )
     adapter: tuple[str, ...] = setting((), "LoRA adapter that requests may ask for, as NAME=FOLDER; none: no adapter")
+    adapter_memory: int | str = setting(
+        0, "memory for adapters that are loaded while the engine runs; 0: only those that are named are served"
+    )
     max_adapter_rank: int = setting(64, "highest rank of an adapter")
     pooling: str = setting(
         "auto", "how a text becomes a vector: last (token), mean (of all tokens), or auto (as the model's folder says)"
@@ -213,7 +216,7 @@ class EngineConfig:
         for name in ("max_memory", "kv_memory"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
-        for name in ("swap_space", "disk_cache_size"):
+        for name in ("swap_space", "disk_cache_size", "adapter_memory"):
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         if self.disk_cache is not None and (not self.enable_prefix_caching or self.prefix_index == "none"):
             raise InvalidConfigError("disk_cache", self.disk_cache, "none while prefix caching is off")
@@ -369,6 +372,7 @@ class EngineSettings(TypedDict, total=False):
     itl_slo_ms: float | None
     speculation: str | os.PathLike[str]
     adapter: Mapping[str, str | os.PathLike[str]] | Sequence[str]
+    adapter_memory: int | str
     max_adapter_rank: int
     pooling: str
     cuda_graphs: bool

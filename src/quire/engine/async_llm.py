@@ -17,6 +17,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Unpack
 
+from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, EngineSettings
 from quire.core.errors import ExecutionError, RequestStateError
@@ -99,7 +100,7 @@ class AsyncLLM(LocalModel, OperatorVerbs):
 
         The request begins when the iterator is first asked. A bad one raises `InvalidRequestError` then; one that
         fails on its way ends as an output with `finish_reason` "error". An engine that has failed raises
-        `ExecutionError`. For an adapter: `scope=CacheScope(adapter=llm.adapters[name])`.
+        `ExecutionError`. For an adapter: `scope=CacheScope(adapter=llm.adapters[name].digest)`.
         """
         return self._run(prompt, sampling_params, Ticket(request_id, scope, priority), chat)
 
@@ -143,6 +144,15 @@ class AsyncLLM(LocalModel, OperatorVerbs):
         """Have a command carried out before the engine's next step; from any thread. Mutates."""
         self._require_running()
         self._thread.send(command)
+
+    async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
+        """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""
+        self._require_engine()
+        return await self._door.adapters.load(name, folder, self.send, self.stats)
+
+    def unload_adapter(self, name: str) -> None:
+        """Take the name of an adapter away; requests that have it go on. Mutates."""
+        self._door.adapters.unload(name, self.send)
 
     async def close(self) -> None:
         """End all requests and give the memory back. May be called twice; nothing can be asked afterwards."""

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, get_args
 
 from quire.core.errors import StepLogError
 from quire.core.pooling import Pooling
@@ -113,13 +113,28 @@ class AskDisk(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter(Command):
+    """Load the adapter in a folder, whose files have this digest; nothing if it is there or on its way."""
+
+    digest: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropAdapter(Command):
+    """Free the memory of an adapter, once no request has it."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Watch(Command):
     """Report memory events from the beginning, at most once in this many seconds; None: stop."""
 
     every_s: float | None
 
 
-AnyCommand = Add | Abort | Fail | Stop | Clear | LimitPrompts | AskDisk | Watch
+AnyCommand = Add | Abort | Fail | Stop | Clear | LimitPrompts | AskDisk | LoadAdapter | DropAdapter | Watch
 
 
 OPERATOR_COMMANDS: Final[Mapping[str, AnyCommand]] = MappingProxyType({"reset_prefix_cache": Clear()})
@@ -139,7 +154,10 @@ class OperatorVerbs(ABC):
 
 
 def carry_out(command: Command, scheduler: Scheduler) -> None:
-    """Have a scheduler do what a command says. What `Watch` asks for is no decision. Mutates the scheduler."""
+    """Have a scheduler do what a command says. Mutates the scheduler.
+
+    What `Watch` asks for is no decision; nor are adapters, which change what is computed, but not when.
+    """
     match command:
         case Add():
             scheduler.add(command.to_request())
@@ -155,6 +173,8 @@ def carry_out(command: Command, scheduler: Scheduler) -> None:
             scheduler.prompt_limit = num_tokens
         case AskDisk():
             scheduler.memory.ask_disk()
+        case LoadAdapter() | DropAdapter():
+            pass
         case _:
             raise StepLogError(f"{type(command).__name__} is not a scheduler command")
 
@@ -199,6 +219,4 @@ def _decode_column(kind: type, data: object) -> array[int]:
     return column
 
 
-_KINDS: Final[Mapping[str, type[AnyCommand]]] = MappingProxyType(
-    {kind.__name__: kind for kind in (Add, Abort, Fail, Stop, Clear, LimitPrompts, AskDisk, Watch)}
-)
+_KINDS: Final[Mapping[str, type[AnyCommand]]] = MappingProxyType({kind.__name__: kind for kind in get_args(AnyCommand)})

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 
+from quire.core.adapters import AdapterLoading
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor
 from quire.core.request import FinishReason, Request
 from quire.core.step import StepPlan
-from quire.engine.commands import Add, AnyCommand, LimitPrompts, Watch, carry_out
+from quire.engine.commands import Add, AnyCommand, DropAdapter, LimitPrompts, LoadAdapter, Watch, carry_out
 from quire.engine.records.live import LiveFrame, LiveJournal
 from quire.engine.records.stats import EngineStats
 from quire.engine.records.step_log import StepLogWriter
@@ -31,12 +32,20 @@ class EngineCore:
     """Runs requests to their end, a step at a time."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, clock: Clock, *, log: StepLogWriter | None = None
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        *,
+        log: StepLogWriter | None = None,
+        adapters: AdapterLoading | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._log = log
+        self._adapters = adapters
+        self._to_drop: set[str] = set()  # adapters that requests may still have
         self._depth = scheduler.config.max_steps_under_way
         allowed_ms = scheduler.config.itl_slo_ms
         self._pace = None if allowed_ms is None else StepPace(allowed_ms)
@@ -67,6 +76,8 @@ class EngineCore:
             case Watch(every_s):
                 self._watch(every_s is not None)
                 return
+            case LoadAdapter() | DropAdapter():
+                self._change_adapters(command)
             case _:
                 carry_out(command, self.scheduler)
         if self._log is not None:
@@ -120,8 +131,29 @@ class EngineCore:
             ended = {each.request_id for each in outcome.finished if each.finish_reason is FinishReason.ERROR}
             self._num_corrupted += len(ended)
         self._tell_disk()
+        if self._to_drop:
+            self._drop_adapters()
         self._stamp()
         return outcome
+
+    def _change_adapters(self, command: LoadAdapter | DropAdapter) -> None:
+        if self._adapters is None:
+            return
+        if isinstance(command, LoadAdapter):
+            self._to_drop.discard(command.digest)
+            self._adapters.load(command.digest, command.folder)
+        else:
+            self._to_drop.add(command.digest)
+            self._drop_adapters()
+
+    def _drop_adapters(self) -> None:
+        """Free the adapters that are to go and that no request has. Mutates; O(requests)."""
+        if self._adapters is None:
+            return
+        in_use = {request.scope.adapter for request in self.scheduler.requests.values()}
+        for digest in self._to_drop - in_use:
+            self._adapters.drop(digest)
+        self._to_drop &= in_use
 
     def _tell_disk(self) -> None:
         """Nothing is left to compute: tell the disk what it has not been told, which no later step might. Mutates."""
@@ -207,6 +239,7 @@ class EngineCore:
             drafts_total=scheduler.drafts.num_verified,
             verified_guesses={name: tuple(counts.verified) for name, counts in scheduler.drafts.counts.items()},
             right_guesses={name: tuple(counts.right) for name, counts in scheduler.drafts.counts.items()},
+            adapters={} if self._adapters is None else dict(self._adapters.states()),
             **({} if disk is None else disk.figures()),
         )
 
@@ -233,5 +266,7 @@ class EngineCore:
     def close(self) -> None:
         """Let the executor go."""
         self._executor.shutdown()
+        if self._adapters is not None:
+            self._adapters.close()
         if self._log is not None:
             self._log.close()

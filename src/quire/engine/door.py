@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock
 from quire.core.config import EngineConfig, EngineSettings, ResolvedConfig
 from quire.core.errors import InvalidConfigError, InvalidRequestError
@@ -23,6 +24,7 @@ from quire.core.pooling import Pooling
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits, validate, validate_sampling
+from quire.engine.adapters import AdapterSet
 from quire.engine.commands import Add
 from quire.engine.core import EngineCore
 from quire.engine.records.report import EngineReport
@@ -86,7 +88,7 @@ class Door:
         self.report = blueprint.report
         self.default_sampling = blueprint.default_sampling
         self.pooling = blueprint.pooling
-        self.adapters: Mapping[str, str] = blueprint.adapters
+        self.adapters = AdapterSet(blueprint.adapters, blueprint.check_adapter, int(self.config.adapter_memory))
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
             context = self.config.max_model_len or self.report.context_length
@@ -150,13 +152,6 @@ class Door:
             raise InvalidRequestError("pooling", None, allowed)
         return Pooling(found, dimensions)
 
-    def _digest_of(self, adapter: str) -> str:
-        """Return the digest of an adapter; raises `InvalidRequestError` if there is none of that name."""
-        if adapter not in self.adapters:
-            allowed = f"one of {', '.join(self.adapters)}" if self.adapters else "none: no adapter is loaded"
-            raise InvalidRequestError("adapter", adapter, allowed)
-        return self.adapters[adapter]
-
     def condemn(self, grammar: Grammar) -> None:
         """Refuse a grammar from now on, to which a text could not be held. Mutates what is known of grammars."""
         if self.grammars is not None:
@@ -174,7 +169,9 @@ class Door:
         self, prompt: Encoded, limits: RequestLimits, wanted: SamplingParams, ticket: Ticket
     ) -> PreparedRequest:
         request_id = str(self._num_prepared)
-        scope = replace(ticket.scope, adapter=self._digest_of(ticket.adapter)) if ticket.adapter else ticket.scope
+        scope = ticket.scope
+        if ticket.adapter is not None:
+            scope = replace(scope, adapter=self.adapters.digest_of(ticket.adapter))
         request = Add(request_id, prompt.token_ids, wanted, scope, ticket.priority, pooling=ticket.pooling)
         validate(request.to_request(), limits)
         if wanted.bad_words:
@@ -269,9 +266,9 @@ class OpenModel:
         return self._door.pooling_for(kind, dimensions)
 
     @property
-    def adapters(self) -> Mapping[str, str]:
-        """The digests of the adapters that requests may ask for, by name."""
-        return self._door.adapters
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """The adapters that requests may ask for, by name."""
+        return self._door.adapters.by_name
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from quire.compute.adapters.folder import Adapter, read_adapter
+from quire.compute.adapters.loading import AdapterLoader
 from quire.compute.backend import Backend, BackendFacts, WorkerParts
 from quire.compute.choice import choose_backend
 from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
@@ -30,10 +31,11 @@ from quire.compute.models.pooling import pooling_of
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.speculation import create_proposer
-from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
+from quire.compute.weights.decoder_weights import NUMBER_BYTES, WeightReader, weight_bytes
 from quire.compute.worker.failing_runner import FailingRunner
 from quire.compute.worker.store.slot_file import SlotFile
 from quire.compute.worker.worker import Worker
+from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import SPECULATIONS, EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
 from quire.core.errors import CheckpointError, DoesNotFitError, InvalidConfigError
@@ -87,9 +89,9 @@ class EngineBlueprint:
         return pooling_of(self.model.source) if self.config.pooling == "auto" else self.config.pooling
 
     @property
-    def adapters(self) -> dict[str, str]:
-        """The digests of the adapters, by name."""
-        return {name: adapter.digest for name, adapter in self.model.adapters.items()}
+    def adapters(self) -> dict[str, AdapterFacts]:
+        """The adapters that the settings name, by name."""
+        return {name: self._facts_of(adapter) for name, adapter in self.model.adapters.items()}
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -159,10 +161,28 @@ class EngineBlueprint:
         parts = replace(parts, masks=self.masks, proposer=create_proposer(self.config.speculation), store=store)
         if self.failpoints:
             parts = parts.with_runner(FailingRunner(parts.runner, self.failpoints))
+        loader = None
+        if parts.adapters is not None and (self.model.adapters or self.config.adapter_memory):
+            loader = AdapterLoader(parts.adapters, self._read_adapter, self.model.adapters)
+            parts = replace(parts, has_adapter=loader.has_adapter)
         executor = make_executor(parts)
         # The log is opened last, so that an engine that cannot be loaded leaves none.
         log = None if path is None else StepLogFile(path, clock)
-        return EngineCore(control, executor, clock, log=log)
+        return EngineCore(control, executor, clock, log=log, adapters=loader)
+
+    def _read_adapter(self, folder: str) -> Adapter:
+        return read_adapter(Path(folder), self.model.spec, self.config.max_adapter_rank)
+
+    def check_adapter(self, folder: str) -> AdapterFacts:
+        """Return the facts of the adapter in a folder; raises `CheckpointError` unless it fits. Reads its files."""
+        adapter = self._read_adapter(folder)
+        for _ in adapter.read():  # which refuses numbers that are not finite
+            pass
+        return self._facts_of(adapter)
+
+    def _facts_of(self, adapter: Adapter) -> AdapterFacts:
+        num_bytes = adapter.num_bytes(NUMBER_BYTES[self.backend.facts.dtype])
+        return AdapterFacts(str(adapter.folder), adapter.digest, adapter.rank, num_bytes, adapter.base)
 
     def open_store(self) -> SlotFile | None:
         """Return the store of the disk cache, to be closed by the worker; None without one."""
@@ -192,9 +212,10 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     if config.adapter:
         model = with_adapters(config, model)
     backend, notice = choose_backend(config, model)
-    if config.adapter and not backend.facts.takes_adapters:
+    if (config.adapter or config.adapter_memory) and not backend.facts.takes_adapters:
+        field, value = ("adapter", config.adapter[0]) if config.adapter else ("adapter_memory", config.adapter_memory)
         allowed = f"none with backend {backend.facts.name}: adapters need the native engine, on a CPU"
-        raise InvalidConfigError("adapter", config.adapter[0], allowed)
+        raise InvalidConfigError(field, value, allowed)
     config = backend.facts.config
     try:
         plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())

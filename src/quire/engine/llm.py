@@ -10,6 +10,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any, Unpack
 
+from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, EngineSettings
 from quire.core.executor import NoteLoaded
@@ -148,6 +149,16 @@ class LLM(LocalModel, OperatorVerbs):
         """Have a command carried out, at once. Mutates."""
         with self._turn:
             self._client.send(command)
+
+    def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> AdapterFacts:
+        """Load the adapter in a folder and give it a name; raises for one that does not fit, also into memory."""
+        with self._turn:
+            return self._door.adapters.load_now(name, os.fspath(folder), self._client.send, self._client.stats)
+
+    def unload_adapter(self, name: str) -> None:
+        """Take the name of an adapter away and free its memory. Mutates."""
+        with self._turn:
+            self._door.adapters.unload(name, self._client.send)
 
     def close(self) -> None:
         """Give the memory back. May be called twice; nothing can be asked afterwards. Nothing happens after a fork."""

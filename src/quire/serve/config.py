@@ -51,6 +51,9 @@ class ServerConfig:
     tls_key: str | None = setting(None, "file with the key of the certificate, in PEM form and without a password")
     served_model_name: tuple[str, ...] = setting((), "model name that clients use; none: the model's own name")
     model_dir: str | None = setting(None, "folder of models to serve: model folders and GGUF files; none: no folder")
+    adapter_root: str | None = setting(
+        None, "folder below which operators may load LoRA adapters while the server runs; none: they may not"
+    )
     keep_alive: float | str | None = setting(
         "5m", "with several models: how long one stays loaded after its last request; 0: unload at once, none: never"
     )
@@ -120,8 +123,9 @@ class ServerConfig:
         for name in ("max_queued_sequences", "max_queued_tokens", "max_sequences_per_key"):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, 1 << 40)
-        if self.model_dir is not None:
-            require_text("model_dir", self.model_dir)
+        for name in ("model_dir", "adapter_root"):
+            if getattr(self, name) is not None:
+                require_text(name, getattr(self, name))
         try:
             seconds = math.inf if self.keep_alive is None else keep_alive_s(self.keep_alive)
         except ValueError as error:

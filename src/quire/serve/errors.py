@@ -182,6 +182,35 @@ def model_not_found(name: str, near: Sequence[str] = ()) -> ApiError:
     return ApiError(404, message, type=NOT_FOUND, code="model_not_found", param="model")
 
 
+def adapters_are_fixed() -> ApiError:
+    """Return the answer to who would load adapters where that is not allowed."""
+    message = "this server serves the adapters that it was started with; start it with --adapter-root to load others"
+    return ApiError(403, message, type=PERMISSION, code="adapters_are_fixed")
+
+
+def adapter_refused(message: str) -> ApiError:
+    """Return the answer to an adapter that cannot be loaded, and why."""
+    return ApiError(400, message, code="invalid_value", param="lora_path")
+
+
+def adapter_not_found(name: str, served: Sequence[str]) -> ApiError:
+    """Return the answer to the name of an adapter that is not there."""
+    others = f", but {', '.join(map(repr, served))}" if served else ""
+    message = f"adapter {shortened(name)!r} not found: it is not loaded{others}"
+    return ApiError(404, message, type=NOT_FOUND, code="adapter_not_found", param="lora_name")
+
+
+def name_is_used(name: str) -> ApiError:
+    """Return the answer to an adapter whose name something else has."""
+    message = f"the name {shortened(name)!r} is used for something else; unload that first, or choose another name"
+    return ApiError(409, message, code="name_is_used", param="lora_name")
+
+
+def adapter_not_loaded(message: str) -> ApiError:
+    """Return the answer where the engine could not load an adapter that was in order."""
+    return ApiError(500, message, type=SERVER, code="adapter_not_loaded")
+
+
 def method_not_allowed(method: str, allowed: str) -> ApiError:
     """Return the answer to a method that the path does not know; `allowed` are those that it does."""
     message = f"{shortened(method)} is not allowed here; allowed: {allowed}"

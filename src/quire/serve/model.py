@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
+from quire.core.adapters import AdapterFacts
 from quire.core.config import ResolvedConfig
 from quire.core.pooling import Pooling
 from quire.core.sampling_params import SamplingParams
@@ -70,6 +71,19 @@ class ServedModel(Protocol):
         self, prompt: Prompt, sampling: SamplingParams, ticket: Ticket, *, chat: ChatOptions | None = None
     ) -> PreparedRequest:
         """Return a request that the engine can serve; raises `InvalidRequestError` for what it cannot."""
+        ...
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """The adapters that requests may ask for, by name."""
+        ...
+
+    async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
+        """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""
+        ...
+
+    def unload_adapter(self, name: str) -> None:
+        """Take the name of an adapter away; requests that have it go on."""
         ...
 
     def send(self, command: AnyCommand) -> None:

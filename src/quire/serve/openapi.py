@@ -15,6 +15,7 @@ import msgspec
 import quire
 from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.errors import ErrorBody, OllamaErrorBody
+from quire.serve.schemas.adapters import AdapterAnswer, LoadAdapterRequest, UnloadAdapterRequest
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.serve.schemas.completions import Completion, CompletionRequest
 from quire.serve.schemas.embeddings import (
@@ -218,6 +219,10 @@ def _paths() -> Schema:
     for name, command in OPERATOR_COMMANDS.items():
         done = _answers({"application/json": {"schema": {"type": "object"}}})
         paths[f"/{name}"] = {"post": {"summary": f"{type(command).__doc__} For operators.", "responses": done}}
+    paths["/v1/load_lora_adapter"] = _post("Load a LoRA adapter. For operators.", LoadAdapterRequest, AdapterAnswer)
+    paths["/v1/unload_lora_adapter"] = _post(
+        "Unload a LoRA adapter. For operators.", UnloadAdapterRequest, AdapterAnswer
+    )
     for path, summary in OPEN.items():
         paths[path] = _get(summary, {"application/json": {"schema": {"type": "object"}}})
         paths[path]["get"]["security"] = []

@@ -63,7 +63,7 @@ class Services(ServerServices):
     @property
     def adapter_names(self) -> tuple[str, ...]:
         """The names of its adapters, which clients use as those of models."""
-        return tuple(self.model.config.adapter_folders)
+        return tuple(self.model.adapters)
 
 
 def make_server_services(config: ServerConfig, clock: Clock, disk_cache: str | None = None) -> ServerServices:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from quire.compute.backend import AdapterShelf
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.errors import InvalidRequestError
 from quire.core.step import RowStart
@@ -13,8 +13,8 @@ from quire.core.step import RowStart
 class AdapterRows:
     """The adapters of rows, by digest. A step in which no row has one is computed as if there were none."""
 
-    def __init__(self, shelf: AdapterShelf | None) -> None:
-        self._shelf = shelf
+    def __init__(self, has_adapter: Callable[[str], bool] | None) -> None:
+        self._has_adapter = has_adapter
         self._rows: dict[int, str] = {}
 
     def start(self, start: RowStart) -> None:
@@ -23,7 +23,7 @@ class AdapterRows:
         digest = start.scope.adapter
         if not digest:
             return
-        if self._shelf is None or not self._shelf.has_adapter(digest):
+        if self._has_adapter is None or not self._has_adapter(digest):
             raise InvalidRequestError("adapter", digest, "one that is loaded")
         self._rows[start.row] = digest
 

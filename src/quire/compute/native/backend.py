@@ -44,7 +44,10 @@ class NativeBackend:
             max_num_seqs=config.max_num_seqs,
             max_step_drafts=MAX_STEP_DRAFTS if config.max_drafts else 0,
             touch_kv_memory=config.touch_kv_memory,
-            adapter_rank=max((adapter.rank for adapter in model.adapters.values()), default=0),
+            adapter_rank=max(
+                [adapter.rank for adapter in model.adapters.values()]
+                + [config.max_adapter_rank if config.adapter_memory else 0]
+            ),
         )
         different = {adapter.digest: adapter for adapter in model.adapters.values()}.values()
         block_types = _block_types(model, config)
@@ -64,7 +67,8 @@ class NativeBackend:
             block_types=tuple(sorted(set(block_types.values()))),
             makes_vectors=True,
             takes_adapters=True,
-            adapter_bytes=sum(adapter.num_bytes(NUMBER_BYTES[dtype]) for adapter in different),
+            adapter_bytes=int(config.adapter_memory)
+            + sum(adapter.num_bytes(NUMBER_BYTES[dtype]) for adapter in different),
         )
         return cls(facts, model, settings)
 

@@ -152,6 +152,7 @@ def make_parts(
         draft=None if draft is None else _draft_parts(draft, settings, cache, spec.vocab_size, team),
         on_start=partial(runner.prepare_memory, cache, touches),
         adapters=runner,
+        has_adapter=runner.has_adapter,
     )
 
 

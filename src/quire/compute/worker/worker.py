@@ -60,7 +60,7 @@ class Worker:
         self._beams = BeamRows(parts.eos_token_ids)
         self._careful = CarefulRows()
         self._pooled = PooledRows()
-        self._adapters = AdapterRows(parts.adapters)
+        self._adapters = AdapterRows(parts.has_adapter)
         self._decodes = DecodeSteps(self._careful)
         self._proposer = parts.proposer
         self._draft = None

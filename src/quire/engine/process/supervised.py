@@ -22,6 +22,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
+from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvariantError
@@ -268,6 +269,14 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         """Send a command, which takes effect before the next step; without an engine, drop it. Mutates."""
         self._link.send(command)
 
+    async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
+        """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""
+        return await self._door.adapters.load(name, folder, self.send, self.stats)
+
+    def unload_adapter(self, name: str) -> None:
+        """Take the name of an adapter away; requests that have it go on. Mutates."""
+        self._door.adapters.unload(name, self.send)
+
     # ---- the process ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -369,6 +378,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
                     self._limits, self._report = limits, report
                     self._link.process, self._state, self._failure = process, ModelState.READY, ""
                     self._settled.set()
+                    self._door.adapters.restore(self._link.send)
                     if self._watched is not None:
                         self._link.send(Watch(self._watched[0]))
                 case Failed(reason):

@@ -40,7 +40,7 @@ class EngineStats:
 
     `num_disk_slots` is the room of the disk cache, `num_kept_blocks` what it holds, and `num_landing_blocks` are on
     their way from it. `disk_blocks` counts blocks by what became of them: stored, loaded, evicted, or why they were not
-    loaded or stored. `disk_is_off`: it failed too often.
+    loaded or stored. `disk_is_off`: it failed too often. `adapters`: by digest, whether each is ready, or what else.
     """
 
     num_running: int = 0
@@ -71,6 +71,7 @@ class EngineStats:
     disk_is_off: bool = False
     disk_hit_tokens_total: int = 0
     disk_blocks: dict[str, int] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict)
 
     @property
     def kv_usage(self) -> float:

@@ -72,7 +72,7 @@ def measure_steps(config: EngineConfig, num_tokens: int, repeat: int, tell: Tell
     gaps: dict[str, list[float]] = {kind: [] for kind in KINDS}
     firsts: dict[str, list[float]] = {kind: [] for kind in KINDS[:2]}
     with MeasuredEngine(config) as engine:
-        digests, blueprint = list(engine.blueprint.adapters.values()), engine.blueprint
+        digests, blueprint = [each.digest for each in engine.blueprint.adapters.values()], engine.blueprint
         adapter_bytes = blueprint.backend.facts.adapter_bytes
         engine.warm_up()
         for index in range(repeat):

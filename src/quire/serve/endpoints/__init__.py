@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.engine.commands import OPERATOR_COMMANDS
+from quire.serve.endpoints.adapters import load_adapter, unload_adapter
 from quire.serve.endpoints.chat import chat_completions
 from quire.serve.endpoints.completions import completions
 from quire.serve.endpoints.embeddings import embeddings
@@ -37,6 +38,8 @@ ROUTES: Final = (
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/tokenize", tokenize, methods=["POST"]),
     Route("/v1/detokenize", detokenize, methods=["POST"]),
+    Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
+    Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
     *OLLAMA_ROUTES,
     *LLAMA_SERVER_ROUTES,
     Route("/live", live, methods=["GET"]),

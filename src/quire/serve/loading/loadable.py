@@ -10,10 +10,11 @@ weights are read by the engine, which is a process of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from quire.core.adapters import AdapterFacts
 from quire.core.config import ResolvedConfig
 from quire.core.errors import ExecutionError, InvariantError
 from quire.core.pooling import Pooling
@@ -118,6 +119,19 @@ class LoadableModel:
     def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
         """Run a request; yield what is new each time it got further."""
         return self._present().deltas(prepared)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """The adapters that requests may ask for, by name."""
+        return {} if self._model is None else self._model.adapters
+
+    async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
+        """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""
+        return await self._present().load_adapter(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Take the name of an adapter away; requests that have it go on."""
+        self._present().unload_adapter(name)
 
     def send(self, command: AnyCommand) -> None:
         """Have the engine carry out a command; one that is not there has nothing to do."""

@@ -1,0 +1,74 @@
+"""AdapterLoader: loads adapters in a thread of its own, while steps run.
+
+load ──► thread: read, check, pack ──► shelf of the runner      a row that needs it before that waits for the thread
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+
+from quire.compute.adapters.folder import Adapter
+from quire.compute.backend import AdapterShelf
+from quire.core.adapters import LOADING, READY
+from quire.core.errors import CheckpointError
+
+
+class AdapterLoader:
+    """Implements `AdapterLoading` over the shelf of a runner. `read` checks the adapter in a folder and returns it."""
+
+    def __init__(self, shelf: AdapterShelf, read: Callable[[str], Adapter], loaded: Mapping[str, Adapter]) -> None:
+        self._shelf = shelf
+        self._read = read
+        self._there = {adapter.digest for adapter in loaded.values()}  # from the start
+        self._loads: dict[str, Future[None]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def load(self, digest: str, folder: str) -> None:
+        """Begin to load an adapter; nothing if it is there or on its way. One that failed is tried again. Mutates."""
+        load = self._loads.get(digest)
+        if self._shelf.has_adapter(digest) or (load is not None and not load.done()):
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "quire-adapters")
+        self._loads[digest] = self._pool.submit(self._load, digest, folder)
+
+    def _load(self, digest: str, folder: str) -> None:
+        adapter = self._read(folder)
+        if adapter.digest != digest:
+            raise CheckpointError(folder, "files that have changed", "the adapter that was checked")
+        self._shelf.load_adapter(adapter)
+
+    def has_adapter(self, digest: str) -> bool:
+        """Return whether an adapter is in memory; waits for one that is on its way. Does not mutate."""
+        if (load := self._loads.get(digest)) is not None:
+            _failure_of(load)
+        return self._shelf.has_adapter(digest)
+
+    def drop(self, digest: str) -> None:
+        """Free the memory of an adapter that no request has. Mutates."""
+        load = self._loads.pop(digest, None)
+        if load is not None and not load.cancel():
+            _failure_of(load)
+        self._there.discard(digest)
+        self._shelf.drop_adapter(digest)
+
+    def states(self) -> Mapping[str, str]:
+        """Return the state of each adapter by digest. Does not mutate."""
+        return dict.fromkeys(self._there, READY) | {
+            digest: (_failure_of(load) or READY) if load.done() else LOADING for digest, load in self._loads.items()
+        }
+
+    def close(self) -> None:
+        """Load nothing more. Mutates."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _failure_of(load: Future[None]) -> str:
+    """Return why a load failed, empty if it did not; waits for its end."""
+    try:
+        error = load.exception()
+    except CancelledError:
+        return "the engine is closed"
+    return "" if error is None else " ".join(f"{error}".split()) or type(error).__name__

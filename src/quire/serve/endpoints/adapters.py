@@ -1,0 +1,74 @@
+"""Adapters loaded and unloaded while the server runs, by operators, from folders below `adapter_root` only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import CheckpointError, ExecutionError, InvalidRequestError
+from quire.serve.endpoints.line import fields_of, require_ready
+from quire.serve.errors import adapter_not_found, adapter_not_loaded, adapter_refused, adapters_are_fixed, name_is_used
+from quire.serve.errors import operator_required as required
+from quire.serve.loading.model_set import ModelSet
+from quire.serve.render.answer import json_answer
+from quire.serve.schemas.adapters import AdapterAnswer, LoadAdapterRequest, UnloadAdapterRequest
+
+
+async def load_adapter(request: Request) -> Response:
+    """Answer when an adapter is loaded and can be called by its name."""
+    root = _root(request)
+    fields, services = await fields_of(request, LoadAdapterRequest)
+    services.gate.require_ready()
+    name, model = fields.lora_name, services.model
+    if name in services.model_names:
+        raise name_is_used(name)
+    folder = _below(root, fields.lora_path)
+    is_used = name in model.adapters
+    try:
+        facts = await model.load_adapter(name, str(folder))
+    except CheckpointError as error:
+        raise adapter_refused(str(error).replace(str(root), ".")) from error
+    except InvalidRequestError as error:
+        if is_used and error.field == "name":
+            raise name_is_used(name) from error
+        raise
+    except ExecutionError as error:
+        raise adapter_not_loaded(str(error)) from error
+    return json_answer(AdapterAnswer("loaded", name, facts.rank, facts.num_bytes))
+
+
+async def unload_adapter(request: Request) -> Response:
+    """Take the name of an adapter away; requests that have it go on."""
+    _root(request)
+    fields, services = await fields_of(request, UnloadAdapterRequest)
+    services.gate.require_ready()
+    if fields.lora_name not in services.model.adapters:
+        raise adapter_not_found(fields.lora_name, tuple(services.model.adapters))
+    services.model.unload_adapter(fields.lora_name)
+    return json_answer(AdapterAnswer("unloaded", fields.lora_name))
+
+
+def _root(request: Request) -> Path:
+    """Return the folder that adapters are loaded from; raises the answer to those who may load none."""
+    models: ModelSet = request.app.state.models
+    if not request.state.context.tenant.is_operator:
+        raise required(request.url.path)
+    if models.server.config.adapter_root is None:
+        raise adapters_are_fixed()
+    require_ready(request)
+    return Path(models.server.config.adapter_root).resolve()
+
+
+def _below(root: Path, path: str) -> Path:
+    """Return a folder below the root, and raise for any other, also one that a link leads to."""
+    try:
+        folder = (root / path).resolve(strict=True)
+        inside = folder.is_relative_to(root) and folder != root and folder.is_dir()
+        inside = inside and all(each.resolve().is_relative_to(root) for each in folder.iterdir())
+    except (OSError, ValueError, RuntimeError):
+        inside = False
+    if not inside:
+        raise adapter_refused("lora_path is not a folder below adapter_root")
+    return folder

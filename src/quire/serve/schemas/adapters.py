@@ -1,0 +1,29 @@
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.serve.schemas.common import ModelFields
+
+
+class LoadAdapterRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    """An adapter to load: its name from then on, and its folder below `adapter_root`."""
+
+    lora_name: str
+    lora_path: str
+
+
+class UnloadAdapterRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    """An adapter whose name shall be gone."""
+
+    lora_name: str
+
+
+class AdapterAnswer(msgspec.Struct, frozen=True):
+    """What was loaded or unloaded; `rank` and `bytes` are 0 for the latter."""
+
+    status: str
+    lora_name: str
+    rank: int = 0
+    bytes: int = 0
