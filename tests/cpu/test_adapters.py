@@ -3,80 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from quire.compute.adapters.folder import Adapter, read_adapter
-from quire.compute.models.base import DecoderSpec
-from quire.compute.native import NativeSettings, kv_cache_spec
-from quire.compute.native.load import make_parts
-from quire.compute.weights.checkpoint import Checkpoint
-from quire.compute.worker.cache_engine import CacheEngine
-from quire.compute.worker.model_runner import StepInputs
+from quire.compute.adapters.folder import read_adapter
+from quire.compute.native import NativeSettings
+from support.adapted_model import SETTINGS, AdaptedModel
 from support.adapters import adapter_tensors, merged, write_adapter
-from support.native_runs import FLOAT32
 from support.spec_models import SPECS, WITHOUT_LATENTS, write_spec_model
 from support.tiny_checkpoint import write_model_weights
 
-BLOCK = 16
-MOST_BLOCKS = 8
-SETTINGS = replace(FLOAT32, adapter_rank=32, num_threads=2)
 PROMPTS = [[random % 64 for random in range(seed, seed + 7 * count, 7)] for seed, count in ((3, 21), (5, 1), (11, 40))]
-
-
-class Model:
-    """A decoder with memory, of which steps ask for every logit."""
-
-    def __init__(self, folder: Path, spec: DecoderSpec, settings: NativeSettings = SETTINGS) -> None:
-        kv_spec = kv_cache_spec(spec, BLOCK, settings.stored_kv_dtype)
-        self.cache = CacheEngine(kv_spec, num_blocks=MOST_BLOCKS * 8, poison=True)
-        self.cache.allocate()
-        self.parts = make_parts(spec, Checkpoint.open(folder), settings, self.cache)
-        self.num_groups, self.vocab_size = len(kv_spec.groups), spec.vocab_size
-
-    def load(self, *adapters: Adapter) -> None:
-        assert self.parts.adapters is not None
-        for adapter in adapters:
-            self.parts.adapters.load_adapter(adapter)
-
-    def logits(
-        self, prompts: list[list[int]], adapters: list[str], starts: list[int] | None = None
-    ) -> list[NDArray[np.float32]]:
-        """Return the logits of every token that a step computes; prompt i lies in the blocks of place i."""
-        starts = starts or [0] * len(prompts)
-        counts = [len(prompt) - start for prompt, start in zip(prompts, starts, strict=True)]
-        ends = np.cumsum([0, *counts])
-        positions = np.concatenate([np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)])
-        first_blocks = np.repeat(np.arange(len(prompts)) * MOST_BLOCKS, counts)
-        slots = (first_blocks + positions // BLOCK) * BLOCK + positions % BLOCK
-        table = np.arange(len(prompts) * MOST_BLOCKS).reshape(len(prompts), MOST_BLOCKS)
-        every = np.arange(ends[-1])
-        inputs = StepInputs(
-            entries=tuple(range(len(prompts))),
-            query_starts=ends,
-            token_ids=np.array([t for p, s in zip(prompts, starts, strict=True) for t in p[s:]], np.int64),
-            positions=positions,
-            slots=(slots,) * self.num_groups,
-            block_tables=(table,) * self.num_groups,
-            logit_starts=ends,
-            logit_indices=every,
-            rows=np.arange(len(prompts)),
-            adapters=tuple(adapters) if any(adapters) else (),
-        )
-        found = self.parts.runner.run(inputs, self.cache).logits[:, : self.vocab_size].copy()
-        return [found[start:end] for start, end in pairwise(ends)]
 
 
 @pytest.mark.parametrize("name", WITHOUT_LATENTS)
 def test_a_row_has_what_merged_weights_give_and_others_have_their_bits(name: str, tmp_path: Path) -> None:
     spec = SPECS[name]
     weights = write_spec_model(tmp_path, spec)
-    base = Model(tmp_path, spec, replace(SETTINGS, adapter_rank=0)).logits(PROMPTS, ["", "", ""])
-    model, digests = Model(tmp_path, spec), []
+    base = AdaptedModel(tmp_path, spec, replace(SETTINGS, adapter_rank=0)).logits(PROMPTS, ["", "", ""])
+    model, digests = AdaptedModel(tmp_path, spec), []
     oracles = []
     for seed, rank, alpha in ((1, 4, 8.0), (2, 20, 5.0)):
         tensors = adapter_tensors(spec, rank=rank, seed=seed)
@@ -86,7 +33,7 @@ def test_a_row_has_what_merged_weights_give_and_others_have_their_bits(name: str
         folder = tmp_path / f"merged{seed}"
         folder.mkdir()
         write_model_weights(folder, merged(weights, spec, tensors, alpha / rank))
-        oracles.append(Model(folder, spec).logits(PROMPTS, ["", "", ""]))
+        oracles.append(AdaptedModel(folder, spec).logits(PROMPTS, ["", "", ""]))
     one, other = digests
     together = model.logits(PROMPTS, [one, "", other])
     for found, expected in ((together[0], oracles[0][0]), (together[2], oracles[1][2])):
@@ -109,7 +56,10 @@ def test_bits_do_not_depend_on_cuts_threads_or_neighbours(settings: NativeSettin
     first, second = (adapter.digest for adapter in adapters)
     texts = [[(seed * n) % 64 for n in range(90)] for seed in (3, 5, 7, 11)]
     names = [first, second, "", first]
-    model, alone = Model(tmp_path, spec, settings), Model(tmp_path, spec, replace(settings, num_threads=1))
+    model, alone = (
+        AdaptedModel(tmp_path, spec, settings),
+        AdaptedModel(tmp_path, spec, replace(settings, num_threads=1)),
+    )
     for each in (model, alone):
         each.load(*adapters)
     expected = [alone.logits([text], [name])[0] for text, name in zip(texts, names, strict=True)]
@@ -125,7 +75,7 @@ def test_an_adapter_that_is_dropped_or_unknown_is_not_computed(tmp_path: Path) -
     spec = SPECS["plain"]
     write_spec_model(tmp_path, spec)
     adapter = read_adapter(write_adapter(tmp_path / "a", adapter_tensors(spec)), spec, 32)
-    model = Model(tmp_path, spec)
+    model = AdaptedModel(tmp_path, spec)
     model.load(adapter, adapter)
     assert model.parts.adapters is not None
     assert model.parts.adapters.has_adapter(adapter.digest)

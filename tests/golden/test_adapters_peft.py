@@ -1,0 +1,60 @@
+"""Adapters against PEFT: the logits of every position, for every family that can have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.compute.adapters.folder import ADAPTED, read_adapter
+from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
+from support.adapted_model import AdaptedModel
+from support.adapters import adapted_stems
+
+TOKENS = [(7 * i * i + 3 * i) % 64 for i in range(150)]
+
+
+def adaptable() -> list[str]:
+    """The families of `transformers_models` whose attention has keys and values of its own."""
+    return [
+        *("cohere", "cohere2", "falcon", "gemma2", "gemma3", "glm", "glm4", "gpt-neox", "gpt-oss", "gpt2", "granite"),
+        *("llama", "llama-2", "mistral", "olmo2", "olmo3", "opt", "opt-350m", "phi", "phi3", "qwen2", "qwen3-moe"),
+        *("smollm3", "stablelm", "starcoder2"),
+    ]
+
+
+@pytest.mark.transformers
+@pytest.mark.filterwarnings("ignore")  # of PEFT and transformers about each other
+@pytest.mark.parametrize("name", adaptable())
+@pytest.mark.parametrize("has_root_scale", [False, True])
+def test_logits_are_those_of_peft(name: str, has_root_scale: bool, tmp_path: Path) -> None:
+    import peft
+    import torch
+
+    from support import transformers_models
+
+    model = transformers_models.small_model(name)
+    transformers_models.save(model, tmp_path / "base")
+    spec = read_model(ModelFolder(tmp_path / "base"), len(TOKENS)).spec
+    # PEFT takes the names of an MLP for those of experts too, where there are any.
+    parts = ADAPTED if spec.experts is None else ADAPTED[:4]
+    modules = sorted({stem.rpartition(".")[2] for stem in adapted_stems(spec, parts)})
+    torch.manual_seed(5)
+    config = peft.LoraConfig(
+        **{"r": 6, "lora_alpha": 9, "target_modules": modules, "init_lora_weights": False},
+        **{"use_rslora": has_root_scale, "rank_pattern": {modules[0]: 3}, "alpha_pattern": {modules[-1]: 4}},
+    )
+    plain = transformers_models.all_logits(model, TOKENS)
+    tuned = peft.get_peft_model(model, config)
+    tuned.save_pretrained(str(tmp_path / "tune"))
+    expected = transformers_models.all_logits(tuned, TOKENS)
+    adapter = read_adapter(tmp_path / "tune", spec, 32)
+    ours = AdaptedModel(tmp_path / "base", spec)
+    ours.load(adapter)
+    found, base = ours.logits([TOKENS, TOKENS], [adapter.digest, ""])
+    scale = max(1.0, float(np.abs(expected).max()))
+    assert np.abs(found - expected).max() <= 2e-4 * scale
+    assert np.abs(base - plain).max() <= 2e-4 * scale
+    assert np.abs(expected - plain).max() > 1e-2
