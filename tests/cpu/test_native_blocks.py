@@ -54,7 +54,8 @@ class Lookup:
         finite = np.zeros(num_tokens, np.bool_)
         starts = np.array([0, num_tokens])
         nothing, states = np.zeros(0, np.int64), np.zeros((0, WIDTH), np.float32)
-        self.decoder.run(starts, ids, ids, ids, [], [], found, finite, np.zeros(num_tokens, np.bool_), nothing, states)
+        whole, no_adapters = np.zeros(num_tokens, np.bool_), ([], nothing)
+        self.decoder.run(starts, ids, ids, ids, [], [], found, finite, whole, nothing, states, *no_adapters)
         return found[:, : self.vocab_size]
 
 

@@ -149,7 +149,7 @@ def test_props_tell_the_context_and_the_template(server: RunningServer) -> None:
     "path",
     [
         *("/slots", "/slots/3", "/infill", "/embedding", "/lora-adapters", "/apply-template"),
-        *("/v1/rerank", "/generate", "/generate_stream"),  # of vLLM and text-generation-inference
+        *("/generate", "/generate_stream"),  # of vLLM and text-generation-inference
     ],
 )
 def test_what_is_not_there_is_named(server: RunningServer, path: str) -> None:

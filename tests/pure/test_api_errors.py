@@ -82,6 +82,31 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         *(404, "not_found_error", "model_not_found", "model", {}),
         "model 'gpt\\n4' not found: this server does not serve it, but 'gpt', 'phi'; GET /v1/models lists all",
     ),
+    "adapters_are_fixed": (
+        errors.adapters_are_fixed(),
+        *(403, "permission_error", "adapters_are_fixed", None, {}),
+        "this server serves the adapters that it was started with; start it with --adapter-root to load others",
+    ),
+    "adapter_refused": (
+        errors.adapter_refused("a tensor is torn"),
+        *(400, "invalid_request_error", "invalid_value", "lora_path", {}),
+        "a tensor is torn",
+    ),
+    "adapter_not_found": (
+        errors.adapter_not_found("tun", ("tune", "other")),
+        *(404, "not_found_error", "adapter_not_found", "lora_name", {}),
+        "adapter 'tun' not found: it is not loaded, but 'tune', 'other'",
+    ),
+    "name_is_used": (
+        errors.name_is_used("tune"),
+        *(409, "invalid_request_error", "name_is_used", "lora_name", {"x-should-retry": "false"}),
+        "the name 'tune' is used for something else; unload that first, or choose another name",
+    ),
+    "adapter_not_loaded": (
+        errors.adapter_not_loaded("the adapter in tune is not loaded: no memory"),
+        *(500, "server_error", "adapter_not_loaded", None, {"x-should-retry": "false"}),
+        "the adapter in tune is not loaded: no memory",
+    ),
     "model_not_loadable": (
         errors.model_not_loadable("gpt", "its weights are torn"),
         *(500, "server_error", "model_not_loadable", "model", {"x-should-retry": "false"}),

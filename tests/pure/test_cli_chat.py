@@ -47,8 +47,9 @@ class SpokenModel:
         self.outputs: list[RequestOutput] = []
         self.used_tqdm: bool | None = None
         self.tokenizer: Any = SimpleNamespace(has_chat_template=True)
+        self.adapters: dict[str, Any] = {}
 
-    def stream(self, messages: Any, _: SamplingParams) -> Iterator[RequestOutput]:
+    def stream(self, messages: Any, _: SamplingParams, adapter: str | None = None) -> Iterator[RequestOutput]:
         self.asked.append([dict(message) for message in messages])
         self.num_open += 1
         try:
@@ -61,7 +62,9 @@ class SpokenModel:
         finally:
             self.num_open -= 1
 
-    def generate(self, prompts: Any, _: SamplingParams, *, use_tqdm: bool) -> list[RequestOutput]:
+    def generate(
+        self, prompts: Any, _: SamplingParams, *, use_tqdm: bool, adapter: str | None = None
+    ) -> list[RequestOutput]:
         self.used_tqdm = use_tqdm
         return self.outputs[: len(prompts)]
 
@@ -170,7 +173,7 @@ def test_quiet_prints_answers_and_what_went_wrong(capsys: pytest.CaptureFixture[
 def test_an_answer_that_failed_on_its_way_says_so_even_where_it_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     model = SpokenModel([])
     failed = snapshot("So", error="the tokenizer is broken")
-    model.stream = lambda *_: (each for each in [failed])  # type: ignore[method-assign]
+    model.stream = lambda *_, **__: (each for each in [failed])  # type: ignore[method-assign]
     for terminal in (None, Terminal()):
         Conversation(model, SamplingParams(), "", terminal).say("Hi")  # type: ignore[arg-type]
         assert capsys.readouterr() == ("So\n", "error: the tokenizer is broken\n")
@@ -299,7 +302,7 @@ def printed(model: SpokenModel, num_prompts: int, sampling: SamplingParams, caps
 
 def test_one_text_is_streamed_and_ends_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     model = SpokenModel([["So", "."], ["So.", "\n"], [""], []])
-    model.stream = lambda *_: (snapshot(text) for text in accumulate(model.answers.pop(0)))  # type: ignore[method-assign]
+    model.stream = lambda *_, **__: (snapshot(text) for text in accumulate(model.answers.pop(0)))  # type: ignore[method-assign]
     for expected in ("So.\n", "So.\n", "\n"):
         assert printed(model, 1, SamplingParams(), capsys) == expected
     with pytest.raises(ExecutionError, match="the engine returned nothing"):

@@ -135,6 +135,7 @@ SCOPE_CASES: list[tuple[str, str, list[Any], str]] = [
     ("salt", "cache_salt", [None, 1, b"s", True, "s" * (MAX_SALT_LENGTH + 1)], "a string of 0 to 1024 characters"),
     ("extra_keys", "extra_keys", [None, [], "key", ("k",) * (MAX_EXTRA_KEYS + 1)], "a tuple of at most 16 strings"),
     ("persist", "persist", [None, 1, "yes"], "True or False"),
+    ("adapter", "adapter", [None, 1, b"a", True, "a" * (MAX_NAME_LENGTH + 1)], "a string of 0 to 256 characters"),
 ]
 REQUEST_CASES: list[tuple[str, list[Any], str]] = [
     ("request_id", [None, 7, b"r", "", "r" * (MAX_NAME_LENGTH + 1)], "a string of 1 to 256 characters"),

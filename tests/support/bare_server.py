@@ -45,6 +45,7 @@ class FakeModel:
         self.state = ModelState.STARTING
         self.counts = EngineStats(num_running=2, num_blocks=64, num_used_blocks=16, steps_total=7)
         self.tokenizer = None
+        self.adapters: dict[str, Any] = {}
         self.text_pool = TenantPool("text", num_threads=1)
         self.report = _report(self.config)
         self.failure: Exception | None = None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quire.compute.sampling.draws import Sampler
 from quire.compute.speculation.base import Proposer
+from quire.compute.weights.classifier import Classifier
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner
 from quire.compute.worker.step_ahead import Launcher
@@ -96,7 +97,7 @@ class WorkerParts:
 
     `proposer` guesses tokens; None: nobody does. `draft` does so too, if there is a draft model.
     `store` keeps blocks on disk; None: nothing does. `adapters`: of the runner; None: it takes none.
-    `has_adapter` is asked before a row gets one; it may wait until that is loaded.
+    `classifier`: of a model with labels. `has_adapter` is asked before a row gets one; it may wait until that is there.
     `on_start` is called once the KV memory is allocated.
     """
 
@@ -112,6 +113,7 @@ class WorkerParts:
     store: SlotFile | None = None
     adapters: AdapterShelf | None = None
     has_adapter: Callable[[str], bool] | None = None
+    classifier: Classifier | None = None
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
         """Return the parts with another runner, which sees every step: the launcher is dropped."""

@@ -203,6 +203,10 @@ class EngineConfig:
     pooling: str = setting(
         "auto", "how a text becomes a vector: last (token), mean (of all tokens), or auto (as the model's folder says)"
     )
+    score_tokens: str | None = setting(
+        None,
+        "two tokens that a text is scored by, such as yes,no: its score is the share of the first; none: no scores",
+    )
     cuda_graphs: bool = setting(True, "on a GPU: record decode steps at startup and replay them")
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; none: no limit")
     seed: int = setting(0, "base seed for requests that set none")
@@ -225,6 +229,8 @@ class EngineConfig:
         require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         require_one_of("touch_kv_memory", self.touch_kv_memory, TOUCH_KV_MEMORY)
         require_one_of("pooling", self.pooling, ("auto", *POOLINGS))
+        if self.score_tokens is not None and (not isinstance(self.score_tokens, str) or self.skip_tokenizer_init):
+            raise InvalidConfigError("score_tokens", self.score_tokens, "two tokens of a model with a tokenizer")
         require_one_of("device", self.device, DEVICES)
         require_one_of("backend", self.backend, BACKENDS)
         require_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
@@ -375,6 +381,7 @@ class EngineSettings(TypedDict, total=False):
     adapter_memory: int | str
     max_adapter_rank: int
     pooling: str
+    score_tokens: str | None
     cuda_graphs: bool
     max_cached_blocks_per_tenant: int | None
     seed: int

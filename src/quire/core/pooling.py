@@ -2,9 +2,10 @@
 
     last    the state of the last token, which has read the whole text
     mean    the mean over all tokens: each is computed, none comes from the prefix cache
+    labels  of a model that classifies: the share of each label, from the state of the last token
 
-The states are those after the final norm. A vector is cut to its first dimensions if fewer are asked for, and then has
-the length 1.
+The states are those after the final norm. A vector of the first two kinds is cut to its first dimensions if fewer are
+asked for, and then has the length 1.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 POOLINGS: Final = ("last", "mean")
+LABELS: Final = "labels"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from quire.core.parameters import (
     TokenIds,
     TokenSequences,
 )
-from quire.core.pooling import POOLINGS, Pooling
+from quire.core.pooling import LABELS, POOLINGS, Pooling
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 
@@ -64,7 +64,8 @@ class RequestLimits:
 
     `max_model_len` counts prompt and output together. `max_sequence_tokens` is the number of tokens of one sequence
     that the KV memory can hold when it holds nothing else. `eos_token_ids` end a text. `vector_size` is the number of
-    dimensions of a vector; 0: the engine makes none.
+    dimensions of a vector; 0: the engine makes none. `num_labels`: of a model that classifies; `generates`: whether the
+    model can continue a text.
     """
 
     vocab_size: int
@@ -73,6 +74,8 @@ class RequestLimits:
     max_num_seqs: int
     eos_token_ids: tuple[int, ...] = ()
     vector_size: int = 0
+    num_labels: int = 0
+    generates: bool = True
 
 
 def validate(request: Request, limits: RequestLimits) -> None:
@@ -92,6 +95,9 @@ def validate(request: Request, limits: RequestLimits) -> None:
     validate_sampling(request.sampling, limits)
     if request.pooling is not None:
         _validate_pooling(request.pooling, request.sampling, limits)
+    elif not limits.generates:
+        allowed = "a text to classify or to score (/classify, /score, /rerank): this model continues none"
+        raise InvalidRequestError("prompt", "a text to continue", allowed)
     validate_length(request, limits)  # first, as looking at each token of a prompt that is too long takes long
     _validate_prompt(request, limits)
 
@@ -113,10 +119,12 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
 
 def _validate_pooling(pooling: Pooling, sampling: SamplingParams, limits: RequestLimits) -> None:
     """A pooled request samples nothing; its `max_tokens` of 1 is the room for the token that a text would have."""
-    if not isinstance(pooling, Pooling) or pooling.kind not in POOLINGS:
+    if not isinstance(pooling, Pooling) or pooling.kind not in (*POOLINGS, LABELS):
         raise InvalidRequestError("pooling", pooling, f"one of {', '.join(POOLINGS)}")
     if not limits.vector_size:
         raise InvalidRequestError("pooling", pooling.kind, "none: this backend makes no vectors; backend native does")
+    if pooling.kind == LABELS and not limits.num_labels:
+        raise InvalidRequestError("pooling", LABELS, "last or mean: this model has no labels")
     if pooling.dimensions != 0:
         _require_int("dimensions", pooling.dimensions, 1, limits.vector_size)
     if sampling.num_sequences > 1 or sampling.max_tokens != 1 or sampling.prompt_logprobs is not None:
@@ -263,6 +271,7 @@ def _validate_scope(scope: CacheScope) -> None:
         _require_text("extra_keys", key, 0, MAX_NAME_LENGTH)
     if not isinstance(scope.persist, bool):
         raise InvalidRequestError("persist", scope.persist, "True or False")
+    _require_text("adapter", scope.adapter, 0, MAX_NAME_LENGTH)
 
 
 def _validate_prompt(request: Request, limits: RequestLimits) -> None:

@@ -24,9 +24,9 @@ from quire.core.pooling import Pooling
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits, validate, validate_sampling
-from quire.engine.adapters import AdapterSet
 from quire.engine.commands import Add
 from quire.engine.core import EngineCore
+from quire.engine.process.adapter_set import AdapterSet
 from quire.engine.records.report import EngineReport
 from quire.engine.seeds import SeedCounter
 from quire.engine.text.grammar_turns import GrammarTurns

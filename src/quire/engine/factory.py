@@ -27,10 +27,12 @@ from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.draft import require_same_tokens, with_draft
 from quire.compute.models.hub import GUIDE, place_notices, resolve_model
+from quire.compute.models.labels import labels_of_tokens
 from quire.compute.models.pooling import pooling_of
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.speculation import create_proposer
+from quire.compute.weights.classifier import read_classifier
 from quire.compute.weights.decoder_weights import NUMBER_BYTES, WeightReader, weight_bytes
 from quire.compute.worker.failing_runner import FailingRunner
 from quire.compute.worker.store.slot_file import SlotFile
@@ -161,6 +163,9 @@ class EngineBlueprint:
         parts = replace(parts, masks=self.masks, proposer=create_proposer(self.config.speculation), store=store)
         if self.failpoints:
             parts = parts.with_runner(FailingRunner(parts.runner, self.failpoints))
+        if self.model.labels is not None:
+            classifier = read_classifier(self.model.labels, self.model.spec, self.model.source.tensors())
+            parts = replace(parts, classifier=classifier)
         loader = None
         if parts.adapters is not None and (self.model.adapters or self.config.adapter_memory):
             loader = AdapterLoader(parts.adapters, self._read_adapter, self.model.adapters)
@@ -211,7 +216,12 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
         model = with_draft_model(config, model)
     if config.adapter:
         model = with_adapters(config, model)
+    if config.score_tokens is not None:
+        tokenizer = tokenizer_json(_tokenizer_files(config, model), model.spec.vocab_size)
+        model = replace(model, labels=labels_of_tokens(config.score_tokens, tokenizer))
     backend, notice = choose_backend(config, model)
+    if model.labels is not None and not backend.facts.makes_vectors:
+        raise InvalidConfigError("backend", backend.facts.name, "native or reference for a model with labels")
     if (config.adapter or config.adapter_memory) and not backend.facts.takes_adapters:
         field, value = ("adapter", config.adapter[0]) if config.adapter else ("adapter_memory", config.adapter_memory)
         allowed = f"none with backend {backend.facts.name}: adapters need the native engine, on a CPU"
@@ -320,6 +330,7 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         num_parameters=weight_bytes(model.spec, "float32") // FLOAT32_BYTES,
         recommends_sampling=model.generation.recommends_sampling,
         disk_cache=config.disk_cache or "",
+        labels=() if model.labels is None else model.labels.names,
     )
 
 
@@ -374,6 +385,8 @@ def _request_limits(
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=tuple(model.eos_token_ids),
         vector_size=model.spec.hidden_size if facts.makes_vectors else 0,
+        num_labels=0 if model.labels is None else len(model.labels.names),
+        generates=model.generates,
     )
 
 

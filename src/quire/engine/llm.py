@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from operator import mul
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -14,16 +16,18 @@ from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, EngineSettings
 from quire.core.executor import NoteLoaded
+from quire.core.pooling import LABELS, Pooling
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import InProcessClient
 from quire.engine.commands import AnyCommand, OperatorVerbs
 from quire.engine.door import FOR_VECTORS, LocalModel, Ticket, make_config, open_engine
-from quire.engine.outputs import EmbeddingOutput, RequestOutput
+from quire.engine.outputs import ClassificationOutput, EmbeddingOutput, RequestOutput
 from quire.engine.process.ownership import Turn
 from quire.engine.progress import ProgressBar
 from quire.engine.records.stats import EngineStats
 from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.text.prompts import ChatOptions, Message, Prompts, is_message, split_prompts
+from quire.engine.text.scores import AS_CHAT, pair_prompt
 
 
 class LLM(LocalModel, OperatorVerbs):
@@ -117,6 +121,58 @@ class LLM(LocalModel, OperatorVerbs):
             ticket = Ticket(pooling=self._door.pooling_for(pooling, dimensions), adapter=adapter)
             prepared = self._door.prepare_all(split_prompts(prompts), self._client.limits, FOR_VECTORS, ticket=ticket)
             return [each.embedding() for each in self._finished(prepared, use_tqdm)]
+
+    def classify(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[ClassificationOutput]:
+        """Return the labels of prompts, in their order; for a model that has labels.
+
+        >>> with LLM("guide", kv_memory="4MiB", score_tokens="a,the") as llm:
+        ...     (output,) = llm.classify("What is", use_tqdm=False)
+        >>> sorted(output.shares), abs(sum(output.shares.values()) - 1) < 1e-6
+        (['a', 'the'], True)
+        """
+        with self._turn:
+            prepared = self._door.prepare_all(
+                split_prompts(prompts), self._client.limits, FOR_VECTORS, ticket=Ticket(pooling=Pooling(LABELS))
+            )
+            outputs = [each.embedding() for each in self._finished(prepared, use_tqdm)]
+        names = self.report.labels
+        return [
+            ClassificationOutput(
+                each.request_id,
+                each.prompt,
+                dict(sorted(zip(names, each.embedding, strict=False), key=lambda pair: -pair[1])),
+                each.error,
+            )
+            for each in outputs
+        ]
+
+    def score(
+        self, query: str, documents: str | Sequence[str], *, instruction: str | None = None, use_tqdm: bool = True
+    ) -> list[float]:
+        """Return how well documents answer a query: the share of the first label, or the cosine of vectors.
+
+        A request that failed scores NaN. `instruction`: what the query asks for, for a model that was trained with one.
+
+        >>> with LLM("guide", kv_memory="4MiB", pooling="mean") as llm:
+        ...     scores = llm.score("blocks of memory", ["blocks of memory", "a river"], use_tqdm=False)
+        >>> scores[0] > scores[1], round(scores[0], 6)
+        (True, 1.0)
+        """
+        texts = [documents] if isinstance(documents, str) else list(documents)
+        with self._turn:
+            if self.report.labels:
+                is_chat = self.tokenizer is not None and self.tokenizer.has_chat_template
+                pairs = [pair_prompt(query, text, instruction, is_chat=is_chat) for text in texts]
+                ticket, chat = Ticket(pooling=Pooling(LABELS)), AS_CHAT if is_chat else None
+                prepared = self._door.prepare_all(pairs, self._client.limits, FOR_VECTORS, chat=chat, ticket=ticket)
+                return [each[0] if each else math.nan for each in self._vectors(prepared, use_tqdm)]
+            ticket = Ticket(pooling=self._door.pooling_for(None, 0))
+            prepared = self._door.prepare_all([query, *texts], self._client.limits, FOR_VECTORS, ticket=ticket)
+            asked, *others = self._vectors(prepared, use_tqdm)
+        return [math.fsum(map(mul, asked, other)) if asked and other else math.nan for other in others]
+
+    def _vectors(self, prepared: list[PreparedRequest], show_progress: bool) -> list[list[float]]:
+        return [each.embedding().embedding for each in self._finished(prepared, show_progress)]
 
     def stream(
         self,

@@ -131,6 +131,21 @@ class EmbeddingOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """A prompt and its labels, the likeliest first; empty if the request failed, and `error` says why."""
+
+    request_id: str
+    prompt: str | None
+    shares: dict[str, float]
+    error: str = ""
+
+    @property
+    def label(self) -> str:
+        """The likeliest label."""
+        return next(iter(self.shares), "")
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionDelta:
     """What is new of one text; the fields are those of `CompletionOutput`. That with a `finish_reason` is its last."""
 

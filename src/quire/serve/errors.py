@@ -203,12 +203,12 @@ def adapter_not_found(name: str, served: Sequence[str]) -> ApiError:
 def name_is_used(name: str) -> ApiError:
     """Return the answer to an adapter whose name something else has."""
     message = f"the name {shortened(name)!r} is used for something else; unload that first, or choose another name"
-    return ApiError(409, message, code="name_is_used", param="lora_name")
+    return ApiError(409, message, code="name_is_used", param="lora_name", headers=NO_RETRY)
 
 
 def adapter_not_loaded(message: str) -> ApiError:
     """Return the answer where the engine could not load an adapter that was in order."""
-    return ApiError(500, message, type=SERVER, code="adapter_not_loaded")
+    return ApiError(500, message, type=SERVER, code="adapter_not_loaded", headers=NO_RETRY)
 
 
 def method_not_allowed(method: str, allowed: str) -> ApiError:

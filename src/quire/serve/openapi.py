@@ -40,6 +40,17 @@ from quire.serve.schemas.ollama import (
     ShownModel,
 )
 from quire.serve.schemas.responses import ResponseAnswer, ResponseRequest
+from quire.serve.schemas.scores import (
+    CLASSIFY_PATHS,
+    RERANK_PATHS,
+    SCORE_PATHS,
+    ClassifyAnswer,
+    ClassifyRequest,
+    RerankAnswer,
+    RerankRequest,
+    ScoreAnswer,
+    ScoreRequest,
+)
 from quire.serve.schemas.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -53,6 +64,11 @@ from quire.serve.schemas.tool_forms import chat_tools, response_tools, tool_choi
 Schema = dict[str, Any]
 
 REQUESTS: Final = (
+    ClassifyRequest,
+    LoadAdapterRequest,
+    RerankRequest,
+    ScoreRequest,
+    UnloadAdapterRequest,
     CompletionRequest,
     ChatRequest,
     ResponseRequest,
@@ -67,6 +83,10 @@ REQUESTS: Final = (
     DetokenizeRequest,
 )
 ANSWERS: Final = (
+    AdapterAnswer,
+    ClassifyAnswer,
+    RerankAnswer,
+    ScoreAnswer,
     Completion,
     ChatCompletion,
     ChatCompletionChunk,
@@ -219,6 +239,12 @@ def _paths() -> Schema:
     for name, command in OPERATOR_COMMANDS.items():
         done = _answers({"application/json": {"schema": {"type": "object"}}})
         paths[f"/{name}"] = {"post": {"summary": f"{type(command).__doc__} For operators.", "responses": done}}
+    for path in SCORE_PATHS:
+        paths[path] = _post("Score pairs of texts.", ScoreRequest, ScoreAnswer)
+    for path in RERANK_PATHS:
+        paths[path] = _post("Put documents in the order in which they answer a query.", RerankRequest, RerankAnswer)
+    for path in CLASSIFY_PATHS:
+        paths[path] = _post("Give texts labels.", ClassifyRequest, ClassifyAnswer)
     paths["/v1/load_lora_adapter"] = _post("Load a LoRA adapter. For operators.", LoadAdapterRequest, AdapterAnswer)
     paths["/v1/unload_lora_adapter"] = _post(
         "Unload a LoRA adapter. For operators.", UnloadAdapterRequest, AdapterAnswer

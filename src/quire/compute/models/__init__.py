@@ -9,7 +9,7 @@ model needs it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
+from quire.compute.models.labels import CLASSIFIES, GENERATES, SCORE_TENSOR, Labels, labels_of
 from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
@@ -71,6 +72,7 @@ class ModelDescription:
     `source` has its files and tensors. `dtype` is the checkpoint's. `notices` are facts that a user should see at the
     start, one line each. `quantization`: how the weights of a folder are quantised, empty if they are not. `draft`: the
     smaller model that guesses tokens for this one. `adapters`: by name, those that requests may ask for.
+    `labels`: of a model that classifies texts. `generates`: whether it can continue a text.
     """
 
     source: ModelSource
@@ -83,6 +85,8 @@ class ModelDescription:
     quantization: str = ""
     draft: ModelDescription | None = None
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    labels: Labels | None = None
+    generates: bool = True
 
     @property
     def weight_type(self) -> str:
@@ -98,7 +102,11 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
     """
     config = ConfigFile.read(source, CONFIG_FILE)
     architecture = _architecture(config)
-    spec: DecoderSpec = import_module(FAMILIES[architecture]).decoder_spec(config, max_length)
+    classifies = architecture.endswith(CLASSIFIES)
+    spec: DecoderSpec = import_module(FAMILIES[_family(architecture)]).decoder_spec(config, max_length)
+    if classifies:  # there is no head: the embedding is in its place, and nothing is multiplied by it
+        ignored = spec.ignored_tensors | {SCORE_TENSOR}
+        spec = replace(spec, tied_head=True, head_bias=False, ignored_tensors=ignored)
     generation = ConfigFile(source.where(GENERATION_CONFIG_FILE), {})
     if source.has(GENERATION_CONFIG_FILE):
         generation = ConfigFile.read(source, GENERATION_CONFIG_FILE)
@@ -113,16 +121,24 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         generation=GenerationDefaults.read(generation),
         notices=notices,
         quantization="" if quantization is None else quantization.name,
+        labels=labels_of(config) if classifies else None,
+        generates=not classifies,
     )
 
 
 def _architecture(config: ConfigFile) -> str:
     """Return the family's name; refuses families that no engine of quire can run."""
     architectures = config.texts("architectures")
-    if not architectures or architectures[0] not in FAMILIES:
+    if not architectures or _family(architectures[0]) not in FAMILIES:
         named = architectures[0] if architectures else None
         raise family_refusal(config.where, named, FAMILIES, has_code=config.is_set("auto_map"))
     return architectures[0]
+
+
+def _family(architecture: str) -> str:
+    """Return the name of a family among `FAMILIES`, also for one of its models that classifies."""
+    names = [architecture.replace(CLASSIFIES, generates) for generates in GENERATES]
+    return next((name for name in names if name in FAMILIES), architecture)
 
 
 def _dtype(config: ConfigFile) -> str:

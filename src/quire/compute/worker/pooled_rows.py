@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray
+from quire.compute.weights.classifier import Classifier
 from quire.compute.worker.model_runner import StepInputs
-from quire.core.pooling import Pooling
+from quire.core.pooling import LABELS, Pooling
 from quire.core.step import StepPlan
 
 
@@ -35,25 +36,28 @@ class _Row:
     def add(self, states: FloatArray, positions: range) -> None:
         """Add the states of positions that follow those before. Mutates."""
         for position, state in zip(positions, states, strict=True):
-            if self.pooling.kind == "last" or position == 0:
+            if self.pooling.kind != "mean" or position == 0:
                 self.sum = state.astype(np.float64)
             elif self.sum is not None and position == self.num_added:
                 self.sum += state
             self.num_added = position + 1
 
-    def vector(self) -> bytes | None:
+    def vector(self, classifier: Classifier | None) -> bytes | None:
         """Return the vector, if all tokens were added."""
         if self.sum is None or self.num_added < self.num_tokens:
             return None
+        if self.pooling.kind == LABELS and classifier is not None:
+            return classifier.shares(self.sum).astype("<f4").tobytes()
         kept = self.sum[: self.pooling.dimensions or len(self.sum)]
         length = float(np.sqrt(np.add.reduce(kept * kept)))
         return (kept / length if length else kept).astype("<f4").tobytes()
 
 
 class PooledRows:
-    """The pooled rows of a worker, and what was added for each."""
+    """The pooled rows of a worker, and what was added for each. `classifier`: of a model with labels."""
 
-    def __init__(self) -> None:
+    def __init__(self, classifier: Classifier | None = None) -> None:
+        self._classifier = classifier
         self._rows: dict[int, _Row] = {}
 
     def apply(self, plan: StepPlan) -> None:
@@ -87,7 +91,7 @@ class PooledRows:
             row = plan.rows[entry]
             self._rows[row].add(states[first : first + len(positions)], positions)
             first += len(positions)
-            vector = self._rows[row].vector()
+            vector = self._rows[row].vector(self._classifier)
             if vector is not None:
                 found[row] = vector
         return found

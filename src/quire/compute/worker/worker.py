@@ -59,7 +59,7 @@ class Worker:
         self._grammars = GrammarRows(parts.masks, parts.eos_token_ids)
         self._beams = BeamRows(parts.eos_token_ids)
         self._careful = CarefulRows()
-        self._pooled = PooledRows()
+        self._pooled = PooledRows(parts.classifier)
         self._adapters = AdapterRows(parts.has_adapter)
         self._decodes = DecodeSteps(self._careful)
         self._proposer = parts.proposer

@@ -15,7 +15,7 @@ class EngineReport:
     """The start-up table as a value; `str` returns the table.
 
     It leaves out how the model is stored (a format, and a type such as Q4_K_M or BF16), how many weights it has, and
-    whether its makers recommend how to sample.
+    whether its makers recommend how to sample. `labels`: of a model that classifies texts.
     """
 
     model: str
@@ -40,6 +40,7 @@ class EngineReport:
     num_parameters: int = 0
     recommends_sampling: bool = False
     disk_cache: str = ""
+    labels: tuple[str, ...] = ()
 
     def facts(self) -> list[tuple[str, str]]:
         """Return labels and texts, without the memory. Does not mutate."""

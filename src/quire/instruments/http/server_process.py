@@ -179,7 +179,10 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
     found = {}
     for field in fields(config):
         value = getattr(config, field.name)
-        if field.name != "model":
+        if isinstance(value, tuple):
+            if value:
+                found[f"QUIRE_{field.name.upper()}"] = ",".join(value)
+        elif field.name != "model":
             text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
             found[f"QUIRE_{field.name.upper()}"] = text
     return found

@@ -18,6 +18,7 @@ from quire.serve.endpoints.llama_server import LLAMA_SERVER_ROUTES
 from quire.serve.endpoints.ollama import OLLAMA_ROUTES
 from quire.serve.endpoints.operator import operator_command
 from quire.serve.endpoints.responses import responses
+from quire.serve.endpoints.scores import SCORE_ROUTES
 from quire.serve.endpoints.tokens import detokenize, model, models, tokenize
 from quire.serve.openapi import openapi_document
 
@@ -40,6 +41,7 @@ ROUTES: Final = (
     Route("/v1/detokenize", detokenize, methods=["POST"]),
     Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
     Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
+    *SCORE_ROUTES,
     *OLLAMA_ROUTES,
     *LLAMA_SERVER_ROUTES,
     Route("/live", live, methods=["GET"]),

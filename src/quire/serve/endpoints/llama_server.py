@@ -22,11 +22,10 @@ ELSEWHERE: Final = {
     "/slots/{slot}": "there are no slots, and nothing to save: the prefix cache keeps what prompts share",
     "/infill": "this server fills no gaps: send the model's own tokens for that to POST /completion",
     **dict.fromkeys(("/embedding", "/embeddings"), "send the texts to POST /v1/embeddings"),
-    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank"), "this server ranks no documents"),
     **dict.fromkeys(
         ("/generate", "/generate_stream"), "send the prompt to POST /v1/completions, /completion or /api/generate"
     ),
-    "/lora-adapters": "this server has no adapters",
+    "/lora-adapters": "an adapter is a model of its own name: GET /v1/models lists them",
     "/apply-template": "POST /tokenize with messages returns the token ids of a conversation",
 }
 """Paths of llama-server, vLLM and text-generation-inference, and what to do instead."""

@@ -21,14 +21,19 @@ WITHOUT_END: Final = Truncation(None, keeps_start=True)
 
 def embedding_request(fields: EmbeddingRequest, services: Services) -> GenerationRequest:
     """Return what /v1/embeddings asks of the engine; raises for what is wrong with it. Does not mutate."""
-    length, cut = fields.truncate_prompt_tokens, None
-    if length == 0:
-        raise InvalidRequestError("truncate_prompt_tokens", 0, "a number of tokens from 1, or -1 for as many as fit")
-    if length is not None:
-        cut = WITHOUT_END if length == AS_MANY_AS_FIT else Truncation(length, keeps_start=True)
+    cut = start_of(fields.truncate_prompt_tokens)
     made = _request(services, prompts_of(fields.input, "input"), "input", fields.dimensions, cut)
     special = fields.add_special_tokens is not False
     return replace(made, add_special_tokens=special, cache_salt=fields.cache_salt, priority=fields.priority)
+
+
+def start_of(length: int | None) -> Truncation | None:
+    """Return how texts are cut to as many tokens, from their start; None: not at all."""
+    if length == 0:
+        raise InvalidRequestError("truncate_prompt_tokens", 0, "a number of tokens from 1, or -1 for as many as fit")
+    if length is None:
+        return None
+    return WITHOUT_END if length == AS_MANY_AS_FIT else Truncation(length, keeps_start=True)
 
 
 def ollama_embed_request(fields: OllamaEmbedRequest, services: Services) -> GenerationRequest:

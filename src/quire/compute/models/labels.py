@@ -1,0 +1,65 @@
+"""The labels of a model that classifies texts: how many, what they are called, and how their scores become shares.
+
+...ForSequenceClassification    a row of `score.weight` for each label, on the state of the last token
+two tokens of any model         their rows of the head: Qwen3-Reranker answers yes or no
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quire.compute.models.config_file import ConfigFile
+from quire.core.errors import CheckpointError, InvalidConfigError
+
+CLASSIFIES: Final = "ForSequenceClassification"
+GENERATES: Final = ("ForCausalLM", "LMHeadModel")
+SCORE_TENSOR: Final = "score.weight"
+MAX_LABELS: Final = 10_000
+NUM_LABELS: Final = 2
+"""Where config.json names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The labels of a model. `is_one_of`: their shares add up to 1 (softmax), or each is true or not (sigmoid).
+
+    `token_ids`: the rows of the head that score them; none: those of `score.weight`.
+    """
+
+    names: tuple[str, ...]
+    is_one_of: bool
+    token_ids: tuple[int, ...] = ()
+
+
+def labels_of(config: ConfigFile) -> Labels:
+    """Return the labels that the settings of a ...ForSequenceClassification name; raises `CheckpointError`."""
+    section = config.section("id2label")
+    count = len(section.fields) or config.size("num_labels", NUM_LABELS, high=MAX_LABELS)
+    if count > MAX_LABELS:
+        raise config.error("id2label", f"at most {MAX_LABELS} labels")
+    names = [section.fields.get(str(index), f"LABEL_{index}") for index in range(count)]
+    if not all(isinstance(name, str) for name in names):
+        raise config.error("id2label", "a text for each label")
+    config.require("problem_type", "single_label_classification", "multi_label_classification", None)
+    is_one_of = count > 1 and config.fields.get("problem_type") != "multi_label_classification"
+    return Labels(tuple(map(str, names)), is_one_of)
+
+
+def labels_of_tokens(score_tokens: str, tokenizer: Mapping[str, Any]) -> Labels:
+    """Return the labels of two tokens, such as "yes,no", by their texts in a tokenizer; raises `InvalidConfigError`."""
+    texts = score_tokens.split(",")
+    vocab = tokenizer["model"]["vocab"]
+    if not isinstance(vocab, Mapping):  # pieces with their scores
+        vocab = {piece[0]: index for index, piece in enumerate(vocab)}
+    vocab = dict(vocab) | {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    if len(texts) != NUM_LABELS or texts[0] == texts[1] or any(text not in vocab for text in texts):
+        raise InvalidConfigError("score_tokens", score_tokens, "two tokens of the model, such as yes,no")
+    return Labels(tuple(texts), True, tuple(int(vocab[text]) for text in texts))
+
+
+def require_width(where: str, width: int, hidden_size: int) -> None:
+    """Raise unless the rows that score labels are as wide as hidden states."""
+    if width != hidden_size:
+        raise CheckpointError(f"{where}: row", width, f"{hidden_size} numbers, those of a hidden state")

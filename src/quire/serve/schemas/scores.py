@@ -1,0 +1,143 @@
+"""/score, /rerank and /classify: as vLLM, Jina and Cohere have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.core.errors import InvalidRequestError
+from quire.serve.schemas.common import ModelFields
+from quire.serve.schemas.embeddings import MAX_INPUTS
+
+SCORE_PATHS: Final = ("/score", "/v1/score")
+RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking")
+CLASSIFY_PATHS: Final = ("/classify", "/v1/classify")
+Ranked = Annotated[int, Meta(ge=1)]
+Pairs = Sequence[tuple[str, str]]
+DOCUMENT_FIELDS: Final = frozenset({"text"})
+
+
+class _Texts(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    """What calls about several texts have in common. A text that is too long is refused, or cut to as many tokens."""
+
+    most_prompts: ClassVar[int] = MAX_INPUTS
+
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    user: str | None = None
+
+
+class ScoreRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
+    """Pairs of texts: one with each of the other side, or as many on both sides."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+    instruction: str | None = None
+
+    def pairs(self) -> Pairs:
+        """Return the pairs; raises `InvalidRequestError` where the sides do not fit. Does not mutate."""
+        ones, others = ([side] if isinstance(side, str) else side for side in (self.text_1, self.text_2))
+        if len(ones) != len(others) and 1 not in (len(ones), len(others)):
+            raise InvalidRequestError("text_2", f"{len(others)} texts", f"one, or {len(ones)} as in text_1")
+        count = max(len(ones), len(others)) if ones and others else 0
+        return list(zip(ones * (count // max(len(ones), 1)), others * (count // max(len(others), 1)), strict=True))
+
+
+class Score(msgspec.Struct, frozen=True):
+    """How well the texts of a pair fit."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class TextUsage(msgspec.Struct, frozen=True):
+    """The tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class ScoreAnswer(msgspec.Struct, frozen=True):
+    """The scores, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: TextUsage
+
+
+class RerankRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
+    """A query, and documents to be put in order: texts, or objects with a `text`."""
+
+    query: str
+    documents: list[Any]
+    top_n: Ranked | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+
+    def texts(self) -> list[str]:
+        """Return the texts of the documents; raises `InvalidRequestError` for what is none. Does not mutate."""
+        texts = []
+        for index, each in enumerate(self.documents):
+            text: Any = each["text"] if isinstance(each, dict) and each.keys() == DOCUMENT_FIELDS else each
+            if not isinstance(text, str) or not text:
+                raise InvalidRequestError(f"documents[{index}]", each, "a text, or an object with a text")
+            texts.append(text)
+        return texts
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A document, as it came."""
+
+    text: str
+
+
+class RankedDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A document by its place in the call, and how well it answers the query."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class RerankAnswer(msgspec.Struct, frozen=True):
+    """The documents, the best first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: TextUsage
+
+
+class ClassifyRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
+    """Texts or token ids, each to get a label."""
+
+    input: str | list[Any]
+    add_special_tokens: bool | None = None
+
+
+class Classified(msgspec.Struct, frozen=True):
+    """The likeliest label of a text, and the share of each."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyAnswer(msgspec.Struct, frozen=True):
+    """The labels, in the order of the texts."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Classified]
+    usage: TextUsage

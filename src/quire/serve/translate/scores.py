@@ -1,0 +1,73 @@
+"""Calls that score, rank or classify texts become `GenerationRequest`s that sample nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quire.core.errors import InvalidRequestError
+from quire.core.pooling import LABELS, Pooling
+from quire.engine.door import FOR_VECTORS
+from quire.engine.text.prompts import Prompt, estimated_tokens
+from quire.engine.text.scores import AS_CHAT, pair_prompt
+from quire.serve.run.request import GenerationRequest
+from quire.serve.schemas.embeddings import MAX_INPUTS
+from quire.serve.schemas.scores import ClassifyRequest, Pairs, RerankRequest, ScoreRequest
+from quire.serve.services import Services
+from quire.serve.translate.completions import prompts_of
+from quire.serve.translate.embeddings import start_of
+
+
+def score_request(fields: ScoreRequest, services: Services) -> GenerationRequest:
+    """Return what /score asks of the engine; raises for what is wrong with it. Does not mutate."""
+    made = _pairs_request(services, fields.pairs(), fields.instruction, "text_2")
+    return _with_common(made, fields)
+
+
+def rerank_request(fields: RerankRequest, services: Services) -> GenerationRequest:
+    """Return what /rerank asks of the engine; raises for what is wrong with it. Does not mutate."""
+    pairs = [(fields.query, text) for text in fields.texts()]
+    return _with_common(_pairs_request(services, pairs, fields.instruction, "documents"), fields)
+
+
+def classify_request(fields: ClassifyRequest, services: Services) -> GenerationRequest:
+    """Return what /classify asks of the engine; raises for what is wrong with it. Does not mutate."""
+    if not services.model.report.labels:
+        raise InvalidRequestError(
+            "input", "texts to classify", "texts to continue or to embed: this model has no labels"
+        )
+    made = _request(services, prompts_of(fields.input, "input"), "input")
+    special = fields.add_special_tokens is not False
+    return _with_common(replace(made, pooling=Pooling(LABELS), add_special_tokens=special), fields)
+
+
+def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, place: str) -> GenerationRequest:
+    if any(not text for pair in pairs for text in pair):
+        raise InvalidRequestError(place, "an empty text", "texts of at least one character")
+    model = services.model
+    if not model.report.labels:
+        # Each text once: the query of all pairs is one vector.
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        return replace(_request(services, texts, place, len(pairs)), pooling=model.pooling_for(None, 0))
+    is_chat = model.tokenizer is not None and model.tokenizer.has_chat_template
+    prompts = [pair_prompt(query, document, instruction, is_chat=is_chat) for query, document in pairs]
+    made = _request(services, prompts, place)
+    return replace(made, pooling=Pooling(LABELS), chat=AS_CHAT if is_chat else None)
+
+
+def _request(services: Services, prompts: Sequence[Prompt], place: str, count: int | None = None) -> GenerationRequest:
+    if not 1 <= (len(prompts) if count is None else count) <= MAX_INPUTS:
+        raise InvalidRequestError(place, f"{len(prompts)} of them", f"1 to {MAX_INPUTS} texts")
+    longest = services.model.limits.max_model_len
+    return GenerationRequest(
+        prompts=prompts,
+        num_sequences=len(prompts),
+        num_tokens=sum(estimated_tokens(prompt, longest) for prompt in prompts),
+        sampling=FOR_VECTORS,
+        names={"prompt": place},
+    )
+
+
+def _with_common(made: GenerationRequest, fields: ScoreRequest | RerankRequest | ClassifyRequest) -> GenerationRequest:
+    cut = start_of(fields.truncate_prompt_tokens)
+    return replace(made, truncation=cut, cache_salt=fields.cache_salt, priority=fields.priority)
