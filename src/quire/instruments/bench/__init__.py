@@ -35,6 +35,7 @@ BENCHMARKS = (
     Benchmark("record", "record", "record steps and fit a cost model"),
     Benchmark("serve", "serve", "a server under load, and the cost of 'HTTP'"),
     Benchmark("disk", "disk", "first tokens from a cache on disk, and what it costs"),
+    Benchmark("vectors", "vectors", "texts that become vectors, and a reranker with the prefix cache"),
     Benchmark("adapters", "adapters", "steps whose rows have adapters"),
     Benchmark("speculation", "speculation", "speed with guessed tokens, and whether texts stay the same"),
     Benchmark("structured", "structured", "cost of structured output"),

@@ -174,7 +174,8 @@ class MeasuredEngine:
         """Add a request; raises `InvalidRequestError` if it can never be served. Mutates."""
         sampling = replace(request.sampling, seed=seed)
         scope = CacheScope(adapter=request.adapter)
-        self.client.send(Add(request_id, array("i", request.prompt_token_ids), sampling, scope))
+        tokens = array("i", request.prompt_token_ids)
+        self.client.send(Add(request_id, tokens, sampling, scope, pooling=request.pooling))
 
     def run(self, requests: Sequence[WorkloadRequest], watch_step: Callable[[], None] | None = None) -> Run:
         """Run requests to their end; calls `watch_step` whenever tokens have come. Mutates the engine."""

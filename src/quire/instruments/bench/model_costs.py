@@ -37,6 +37,11 @@ class ModelCosts:
         pairs = sum(num_pairs(0, num_tokens, window) for window in self.shape.windows)
         return self._operations(num_tokens, 1, pairs)
 
+    def vector_operations(self, num_tokens: int) -> int:
+        """Return the operations of a text that becomes a vector: no logits."""
+        pairs = sum(num_pairs(0, num_tokens, window) for window in self.shape.windows)
+        return self._operations(num_tokens, 0, pairs)
+
     def decode_operations(self, lengths: Sequence[int]) -> int:
         """Return the operations of one new token of each sequence; `lengths` include it."""
         pairs = sum(num_pairs(length - 1, 1, window) for length in lengths for window in self.shape.windows)

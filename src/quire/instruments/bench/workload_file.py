@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import InvalidValueError
+from quire.core.pooling import Pooling
 from quire.core.sampling_params import SamplingParams
 
 LOWEST_ID = 300
@@ -34,7 +35,7 @@ class WorkloadError(InvalidValueError):
 class WorkloadRequest:
     """One line of a workload. `fields` are further fields of the HTTP request, which override the others.
 
-    `adapter`: the digest of the adapter that an engine computes it with.
+    `adapter`: the digest of the adapter that an engine computes it with. `pooling`: it becomes a vector.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -42,6 +43,7 @@ class WorkloadRequest:
     n: int = 1
     fields: Mapping[str, Any] = field(default_factory=dict)
     adapter: str = ""
+    pooling: Pooling | None = None
 
     @property
     def sampling(self) -> SamplingParams:
