@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ from quire.guide import GUIDE_FOLDER
 from quire.serve.config import ServerConfig
 from quire.serve.loading.build import make_model_set
 from support.adapters import adapter_tensors, write_adapter
-from support.server import RunningServer, running_server
+from support.server import JSON, RunningServer, running_server
 from support.server_thread import Answer
 
 PROMPT = "A block table maps the blocks of a sequence. " * 4
@@ -213,3 +215,33 @@ def test_an_engine_that_is_started_again_has_what_it_had(folder: Path, tmp_path:
 
     before, after = asyncio.run(work())
     assert before == after != ""
+
+
+def test_a_key_may_be_limited_to_names(folder: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(
+        "- {name: tuner, key: tuner, models: tune}\n- {name: plain, key: plain, models: [guide]}\n- {name: all, key: all}\n"
+    )
+    with running_server(settings={"adapter": {"tune": folder}}, api_keys_file=str(keys)) as running:
+
+        def ask(method: str, path: str, key: str, fields: dict[str, Any] | None = None) -> Answer:
+            body = None if fields is None else json.dumps(fields).encode()
+            return running.ask(method, path, body, JSON | {"authorization": f"Bearer {key}"})
+
+        for key, names in {"tuner": ["tune"], "plain": ["guide"], "all": ["guide", "tune"]}.items():
+            assert [card["id"] for card in ask("GET", "/v1/models", key).value["data"]] == names
+            tags = [each["name"] for each in ask("GET", "/api/tags", key).value["models"]]
+            assert tags == [f"{name}:latest" for name in names]
+            for name in ("guide", "tune", "tune:latest", None):
+                fields = FIELDS | ({} if name is None else {"model": name})
+                allowed = (name or "guide").removesuffix(":latest") in names
+                answer = ask("POST", "/v1/completions", key, fields)
+                assert answer.status == (200 if allowed else 404), (key, name)
+                if not allowed:
+                    shown = re.findall("'([^']+)'", answer.error["message"].partition("but")[2])
+                    assert set(shown) <= set(names), "what it may not call, it does not see"
+            assert ask("GET", "/v1/models/tune", key).status == (200 if "tune" in names else 404)
+    for wrong in ("[]", "7", "[7]", "''"):
+        keys.write_text(f"- {{name: tuner, key: tuner, models: {wrong}}}\n")
+        with pytest.raises(InvalidConfigError, match=r"^api_keys_file\[0\]\.models is "), running_server(api_keys_file=str(keys)):
+            pass

@@ -62,7 +62,7 @@ class Stage:
         self.models = ModelSet(server, models, residency, broken=[("torn", "no weights")])
 
     def stay(self, name: str, tenant: Tenant = ANYBODY) -> Awaitable[Any]:
-        return self.models.stay(self.models.find(name), tenant)
+        return self.models.stay(self.models.find(name, ANYBODY), tenant)
 
 
 def play(test: Callable[[Stage], Awaitable[None]], **settings: Any) -> Stage:
@@ -259,12 +259,12 @@ def test_of_several_tenants_only_an_operator_decides_how_long_models_stay() -> N
 def test_a_name_leads_to_its_model_or_to_near_names() -> None:
     async def names() -> None:
         stage = Stage(names="ab")
-        assert stage.models.find("b:latest").name == "b"
-        assert stage.models.find(None).name == "a"
+        assert stage.models.find("b:latest", ANYBODY).name == "b"
+        assert stage.models.find(None, ANYBODY).name == "a"
         with pytest.raises(ApiError, match="cannot be loaded: no weights"):
-            stage.models.find("torn")
+            stage.models.find("torn", ANYBODY)
         with pytest.raises(ApiError, match="does not serve it, but 'a', 'b'") as refused:
-            stage.models.find("gpt")
+            stage.models.find("gpt", ANYBODY)
         assert refused.value.status == 404
 
     asyncio.run(names())

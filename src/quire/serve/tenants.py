@@ -26,7 +26,7 @@ from quire.serve.config import ServerConfig, require_key
 
 DIGEST_BYTES: Final = 16
 MAX_NAME_LENGTH: Final = 64
-FIELDS: Final = ("name", "key", "max_sequences", "best_priority", "operator", "persist")
+FIELDS: Final = ("name", "key", "max_sequences", "best_priority", "operator", "persist", "models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Tenant:
     """Who asks. `max_sequences`: how many sequences of its calls may be here at once; None: any number.
 
     `best_priority` is the lowest number that its requests may ask for; the lower, the sooner they are served. An
-    operator may see what happens to the requests and the memory of everybody.
+    operator may see what happens to the requests and the memory of everybody. `models`: the names of models and
+    adapters that it may call; None: all.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Tenant:
     max_sequences: int | None = None
     is_operator: bool = False
     best_priority: int = 0
+    models: tuple[str, ...] | None = None
 
     def scope_for(self, cache_salt: str | None) -> CacheScope:
         """Return the scope of a request: the tenant's, and within it that of the salt that the request brings.
@@ -188,7 +190,12 @@ def _read_entry(where: str, entry: object, secret: bytes) -> tuple[list[str], Te
     keys = keys if isinstance(keys, list) else [keys]
     if not keys:
         raise InvalidConfigError(f"{where}.key", [], "one key, or a list of them")
-    tenant = Tenant(name, _scope(name, secret, persist=persist), limit, is_operator, best_priority)
+    models = entry.get("models")
+    if models is not None:
+        models = tuple(models) if isinstance(models, list) else (models,)
+        if not models or not all(isinstance(each, str) and each for each in models):
+            raise InvalidConfigError(f"{where}.models", _shown(entry["models"]), "a name, or a list of names")
+    tenant = Tenant(name, _scope(name, secret, persist=persist), limit, is_operator, best_priority, models)
     return [require_key(f"{where}.key", key) for key in keys], tenant
 
 

@@ -106,6 +106,6 @@ async def fields_of(request: Request, kind: type[Fields]) -> tuple[Fields, Servi
         tenant = request.state.context.tenant.name
         pool = models.first.model.text_pool  # all models share it
         fields = await pool.run(tenant, partial(parse, body, kind, limits.bounds))
-    services = models.find(fields.model)
+    services = models.find(fields.model, request.state.context.tenant)
     request.state.context.adapter = models.adapter_of(services, fields.model)
     return fields, services

@@ -12,7 +12,7 @@ from quire.serve.loading.model_set import ModelSet
 async def live(request: Request) -> LiveStream | Response:
     """Answer with what happens in the memory of a model, from now on; `?model=` names it."""
     models: ModelSet = request.app.state.models
-    services = models.find(request.query_params.get("model"))
+    services = models.find(request.query_params.get("model"), request.state.context.tenant)
     if request.method == "HEAD":
         return Response(headers={name.decode(): value.decode() for name, value in HEADERS})
     return LiveStream(services.live, request.state.context.tenant)

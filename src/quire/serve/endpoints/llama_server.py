@@ -39,7 +39,7 @@ async def completion(request: Request) -> Response | EventStream:
 async def props(request: Request) -> Response:
     """Answer with what there is to know of the server."""
     models: ModelSet = request.app.state.models
-    services = models.find(request.query_params.get("model"))
+    services = models.find(request.query_params.get("model"), request.state.context.tenant)
     services.gate.require_ready()
     return json_answer(llama_props(services))
 

@@ -78,12 +78,12 @@ def _kept(request: Request, fields: KeptFields, services: Services) -> Response 
 
 async def tags(request: Request) -> Response:
     """Answer with all models, by all their names."""
-    return json_answer(listed_models(require_ready(request).models))
+    return json_answer(listed_models(require_ready(request).models, request.state.context.tenant))
 
 
 async def ps(request: Request) -> Response:
     """Answer with the models that are loaded, and for how long."""
-    return json_answer(loaded_models(require_ready(request)))
+    return json_answer(loaded_models(require_ready(request), request.state.context.tenant))
 
 
 async def show(request: Request) -> Response:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from quire.serve.context import RequestContext
 from quire.serve.endpoints.line import fields_of, require_ready
-from quire.serve.loading.model_set import ModelSet
+from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.render.answer import json_answer
 from quire.serve.run.prompts import conversation_ids, encoded, off_loop_if_long
 from quire.serve.schemas.tokens import (
@@ -75,21 +75,17 @@ async def _loaded(request: Request, services: Services) -> None:
 
 async def models(request: Request) -> Response:
     """Answer with all models, under each of their names."""
-    served = require_ready(request).models
-    return json_answer(ModelList("list", [_card(each, name) for each in served for name in _names(each)]))
+    served, tenant = require_ready(request).models, request.state.context.tenant
+    return json_answer(ModelList("list", [_card(each, name) for each in served for name in names_for(each, tenant)]))
 
 
 async def model(request: Request) -> Response:
     """Answer with what there is to know of one name."""
     models: ModelSet = request.app.state.models
     name = request.path_params["model_id"]
-    services = models.find(name)
+    services = models.find(name, request.state.context.tenant)
     require_ready(request)
     return json_answer(_card(services, name))
-
-
-def _names(services: Services) -> tuple[str, ...]:
-    return (*services.model_names, *services.adapter_names)
 
 
 def _card(services: Services, name: str) -> ModelCard:

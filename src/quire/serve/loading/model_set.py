@@ -51,6 +51,16 @@ NEAR: Final = 0.5
 MAX_NAMES_SHOWN: Final = 5
 
 
+def may_call(tenant: Tenant, name: str) -> bool:
+    """Return whether a tenant may call a model or an adapter by a name. Does not mutate."""
+    return tenant.models is None or any(same_model(name, each) for each in tenant.models)
+
+
+def names_for(services: Services, tenant: Tenant) -> tuple[str, ...]:
+    """Return the names by which a tenant may call a model and its adapters. Does not mutate."""
+    return tuple(name for name in (*services.model_names, *services.adapter_names) if may_call(tenant, name))
+
+
 class _Waiter:
     """A call that waits for a model."""
 
@@ -97,11 +107,6 @@ class ModelSet:
         return self.models[0]
 
     @property
-    def names(self) -> list[str]:
-        """All names by which models can be called."""
-        return [name for each in self.models for name in (*each.model_names, *each.adapter_names)]
-
-    @property
     def loaded(self) -> list[Services]:
         """The models that are loaded."""
         return [each for each in self.models if self._residency.phase(each.name) is Phase.LOADED]
@@ -125,18 +130,22 @@ class ModelSet:
         head = f"{len(self.models)} models are loaded when they are asked for, within {budget}"
         return "\n".join([head, *(f"  {name:<{width}}  {text}" for name, text in rows)])
 
-    def find(self, name: str | None) -> Services:
-        """Return the model that a call is for; raises `ApiError` for a name that is none. Does not mutate."""
-        if name is None:
+    def find(self, name: str | None, tenant: Tenant) -> Services:
+        """Return the model that a call of a tenant is for; raises `ApiError` for a name that is none. Does not mutate.
+
+        A call without a name is for the first model; a tenant that may not call that one must give a name.
+        """
+        if name is None and may_call(tenant, self.first.name):
             return self.first
-        for each in self.models:
-            if any(same_model(name, served) for served in (*each.model_names, *each.adapter_names)):
+        for each in self.models if name is not None else ():
+            if any(same_model(name or "", served) for served in names_for(each, tenant)):
                 return each
-        for broken, reason in self.broken:
+        for broken, reason in self.broken if name is not None and tenant.models is None else ():
             if same_model(name, broken):
                 raise model_not_loadable(broken, reason)
-        near = get_close_matches(name, self.names, n=3, cutoff=NEAR) or self.names[:MAX_NAMES_SHOWN]
-        raise model_not_found(name, near)
+        names = [served for each in self.models for served in names_for(each, tenant)]
+        asked = self.first.name if name is None else name
+        raise model_not_found(asked, get_close_matches(asked, names, n=3, cutoff=NEAR) or names[:MAX_NAMES_SHOWN])
 
     @staticmethod
     def adapter_of(services: Services, name: str | None) -> str | None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from quire.core.sampling_params import PARAMETERS, SamplingParams
-from quire.serve.loading.model_set import ModelSet
+from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.model import ServedModel
 from quire.serve.reasoning import is_thinking_format
 from quire.serve.schemas.common import LATEST
@@ -30,42 +30,43 @@ from quire.serve.schemas.ollama import (
     ShownModel,
 )
 from quire.serve.services import Services
+from quire.serve.tenants import Tenant
 from quire.serve.tools import create_tool_format
 
 STAYS: Final = timedelta(days=36_500)
 """How long a model stays loaded, in the eyes of clients, that is never unloaded."""
 
 
-def listed_models(models: Sequence[Services]) -> ListedModels:
-    """Return all models, each under each of its names. Does not mutate."""
-    return ListedModels([listed for services in models for listed in _listed(services)])
+def listed_models(models: Sequence[Services], tenant: Tenant) -> ListedModels:
+    """Return all models that a tenant may call, each under each of its names. Does not mutate."""
+    return ListedModels([listed for services in models for listed in _listed(services, tenant)])
 
 
-def _listed(services: Services) -> Iterator[ListedModel]:
+def _listed(services: Services, tenant: Tenant) -> Iterator[ListedModel]:
     size, digest, details = services.model.report.plan.needs.weight_bytes, _digest(services), _details(services)
-    for name in _names(services):
+    for name in _names(services, tenant):
         yield ListedModel(
             name=name, model=name, modified_at=_began(services), size=size, digest=digest, details=details
         )
 
 
-def loaded_models(models: ModelSet) -> LoadedModels:
+def loaded_models(models: ModelSet, tenant: Tenant) -> LoadedModels:
     """Return the models that are loaded, each under each of its names, with its memory. Does not mutate."""
     now = datetime.now(UTC)
     return LoadedModels(
         [
             loaded
             for services in models.loaded
-            for loaded in _loaded(services, models.residency.expires_in_s(services.name), now)
+            for loaded in _loaded(services, tenant, models.residency.expires_in_s(services.name), now)
         ]
     )
 
 
-def _loaded(services: Services, expires_in_s: float, now: datetime) -> Iterator[LoadedModel]:
+def _loaded(services: Services, tenant: Tenant, expires_in_s: float, now: datetime) -> Iterator[LoadedModel]:
     plan = services.model.report.plan
     is_on_host = plan.needs.host_bytes is None
     expires_at = _began(services) + STAYS if math.isinf(expires_in_s) else now + timedelta(seconds=expires_in_s)
-    for name in _names(services):
+    for name in _names(services, tenant):
         yield LoadedModel(
             name=name,
             model=name,
@@ -117,9 +118,10 @@ def shown_model(services: Services, model: ServedModel, name: str | None) -> Sho
     )
 
 
-def _names(services: Services) -> list[str]:
+def _names(services: Services, tenant: Tenant) -> list[str]:
     """Return the names as Ollama writes them: with a tag."""
-    return [name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}" for name in services.model_names]
+    names = names_for(services, tenant)
+    return [name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}" for name in names]
 
 
 def _began(services: Services) -> datetime:
