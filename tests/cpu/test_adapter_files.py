@@ -168,10 +168,10 @@ def test_scales_are_those_of_peft() -> None:
             },
         )
     )
-    assert [settings.rank_of(f"model.layers.{n}.q_proj") for n in (0, 1, 11)] == [16, 4, 16]
-    assert settings.scale_of("model.layers.0.q_proj") == 8 / 4
-    assert settings.scale_of("model.layers.1.q_proj") == 2 / 2
-    assert settings.scale_of("model.layers.9.k_proj") == 8 / 8
+    assert [settings.rank_of(f"model.layers.{n}.q_proj", 7) for n in (0, 1, 11)] == [16, 4, 16]
+    assert settings.scale_of("model.layers.0.q_proj", 16) == 8 / 4
+    assert settings.scale_of("model.layers.1.q_proj", 4) == 2 / 2
+    assert settings.scale_of("model.layers.9.k_proj", 64) == 8 / 8
 
 
 VALUES = st.recursive(
@@ -186,5 +186,6 @@ PLAIN_FIELDS = {"peft_type": "LORA", "r": 4, "lora_alpha": 4}
 def test_any_settings_are_taken_or_refused_in_a_line(fields: dict[str, object]) -> None:
     with suppress(CheckpointError):
         settings = AdapterSettings.of(ConfigFile("here", PLAIN_FIELDS | fields))
-        assert settings.rank_of("model.layers.0.q_proj") >= 1
-        assert settings.scale_of("model.layers.0.q_proj") > 0
+        rank = settings.rank_of("model.layers.0.q_proj", 1)
+        assert rank >= 1
+        assert settings.scale_of("model.layers.0.q_proj", rank) > 0

@@ -1,4 +1,4 @@
-"""A folder that PEFT has saved, checked against the model that it is for: names, shapes, ranks.
+"""A folder that PEFT has saved, or a file of GGUF, checked against the model that it is for: names, shapes, ranks.
 
     base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight   [rank, in]
     base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight   [out, rank]
@@ -18,8 +18,10 @@ from typing import Final
 
 import numpy as np
 
+from quire.compute.adapters.gguf import GgufAdapter, gguf_settings, is_gguf
 from quire.compute.adapters.settings import SETTINGS_FILE, AdapterSettings
 from quire.compute.arrays import FloatArray
+from quire.compute.gguf.header import GgufHeader
 from quire.compute.models.base import DecoderSpec, Part
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.weights.checkpoint import Checkpoint
@@ -82,6 +84,7 @@ class Adapter:
     digest: str
     matrices: tuple[AdaptedMatrix, ...]
     base: str
+    spec: DecoderSpec
 
     @property
     def rank(self) -> int:
@@ -96,7 +99,7 @@ class Adapter:
         """Yield the matrices; raises `CheckpointError` for files that have changed, and for numbers that are none."""
         if _digest(self.folder) != self.digest:
             raise CheckpointError(str(self.folder), "files that have changed", "the adapter that was checked")
-        tensors = _tensors(self.folder)
+        tensors = _tensors(self.folder, self.spec)
         for each in self.matrices:
             a, b = tensors.tensor(each.a), tensors.tensor(each.b)[each.rows]
             for name, numbers in ((each.a, a), (each.b, b)):
@@ -112,18 +115,21 @@ def read_adapter(folder: Path, spec: DecoderSpec, max_rank: int) -> Adapter:
 
     Reads its settings and the header of its weights, and takes the digest of both.
     """
-    digest = _digest(folder)
-    file = ConfigFile(str(folder / SETTINGS_FILE), read_json_object(folder / SETTINGS_FILE))
-    settings, tensors = AdapterSettings.of(file), _tensors(folder)
+    digest, base = _digest(folder), None
+    if is_gguf(folder):
+        settings = gguf_settings(GgufHeader.read_one(folder))
+    else:
+        file = ConfigFile(str(folder / SETTINGS_FILE), read_json_object(folder / SETTINGS_FILE))
+        settings, base = AdapterSettings.of(file), file.fields.get("base_model_name_or_path")
+    tensors = _tensors(folder, spec)
     if spec.attention.latent is not None:
         raise CheckpointError(str(folder), "an adapter", "none: models with latent attention cannot have one yet")
-    base = file.fields.get("base_model_name_or_path")
     matrices = tuple(_matrices(tensors, spec, settings, max_rank))
-    return Adapter(folder, digest, matrices, base if isinstance(base, str) else "")
+    return Adapter(folder, digest, matrices, base if isinstance(base, str) else "", spec)
 
 
 def _matrices(
-    tensors: Checkpoint, spec: DecoderSpec, settings: AdapterSettings, max_rank: int
+    tensors: Checkpoint | GgufAdapter, spec: DecoderSpec, settings: AdapterSettings, max_rank: int
 ) -> Iterator[AdaptedMatrix]:
     places, found = _places(spec), dict[str, dict[str, str]]()
     for name in tensors.entries:
@@ -147,14 +153,15 @@ def _matrices(
             some = sorted({name.rpartition(".")[2] for name in places})[:MAX_NAMED]
             allowed = f"a matrix of the {len(spec.layers)} layers that can have an adapter: {', '.join(some)}"
             raise CheckpointError(tensors.name, module, allowed)
-        rank, (total, num_inputs) = settings.rank_of(module), parts[0].tensor_shape
+        rank = settings.rank_of(module, tensors.entries[pair["A"]].shape[0])
+        total, num_inputs = parts[0].tensor_shape
         if rank > max_rank:
             raise CheckpointError(f"{where}: rank", rank, f"at most {max_rank}, the max_adapter_rank")
         for which, shape in (("A", (rank, num_inputs)), ("B", (total, rank))):
             if tensors.entries[pair[which]].shape != shape:
                 found_shape = list(tensors.entries[pair[which]].shape)
                 raise CheckpointError(f"{where}.lora_{which}: shape", found_shape, f"{list(shape)} for this model")
-        scale = settings.scale_of(module)
+        scale = settings.scale_of(module, rank)
         for place in parts:
             rows = spec.sources[place.part].rows_of(place.num_outputs)
             shape = place.num_outputs, num_inputs
@@ -195,20 +202,24 @@ def _bare(module: str) -> str:
     return next((module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)), module)
 
 
-def _tensors(folder: Path) -> Checkpoint:
+def _tensors(folder: Path, spec: DecoderSpec) -> Checkpoint | GgufAdapter:
+    if is_gguf(folder):
+        return GgufAdapter(GgufHeader.read_one(folder), spec)
+    return Checkpoint(folder, read_header(_weights(folder)))
+
+
+def _weights(folder: Path) -> Path:
     if not is_there(folder / WEIGHTS_FILE) and is_there(folder / PICKLE_FILE):
         raise CheckpointError(str(folder), PICKLE_FILE, f"{WEIGHTS_FILE}: a pickle can run any code")
-    return Checkpoint(folder, read_header(folder / WEIGHTS_FILE))
+    return folder / WEIGHTS_FILE
 
 
 def _digest(folder: Path) -> str:
     """Return the digest of the files of an adapter: equal only for equal files."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for name in (SETTINGS_FILE, WEIGHTS_FILE):
-        if name == WEIGHTS_FILE:
-            _tensors(folder)  # which says what is wrong with them
+    for path in [folder] if is_gguf(folder) else [folder / SETTINGS_FILE, _weights(folder)]:
         of_file = hashlib.blake2b()
-        with open_model_file(folder / name) as file:
+        with open_model_file(path) as file:
             while data := file.read(CHUNK_BYTES):
                 of_file.update(data)
         digest.update(of_file.digest())

@@ -47,10 +47,10 @@ PATTERN: Final = re.compile(r"[\w.\\^$]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """Rank and scale of the modules of an adapter."""
+    """Rank and scale of the modules of an adapter. `rank` None: that of the tensors."""
 
     where: str
-    rank: int
+    rank: int | None
     alpha: float
     has_root_scale: bool
     ranks: tuple[tuple[str, float], ...]
@@ -78,17 +78,16 @@ class AdapterSettings:
             alphas=_patterns(file, "alpha_pattern"),
         )
 
-    def rank_of(self, module: str) -> int:
-        """Return the rank of a module."""
-        return int(_found(self.ranks, module, self.rank))
+    def rank_of(self, module: str, found: int) -> int:
+        """Return the rank that a module should have, whose tensors have the rank `found`."""
+        return int(_found(self.ranks, module, found if self.rank is None else self.rank))
 
-    def scale_of(self, module: str) -> float:
-        """Return what B A is multiplied by for a module.
+    def scale_of(self, module: str, rank: int) -> float:
+        """Return what B A of a rank is multiplied by for a module.
 
-        >>> AdapterSettings("", 16, 8.0, False, (("q_proj", 4),), ()).scale_of("layers.0.q_proj")
+        >>> AdapterSettings("", 16, 8.0, False, (("q_proj", 4),), ()).scale_of("layers.0.q_proj", 4)
         2.0
         """
-        rank = self.rank_of(module)
         return _found(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.has_root_scale else rank)
 
 

@@ -62,13 +62,14 @@ def _root(request: Request) -> Path:
 
 
 def _below(root: Path, path: str) -> Path:
-    """Return a folder below the root, and raise for any other, also one that a link leads to."""
+    """Return a folder below the root, or a file of GGUF; raises for any other, also where a link leads."""
     try:
         folder = (root / path).resolve(strict=True)
-        inside = folder.is_relative_to(root) and folder != root and folder.is_dir()
-        inside = inside and all(each.resolve().is_relative_to(root) for each in folder.iterdir())
+        files = [*folder.iterdir()] if folder.is_dir() else [folder]
+        inside = folder != root and all(each.resolve().is_relative_to(root) for each in (folder, *files))
+        inside = inside and (folder.is_dir() or folder.suffix.lower() == ".gguf")
     except (OSError, ValueError, RuntimeError):
         inside = False
     if not inside:
-        raise adapter_refused("lora_path is not a folder below adapter_root")
+        raise adapter_refused("lora_path is neither a folder nor a GGUF file below adapter_root")
     return folder

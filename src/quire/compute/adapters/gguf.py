@@ -1,0 +1,86 @@
+"""An adapter in a GGUF file, as llama.cpp converts it: its tensors by the names of PEFT.
+
+    blk.3.attn_q.weight.lora_a   [rank, in]      general.type     adapter
+    blk.3.attn_q.weight.lora_b   [out, rank]     adapter.type     lora
+                                                 adapter.lora.alpha
+
+Where a model's file has the rows of a matrix in another order (gguf/tensors.py), an adapter has those of B so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from quire.compute.adapters.settings import AdapterSettings
+from quire.compute.arrays import FloatArray
+from quire.compute.gguf.header import GgufHeader
+from quire.compute.gguf.settings import architecture_of
+from quire.compute.gguf.tensors import GgufEntry, GgufTensors
+from quire.compute.models.base import DecoderSpec
+from quire.core.errors import CheckpointError
+
+A, B = ".lora_a", ".lora_b"
+OF_A: Final = "lora_a."
+"""Before the names of A, so that none is taken for a matrix of the model."""
+
+TRANSPOSED: Final = "gpt2"
+"""An architecture whose matrices are stored the other way round: its adapters are converted in a way of their own."""
+
+
+class GgufAdapter:
+    """The tensors of an adapter, by the names that PEFT gives them."""
+
+    def __init__(self, header: GgufHeader, spec: DecoderSpec) -> None:
+        self.name = str(header.path)
+        if architecture_of(header) == TRANSPOSED:
+            raise CheckpointError(f"{self.name}: general.architecture", TRANSPOSED, "another, or the folder of PEFT")
+        for name in header.tensors:
+            if not name.endswith((A, B)):
+                raise CheckpointError(f"{self.name}: tensor {name!r}", "not of LoRA", f"names that end in {A} and {B}")
+        sides = {
+            end: {name.removesuffix(end): each for name, each in header.tensors.items() if name.endswith(end)}
+            for end in (A, B)
+        }
+        key = f"{architecture_of(header)}.attention.head_count"
+        counts = {key: spec.attention.num_heads, f"{key}_kv": spec.attention.num_kv_heads}
+        self._b = GgufTensors(replace(header, settings={**header.settings, **counts}, tensors=sides[B]))
+        self._a = GgufTensors(replace(header, tensors={OF_A + stem: each for stem, each in sides[A].items()}))
+        modules = {entry.tensor.start: ours.removesuffix(".weight") for ours, entry in self._b.entries.items()}
+        self._of_b = {f"{module}.lora_B.weight": f"{module}.weight" for module in modules.values()}
+        self._of_a = {}
+        for stem in sides[A]:
+            module = modules[sides[B][stem].start] if stem in sides[B] else stem.removesuffix(".weight")
+            self._of_a[f"{module}.lora_A.weight"] = OF_A + stem
+
+    @property
+    def entries(self) -> Mapping[str, GgufEntry]:
+        """All tensors by name."""
+        found = {name: self._b.entries[ours] for name, ours in self._of_b.items()}
+        return found | {name: self._a.entries[ours] for name, ours in self._of_a.items()}
+
+    def require_floats(self, name: str) -> None:
+        """Do nothing: a header has no type that cannot be asked for."""
+
+    def tensor(self, name: str) -> FloatArray:
+        """Return a tensor as float32."""
+        return self._b.tensor(self._of_b[name]) if name in self._of_b else self._a.tensor(self._of_a[name])
+
+
+def gguf_settings(header: GgufHeader) -> AdapterSettings:
+    """Return the settings of an adapter, whose tensors say the rank; raises `CheckpointError` for a file that is none."""
+    for key, allowed in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if header.settings.get(key) != allowed:
+            raise CheckpointError(f"{header.path}: {key}", header.settings.get(key), allowed)
+    alpha: Any = header.settings.get("adapter.lora.alpha")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < math.inf:
+        raise CheckpointError(f"{header.path}: adapter.lora.alpha", alpha, "a number above 0")
+    return AdapterSettings(str(header.path), None, float(alpha), False, (), ())
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether an adapter is one file of GGUF, and not a folder."""
+    return path.suffix.lower() == ".gguf"
