@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import shutil
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
-from quire.core.errors import InvalidConfigError, InvalidRequestError
+from quire.core.errors import ExecutionError, InvalidConfigError, InvalidRequestError
 from quire.engine.door import Ticket
 from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.stats import ModelState
@@ -176,20 +178,67 @@ def test_an_adapter_that_is_unloaded_serves_those_who_have_it(folder: Path) -> N
         assert "tune" not in running.llm.adapters and not running.llm.engine.stats().adapters
 
 
-def test_there_is_room_for_as_many_as_was_said(folder: Path) -> None:
+def test_those_used_last_are_in_memory(folder: Path) -> None:
     spec = read_model(ModelFolder(GUIDE_FOLDER)).spec
     others = [write_adapter(folder.parent / f"other{n}", adapter_tensors(spec, seed=n, rank=8)) for n in (2, 3)]
-    with LLM("guide", kv_memory="4MiB", adapter_memory="700KiB", num_threads=1) as llm:
+    named = dict(zip(("one", "two", "three"), (folder, *others), strict=True))
+    texts: dict[str, list[int]] = {}
+    with LLM("guide", kv_memory="4MiB", adapter=named, num_threads=1) as llm:
+        size = llm.adapters["one"].num_bytes
+        assert len(llm.stats().adapters) == 3
+        for name in named:
+            texts[name] = llm.generate(PROMPT, adapter=name, max_tokens=6, temperature=0, use_tqdm=False)[0].outputs[0].token_ids
+    assert len({tuple(text) for text in texts.values()}) == 3
+    with LLM("guide", kv_memory="4MiB", adapter=named, adapter_memory=2 * size, num_threads=1) as llm:
+        digest = {name: facts.digest for name, facts in llm.adapters.items()}
+        assert set(llm.stats().adapters) == {digest["one"], digest["two"]}
+        for name in ("two", "one", "three", "one", "two", "three"):
+            found = llm.generate(PROMPT, adapter=name, max_tokens=6, temperature=0, use_tqdm=False)
+            assert found[0].outputs[0].token_ids == texts[name]
+            assert digest[name] in llm.stats().adapters and len(llm.stats().adapters) == 2
+        assert set(llm.stats().adapters) == {digest["two"], digest["three"]}
+        stream = llm.stream(PROMPT, adapter="two", max_tokens=6, temperature=0)
+        other = llm.stream(PROMPT, adapter="three", max_tokens=6, temperature=0)
+        next(stream), next(other)
+        with pytest.raises(ExecutionError, match="take all of adapter_memory"):
+            llm.generate(PROMPT, adapter="one", max_tokens=2, use_tqdm=False)
+        stream.close()
+        assert llm.generate(PROMPT, adapter="one", max_tokens=2, use_tqdm=False)[0].outputs[0].token_ids
+        other.close()
+    with LLM("guide", kv_memory="4MiB", adapter_memory=size, num_threads=1) as llm:
         facts = llm.load_adapter("tune", folder)
-        assert 350 << 10 < facts.num_bytes < 700 << 10
         assert llm.load_adapter("again", folder) == facts, "equal files take no more"
-        with pytest.raises(InvalidRequestError, match="which is left of adapter_memory"):
-            llm.load_adapter("other", others[0])
+        llm.load_adapter("other", others[0])
+        assert len(llm.stats().adapters) == 1 and set(llm.adapters) == {"tune", "again", "other"}
+        assert llm.generate(PROMPT, adapter="tune", max_tokens=6, temperature=0, use_tqdm=False)[0].outputs[0].token_ids == texts["one"]
+        large = write_adapter(folder.parent / "large", adapter_tensors(spec, rank=40))
+        with pytest.raises(InvalidRequestError, match="the adapter_memory"):
+            llm.load_adapter("large", large)
         llm.unload_adapter("tune")
         llm.unload_adapter("again")
-        assert llm.load_adapter("other", others[0]).digest != facts.digest
-        assert llm.generate("A", adapter="other", max_tokens=2, use_tqdm=False)[0].outputs[0].token_ids
-        assert list(llm.stats().adapters.values()) == ["ready"]
+        assert not llm.stats().adapters
+
+
+def test_many_adapters_take_turns_in_little_memory(folder: Path) -> None:
+    """Twelve names, three in memory, calls for all at once: each gets the text of its own adapter."""
+    spec = read_model(ModelFolder(GUIDE_FOLDER)).spec
+    folders = {
+        f"a{n}": write_adapter(folder.parent / f"many{n}", adapter_tensors(spec, seed=20 + n, rank=4)) for n in range(12)
+    }
+    with LLM("guide", kv_memory="8MiB", adapter=folders, num_threads=1) as llm:
+        size = llm.adapters["a0"].num_bytes
+        sampling: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "use_tqdm": False, "ignore_eos": True}
+        expected = {name: llm.generate(PROMPT, adapter=name, **sampling)[0].outputs[0].text for name in folders}
+    with running_server(settings={"adapter": folders, "adapter_memory": 3 * size}) as running:
+        order = [f"a{n}" for n in random.Random(5).choices(range(12), k=40)]
+        fields = FIELDS | {"max_tokens": 8}
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda name: running.post("/v1/completions", fields | {"model": name}), order))
+        for name, answer in zip(order, answers, strict=True):
+            assert answer.status == 200, answer.error
+            assert answer.value["choices"][0]["text"] == expected[name], name
+        running.wait_until_idle()
+        assert len(running.llm.engine.stats().adapters) <= 3
 
 
 def test_an_engine_that_is_started_again_has_what_it_had(folder: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from quire.core.config import EngineConfig
 from quire.serve.config import ServerConfig
 
 FAIR = "fair_share"
-ADAPTER_MEMORY: Final = "256MiB"
-"""Where operators may load adapters: room for a dozen of rank 16 for a model of 0.6 billion weights."""
+ADAPTER_MEMORY: Final = "512MiB"
+"""Where operators may load adapters: room for 25 of rank 16 for a model of 0.6 billion weights."""
 COMMON: Final = (
     "host",
     "port",

@@ -196,8 +196,8 @@ class EngineConfig:
         "with the same tokenizer, by folder or name (that model, in addition to auto)",
     )
     adapter: tuple[str, ...] = setting((), "LoRA adapter that requests may ask for, as NAME=FOLDER; none: no adapter")
-    adapter_memory: int | str = setting(
-        0, "memory for adapters that are loaded while the engine runs; 0: only those that are named are served"
+    adapter_memory: int | str | None = setting(
+        None, "memory for adapters: those used last are kept in it; none: as much as those that are named take"
     )
     max_adapter_rank: int = setting(64, "highest rank of an adapter")
     pooling: str = setting(
@@ -217,10 +217,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("model", "tokenizer", "step_log", "speculation", "disk_cache"):
             self._take_path(name)
-        for name in ("max_memory", "kv_memory"):
+        for name in ("max_memory", "kv_memory", "adapter_memory"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
-        for name in ("swap_space", "disk_cache_size", "adapter_memory"):
+        for name in ("swap_space", "disk_cache_size"):
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         if self.disk_cache is not None and (not self.enable_prefix_caching or self.prefix_index == "none"):
             raise InvalidConfigError("disk_cache", self.disk_cache, "none while prefix caching is off")
@@ -378,7 +378,7 @@ class EngineSettings(TypedDict, total=False):
     itl_slo_ms: float | None
     speculation: str | os.PathLike[str]
     adapter: Mapping[str, str | os.PathLike[str]] | Sequence[str]
-    adapter_memory: int | str
+    adapter_memory: int | str | None
     max_adapter_rank: int
     pooling: str
     score_tokens: str | None

@@ -66,6 +66,7 @@ class AsyncLLM(LocalModel, OperatorVerbs):
         self._stats = self._client.stats()
         self._thread = EngineThread(self._client, self._receive, self._lose, self._take_stats, self._take_live, clock)
         self._streams = RequestStreams(self._thread, self._door.tokenizer, clock, self._door.condemn)
+        self._streams.hold_adapters(self._door.adapters, self.stats)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure = ""
         self._show: ShowLive | None = None  # who is shown what happens in the memory

@@ -88,7 +88,7 @@ class Door:
         self.report = blueprint.report
         self.default_sampling = blueprint.default_sampling
         self.pooling = blueprint.pooling
-        self.adapters = AdapterSet(blueprint.adapters, blueprint.check_adapter, int(self.config.adapter_memory))
+        self.adapters = AdapterSet(blueprint.adapters, blueprint.check_adapter, blueprint.adapter_budget)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
             context = self.config.max_model_len or self.report.context_length

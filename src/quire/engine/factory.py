@@ -50,6 +50,7 @@ from quire.core.validate import RequestLimits
 from quire.core.what_fits import flags_that_fit
 from quire.engine.core import EngineCore
 from quire.engine.memory_plan import MemoryPlan, plan_memory
+from quire.engine.process.adapter_set import first_that_fit
 from quire.engine.records.report import EngineReport
 from quire.engine.records.step_log import StepLogWriter
 from quire.engine.records.step_log_file import StepLogFile, step_log_notices
@@ -94,6 +95,11 @@ class EngineBlueprint:
     def adapters(self) -> dict[str, AdapterFacts]:
         """The adapters that the settings name, by name."""
         return {name: self._facts_of(adapter) for name, adapter in self.model.adapters.items()}
+
+    @property
+    def adapter_budget(self) -> int:
+        """The bytes of adapters that are in memory at once."""
+        return self.backend.facts.adapter_bytes
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -167,8 +173,10 @@ class EngineBlueprint:
             classifier = read_classifier(self.model.labels, self.model.spec, self.model.source.tensors())
             parts = replace(parts, classifier=classifier)
         loader = None
-        if parts.adapters is not None and (self.model.adapters or self.config.adapter_memory):
-            loader = AdapterLoader(parts.adapters, self._read_adapter, self.model.adapters)
+        if parts.adapters is not None and self.backend.facts.adapter_bytes:
+            first = {facts.digest for facts in first_that_fit(self.adapters.values(), self.adapter_budget)}
+            loader = AdapterLoader(parts.adapters, self._read_adapter)
+            loader.load_now(adapter for adapter in self.model.adapters.values() if adapter.digest in first)
             parts = replace(parts, has_adapter=loader.has_adapter)
         executor = make_executor(parts)
         # The log is opened last, so that an engine that cannot be loaded leaves none.
@@ -222,7 +230,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     backend, notice = choose_backend(config, model)
     if model.labels is not None and not backend.facts.makes_vectors:
         raise InvalidConfigError("backend", backend.facts.name, "native or reference for a model with labels")
-    if (config.adapter or config.adapter_memory) and not backend.facts.takes_adapters:
+    if (config.adapter or config.adapter_memory is not None) and not backend.facts.takes_adapters:
         field, value = ("adapter", config.adapter[0]) if config.adapter else ("adapter_memory", config.adapter_memory)
         allowed = f"none with backend {backend.facts.name}: adapters need the native engine, on a CPU"
         raise InvalidConfigError(field, value, allowed)

@@ -289,7 +289,13 @@ class LLM(LocalModel, OperatorVerbs):
         """Run requests to their end, yielding each when it got further; closing it aborts those that are left."""
         inbox: deque[RequestText] = deque()
         under_way: set[str] = set()
+        held: list[AdapterFacts] = []
         try:
+            for digest in dict.fromkeys(each.request.scope.adapter for each in prepared):
+                facts = self._door.adapters.facts_of(digest) if digest else None
+                if facts is not None:
+                    self._door.adapters.hold_now(facts, self._client.send, self._client.stats)
+                    held.append(facts)
             for each in prepared:
                 self._client.send(each.request)
                 self._processor.add(each, inbox.append)
@@ -306,3 +312,5 @@ class LLM(LocalModel, OperatorVerbs):
         finally:
             for request_id in under_way:
                 self._processor.abort(request_id)
+            for facts in held:
+                self._door.adapters.release(facts)

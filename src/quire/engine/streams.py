@@ -17,9 +17,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError
 from quire.engine.client import EngineLink, SequenceUpdate
+from quire.engine.process.adapter_set import AdapterSet, Stats
 from quire.engine.outputs import RequestDelta, RequestOutput
 from quire.engine.text.output_processor import Condemn, OutputProcessor, PreparedRequest, RequestText
 from quire.engine.text.tokenizer import Tokenizer
@@ -41,11 +43,16 @@ class RequestStreams:
         self, link: EngineLink, tokenizer: Tokenizer | None, clock: Clock, condemn: Condemn | None = None
     ) -> None:
         self._link = link
+        self._adapters: tuple[AdapterSet, Stats] | None = None
         self._processor = OutputProcessor(link, tokenizer, clock, condemn)
         self._streams: dict[str, _Stream] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    def hold_adapters(self, adapters: AdapterSet, stats: Stats) -> None:
+        """Have requests wait until the engine has their adapters; `stats` says which it has. Mutates."""
+        self._adapters = adapters, stats
 
     async def snapshots(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
         """Run a request; yield everything so far, each time it got further."""
@@ -91,7 +98,11 @@ class RequestStreams:
         stream = _Stream(prepared.shown_id)
         request = self._processor.add(prepared, lambda _: stream.changed.set())
         self._streams[request.request_id] = stream
+        held = None
         try:
+            held = await self._held(prepared.request.scope.adapter)
+            if stream.failure:
+                raise ExecutionError(stream.failure)
             self._link.send(prepared.request)
             finished = False
             while not finished:
@@ -104,3 +115,12 @@ class RequestStreams:
         finally:
             del self._streams[request.request_id]
             self._processor.abort(request.request_id)
+            if held is not None and self._adapters is not None:
+                self._adapters[0].release(held)
+
+    async def _held(self, digest: str) -> AdapterFacts | None:
+        """Return the adapter of a request when the engine has it; None: it needs none, or one that nobody knows."""
+        facts = None if not digest or self._adapters is None else self._adapters[0].facts_of(digest)
+        if facts is not None and self._adapters is not None:
+            await self._adapters[0].hold(facts, self._link.send, self._adapters[1])
+        return facts

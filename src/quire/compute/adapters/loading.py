@@ -5,7 +5,7 @@ load ──► thread: read, check, pack ──► shelf of the runner      a ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from quire.compute.adapters.folder import Adapter
@@ -17,12 +17,18 @@ from quire.core.errors import CheckpointError
 class AdapterLoader:
     """Implements `AdapterLoading` over the shelf of a runner. `read` checks the adapter in a folder and returns it."""
 
-    def __init__(self, shelf: AdapterShelf, read: Callable[[str], Adapter], loaded: Mapping[str, Adapter]) -> None:
+    def __init__(self, shelf: AdapterShelf, read: Callable[[str], Adapter]) -> None:
         self._shelf = shelf
         self._read = read
-        self._there = {adapter.digest for adapter in loaded.values()}  # from the start
+        self._there: set[str] = set()  # from the start
         self._loads: dict[str, Future[None]] = {}
         self._pool: ThreadPoolExecutor | None = None
+
+    def load_now(self, adapters: Iterable[Adapter]) -> None:
+        """Load adapters before there are steps. Mutates; raises `CheckpointError`."""
+        for adapter in adapters:
+            self._shelf.load_adapter(adapter)
+            self._there.add(adapter.digest)
 
     def load(self, digest: str, folder: str) -> None:
         """Begin to load an adapter; nothing if it is there or on its way. One that failed is tried again. Mutates."""

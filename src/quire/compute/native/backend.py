@@ -46,7 +46,7 @@ class NativeBackend:
             touch_kv_memory=config.touch_kv_memory,
             adapter_rank=max(
                 [adapter.rank for adapter in model.adapters.values()]
-                + [config.max_adapter_rank if config.adapter_memory else 0]
+                + [config.max_adapter_rank if config.adapter_memory is not None else 0]
             ),
         )
         different = {adapter.digest: adapter for adapter in model.adapters.values()}.values()
@@ -67,8 +67,9 @@ class NativeBackend:
             block_types=tuple(sorted(set(block_types.values()))),
             makes_vectors=True,
             takes_adapters=True,
-            adapter_bytes=int(config.adapter_memory)
-            + sum(adapter.num_bytes(NUMBER_BYTES[dtype]) for adapter in different),
+            adapter_bytes=sum(adapter.num_bytes(NUMBER_BYTES[dtype]) for adapter in different)
+            if config.adapter_memory is None
+            else int(config.adapter_memory),
         )
         return cls(facts, model, settings)
 

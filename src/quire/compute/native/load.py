@@ -114,9 +114,6 @@ def load_parts(
     touch_threads = settings.num_threads if settings.touch_kv_memory == "start" else 0
     cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, touch_threads=touch_threads)
     parts = make_parts(model.spec, checkpoint, settings, cache, draft=model.draft, note_loaded=note_loaded)
-    if parts.adapters is not None:
-        for adapter in model.adapters.values():
-            parts.adapters.load_adapter(adapter)
     return replace(parts, eos_token_ids=frozenset(model.eos_token_ids))
 
 

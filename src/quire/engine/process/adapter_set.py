@@ -1,15 +1,19 @@
-"""AdapterSet: the adapters of a model by name, as its door knows them, and how more of them are loaded.
+"""AdapterSet: the adapters of a model by name, and which of them the engine has in memory.
 
-    load ──► check the files (in a thread) ──► room? ──► LoadAdapter ──► the engine says that it is ready ──► a name
-    unload ──► no name ──► DropAdapter: the engine frees it once no request has it
+    load ──► check the files (in a thread) ──► a name
+    request ──► hold ──► in memory? ──► it stays until `release`
+                            └── not yet: room? ──► LoadAdapter ──► the engine says that it is ready
+                                            └── DropAdapter: of those that no request holds, the one used longest ago
 
-A name is there only while the engine has the adapter. An engine that was started again gets the same ones.
+Requests for adapters that are in memory never wait here. Those for others wait in order, and hold up nobody else: the
+engine loads in a thread while steps run. An engine that was started again gets the same ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -21,7 +25,7 @@ from quire.core.errors import ExecutionError, InvalidRequestError
 from quire.engine.commands import AnyCommand, DropAdapter, LoadAdapter
 from quire.engine.records.stats import EngineStats
 
-ASK_AGAIN_S: Final = 0.05
+ASK_AGAIN_S: Final = 0.02
 LOAD_S: Final = 300.0
 
 Send = Callable[[AnyCommand], None]
@@ -29,16 +33,21 @@ Stats = Callable[[], EngineStats]
 
 
 class AdapterSet:
-    """The names of adapters. `check` reads the files of one; `more_bytes`: for those that are loaded later."""
+    """The names of adapters. `check` reads the files of one; `budget`: the bytes of those that are in memory at once.
 
-    def __init__(
-        self, named: Mapping[str, AdapterFacts], check: Callable[[str], AdapterFacts], more_bytes: int
-    ) -> None:
-        self._at_start = {facts.digest for facts in named.values()}
+    Of the adapters that are named at the start, the engine has the first ones that fit, from the start.
+    """
+
+    def __init__(self, named: Mapping[str, AdapterFacts], check: Callable[[str], AdapterFacts], budget: int) -> None:
         self._by_name = dict(named)
         self._check = check
-        self._budget = _num_bytes(named.values()) + more_bytes
+        self._budget = budget
+        self._at_start = first_that_fit(named.values(), budget)
+        self._loaded = {facts.digest: facts for facts in self._at_start}  # the one used longest ago first
+        self._holds: Counter[str] = Counter()
+        self._dropped: set[str] = set()  # and not loaded again
         self._lock: asyncio.Lock | None = None
+        self._released: asyncio.Event | None = None
 
     @property
     def by_name(self) -> Mapping[str, AdapterFacts]:
@@ -52,30 +61,27 @@ class AdapterSet:
             raise InvalidRequestError("adapter", name, allowed)
         return self._by_name[name].digest
 
+    # ---- names ------------------------------------------------------------------------------------------------------
+
     async def load(self, name: str, folder: str, send: Send, stats: Stats) -> AdapterFacts:
         """Load the adapter in a folder while steps run, and give it a name. Mutates.
 
         Raises `InvalidRequestError` or `CheckpointError` for one that cannot be, `ExecutionError` if loading fails.
         """
-        if self._lock is None:
-            self._lock = asyncio.Lock()
-        async with self._lock:  # so that two do not take the same room
-            facts = await asyncio.to_thread(self._check, folder)
-            self._require_room(name, facts)
-            began_s = time.monotonic()
-            while not self._is_ready(facts, send, stats, began_s):
-                await asyncio.sleep(ASK_AGAIN_S)
-            self._by_name[name] = facts
-            return facts
+        facts = await asyncio.to_thread(self._check, folder)
+        self._require_possible(name, facts)
+        await self.hold(facts, send, stats)
+        self._by_name[name] = facts
+        self.release(facts)
+        return facts
 
     def load_now(self, name: str, folder: str, send: Send, stats: Stats) -> AdapterFacts:
         """The same, while the caller waits. Mutates."""
         facts = self._check(folder)
-        self._require_room(name, facts)
-        began_s = time.monotonic()
-        while not self._is_ready(facts, send, stats, began_s):
-            time.sleep(ASK_AGAIN_S / 10)
+        self._require_possible(name, facts)
+        self.hold_now(facts, send, stats)
         self._by_name[name] = facts
+        self.release(facts)
         return facts
 
     def unload(self, name: str, send: Send) -> None:
@@ -83,39 +89,125 @@ class AdapterSet:
         digest = self.digest_of(name)
         del self._by_name[name]
         if all(facts.digest != digest for facts in self._by_name.values()):
-            send(DropAdapter(digest))
+            self._drop(digest, send)
 
     def restore(self, send: Send) -> None:
         """Have an engine that was started again load what the one before had. Does not mutate."""
-        known = {facts.digest: facts for facts in self._by_name.values()}
-        for digest in self._at_start - known.keys():
+        at_start = {facts.digest for facts in self._at_start}
+        for digest in at_start - self._loaded.keys():
             send(DropAdapter(digest))
-        for digest in known.keys() - self._at_start:
-            send(LoadAdapter(digest, known[digest].folder))
+        for digest, facts in self._loaded.items():
+            if digest not in at_start:
+                send(LoadAdapter(digest, facts.folder))
 
-    def _require_room(self, name: str, facts: AdapterFacts) -> None:
-        """Raise unless an adapter may be loaded under a name. Does not mutate."""
+    def facts_of(self, digest: str) -> AdapterFacts | None:
+        """Return what is known of an adapter; None if no name leads to it."""
+        return next((facts for facts in self._by_name.values() if facts.digest == digest), self._loaded.get(digest))
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+
+    async def hold(self, facts: AdapterFacts, send: Send, stats: Stats) -> None:
+        """Return when the engine has an adapter; it keeps it until `release`. Mutates; raises as `load`."""
+        self._holds[facts.digest] += 1
+        if self._touch(facts.digest):
+            return
+        try:
+            if self._lock is None:
+                self._lock, self._released = asyncio.Lock(), asyncio.Event()
+            async with self._lock:
+                while not self._make_room(facts, send):
+                    assert self._released is not None
+                    self._released.clear()
+                    await self._released.wait()
+                began_s = time.monotonic()
+                while not self._is_ready(facts, send, stats, began_s):
+                    await asyncio.sleep(ASK_AGAIN_S)
+        except BaseException:
+            self.release(facts)
+            raise
+
+    def hold_now(self, facts: AdapterFacts, send: Send, stats: Stats) -> None:
+        """The same, while the caller waits; raises `ExecutionError` if others hold all the room. Mutates."""
+        self._holds[facts.digest] += 1
+        if self._touch(facts.digest):
+            return
+        try:
+            if not self._make_room(facts, send):
+                raise ExecutionError("the adapters of requests under way take all of adapter_memory")
+            began_s = time.monotonic()
+            while not self._is_ready(facts, send, stats, began_s):
+                time.sleep(ASK_AGAIN_S / 10)
+        except BaseException:
+            self.release(facts)
+            raise
+
+    def release(self, facts: AdapterFacts) -> None:
+        """A request that held an adapter has ended. Mutates."""
+        self._holds[facts.digest] -= 1
+        if not self._holds[facts.digest]:
+            del self._holds[facts.digest]
+            if self._released is not None:
+                self._released.set()
+
+    def _touch(self, digest: str) -> bool:
+        """Return whether an adapter is in memory, and note that it is used. Mutates."""
+        facts = self._loaded.pop(digest, None)
+        if facts is not None:
+            self._loaded[digest] = facts
+        return facts is not None
+
+    def _make_room(self, facts: AdapterFacts, send: Send) -> bool:
+        """Drop adapters that nobody holds until another one fits; False: those that are held take too much. Mutates."""
+        if self._touch(facts.digest):
+            return True
+        while _num_bytes([*self._loaded.values(), facts]) > self._budget:
+            idle = next((digest for digest in self._loaded if not self._holds[digest]), None)
+            if idle is None:
+                return False
+            self._drop(idle, send)
+        return True
+
+    def _drop(self, digest: str, send: Send) -> None:
+        if self._loaded.pop(digest, None) is not None:
+            self._dropped.add(digest)
+            send(DropAdapter(digest))
+
+    def _require_possible(self, name: str, facts: AdapterFacts) -> None:
+        """Raise unless an adapter may have a name. Does not mutate."""
         if not ADAPTER_NAME.fullmatch(name):
             raise InvalidRequestError("name", name, "letters, digits and ._/:-, at most 128")
         if name in self._by_name and self._by_name[name].digest != facts.digest:
             raise InvalidRequestError("name", name, "one that no other adapter has; unload that first")
-        needed = _num_bytes([*self._by_name.values(), facts])
-        if needed > self._budget:
-            left = format_bytes(self._budget - _num_bytes(self._by_name.values()))
-            allowed = f"at most {left}, which is left of adapter_memory; unload others, or raise it"
+        if facts.num_bytes > self._budget:
+            allowed = f"at most {format_bytes(self._budget)}, the adapter_memory"
             raise InvalidRequestError("memory of the adapter", format_bytes(facts.num_bytes), allowed)
 
-    @staticmethod
-    def _is_ready(facts: AdapterFacts, send: Send, stats: Stats, began_s: float) -> bool:
+    def _is_ready(self, facts: AdapterFacts, send: Send, stats: Stats, began_s: float) -> bool:
         """Ask the engine for an adapter, and return whether it has it. An idle engine tells nothing unless asked."""
-        state = stats().adapters.get(facts.digest, LOADING)
-        if state == READY:
+        digest, state = facts.digest, stats().adapters.get(facts.digest)
+        if digest in self._dropped and state is None:
+            self._dropped.discard(digest)
+        if digest in self._loaded or (state == READY and digest not in self._dropped):
+            self._loaded[digest] = facts
             return True
-        if state != LOADING or time.monotonic() > began_s + LOAD_S:
-            send(DropAdapter(facts.digest))
+        is_late = time.monotonic() > began_s + LOAD_S
+        if is_late or (state not in (None, LOADING) and digest not in self._dropped):
+            self._dropped.add(digest)
+            send(DropAdapter(digest))
             raise ExecutionError(f"the adapter in {Path(facts.folder).name} is not loaded: {state}")
-        send(LoadAdapter(facts.digest, facts.folder))
+        # What is told of one that was dropped is from before, until the engine has dropped it.
+        send(DropAdapter(digest) if digest in self._dropped else LoadAdapter(digest, facts.folder))
         return False
+
+
+def first_that_fit(adapters: Iterable[AdapterFacts], budget: int) -> list[AdapterFacts]:
+    """Return the first adapters that fit into a budget together, of equal files one. Pure."""
+    found: dict[str, AdapterFacts] = {}
+    for facts in adapters:
+        if _num_bytes([*found.values(), facts]) > budget:
+            break
+        found.setdefault(facts.digest, facts)
+    return list(found.values())
 
 
 def _num_bytes(adapters: Iterable[AdapterFacts]) -> int:

@@ -189,6 +189,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         self._note_loaded = note_loaded
         self._link = EngineMessages()
         self._streams = RequestStreams(self._link, self._door.tokenizer, self._clock, self._door.condemn)
+        self._streams.hold_adapters(self._door.adapters, self.stats)
         self._home = Home()
         self._limits: RequestLimits | None = None
         self._stats = EngineStats()
