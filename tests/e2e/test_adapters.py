@@ -16,6 +16,7 @@ from quire.compute.models.source import ModelFolder
 from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.request import CacheScope
 from quire.engine.door import Ticket
+from quire.engine.records.step_log import replay
 from support.adapters import Tensors, adapter_tensors, merged, write_adapter
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
 
@@ -175,3 +176,14 @@ def test_settings_that_cannot_be_are_refused(models: Models, tmp_path: Path) -> 
         opened(models.base, adapter={"tune": folder}, max_adapter_rank=0)
     with opened(models.base, adapter=[str(folder)]) as llm:
         assert list(llm.adapters) == ["tune"], "a folder alone has its own name"
+
+
+def test_a_log_with_adapters_is_replayed(models: Models, tmp_path: Path) -> None:
+    log = tmp_path / "run.steplog"
+    with opened(models.base, adapter=models.adapters, step_log=log, adapter_memory="700KiB") as llm:
+        answers(llm, NAMES, SAMPLED)
+        llm.load_adapter("again", models.adapters["other"])
+        llm.unload_adapter("tune")
+        answers(llm, (None, "again", None, "other"), SAMPLED)
+    with log.open("rb") as file:
+        assert replay(file) > 40

@@ -46,8 +46,8 @@ class AdapterSet:
         self._loaded = {facts.digest: facts for facts in self._at_start}  # the one used longest ago first
         self._holds: Counter[str] = Counter()
         self._dropped: set[str] = set()  # and not loaded again
-        self._lock: asyncio.Lock | None = None
-        self._released: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock, self._released = asyncio.Lock(), asyncio.Event()  # of that loop
 
     @property
     def by_name(self) -> Mapping[str, AdapterFacts]:
@@ -112,11 +112,10 @@ class AdapterSet:
         if self._touch(facts.digest):
             return
         try:
-            if self._lock is None:
-                self._lock, self._released = asyncio.Lock(), asyncio.Event()
+            if self._loop is not asyncio.get_running_loop():  # a model may be used in one after another
+                self._loop, self._lock, self._released = asyncio.get_running_loop(), asyncio.Lock(), asyncio.Event()
             async with self._lock:
                 while not self._make_room(facts, send):
-                    assert self._released is not None
                     self._released.clear()
                     await self._released.wait()
                 began_s = time.monotonic()
@@ -146,8 +145,7 @@ class AdapterSet:
         self._holds[facts.digest] -= 1
         if not self._holds[facts.digest]:
             del self._holds[facts.digest]
-            if self._released is not None:
-                self._released.set()
+            self._released.set()
 
     def _touch(self, digest: str) -> bool:
         """Return whether an adapter is in memory, and note that it is used. Mutates."""
