@@ -187,7 +187,9 @@ def test_those_used_last_are_in_memory(folder: Path) -> None:
         size = llm.adapters["one"].num_bytes
         assert len(llm.stats().adapters) == 3
         for name in named:
-            texts[name] = llm.generate(PROMPT, adapter=name, max_tokens=6, temperature=0, use_tqdm=False)[0].outputs[0].token_ids
+            texts[name] = (
+                llm.generate(PROMPT, adapter=name, max_tokens=6, temperature=0, use_tqdm=False)[0].outputs[0].token_ids
+            )
     assert len({tuple(text) for text in texts.values()}) == 3
     with LLM("guide", kv_memory="4MiB", adapter=named, adapter_memory=2 * size, num_threads=1) as llm:
         digest = {name: facts.digest for name, facts in llm.adapters.items()}
@@ -210,7 +212,10 @@ def test_those_used_last_are_in_memory(folder: Path) -> None:
         assert llm.load_adapter("again", folder) == facts, "equal files take no more"
         llm.load_adapter("other", others[0])
         assert len(llm.stats().adapters) == 1 and set(llm.adapters) == {"tune", "again", "other"}
-        assert llm.generate(PROMPT, adapter="tune", max_tokens=6, temperature=0, use_tqdm=False)[0].outputs[0].token_ids == texts["one"]
+        assert (
+            llm.generate(PROMPT, adapter="tune", max_tokens=6, temperature=0, use_tqdm=False)[0].outputs[0].token_ids
+            == texts["one"]
+        )
         large = write_adapter(folder.parent / "large", adapter_tensors(spec, rank=40))
         with pytest.raises(InvalidRequestError, match="the adapter_memory"):
             llm.load_adapter("large", large)
@@ -223,7 +228,8 @@ def test_many_adapters_take_turns_in_little_memory(folder: Path) -> None:
     """Twelve names, three in memory, calls for all at once: each gets the text of its own adapter."""
     spec = read_model(ModelFolder(GUIDE_FOLDER)).spec
     folders = {
-        f"a{n}": write_adapter(folder.parent / f"many{n}", adapter_tensors(spec, seed=20 + n, rank=4)) for n in range(12)
+        f"a{n}": write_adapter(folder.parent / f"many{n}", adapter_tensors(spec, seed=20 + n, rank=4))
+        for n in range(12)
     }
     with LLM("guide", kv_memory="8MiB", adapter=folders, num_threads=1) as llm:
         size = llm.adapters["a0"].num_bytes
@@ -269,7 +275,8 @@ def test_an_engine_that_is_started_again_has_what_it_had(folder: Path, tmp_path:
 def test_a_key_may_be_limited_to_names(folder: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text(
-        "- {name: tuner, key: tuner, models: tune}\n- {name: plain, key: plain, models: [guide]}\n- {name: all, key: all}\n"
+        "- {name: tuner, key: tuner, models: tune}\n"
+        "- {name: plain, key: plain, models: [guide]}\n- {name: all, key: all}\n"
     )
     with running_server(settings={"adapter": {"tune": folder}}, api_keys_file=str(keys)) as running:
 
@@ -292,5 +299,8 @@ def test_a_key_may_be_limited_to_names(folder: Path, tmp_path: Path) -> None:
             assert ask("GET", "/v1/models/tune", key).status == (200 if "tune" in names else 404)
     for wrong in ("[]", "7", "[7]", "''"):
         keys.write_text(f"- {{name: tuner, key: tuner, models: {wrong}}}\n")
-        with pytest.raises(InvalidConfigError, match=r"^api_keys_file\[0\]\.models is "), running_server(api_keys_file=str(keys)):
+        with (
+            pytest.raises(InvalidConfigError, match=r"^api_keys_file\[0\]\.models is "),
+            running_server(api_keys_file=str(keys)),
+        ):
             pass

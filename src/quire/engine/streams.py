@@ -21,8 +21,8 @@ from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError
 from quire.engine.client import EngineLink, SequenceUpdate
-from quire.engine.process.adapter_set import AdapterSet, Stats
 from quire.engine.outputs import RequestDelta, RequestOutput
+from quire.engine.process.adapter_set import AdapterSet, Stats
 from quire.engine.text.output_processor import Condemn, OutputProcessor, PreparedRequest, RequestText
 from quire.engine.text.tokenizer import Tokenizer
 

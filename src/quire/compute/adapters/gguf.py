@@ -71,7 +71,7 @@ class GgufAdapter:
 
 
 def gguf_settings(header: GgufHeader) -> AdapterSettings:
-    """Return the settings of an adapter, whose tensors say the rank; raises `CheckpointError` for a file that is none."""
+    """Return the settings of an adapter, whose tensors say the rank; raises `CheckpointError` for another file."""
     for key, allowed in (("general.type", "adapter"), ("adapter.type", "lora")):
         if header.settings.get(key) != allowed:
             raise CheckpointError(f"{header.path}: {key}", header.settings.get(key), allowed)

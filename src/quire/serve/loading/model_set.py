@@ -135,16 +135,14 @@ class ModelSet:
 
         A call without a name is for the first model; a tenant that may not call that one must give a name.
         """
-        if name is None and may_call(tenant, self.first.name):
-            return self.first
-        for each in self.models if name is not None else ():
-            if any(same_model(name or "", served) for served in names_for(each, tenant)):
+        asked = self.first.name if name is None else name
+        for each in self.models:
+            if any(same_model(asked, served) for served in names_for(each, tenant)):
                 return each
-        for broken, reason in self.broken if name is not None and tenant.models is None else ():
-            if same_model(name, broken):
+        for broken, reason in self.broken if tenant.models is None else ():
+            if same_model(asked, broken):
                 raise model_not_loadable(broken, reason)
         names = [served for each in self.models for served in names_for(each, tenant)]
-        asked = self.first.name if name is None else name
         raise model_not_found(asked, get_close_matches(asked, names, n=3, cutoff=NEAR) or names[:MAX_NAMES_SHOWN])
 
     @staticmethod
