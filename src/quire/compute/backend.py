@@ -30,6 +30,7 @@ from quire.core.memory_needs import MemoryNeeds
 
 if TYPE_CHECKING:
     from quire.compute.adapters.folder import Adapter
+    from quire.compute.models import ModelDescription
     from quire.compute.grammar import MaskService
 
 LATENT_KV: Final = "auto, float32 or bfloat16: all heads read one latent, which is not rounded to fewer bits"
@@ -142,6 +143,14 @@ class Backend(Protocol):
     def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:
         """Load the weights, unless loaded, and return a worker's parts, with this many blocks of KV memory."""
         ...
+
+
+def adapter_bytes(model: ModelDescription, config: ResolvedConfig, dtype: str) -> int:
+    """Return the bytes for adapters: as many as the settings say, or as those that are named take. Does not mutate."""
+    if config.adapter_memory is not None:
+        return int(config.adapter_memory)
+    different = {adapter.digest: adapter for adapter in model.adapters.values()}.values()
+    return sum(adapter.num_bytes(4 if dtype == "float32" else 2) for adapter in different)
 
 
 def needs_on_host(facts: BackendFacts) -> MemoryNeeds:

@@ -33,7 +33,7 @@ from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.speculation import create_proposer
 from quire.compute.weights.classifier import read_classifier
-from quire.compute.weights.decoder_weights import NUMBER_BYTES, WeightReader, weight_bytes
+from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.compute.worker.failing_runner import FailingRunner
 from quire.compute.worker.store.slot_file import SlotFile
 from quire.compute.worker.worker import Worker
@@ -194,7 +194,7 @@ class EngineBlueprint:
         return self._facts_of(adapter)
 
     def _facts_of(self, adapter: Adapter) -> AdapterFacts:
-        num_bytes = adapter.num_bytes(NUMBER_BYTES[self.backend.facts.dtype])
+        num_bytes = adapter.num_bytes(4 if self.backend.facts.dtype == "float32" else 2)
         return AdapterFacts(str(adapter.folder), adapter.digest, adapter.rank, num_bytes, adapter.base)
 
     def open_store(self) -> SlotFile | None:
@@ -232,7 +232,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
         raise InvalidConfigError("backend", backend.facts.name, "native or reference for a model with labels")
     if (config.adapter or config.adapter_memory is not None) and not backend.facts.takes_adapters:
         field, value = ("adapter", config.adapter[0]) if config.adapter else ("adapter_memory", config.adapter_memory)
-        allowed = f"none with backend {backend.facts.name}: adapters need the native engine, on a CPU"
+        allowed = f"none with backend {backend.facts.name}: adapters need the native or the torch engine"
         raise InvalidConfigError(field, value, allowed)
     config = backend.facts.config
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
+from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.native.load import NativeSettings, activation_bytes, block_spec, kernels_for, load_parts
 from quire.compute.weights.codes import in_groups
-from quire.compute.weights.decoder_weights import NUMBER_BYTES, weight_bytes
+from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
@@ -49,7 +49,6 @@ class NativeBackend:
                 + [config.max_adapter_rank if config.adapter_memory is not None else 0]
             ),
         )
-        different = {adapter.digest: adapter for adapter in model.adapters.values()}.values()
         block_types = _block_types(model, config)
         models = [model] if model.draft is None else [model, model.draft]
         facts = BackendFacts(
@@ -67,9 +66,7 @@ class NativeBackend:
             block_types=tuple(sorted(set(block_types.values()))),
             makes_vectors=True,
             takes_adapters=True,
-            adapter_bytes=sum(adapter.num_bytes(NUMBER_BYTES[dtype]) for adapter in different)
-            if config.adapter_memory is None
-            else int(config.adapter_memory),
+            adapter_bytes=adapter_bytes(model, config, dtype),
         )
         return cls(facts, model, settings)
 

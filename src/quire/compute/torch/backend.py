@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
-from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
+from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
@@ -92,6 +92,9 @@ class TorchBackend:
             kv_spec=kv_cache_spec(model.spec, settings),
             weight_bytes=weight_bytes(model.spec, "bfloat16" if dtype == "float16" else dtype, config.weights),
             activation_bytes=activation_bytes(model.spec, settings),
+            makes_vectors=True,
+            takes_adapters=True,
+            adapter_bytes=adapter_bytes(model, config, dtype),
         )
         return cls(facts, model, settings)
 
@@ -117,13 +120,14 @@ class TorchBackend:
         if self.gpu is None:
             return needs_on_host(self.facts)
         free = self.gpu.free_bytes
-        return _needs_on_gpu(Footprint.foreseen(self.facts.weight_bytes, self.facts.activation_bytes, free), free)
+        footprint = Footprint.foreseen(self.facts.weight_bytes, self.facts.activation_bytes, free)
+        return _needs_on_gpu(footprint, free, self.facts.adapter_bytes)
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
         """Load the weights, compute the largest steps, and return the memory of both; None on a CPU. Mutates."""
         if self.gpu is None:
             return None
-        return _needs_on_gpu(self.footprint(note_loaded), self.gpu.free_bytes)
+        return _needs_on_gpu(self.footprint(note_loaded), self.gpu.free_bytes, self.facts.adapter_bytes)
 
     def footprint(self, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Load the weights, compute the largest steps, and return their memory. Mutates: keeps the loaded model."""
@@ -143,7 +147,7 @@ class TorchBackend:
         return load_model(self._model, self._settings, note_loaded)
 
 
-def _needs_on_gpu(footprint: Footprint, free_bytes: int) -> MemoryNeeds:
+def _needs_on_gpu(footprint: Footprint, free_bytes: int, adapter_bytes: int) -> MemoryNeeds:
     """Return the needs of an engine on a GPU with this much free memory before anything is opened."""
     return MemoryNeeds(
         footprint.weight_bytes,
@@ -153,4 +157,5 @@ def _needs_on_gpu(footprint: Footprint, free_bytes: int) -> MemoryNeeds:
         kv_share=GPU_KV_SHARE,
         host_bytes=free_memory() or 0,
         graph_bytes=footprint.graph_bytes,
+        adapter_bytes=adapter_bytes,
     )

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.torch.adapters import Add, LowRankSums, part_sizes
 from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StandingPlan, StepBatch
 from quire.compute.torch.experts import ExpertOperations, MLPs
 from quire.compute.torch.operations import Angles, Norm, Operations
@@ -46,6 +47,7 @@ class DecoderOutputs:
     logits: torch.Tensor  # [num_logits, vocab_size], in the dtype of rows, or float32 if they are scaled or capped
     finite: torch.Tensor  # bool [num_tokens]: the hidden state of the token
     finite_logits: torch.Tensor  # bool [num_logits]
+    states: torch.Tensor | None = None  # [num_states, hidden_size], after the final norm
 
 
 class _Waiting(NamedTuple):
@@ -65,6 +67,7 @@ class TorchDecoder:
         self._attention, self._operations, self._product = engines.attention, engines.operations, engines.product
         chosen = engines.operations, engines.product, engines.experts
         self._mlps = MLPs(*chosen, spec.mlp.activation, gated=spec.mlp.gated)
+        self._low_rank = LowRankSums(engines.product, part_sizes(spec))
         shape = spec.attention
         self._rules = [
             AttentionRule(shape.scale, layer.window, shape.score_soft_cap, own.sinks)
@@ -79,6 +82,11 @@ class TorchDecoder:
         with torch.inference_mode():
             return self.outputs(self.rows(batch, pairs, self._attention.plan(batch)), batch)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of rows."""
+        return self._weights.dtype
+
     def reserve(self, batch: StepBatch) -> StandingPlan | None:
         """Return a fixed place for attention's plans of up to as many decodes; None: attention has no such place."""
         return self._attention.reserve(batch, self._weights.dtype)
@@ -87,23 +95,27 @@ class TorchDecoder:
         """Return the rows before the head, `[num_tokens, hidden_size]`. Mutates the slots of the tokens in memory."""
         angles = {rope: Angles.at(batch.positions, rope, table) for rope, table in self._frequencies.items()}
         waiting = _Waiting(self._embed(batch), None, None)
-        for weights, layer, rule, pair in zip(self._weights.layers, self.spec.layers, self._rules, pairs, strict=True):
+        for index, (weights, layer, rule, pair) in enumerate(
+            zip(self._weights.layers, self.spec.layers, self._rules, pairs, strict=True)
+        ):
+            add = self._adder(batch, index)
             hidden, rows = self._enter(waiting, weights.norms.get(Part.ATTENTION_NORM))
             queries = self._operations.rotate_and_write(
-                self._product(rows, weights.projection),
+                add(self._product(rows, weights.projection), rows, (Part.QUERY, Part.KEY, Part.VALUE)),
                 weights.form,
                 None if layer.rope is None else angles[layer.rope],
                 pair,
                 batch.slots[pair.group],
             )
             attended = self._attention.run(queries, pair, planned, rule).flatten(1)
-            waiting = self._leave_layer(weights, (hidden, rows), attended, batch.slots[pair.group])
+            waiting = self._leave_layer(weights, (hidden, rows), attended, batch.slots[pair.group], add)
         return self._enter(waiting, self._weights.final_norm)[1]
 
     def outputs(self, rows: torch.Tensor, batch: StepBatch) -> DecoderOutputs:
         """Return the outputs for the last rows of a step. Does not mutate."""
         logits = self._logits(rows[batch.logit_indices])
-        return DecoderOutputs(logits, _are_finite(rows), _are_finite(logits))
+        states = None if batch.state_indices is None else rows[batch.state_indices].to(torch.float32)
+        return DecoderOutputs(logits, _are_finite(rows), _are_finite(logits), states)
 
     def _leave_layer(
         self,
@@ -111,21 +123,29 @@ class TorchDecoder:
         entered: tuple[torch.Tensor, torch.Tensor],
         attended: torch.Tensor,
         slots: torch.Tensor,
+        add: Add,
     ) -> _Waiting:
         """Return the state after a layer, from its attention on; its output is not added yet.
 
-        `entered`: the residual stream before the layer, and the rows that attention read.
+        `entered`: the residual stream before the layer, and the rows that attention read. `add`: what adapters add.
         """
         norms, (hidden, rows) = weights.norms, entered
-        update = self._update(self._product(attended, weights.output), norms.get(Part.AFTER_ATTENTION_NORM))
+        output = add(self._product(attended, weights.output), attended, (Part.OUTPUT,))
+        update = self._update(output, norms.get(Part.AFTER_ATTENTION_NORM))
         if self.spec.parallel:
             rows = rows if self.spec.shared_norm else self._normed(hidden, norms.get(Part.MLP_NORM))
-            other = self._update(self._transform(rows, weights, slots), norms.get(Part.AFTER_MLP_NORM))
+            other = self._update(self._transform(rows, weights, slots, add), norms.get(Part.AFTER_MLP_NORM))
             return _Waiting(hidden, update + other, None)
         waiting = _Waiting(hidden, update, norms.get(Part.JOINED_ATTENTION_NORM))
         hidden, rows = self._enter(waiting, norms.get(Part.MLP_NORM))
-        update = self._update(self._transform(rows, weights, slots), norms.get(Part.AFTER_MLP_NORM))
+        update = self._update(self._transform(rows, weights, slots, add), norms.get(Part.AFTER_MLP_NORM))
         return _Waiting(hidden, update, norms.get(Part.JOINED_MLP_NORM))
+
+    def _adder(self, batch: StepBatch, layer: int) -> Add:
+        """Return what adds the part of the step's adapters to a product of a layer."""
+        if not batch.adapted:
+            return lambda output, rows, parts: output
+        return lambda output, rows, parts: self._low_rank.add(output, rows, batch.adapted, layer, parts)
 
     def _embed(self, batch: StepBatch) -> torch.Tensor:
         weights = self._weights
@@ -148,9 +168,9 @@ class TorchDecoder:
             hidden = hidden + update
         return hidden, self._normed(hidden, before)
 
-    def _transform(self, rows: torch.Tensor, weights: LayerWeights, slots: torch.Tensor) -> torch.Tensor:
+    def _transform(self, rows: torch.Tensor, weights: LayerWeights, slots: torch.Tensor, add: Add) -> torch.Tensor:
         if weights.mlp is not None:
-            return self._mlps.dense(rows, weights.mlp)
+            return self._mlps.dense(rows, weights.mlp, add)
         spec, router, experts = self.spec.experts, weights.router, weights.experts
         assert spec is not None and router is not None and experts is not None  # a layer without an MLP is sparse
         return self._mlps.sparse(rows, slots, router, experts, spec)

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from quire.compute.models.base import Activation, ExpertsSpec
+from quire.compute.models.base import Activation, ExpertsSpec, Part
+from quire.compute.torch.adapters import Add
 from quire.compute.torch.operations import Operations
 from quire.compute.torch.products import Matrix, Product
 from quire.compute.torch.weights import MLP
@@ -63,10 +64,13 @@ class MLPs:
         self._experts = experts
         self._activation = activation
         self._activate = operations.gated if gated else operations.activate
+        self._up_parts = (Part.GATE, Part.UP) if gated else (Part.UP,)
 
-    def dense(self, rows: torch.Tensor, mlp: MLP) -> torch.Tensor:
-        """Return the MLP of each row: `[num_rows, hidden_size]`."""
-        return self._product(self._activate(self._product(rows, mlp.up), self._activation), mlp.down)
+    def dense(self, rows: torch.Tensor, mlp: MLP, add: Add) -> torch.Tensor:
+        """Return the MLP of each row: `[num_rows, hidden_size]`. `add`: what adapters add to its products."""
+        inner = add(self._product(rows, mlp.up), rows, self._up_parts)
+        active = self._activate(inner, self._activation)
+        return add(self._product(active, mlp.down), active, (Part.DOWN,))
 
     def sparse(
         self, rows: torch.Tensor, slots: torch.Tensor, router: Matrix, experts: MLP, spec: ExpertsSpec

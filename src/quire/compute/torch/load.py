@@ -86,7 +86,8 @@ class LoadedModel:
         """Return the parts of a worker with this many blocks. Mutates: the worker gets the KV memory."""
         self._cache.resize(num_blocks, num_host_blocks)
         runner = self._runner(self._new_graphs(note_loaded))
-        return WorkerParts(runner, self._cache, self._sampler, self._eos_token_ids, launcher=runner)
+        parts = WorkerParts(runner, self._cache, self._sampler, self._eos_token_ids, launcher=runner)
+        return replace(parts, adapters=runner, has_adapter=runner.has_adapter)
 
     def _prepared(self, graphs: DecodeGraphs | None = None) -> TorchRunner:
         runner = self._runner(graphs)

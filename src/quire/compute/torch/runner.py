@@ -15,19 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
 import torch
 
+from quire.compute.adapters.folder import Adapter
 from quire.compute.sampling.draws import Draws, Sampler
+from quire.compute.torch.adapters import TorchAdapter, adapted_runs, moved
 from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
 from quire.compute.torch.graphs import DecodeGraphs
 from quire.compute.torch.rehearsal import filtered_draws
 from quire.compute.torch.upload import on_device, part_of, uploaded
-from quire.compute.worker.model_runner import StepInputs, StepOutputs
+from quire.compute.worker.model_runner import NO_STATES, StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
 from quire.core.errors import ExecutorLostError, InvalidConfigError
 
@@ -83,6 +86,7 @@ class TorchRunner:
         self._device = device
         self._graphs = graphs
         self._rehearsals = rehearsals
+        self._adapters: dict[str, TorchAdapter] = {}
         self._last_tokens = torch.zeros(1, dtype=torch.int32, device=device)  # [num_rows]: each row's last draw
 
     @property
@@ -115,8 +119,23 @@ class TorchRunner:
         outputs = self._compute(inputs, cache)
         with lost_if_it_fails():
             finite = torch.cat((outputs.finite, outputs.finite_logits)).cpu().numpy()
+            states = NO_STATES if outputs.states is None else outputs.states.cpu().numpy()
         num_tokens = len(inputs.token_ids)
-        return StepOutputs(outputs.logits, finite[:num_tokens], finite[num_tokens:])
+        return StepOutputs(outputs.logits, finite[:num_tokens], finite[num_tokens:], states)
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Read an adapter, so that sequences can have it; nothing if it is there. Mutates."""
+        if adapter.digest not in self._adapters:
+            decoder = self._decoder
+            self._adapters[adapter.digest] = moved(adapter, decoder.spec, decoder.dtype, self._device)
+
+    def has_adapter(self, digest: str) -> bool:
+        """Return whether an adapter is in memory. Does not mutate."""
+        return digest in self._adapters
+
+    def drop_adapter(self, digest: str) -> None:
+        """Free the memory of an adapter. Mutates."""
+        self._adapters.pop(digest, None)
 
     def launch(self, inputs: StepInputs, draws: Draws, cache: TorchCache) -> TorchStep:
         """Start a step and its draws, one for each row of logits. Mutates its slots in the cache."""
@@ -138,7 +157,9 @@ class TorchRunner:
                 batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
                 if inputs.token_ids.min() < 0:
                     self._fill_in(batch, rows)
-                if self._graphs is not None and self._graphs.takes(batch):
+                if inputs.adapters:
+                    batch = replace(batch, adapted=adapted_runs(inputs, self._adapters))
+                elif self._graphs is not None and self._graphs.takes(batch):
                     return self._graphs.run(batch, cache.pairs())
                 return self._decoder.run(batch, cache.pairs())
         except torch.OutOfMemoryError as error:
@@ -153,6 +174,7 @@ class TorchRunner:
             torch.cat([each.logits for each in halves]),
             torch.cat([each.finite for each in halves]),
             torch.cat([each.finite_logits for each in halves]),
+            _joined([each.states for each in halves]),
         )
 
     def _fill_in(self, batch: StepBatch, rows: torch.Tensor) -> None:
@@ -169,6 +191,11 @@ class TorchRunner:
         if missing > 0:
             room = self._last_tokens.new_zeros(max(missing, len(self._last_tokens)))
             self._last_tokens = torch.cat((self._last_tokens, room))
+
+
+def _joined(states: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    found = [each for each in states if each is not None]
+    return torch.cat(found) if found else None
 
 
 class TorchStep:

@@ -61,8 +61,8 @@ def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> tuple
     """Return a step on the device, and the row of each sequence. Does not mutate."""
     shape = step_shape(inputs, block_size)
     columns = [inputs.token_ids, inputs.positions, inputs.query_starts, shape.lengths, inputs.logit_indices]
-    token_ids, positions, query_starts, lengths, logit_indices, rows, *rest = together(
-        [*columns, inputs.rows, *inputs.slots, *shape.block_tables], device
+    token_ids, positions, query_starts, lengths, logit_indices, states, rows, *rest = together(
+        [*columns, inputs.state_indices, inputs.rows, *inputs.slots, *shape.block_tables], device
     )
     num_groups = len(inputs.slots)
     batch = StepBatch(
@@ -74,6 +74,7 @@ def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> tuple
         block_tables=tuple(rest[num_groups:]),
         logit_indices=logit_indices,
         shape=shape,
+        state_indices=states if len(inputs.state_indices) else None,
     )
     return batch, rows
 
@@ -96,7 +97,7 @@ def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
 def part_of(inputs: StepInputs, start: int, stop: int) -> StepInputs:
     """Return the sequences from `start` up to `stop` as a separate step. Does not mutate."""
     tokens = slice(int(inputs.query_starts[start]), int(inputs.query_starts[stop]))
-    logits = slice(int(inputs.logit_starts[start]), int(inputs.logit_starts[stop]))
+    logits, states = slice(int(inputs.logit_starts[start]), int(inputs.logit_starts[stop])), inputs.state_indices
     return StepInputs(
         entries=inputs.entries[start:stop],
         query_starts=inputs.query_starts[start : stop + 1] - tokens.start,
@@ -107,4 +108,6 @@ def part_of(inputs: StepInputs, start: int, stop: int) -> StepInputs:
         logit_starts=inputs.logit_starts[start : stop + 1] - logits.start,
         logit_indices=inputs.logit_indices[logits] - tokens.start,
         rows=inputs.rows[start:stop],
+        state_indices=states[(states >= tokens.start) & (states < tokens.stop)] - tokens.start,
+        adapters=inputs.adapters[start:stop],
     )

@@ -12,9 +12,13 @@ from quire.core.step import RowStart, StepPlan
 
 
 class CarefulRows:
-    """Tracks which rows are careful, as requests take and leave rows."""
+    """Tracks which rows are careful, as requests take and leave rows.
 
-    def __init__(self) -> None:
+    `is_ahead`: for steps ahead, which also have no hidden states to return, and no adapters.
+    """
+
+    def __init__(self, *, is_ahead: bool = False) -> None:
+        self._is_ahead = is_ahead
         self._rows: set[int] = set()
 
     def apply(self, plan: StepPlan) -> None:
@@ -22,7 +26,7 @@ class CarefulRows:
         self._rows.difference_update(plan.released_rows)
         for start in plan.row_starts:
             self._rows.discard(start.row)
-            if _is_careful(start):
+            if _is_careful(start) or (self._is_ahead and (start.pooling is not None or start.scope.adapter)):
                 self._rows.add(start.row)
 
     def isdisjoint(self, rows: Iterable[int]) -> bool:

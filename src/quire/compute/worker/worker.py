@@ -58,7 +58,7 @@ class Worker:
         self._columns = SamplingColumns(parts.eos_token_ids)
         self._grammars = GrammarRows(parts.masks, parts.eos_token_ids)
         self._beams = BeamRows(parts.eos_token_ids)
-        self._careful = CarefulRows()
+        self._careful, self._careful_ahead = CarefulRows(), CarefulRows(is_ahead=True)
         self._pooled = PooledRows(parts.classifier)
         self._adapters = AdapterRows(parts.has_adapter)
         self._decodes = DecodeSteps(self._careful)
@@ -68,7 +68,7 @@ class Worker:
             self._draft = DraftRows(parts.draft, self._columns, self._grammars, parts.runner.vocab_size)
         self._rivals = Rivals()
         self._on_start = parts.on_start
-        self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful)
+        self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful_ahead)
         self._store = parts.store
         self._transfers: BlockTransfers | None = None
         self._batch: InputBatch | None = None
@@ -148,6 +148,7 @@ class Worker:
         if plan.released_rows or plan.row_starts:
             self._beams.apply(plan)
             self._careful.apply(plan)
+            self._careful_ahead.apply(plan)
             self._pooled.apply(plan)
         if self._transfers is not None and plan.transfers:
             self._transfers.apply(plan.transfers)

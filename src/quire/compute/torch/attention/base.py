@@ -25,13 +25,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import torch
 
 from quire.compute.arrays import IntArray
 from quire.compute.torch.int4 import INT4
 from quire.core.kv_spec import KV_FORMS, KVCacheSpec
+
+if TYPE_CHECKING:
+    from quire.compute.torch.adapters import AdaptedRun
 
 STORED_AS: Final = MappingProxyType(
     {
@@ -159,6 +162,8 @@ class StepBatch:
     block_tables: tuple[torch.Tensor, ...]  # per KV group: [num_sequences, max_blocks], contiguous
     logit_indices: torch.Tensor  # [num_logits], each an index of a token
     shape: StepShape
+    state_indices: torch.Tensor | None = None  # [num_states], likewise; None: no hidden state is asked for
+    adapted: tuple[AdaptedRun, ...] = ()  # runs of rows with an adapter
 
 
 class StandingPlan(Protocol):
