@@ -32,13 +32,16 @@ def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path, device: s
     adapter = read_adapter(write_adapter(tmp_path / "tune", tensors, {"lora_alpha": 9}), spec, 16)
     (tmp_path / "merged").mkdir()
     write_model_weights(tmp_path / "merged", merged(weights, spec, tensors, 9 / 6))
-    oracle, run = ReferenceRun(tmp_path / "merged", spec=spec), TorchRun(
-        tmp_path, spec=spec, settings=replace(FLOAT32, device=device)
+    oracle, run = (
+        ReferenceRun(tmp_path / "merged", spec=spec),
+        TorchRun(tmp_path, spec=spec, settings=replace(FLOAT32, device=device)),
     )
     oracle.prefill(0, TOKENS)
     runner = run.runner._runner
     runner.load_adapter(adapter)
-    run.worker._adapters.with_adapters = lambda inputs: replace(inputs, adapters=(adapter.digest,) * len(inputs.entries))
+    run.worker._adapters.with_adapters = lambda inputs: replace(
+        inputs, adapters=(adapter.digest,) * len(inputs.entries)
+    )
     run.prefill(0, TOKENS, chunks=[1, 17])
     for position in range(len(TOKENS)):
         ours, theirs = run.logits[0, position], oracle.logits[0, position]
@@ -47,7 +50,13 @@ def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path, device: s
 
 def opened(folder: Path, **settings: Any) -> LLM:
     return LLM(
-        folder, skip_tokenizer_init=True, dtype="float32", kv_memory="2MiB", max_model_len=256, num_threads=1, **settings
+        folder,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        kv_memory="2MiB",
+        max_model_len=256,
+        num_threads=1,
+        **settings,
     )
 
 
@@ -69,17 +78,17 @@ def test_requests_with_adapters_and_without_are_computed_together(tmp_path: Path
         plain = texts(llm)
     with opened(base, backend="torch", device=device, adapter={"tune": folder}) as llm:
         assert texts(llm, "tune") == tuned != plain == texts(llm)
-        streams = [llm.stream([prompt], adapter=name, **{k: v for k, v in options.items() if k != "use_tqdm"})
-                   for prompt, name in zip(PROMPTS, ("tune", None, "tune", None), strict=True)]
+        streams = [
+            llm.stream([prompt], adapter=name, **{k: v for k, v in options.items() if k != "use_tqdm"})
+            for prompt, name in zip(PROMPTS, ("tune", None, "tune", None), strict=True)
+        ]
         found = [list(stream)[-1].outputs[0].token_ids for stream in streams]
         assert found == [tuned[0], plain[1], tuned[2], plain[3]]
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("changes", [{}, {"max_num_batched_tokens": 16, "max_num_seqs": 2}])
-def test_vectors_are_those_of_the_reference(
-    pooling: str, changes: dict[str, Any], tmp_path: Path, device: str
-) -> None:
+def test_vectors_are_those_of_the_reference(pooling: str, changes: dict[str, Any], tmp_path: Path, device: str) -> None:
     base = write_tiny_qwen3(tmp_path / "base")
     with opened(base, backend="reference", device="cpu", pooling=pooling) as llm:
         expected = [each.embedding for each in llm.embed(PROMPTS, use_tqdm=False)]
