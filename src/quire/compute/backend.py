@@ -30,8 +30,8 @@ from quire.core.memory_needs import MemoryNeeds
 
 if TYPE_CHECKING:
     from quire.compute.adapters.folder import Adapter
-    from quire.compute.models import ModelDescription
     from quire.compute.grammar import MaskService
+    from quire.compute.models import ModelDescription
 
 LATENT_KV: Final = "auto, float32 or bfloat16: all heads read one latent, which is not rounded to fewer bits"
 

@@ -29,7 +29,7 @@ class LowRankMatrices:
 
 
 Add = Callable[[torch.Tensor, torch.Tensor, Sequence[Part]], torch.Tensor]
-"""Returns the product of rows with some fused matrices, given the rows, with what adapters add. May mutate the product."""
+"""Returns the product of rows with fused matrices, given the rows, with what adapters add. May mutate the product."""
 
 TorchAdapter = Sequence[Mapping[Part, LowRankMatrices]]
 """By layer, what an adapter has for each matrix."""
@@ -91,7 +91,7 @@ class LowRankSums:
         layer: int,
         parts: Sequence[Part],
     ) -> torch.Tensor:
-        """Return the product of rows with some matrices, fused in this order, with the adapters' part. May mutate it."""
+        """Return the product of rows with matrices fused in this order, with the adapters' part. May mutate it."""
         for run in runs:
             first = 0
             for part in parts:
