@@ -24,6 +24,7 @@ from quire.serve.loading.build import make_model_set
 from quire.serve.loading.folder import models_in
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.server import Server, listen
+from quire.serve.tenants import ANYBODY
 from support.server_thread import Answer, in_thread
 from support.waiting import wait_until
 
@@ -127,7 +128,7 @@ def test_a_stream_goes_on_while_another_model_is_loaded(folder: Path) -> None:
         stream = connection.getresponse()
         assert stream.readline().startswith(b"data: ")
         events: list[str] = []
-        loading = server.models.find("ada").model
+        loading = server.models.find("ada", ANYBODY).model
         other = threading.Thread(target=lambda: events.append(f"answer {server.complete('ada').status}"))
         other.start()
         num_while_loading = 0
@@ -178,7 +179,7 @@ def test_where_memory_is_short_idle_models_make_room(folder: Path) -> None:
 def test_the_crash_of_one_engine_leaves_the_others_serving(folder: Path) -> None:
     with many_models(folder) as server:
         assert server.complete("ada").status == 200
-        model: Any = server.models.find("ada").model
+        model: Any = server.models.find("ada", ANYBODY).model
         os.kill(model._model.engine_process_id, signal.SIGKILL)
         assert server.complete("guide").status == 200
         wait_until(lambda: server.complete("ada").status == 200)

@@ -42,6 +42,7 @@ def test_only_translate_makes_requests_for_the_engine() -> None:
         "translate/llama_server.py",
         "translate/ollama.py",
         "translate/responses.py",
+        "translate/scores.py",
     }
 
 

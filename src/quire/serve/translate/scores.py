@@ -48,11 +48,20 @@ def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, pl
     if not model.report.labels:
         # Each text once: the query of all pairs is one vector.
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        return replace(_request(services, texts, place, len(pairs)), pooling=model.pooling_for(None, 0))
+        return replace(_request(services, texts, place, len(pairs)), pooling=_pooling(services, place))
     is_chat = model.tokenizer is not None and model.tokenizer.has_chat_template
     prompts = [pair_prompt(query, document, instruction, is_chat=is_chat) for query, document in pairs]
     made = _request(services, prompts, place)
     return replace(made, pooling=Pooling(LABELS), chat=AS_CHAT if is_chat else None)
+
+
+def _pooling(services: Services, place: str) -> Pooling:
+    """Return how texts become vectors; raises `InvalidRequestError` for a model that scores nothing."""
+    try:
+        return services.model.pooling_for(None, 0)
+    except InvalidRequestError as error:
+        allowed = "texts to continue: to score texts, start the server with --score-tokens or --pooling"
+        raise InvalidRequestError(place, "texts to score", allowed) from error
 
 
 def _request(services: Services, prompts: Sequence[Prompt], place: str, count: int | None = None) -> GenerationRequest:
