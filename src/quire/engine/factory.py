@@ -183,8 +183,8 @@ class EngineBlueprint:
         log = None if path is None else StepLogFile(path, clock)
         return EngineCore(control, executor, clock, log=log, adapters=loader)
 
-    def _read_adapter(self, folder: str) -> Adapter:
-        return read_adapter(Path(folder), self.model.spec, self.config.max_adapter_rank)
+    def _read_adapter(self, folder: str, digest: str | None = None) -> Adapter:
+        return read_adapter(Path(folder), self.model.spec, self.config.max_adapter_rank, digest)
 
     def check_adapter(self, folder: str) -> AdapterFacts:
         """Return the facts of the adapter in a folder; raises `CheckpointError` unless it fits. Reads its files."""

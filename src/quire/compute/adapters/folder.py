@@ -110,12 +110,13 @@ class Adapter:
             yield LowRank(each.layer, each.part, padded_a, padded_b, each.scale)
 
 
-def read_adapter(folder: Path, spec: DecoderSpec, max_rank: int) -> Adapter:
+def read_adapter(folder: Path, spec: DecoderSpec, max_rank: int, digest: str | None = None) -> Adapter:
     """Return the adapter in a folder; raises `CheckpointError` unless it fits a model of this spec.
 
-    Reads its settings and the header of its weights, and takes the digest of both.
+    Reads its settings and the header of its weights. A digest that is given is not taken again here: reading the
+    weights compares it with the files.
     """
-    digest, base = _digest(folder), None
+    digest, base = digest or _digest(folder), None
     if is_gguf(folder):
         settings = gguf_settings(GgufHeader.read_one(folder))
     else:

@@ -1,23 +1,29 @@
-"""AdapterLoader: loads adapters in a thread of its own, while steps run.
+"""AdapterLoader: loads adapters in a thread of its own while steps run, at a lower priority than theirs.
 
 load ──► thread: read, check, pack ──► shelf of the runner      a row that needs it before that waits for the thread
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final
 
 from quire.compute.adapters.folder import Adapter
 from quire.compute.backend import AdapterShelf
 from quire.core.adapters import LOADING, READY
-from quire.core.errors import CheckpointError
+
+NICE: Final = 10
+"""The niceness of the thread, as Linux counts it: a step is as slow as the processor that does other work too."""
 
 
 class AdapterLoader:
-    """Implements `AdapterLoading` over the shelf of a runner. `read` checks the adapter in a folder and returns it."""
+    """Implements `AdapterLoading` over the shelf of a runner. `read`: returns the adapter in a folder of a digest."""
 
-    def __init__(self, shelf: AdapterShelf, read: Callable[[str], Adapter]) -> None:
+    def __init__(self, shelf: AdapterShelf, read: Callable[[str, str], Adapter]) -> None:
         self._shelf = shelf
         self._read = read
         self._there: set[str] = set()  # from the start
@@ -40,10 +46,9 @@ class AdapterLoader:
         self._loads[digest] = self._pool.submit(self._load, digest, folder)
 
     def _load(self, digest: str, folder: str) -> None:
-        adapter = self._read(folder)
-        if adapter.digest != digest:
-            raise CheckpointError(folder, "files that have changed", "the adapter that was checked")
-        self._shelf.load_adapter(adapter)
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        self._shelf.load_adapter(self._read(folder, digest))
 
     def has_adapter(self, digest: str) -> bool:
         """Return whether an adapter is in memory; waits for one that is on its way. Does not mutate."""
