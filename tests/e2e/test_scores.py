@@ -195,6 +195,18 @@ def test_calls_that_cannot_be_are_refused_by_field(server: RunningServer) -> Non
         assert (answer.status, answer.error["param"]) == (400, "input")
 
 
+def test_a_long_query_for_many_documents_makes_no_prompts_larger_than_a_body(server: RunningServer) -> None:
+    def refusal(path: str, **fields: Any) -> str:
+        answer = server.ask("POST", path, json.dumps(fields).encode(), JSON)
+        assert answer.status == 400
+        return str(answer.error["message"])
+
+    assert "2049 of them" in refusal("/rerank", query="a", documents=["b"] * 2049)
+    for fields in ({"query": "a" * 5000}, {"query": "a", "instruction": "a" * 5000}):
+        assert "the max_body" in refusal("/rerank", documents=["b"] * 2048, **fields)
+    assert "the max_body" in refusal("/score", text_1="a" * 5000, text_2=["b"] * 2048)
+
+
 def test_a_server_of_vectors_ranks_by_their_cosine() -> None:
     with running_server(settings={"pooling": "mean"}) as running, LLM("guide", pooling="mean", num_threads=1) as llm:
         expected = llm.score(QUERY, DOCUMENTS, use_tqdm=False)

@@ -96,7 +96,7 @@ class Adapter:
         return dtype_bytes * sum(each.padded_rank * sum(each.shape) for each in self.matrices)
 
     def read(self) -> Iterator[LowRank]:
-        """Yield the matrices; raises `CheckpointError` for files that have changed, and for numbers that are none."""
+        """Yield the matrices; raises `CheckpointError` for files that have changed and for NaN or infinity."""
         if _digest(self.folder) != self.digest:
             raise CheckpointError(str(self.folder), "files that have changed", "the adapter that was checked")
         tensors = _tensors(self.folder, self.spec)

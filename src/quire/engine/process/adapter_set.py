@@ -199,7 +199,7 @@ class AdapterSet:
 
 
 def first_that_fit(adapters: Iterable[AdapterFacts], budget: int) -> list[AdapterFacts]:
-    """Return the first adapters that fit into a budget together, of equal files one. Pure."""
+    """Return the first adapters that fit into a budget together; equal files are kept once. Pure."""
     found: dict[str, AdapterFacts] = {}
     for facts in adapters:
         if _num_bytes([*found.values(), facts]) > budget:
@@ -209,5 +209,5 @@ def first_that_fit(adapters: Iterable[AdapterFacts], budget: int) -> list[Adapte
 
 
 def _num_bytes(adapters: Iterable[AdapterFacts]) -> int:
-    """Return the bytes of adapters, of equal files once."""
+    """Return the bytes of adapters; equal files count once."""
     return sum({facts.digest: facts.num_bytes for facts in adapters}.values())

@@ -36,6 +36,12 @@ def start_of(length: int | None) -> Truncation | None:
     return WITHOUT_END if length == AS_MANY_AS_FIT else Truncation(length, keeps_start=True)
 
 
+def require_count(count: int, place: str) -> None:
+    """Raise unless one call may have as many texts."""
+    if not 1 <= count <= MAX_INPUTS:
+        raise InvalidRequestError(place, f"{count} of them", f"1 to {MAX_INPUTS} texts")
+
+
 def ollama_embed_request(fields: OllamaEmbedRequest, services: Services) -> GenerationRequest:
     """Return what /api/embed asks of the engine; raises for what is wrong with it. Does not mutate."""
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
@@ -55,8 +61,7 @@ def _request(
     dimensions: int | None,
     truncation: Truncation | None,
 ) -> GenerationRequest:
-    if not 1 <= len(prompts) <= MAX_INPUTS:
-        raise InvalidRequestError(place, f"{len(prompts)} of them", f"1 to {MAX_INPUTS} texts")
+    require_count(len(prompts), place)
     longest = services.model.limits.max_model_len  # a text that is longer is refused, or cut
     return GenerationRequest(
         prompts=prompts,

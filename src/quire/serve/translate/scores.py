@@ -11,11 +11,10 @@ from quire.engine.door import FOR_VECTORS
 from quire.engine.text.prompts import Prompt, estimated_tokens
 from quire.engine.text.scores import AS_CHAT, pair_prompt
 from quire.serve.run.request import GenerationRequest
-from quire.serve.schemas.embeddings import MAX_INPUTS
 from quire.serve.schemas.scores import ClassifyRequest, Pairs, RerankRequest, ScoreRequest
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
-from quire.serve.translate.embeddings import start_of
+from quire.serve.translate.embeddings import require_count, start_of
 
 
 def score_request(fields: ScoreRequest, services: Services) -> GenerationRequest:
@@ -36,23 +35,36 @@ def classify_request(fields: ClassifyRequest, services: Services) -> GenerationR
         raise InvalidRequestError(
             "input", "texts to classify", "texts to continue or to embed: this model has no labels"
         )
-    made = _request(services, prompts_of(fields.input, "input"), "input")
+    prompts = prompts_of(fields.input, "input")
+    require_count(len(prompts), "input")
+    made = _request(services, prompts, "input")
     special = fields.add_special_tokens is not False
     return _with_common(replace(made, pooling=Pooling(LABELS), add_special_tokens=special), fields)
 
 
 def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, place: str) -> GenerationRequest:
+    require_count(len(pairs), place)
     if any(not text for pair in pairs for text in pair):
         raise InvalidRequestError(place, "an empty text", "texts of at least one character")
     model = services.model
     if not model.report.labels:
         # Each text once: the query of all pairs is one vector.
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        return replace(_request(services, texts, place, len(pairs)), pooling=_pooling(services, place))
+        return replace(_request(services, texts, place), pooling=_pooling(services, place))
+    _require_room(services, pairs, instruction, place)
     is_chat = model.tokenizer is not None and model.tokenizer.has_chat_template
     prompts = [pair_prompt(query, document, instruction, is_chat=is_chat) for query, document in pairs]
     made = _request(services, prompts, place)
     return replace(made, pooling=Pooling(LABELS), chat=AS_CHAT if is_chat else None)
+
+
+def _require_room(services: Services, pairs: Pairs, instruction: str | None, place: str) -> None:
+    """Raise if the prompts of all pairs, each of which repeats the query, are longer than a body may be."""
+    num_characters = sum(len(text) for pair in pairs for text in pair) + len(pairs) * len(instruction or "")
+    most = services.config.max_body_bytes
+    if num_characters > most:
+        found = f"{num_characters:,} characters, with the query for each"
+        raise InvalidRequestError(place, found, f"at most {most:,}, the max_body: fewer texts, or a shorter query")
 
 
 def _pooling(services: Services, place: str) -> Pooling:
@@ -64,9 +76,7 @@ def _pooling(services: Services, place: str) -> Pooling:
         raise InvalidRequestError(place, "texts to score", allowed) from error
 
 
-def _request(services: Services, prompts: Sequence[Prompt], place: str, count: int | None = None) -> GenerationRequest:
-    if not 1 <= (len(prompts) if count is None else count) <= MAX_INPUTS:
-        raise InvalidRequestError(place, f"{len(prompts)} of them", f"1 to {MAX_INPUTS} texts")
+def _request(services: Services, prompts: Sequence[Prompt], place: str) -> GenerationRequest:
     longest = services.model.limits.max_model_len
     return GenerationRequest(
         prompts=prompts,
