@@ -163,12 +163,12 @@ def test_same_bits_alone_and_in_a_batch(model, invariant, device):
 @pytest.mark.parametrize(("kv_dtype", "invariant"), (("float32", False), ("float32", True), ("int4", True)))
 def test_same_bits_however_the_work_is_cut(kv_dtype, invariant, device):
     model = Model(num_kv_heads=1, kv_dtype=kv_dtype)
-    step = Step(model, ((700, 1), (513, 1), (600, 1), (530, 5)), device=device)
+    step = Step(model, ((700, 1), (513, 1), (600, 1), (530, 40)), device=device)
     whole, cut = (
         attention(model, device, num_processors=processors, batch_invariant=invariant) for processors in (1, 1000)
     )
     assert not any(launch.num_parts for launch in whole.plan(step.batch()).launches[0])
-    assert any(launch.num_parts for launch in cut.plan(step.batch()).launches[0])
+    assert all(launch.num_parts for launch in cut.plan(step.batch()).launches[0])
     assert bits(step.run(whole)) == bits(step.run(cut))
 
 

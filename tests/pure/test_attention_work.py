@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.compute.torch.attention.shared_prefix import MIN_TILES, shared_prefixes
-from quire.compute.torch.attention.work import Tiles, WorkList, work_list
+from quire.compute.torch.attention.work import MOST_PARTS, Tiles, WorkList, work_list
 from quire.compute.torch.kernels.tile_shape import SPLIT
 
 LENGTHS = st.one_of(
@@ -73,6 +73,14 @@ def test_every_position_once(sequences, rows, window, longest_task):
     assert sorted(used) == list(range(work.num_parts))
     spent = work.tasks[:, 4] - work.tasks[:, 3]
     assert (np.diff(spent) <= 0).all()
+
+
+def test_a_few_tokens_over_a_long_context_are_cut_while_there_is_memory_for_their_parts():
+    few = work_list(tiles([(30_050, 50)], 32), longest_task=1000)
+    assert len(few.tasks) == 2 * 59
+    assert few.num_parts == 50 * 59
+    many = work_list(tiles([(30_050, 300), (20_000, 40)], 32), longest_task=1000)
+    assert MOST_PARTS - 32 * 59 < many.num_parts <= MOST_PARTS
 
 
 @given(

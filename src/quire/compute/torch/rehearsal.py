@@ -1,6 +1,7 @@
 """The largest possible steps, which are computed once before the first real one.
 
     prompts      the most tokens of a step, with the most logits
+    a chunk      at the end of the longest context, with as many parts as there may be
     decodes      the most concurrent sequences
     a decode     at the end of 2, 4, 8, … splits, and of the longest context
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from quire.compute.arrays import IntArray
 from quire.compute.sampling.draws import Draws, TokenRules, parameter_columns
+from quire.compute.torch.attention.work import MOST_PARTS
 from quire.compute.torch.kernels.tile_shape import SPLIT
 from quire.compute.torch.settings import TorchSettings
 from quire.compute.worker.model_runner import StepInputs
@@ -27,9 +29,11 @@ def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: in
     prompt = np.arange(settings.max_num_batched_tokens // num_prompts)
     num_logits = min(-(-(settings.max_num_seqs + MAX_PROMPT_LOGITS) // num_prompts), len(prompt))
     num_doublings = (max(context_length - 1, 1) // SPLIT).bit_length()
+    num_cut = max(1, MOST_PARTS // -(-context_length // SPLIT))
     lengths = [SPLIT << doubling for doubling in range(1, num_doublings)] + [context_length]
     return (
         _step(spec, num_prompts, prompt, num_logits),
+        _step(spec, 1, np.arange(context_length - min(num_cut, len(prompt)), context_length), 1),
         _step(spec, settings.max_num_seqs, prompt[:1], 1),
         *(_step(spec, 1, np.array([length - 1]), 1) for length in lengths),
     )

@@ -65,9 +65,11 @@ def compared() -> tuple[Ratio, ...]:
     plain, long = AttentionStep((4096,) * 32), AttentionStep((32768,))
     prompt, sharing = AttentionStep((8192,), num_queries=8192), AttentionStep((PREFIX + OWN,) * SHARING)
     ideal = SHARING * (PREFIX + OWN) / (PREFIX + SHARING * OWN)
+    question = AttentionStep((30_050,), num_queries=50)
     return (
         Ratio("paged / contiguous, 32 × 4,096", plain, replace(plain, contiguous=True), 1.03),
         Ratio("paged / contiguous, a prompt of 8,192", prompt, replace(prompt, contiguous=True), 1.05),
+        Ratio("50 tokens behind 30,000 cached / a decode there", question, replace(question, num_queries=1), 3.0),
         Ratio("blocks of 16 / of 128", plain, replace(plain, block_size=128), 1.02),
         Ratio("int8 / bfloat16", replace(plain, kv_dtype="int8"), plain, 0.60),
         Ratio("fp8 / bfloat16", replace(plain, kv_dtype="fp8"), plain, 0.60),

@@ -156,24 +156,19 @@ class TritonAttention:
         """Yield the kernels of a step and the work of each, for one KV group."""
         sequences, decodes = range(step.num_sequences), range(step.num_decodes)
         if self._batch_invariant:
-            yield self._decode_work(step, sequences, group, self._shapes[Use.ANY])
+            yield self._work_of(step, sequences, group, self._shapes[Use.ANY])
             return
         if decodes:
-            yield self._decode_work(step, decodes, group, self._shapes[Use.DECODE])
+            yield self._work_of(step, decodes, group, self._shapes[Use.DECODE])
         if len(decodes) < len(sequences):
-            shape, longer = self._shapes[Use.PROMPT], sequences[len(decodes) :]
-            window = self._spec.groups[group].window
-            tiles = Tiles.of(step.query_starts, step.lengths, longer, shape.tokens_per_task)
-            yield shape, work_list(tiles, window=window)
+            yield self._work_of(step, sequences[len(decodes) :], group, self._shapes[Use.PROMPT])
 
-    def _decode_work(
-        self, step: StepShape, sequences: range, index: int, shape: TileShape
-    ) -> tuple[TileShape, WorkList]:
-        """Return the work of a kernel that folds splits: cut if that pays, with prefixes that decodes share."""
+    def _work_of(self, step: StepShape, sequences: range, index: int, shape: TileShape) -> tuple[TileShape, WorkList]:
+        """Return the work of a kernel: cut if that pays, with prefixes that decodes share."""
         group = self._spec.groups[index]
         tiles = Tiles.of(step.query_starts, step.lengths, sequences, shape.tokens_per_task)
         prefixes = []
-        if group.window is None:
+        if group.window is None and sequences.start < step.num_decodes:
             tables, lengths = step.block_tables[index][: step.num_decodes], step.lengths[: step.num_decodes]
             prefixes = shared_prefixes(tables, lengths, self._spec.block_size, SPLIT)
         return shape, work_list(

@@ -11,19 +11,24 @@
 
 Cutting spreads a long sequence over many processors; not cutting saves writing and merging parts. Both give the same
 bits (`kernels.merge`), so the choice may depend on the whole batch: a tile is cut if it is more than its share of the
-work of all processors. Long tasks come first, so that the short ones fill the gaps at the end.
+work of all processors, and there is memory for its parts. Long tasks come first, so that the short ones fill the gaps
+at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from quire.compute.arrays import BoolArray, IntArray
 from quire.compute.torch.attention.shared_prefix import SharedPrefix
 from quire.compute.torch.kernels.tile_shape import SPLIT
+
+MOST_PARTS: Final = 8192
+"""Of tiles that are cut because they are long; 136 MB of a model with 32 heads of 128 numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,8 @@ class _Cuts:
         for prefix in prefixes:
             num_shared[prefix.tiles] = prefix.num_splits
         limit = tiles.stops.max(initial=0) if longest_task is None else longest_task
-        is_cut = (num_splits > 1) & (tiles.stops - starts > limit) | (num_shared > 0)
+        is_long = (num_splits > 1) & (tiles.stops - starts > limit) & (num_shared == 0)
+        is_cut = _with_room(is_long, num_splits * tiles.counts) | (num_shared > 0)
         num_parts = np.where(is_cut, num_splits, 0) * tiles.counts
         return cls(tiles, starts, num_splits, num_shared, is_cut, before(num_parts), int(num_parts.sum()))
 
@@ -161,6 +167,18 @@ class _Cuts:
         place = counted(self.tiles.counts[self.is_cut])
         splits = self.num_splits[tile]
         return np.column_stack((self.tiles.tokens[tile] + place, self.first_parts[tile] + place * splits, splits))
+
+
+def _with_room(is_long: BoolArray, num_parts: IntArray) -> BoolArray:
+    """Return which of the long tiles are cut: those with the fewest parts first, up to `MOST_PARTS`.
+
+    >>> _with_room(np.array([True, False, True, True]), np.array([5000, 1, 3000, 4000])).tolist()
+    [False, False, True, True]
+    """
+    fewest_first = np.argsort(np.where(is_long, num_parts, 0), kind="stable")
+    found = np.zeros_like(is_long)
+    found[fewest_first] = np.cumsum(np.where(is_long, num_parts, 0)[fewest_first]) <= MOST_PARTS
+    return found & is_long
 
 
 def before(counts: IntArray) -> IntArray:

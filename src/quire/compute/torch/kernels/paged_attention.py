@@ -308,7 +308,7 @@ def attend_tiles(task: Task, state, start, end, SHAPE: tl.constexpr, MASKED: tl.
     for tile in tl.range(start, end, SHAPE.tokens):
         blocks = ahead
         ahead = block_ids(task, tile + SHAPE.tokens, SHAPE)
-        if SHAPE.split > 0 and tile % SHAPE.split == 0:
+        if tile % SHAPE.split == 0:
             whole = fold(whole, part, task.rule.exponent_scale)
             part = empty_part(SHAPE)
         part = attend_tile(task, part, blocks, tile, SHAPE, MASKED)
@@ -361,8 +361,7 @@ def attend_kernel(queries: Queries, cache: Cache, work: Work, results: Results, 
         state = attend_tiles(task, state, span.first_tile, span.first_full, SHAPE, True)
     state = attend_tiles(task, state, span.first_full, span.end_full, SHAPE, False)
     whole, part = attend_tiles(task, state, span.end_full, span.stop, SHAPE, True)
-    if SHAPE.split > 0:
-        part = fold(whole, part, rule.exponent_scale)
+    part = fold(whole, part, rule.exponent_scale)
     parts = tl.load(work.parts + entry, mask=real, other=-1)
     store(results, (tokens, parts), (real, heads), part, rule, SHAPE)
 
@@ -412,7 +411,7 @@ def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVari
     }
     from_shared = shape.rows >= WARP_GROUP_ROWS and capabilities[0] >= 90 and not quantised
     return KernelVariant(
-        " ".join([word for word in words if word] + ["sm_80"] * (capabilities[0] == 80)),
+        " ".join([word for word in words if word] + [f"sm_{capabilities[0]}"] * (capabilities[0] != 90)),
         attend_kernel,
         arguments=arguments,
         constants={"SHAPE": replace(shape, paged=paged)},
@@ -445,6 +444,6 @@ VARIANTS: Final = tuple(
         *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim, kv in ((128, "i8"), (128, FP8), (256, "i8"))),
         *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim in (80, 128, 256) for kv in ("k8v4", "int4")),
     )
-    for capabilities in ((80,), (90, 100))
+    for capabilities in (((80,), (90,), (100,)) if use is Use.PROMPT else ((80,), (90, 100)))
     if (form.kv_dtype, capabilities) != (FP8, (80,))  # sm_80 has no fp8
 )

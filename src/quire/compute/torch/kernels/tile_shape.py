@@ -3,7 +3,6 @@
     rows      of the matrix products: (token, head of the group). 16 select an instruction that wastes little on one
               token, 64 and more the fastest one
     tokens    of a tile of keys and values
-    split     positions after which sums are folded; the unit for cutting work
 
 The shape depends only on the model and the GPU, so it is the same for every row of every step. Nothing is tuned while
 serving: a kernel chosen by the batch would make a row's bits depend on the batch.
@@ -36,36 +35,33 @@ NARROW: Final = 64
 WIDE: Final = 128
 """Heads of more numbers than this strain the registers."""
 FORMS: Final = MappingProxyType(
-    {  # (use, wide heads, quantised or before sm_90): rows, tokens of a tile, warps
-        (Use.DECODE, False, False): (16, 64, 4),
-        (Use.DECODE, False, True): (16, 64, 4),
-        (Use.DECODE, True, False): (16, 32, 4),
-        (Use.DECODE, True, True): (16, 32, 8),
-        (Use.PROMPT, False, False): (128, 64, 8),
-        (Use.PROMPT, False, True): (64, 32, 8),
-        (Use.PROMPT, True, False): (64, 32, 8),
-        (Use.PROMPT, True, True): (32, 32, 8),
-        (Use.ANY, False, False): (64, 64, 8),
-        (Use.ANY, False, True): (32, 32, 8),
-        (Use.ANY, True, False): (32, 32, 8),
-        (Use.ANY, True, True): (32, 32, 8),
+    {  # (decodes, wide heads, quantised or before sm_90): rows, tokens of a tile, warps
+        (True, False, False): (16, 64, 4),
+        (True, False, True): (16, 64, 4),
+        (True, True, False): (16, 32, 4),
+        (True, True, True): (16, 32, 8),
+        (False, False, False): (64, 64, 8),
+        (False, False, True): (32, 32, 8),
+        (False, True, False): (32, 32, 8),
+        (False, True, True): (32, 32, 8),
     }
 )
 """The largest shapes that compile without spilling; see benchmarks/RESULTS.md. Not yet chosen by speed."""
+TWICE_THE_ROWS: Final = frozenset({(16, 8), (16, 9), (8, 9)})
+"""(bits of a number, major capability) for which prompts by themselves have registers for twice the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
     """The kernel's shape, without types and stages. Immutable; a constant within kernels.
 
-    `rows`: of the matrix products; `tokens`: of a tile of keys. `split` 0: nothing is folded. Not `paged`: no table is
-    read, and a table at offset t stands for the blocks from t on, in order.
+    `rows`: of the matrix products; `tokens`: of a tile of keys. Not `paged`: no table is read, and a table at offset t
+    stands for the blocks from t on, in order.
     """
 
     rows: int
     tokens: int
     num_warps: int
-    split: int
     head_dim: int
     group: int
     block_size: int
@@ -84,18 +80,25 @@ class TileShape:
         (16, 4, 128)
         """
         is_decode = use is Use.DECODE
-        rows, tokens, num_warps = FORMS[use, head_dim > WIDE, kv_bits < 16 or (capability < 90 and not is_decode)]
+        is_narrow = kv_bits < 16 or (capability < 90 and not is_decode)
+        rows, tokens, num_warps = FORMS[is_decode, head_dim > WIDE, is_narrow]
+        if use is Use.PROMPT and head_dim <= WIDE and (kv_bits, capability // 10) in TWICE_THE_ROWS:
+            rows *= 2
         if kv_bits == 4 and head_dim <= WIDE:
             num_warps = 4  # with more, a thread would load less than 16 bytes of a tile; and sm_100 would spill
         if is_decode and head_dim <= NARROW and capability >= 90:
             tokens *= 2  # as many bytes in flight as with other heads
-        split = 0 if use is Use.PROMPT else SPLIT
-        return cls(max(rows, power_of_two(group)), tokens, num_warps, split, head_dim, group, block_size)
+        return cls(max(rows, power_of_two(group)), tokens, num_warps, head_dim, group, block_size)
 
     @property
     def padded_dim(self) -> int:
         """Numbers of a head, padded for matrix units to a power of two, at least 16."""
         return max(16, power_of_two(self.head_dim))
+
+    @property
+    def split(self) -> int:
+        """Positions after which sums are folded."""
+        return SPLIT
 
     @property
     def tokens_per_task(self) -> int:
