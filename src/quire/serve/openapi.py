@@ -42,10 +42,12 @@ from quire.serve.schemas.ollama import (
 from quire.serve.schemas.responses import ResponseAnswer, ResponseRequest
 from quire.serve.schemas.scores import (
     CLASSIFY_PATHS,
+    COHERE_PATHS,
     RERANK_PATHS,
     SCORE_PATHS,
     ClassifyAnswer,
     ClassifyRequest,
+    CohereRerankAnswer,
     RerankAnswer,
     RerankRequest,
     ScoreAnswer,
@@ -85,6 +87,7 @@ REQUESTS: Final = (
 ANSWERS: Final = (
     AdapterAnswer,
     ClassifyAnswer,
+    CohereRerankAnswer,
     RerankAnswer,
     ScoreAnswer,
     Completion,
@@ -243,6 +246,8 @@ def _paths() -> Schema:
         paths[path] = _post("Score pairs of texts.", ScoreRequest, ScoreAnswer)
     for path in RERANK_PATHS:
         paths[path] = _post("Put documents in the order in which they answer a query.", RerankRequest, RerankAnswer)
+    for path in COHERE_PATHS:
+        paths[path] = _post("Put documents in order, as Cohere does.", RerankRequest, CohereRerankAnswer)
     for path in CLASSIFY_PATHS:
         paths[path] = _post("Give texts labels.", ClassifyRequest, ClassifyAnswer)
     paths["/v1/load_lora_adapter"] = _post("Load a LoRA adapter. For operators.", LoadAdapterRequest, AdapterAnswer)

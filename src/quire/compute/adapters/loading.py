@@ -57,7 +57,7 @@ class AdapterLoader:
         return self._shelf.has_adapter(digest)
 
     def drop(self, digest: str) -> None:
-        """Free the memory of an adapter that no request has: at the end of its load, for which nobody waits. Mutates."""
+        """Free the memory of an adapter that no request has, at the end of its load; does not wait. Mutates."""
         load = self._loads.pop(digest, None)
         self._there.discard(digest)
         if load is None:
