@@ -181,7 +181,8 @@ class EngineBlueprint:
         executor = make_executor(parts)
         # The log is opened last, so that an engine that cannot be loaded leaves none.
         log = None if path is None else StepLogFile(path, clock)
-        return EngineCore(control, executor, clock, log=log, adapters=loader)
+        disk_store = "" if store is None else store.path
+        return EngineCore(control, executor, clock, log=log, adapters=loader, disk_store=disk_store)
 
     def _read_adapter(self, folder: str, digest: str | None = None) -> Adapter:
         return read_adapter(Path(folder), self.model.spec, self.config.max_adapter_rank, digest)
