@@ -272,19 +272,34 @@ void prepare_memory(Decoder& decoder, const std::vector<Bytes>& kv_memory) {
 }
 
 Adapted adapted_of(const std::string& part) {
-    static const std::map<std::string, Adapted> kByName = {
-        {"query", Adapted::kQuery}, {"key", Adapted::kKey}, {"value", Adapted::kValue}, {"output", Adapted::kOutput},
-        {"gate", Adapted::kGate},   {"up", Adapted::kUp},   {"down", Adapted::kDown}};
+    static const std::map<std::string, Adapted> kByName = {{"query", Adapted::kQuery},
+                                                           {"key", Adapted::kKey},
+                                                           {"value", Adapted::kValue},
+                                                           {"output", Adapted::kOutput},
+                                                           {"gate", Adapted::kGate},
+                                                           {"up", Adapted::kUp},
+                                                           {"down", Adapted::kDown},
+                                                           {"shared_gate", Adapted::kGate},
+                                                           {"shared_up", Adapted::kUp},
+                                                           {"shared_down", Adapted::kDown},
+                                                           {"query_down", Adapted::kQueryDown},
+                                                           {"latent", Adapted::kLatent},
+                                                           {"key_up", Adapted::kKeyUp},
+                                                           {"value_up", Adapted::kValueUp},
+                                                           {"expert_gate", Adapted::kExpertGate},
+                                                           {"expert_up", Adapted::kExpertUp},
+                                                           {"expert_down", Adapted::kExpertDown}};
     const auto found = kByName.find(part);
     if (found == kByName.end()) throw std::invalid_argument("no adapter can change " + part);
     return found->second;
 }
 
-void set_low_rank(Adapter& adapter, const std::string& part, int layer, const Matrix& a, const Matrix& b, float scale) {
+void set_low_rank(Adapter& adapter, const std::string& part, int layer, int index, const Matrix& a, const Matrix& b,
+                  float scale) {
     const Adapted which = adapted_of(part);
     const MatrixRows rows_of_a = rows_of(a, ""), rows_of_b = rows_of(b, "");
     nb::gil_scoped_release release;
-    adapter.set(layer, which, rows_of_a, rows_of_b, scale);
+    adapter.set(layer, which, index, rows_of_a, rows_of_b, scale);
 }
 
 using Column = Array<const std::int64_t, 1>;
@@ -414,8 +429,10 @@ void bind_decoder(nb::module_& module) {
              "has the adapter with the index adapter_of[i], none if that is negative; no entries: none has one.");
     nb::class_<Adapter>(module, "Adapter", "A LoRA adapter of a decoder; see native/include/quire/adapter.h.")
         .def(nb::init<const Decoder&>(), nb::arg("decoder"), nb::keep_alive<1, 2>())
-        .def("set", &set_low_rank, nb::arg("part"), nb::arg("layer"), nb::arg("a"), nb::arg("b"), nb::arg("scale"),
-             "Pack A, [rank, in], and B, [out, rank], of a matrix; the rank is a multiple of 16.")
+        .def("set", &set_low_rank, nb::arg("part"), nb::arg("layer"), nb::arg("index"), nb::arg("a"), nb::arg("b"),
+             nb::arg("scale"),
+             "Pack A, [rank, in], and B, [out, rank], of a matrix, by the head or expert that has it; the rank is a "
+             "multiple of 16. A head after the first may share a matrix of the first: then it has no rows.")
         .def("num_bytes", &Adapter::num_bytes, "Bytes of the matrices, as they lie in memory.");
 }
 

@@ -3,23 +3,22 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <vector>
 
 #include "attention_pieces.h"
+#include "expert_rows.h"
 #include "quire/decoder.h"
-#include "quire/linear_pieces.h"
 
 namespace quire {
 
 // Queries, keys and values are computed at once.
 constexpr int kMostAdaptedAtOnce = 3;
 
-// A tile of the product of one expert.
-struct ExpertPiece {
-    int expert;
-    LinearTile tile;
+// A x of each matrix that is computed at once, [rows, low], or of each head of one, [rows, heads, low]; and rounded.
+struct LowRankMemory {
+    std::array<Buffer<float>, kMostAdaptedAtOnce> numbers;
+    std::array<Buffer<std::byte>, kMostAdaptedAtOnce> rounded;
 };
 
 // The floats that each token and each logit of a step takes, in addition to what is fixed.
@@ -32,7 +31,8 @@ struct ActivationSizes {
           experts(round_up(shape.num_experts, kPanelWidth)),
           ranks(round_up(shape.num_experts + shape.num_expert_groups, kPanelWidth)),
           logits(round_up(shape.vocab_size, kPanelWidth)),
-          low(round_up(shape.adapter_rank, kPanelWidth)) {
+          low(round_up(shape.adapter_rank, kPanelWidth)),
+          per_token(std::max(1, shape.experts_per_token)) {
         for (const RopeShape& rope : shape.ropes) angles += rope.rotary_dim;
         if (shape.latent.rank == 0) return;
         num_heads = shape.num_heads;
@@ -49,15 +49,19 @@ struct ActivationSizes {
                          RoundedRows::bytes(hidden, static_cast<int>(logits))});
     }
 
-    // Of what rows with adapters take: A x of each matrix of a product, and the other factor of gates.
-    std::size_t adapter_floats(std::size_t tokens) const {
-        return low > 0 ? tokens * (kMostAdaptedAtOnce * low + inner) : 0;
+    // Of what rows with adapters take: A x of each matrix of a product, where the first may have one of each head or
+    // expert, and the other factor of gates.
+    std::size_t low_floats(int place, std::size_t tokens) const {
+        return tokens * low * (place == 0 ? std::max(per_token, num_heads) : per_token);
     }
-    std::size_t low_rounded_bytes(std::size_t tokens) const {
-        return low > 0 ? RoundedRows::bytes(low, static_cast<int>(tokens)) : 0;
+    std::size_t low_rounded_bytes(int place, std::size_t tokens) const {
+        if (low == 0) return 0;
+        const std::size_t of_heads = place == 0 ? num_heads * RoundedRows::bytes(low, static_cast<int>(tokens)) : 0;
+        return std::max(of_heads, RoundedRows::bytes(low, static_cast<int>(tokens * per_token)));
     }
+    std::size_t gate_floats(std::size_t tokens) const { return low > 0 ? tokens * per_token * inner : 0; }
 
-    int hidden, query, key, inner, experts, ranks, logits, low;
+    int hidden, query, key, inner, experts, ranks, logits, low, per_token;
     int angles = 0;
     int num_heads = 0, heads = 0, head_inputs = 0, query_down = 0;  // with latents
 };
@@ -74,25 +78,12 @@ struct Decoder::Activations {
     Buffer<float> wanted, wanted_projected;  // [num_logits, hidden]
     Buffer<float> scratch;                   // per member: attention_scratch
     Buffer<std::byte> rounded;               // the rows of a product
-    // Adapters: A x of each matrix that is computed at once, [num_tokens, low], and rounded; [num_tokens, inner].
-    std::array<Buffer<float>, kMostAdaptedAtOnce> low;
-    std::array<Buffer<std::byte>, kMostAdaptedAtOnce> low_rounded;
-    Buffer<float> ups;
-    // Experts: the tokens are sorted by expert into assignments, [num_tokens * experts_per_token].
+    LowRankMemory low;
+    Buffer<float> ups;                          // of rows with adapters, as `inner`
     Buffer<float> router;                       // [num_tokens, experts]
     Buffer<float> ranks;                        // [num_tokens, ranks]: of experts, then of groups
-    Buffer<float> expert_input, expert_output;  // [assignments, hidden]
-    std::vector<int> assigned_token;            // per assignment
-    std::vector<int> assigned_next;             // per expert: the place of its next token
-    std::vector<int> chosen;                    // [num_tokens, experts_per_token], ascending
-    std::vector<float> chosen_weight;           // [num_tokens, experts_per_token]
-    std::vector<int> place_of;                  // [num_tokens, experts_per_token]: the assignment of each
-    std::vector<int> expert_starts;             // [num_experts + 1]
-    std::vector<ExpertPiece> expert_up_pieces;
-    std::vector<ExpertPiece> expert_down_pieces;
-    // Their number. Atomic: one member sets it while others may read it.
-    std::atomic<int> num_expert_up_pieces{0};
-    std::atomic<int> num_expert_down_pieces{0};
+    Buffer<float> expert_input, expert_output;  // [num_tokens * experts_per_token, hidden], sorted by expert
+    ExpertRows experts;
     std::vector<AttentionPieces> attention_pieces;  // per KV group
 };
 

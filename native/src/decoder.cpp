@@ -79,7 +79,9 @@ class Decoder::Step {
           query_down_{a_.query_down.data(), sizes_.query_down},
           inner_{a_.inner.data(), sizes_.inner},
           ups_{a_.ups.data(), sizes_.inner},
-          low_rank_(call.adapted, kernels_, a_.low, a_.low_rounded, sizes_.low, call.num_tokens) {}
+          low_rank_(call.adapted, kernels_, a_.low, sizes_, call.num_tokens),
+          expert_low_rank_(a_.experts.adapted, kernels_, a_.low, sizes_, call.num_tokens * shape_.experts_per_token,
+                           &a_.experts.num_runs) {}
 
     void run() {
         embed();
@@ -126,13 +128,20 @@ class Decoder::Step {
                            [&](int piece) { kernels_.linear(matrix, input, output, pieces.tile(piece), accumulate); });
     }
 
+    // The phase before a product of rows, if any row of the step has an adapter.
+    template <std::size_t kCount>
+    void reduce(const LowRankProducts& products, const std::array<Adapted, kCount>& matrices,
+                const LinearInput& input) {
+        if (!view_.adapted.runs().empty()) products.reduce(member_, layer_, matrices, input);
+    }
+
     // The product of all rows with a matrix of the layer that may have adapters.
     void adapted_linear(Adapted which, const PackedMatrix& packed, const Rows& rows, const Rows& output,
                         bool accumulate) {
         const MatrixView matrix = packed.view();
         const LinearInput input = rounded(rows, view_.num_tokens);
         round(input, forms_for(packed) | view_.adapted.forms(), matrix.num_inputs);
-        low_rank_.reduce<1>(member_, layer_, {which}, input);
+        reduce<1>(low_rank_, {which}, input);
         const LinearPieces pieces = pieces_for(matrix, view_.num_tokens);
         member_.for_pieces(pieces.count(), [&](int piece) {
             const LinearTile tile = pieces.tile(piece);
@@ -234,15 +243,14 @@ class Decoder::Step {
         } else {
             const LinearInput input = normed(weights.attention_norm, weights.query, weights.key, weights.value);
             const std::array<Adapted, 3> adapted = {Adapted::kQuery, Adapted::kKey, Adapted::kValue};
-            low_rank_.reduce(member_, layer_, adapted, input);
-            project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_}, input, adapted.data());
+            project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_}, input, adapted);
             prepare_heads(layer, weights);
         }
         member_.for_pieces(view_.num_attention_pieces[layer.kv_group],
                            [&](int piece) { attend_piece(layer, weights, piece); });
         if (shape_.latent.rank == 0) return;
-        round_heads(weights.value_up, attended_, shape_.latent.rank, shape_.latent.rank);
-        multiply_heads(weights.value_up, attended_, shape_.latent.rank, heads_, shape_.latent.value_dim);
+        multiply_heads(Adapted::kValueUp, weights.value_up, {attended_, shape_.latent.rank},
+                       {heads_, shape_.latent.value_dim});
     }
 
     void leave_attention(const LayerWeights& weights) {
@@ -251,10 +259,11 @@ class Decoder::Step {
     }
 
     // Computes several products of one input in one phase: first the pieces of one, then those of the next. `adapted`:
-    // what they are to adapters, after `reduce`; null: they have none.
+    // what they are to adapters.
     template <std::size_t kCount>
     void project(const std::array<const PackedMatrix*, kCount>& packed, const std::array<Rows, kCount>& outputs,
-                 const LinearInput& input, const Adapted* adapted = nullptr) {
+                 const LinearInput& input, const std::array<Adapted, kCount>& adapted) {
+        reduce(low_rank_, adapted, input);
         MatrixView matrices[kCount];
         std::array<std::optional<LinearPieces>, kCount> pieces;
         int ends[kCount], total = 0;
@@ -269,8 +278,7 @@ class Decoder::Step {
             const int own = which == 0 ? piece : piece - ends[which - 1];
             const LinearTile tile = pieces[which]->tile(own);
             kernels_.linear(matrices[which], input, outputs[which], tile, false);
-            if (adapted != nullptr)
-                low_rank_.add(layer_, adapted[which], static_cast<int>(which), outputs[which], tile);
+            low_rank_.add(layer_, adapted[which], static_cast<int>(which), outputs[which], tile);
         });
     }
 
@@ -280,13 +288,14 @@ class Decoder::Step {
         const bool is_direct = latent.query_rank == 0;
         const PackedMatrix& first = is_direct ? weights.query : weights.query_down;
         project<2>({&first, &weights.latent}, {is_direct ? heads_ : query_down_, key_},
-                   normed(weights.attention_norm, first, weights.latent));
+                   normed(weights.attention_norm, first, weights.latent),
+                   {is_direct ? Adapted::kQuery : Adapted::kQueryDown, Adapted::kLatent});
         if (!is_direct) {
             const NormView norm = view_of(latent.norm, weights.query_down_norm);
             for_rows(view_.num_tokens, [&](int row) {
                 kernels_.normalize(query_down_.row(row), query_down_.row(row), latent.query_rank, norm);
             });
-            linear(weights.query, query_down_, heads_, view_.num_tokens, false);
+            adapted_linear(Adapted::kQuery, weights.query, query_down_, heads_, false);
         }
         const NormView norm = view_of(latent.norm, weights.latent_norm);
         const int offset = angle_offset(layer), half = layer.rope < 0 ? 0 : latent.rope_dim / 2;
@@ -303,38 +312,39 @@ class Decoder::Step {
                 if (half > 0) kernels_.rotate(to, cosines, cosines + half, half);
             }
         });
-        round_heads(weights.key_up, heads_, latent.query_dim(), latent.plain_dim);
-        multiply_heads(weights.key_up, heads_, latent.query_dim(), query_, shape_.head_dim);
+        multiply_heads(Adapted::kKeyUp, weights.key_up, {heads_, latent.query_dim()}, {query_, shape_.head_dim});
     }
 
-    // A head of rows whose heads begin `step` apart, and where its rounded numbers are.
-    LinearInput head_of(const Rows& rows, int head, int step, int num_inputs) const {
-        const std::size_t bytes = RoundedRows::bytes(num_inputs, view_.num_tokens);
-        return {{rows.data + static_cast<std::size_t>(head) * step, rows.stride},
-                {a_.rounded.data() + head * bytes, view_.num_tokens}};
-    }
+    // Rows whose heads begin `step` apart.
+    struct Heads {
+        Rows rows;
+        int step;
 
-    // Rounds the first numbers of each head of each row, for the product of each head and its matrix.
-    void round_heads(const std::vector<PackedMatrix>& matrices, const Rows& rows, int step, int num_inputs) {
-        const RowForms forms = forms_for(matrices[0]);
-        if (!forms.any()) return;
-        for_rows(view_.num_tokens, [&](int row) {
-            for (int head = 0; head < shape_.num_heads; ++head) {
-                kernels_.round_row(head_of(rows, head, step, num_inputs), forms, num_inputs, row);
-            }
-        });
-    }
+        Rows of(int head) const { return {rows.data + static_cast<std::size_t>(head) * step, rows.stride}; }
+    };
 
-    // Multiplies each head of each row by its own matrix.
-    void multiply_heads(const std::vector<PackedMatrix>& matrices, const Rows& rows, int step, const Rows& output,
-                        int output_step) {
-        const LinearPieces pieces = pieces_for(matrices[0].view(), view_.num_tokens);
+    // Multiplies the first numbers of each head of each row by its own matrix, and adds what adapters change.
+    void multiply_heads(Adapted which, const std::vector<PackedMatrix>& matrices, const Heads& from, const Heads& to) {
+        const MatrixView first = matrices[0].view();
+        const RowForms forms = forms_for(matrices[0]) | view_.adapted.forms();
+        const auto input = [&](int head) {
+            const std::size_t bytes = RoundedRows::bytes(first.num_inputs, view_.num_tokens);
+            return LinearInput{from.of(head), {a_.rounded.data() + head * bytes, view_.num_tokens}};
+        };
+        if (forms.any()) {
+            for_rows(view_.num_tokens, [&](int row) {
+                for (int head = 0; head < shape_.num_heads; ++head) {
+                    kernels_.round_row(input(head), forms, first.num_inputs, row);
+                }
+            });
+        }
+        if (!view_.adapted.runs().empty()) low_rank_.reduce_heads(member_, layer_, which, input);
+        const LinearPieces pieces = pieces_for(first, view_.num_tokens);
         member_.for_pieces(shape_.num_heads * pieces.count(), [&](int piece) {
             const int head = piece / pieces.count();
-            const MatrixView matrix = matrices[head].view();
-            kernels_.linear(matrix, head_of(rows, head, step, matrix.num_inputs),
-                            {output.data + static_cast<std::size_t>(head) * output_step, output.stride},
-                            pieces.tile(piece % pieces.count()), false);
+            const LinearTile tile = pieces.tile(piece % pieces.count());
+            kernels_.linear(matrices[head].view(), input(head), to.of(head), tile, false);
+            low_rank_.add_to_head(layer_, which, head, to.of(head), tile);
         });
     }
 
@@ -402,16 +412,21 @@ class Decoder::Step {
             return;
         }
         const NormWeights& norm = shape_.shared_norm ? weights.attention_norm : weights.mlp_norm;
-        const LinearInput input = normed(norm, weights.up, weights.gate);
-        low_rank_.reduce<2>(member_, layer_, {Adapted::kGate, Adapted::kUp}, input);
+        expand_all(weights, normed(norm, weights.up, weights.gate));
+        if (shape_.parallel) leave_attention(weights);  // not before, because it changes the hidden states
+        join(Adapted::kDown, weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
+    }
+
+    // What the MLP of a layer makes of all rows, before it is taken down; next to experts, it is the shared one.
+    void expand_all(const LayerWeights& weights, const LinearInput& input) {
+        reduce<2>(low_rank_, {Adapted::kGate, Adapted::kUp}, input);
         const MatrixView up = weights.up.view(), gate = weights.gate.view();
         const LinearPieces pieces = pieces_for(up, view_.num_tokens);
         member_.for_pieces(pieces.count(), [&](int piece) {
             const LinearTile tile = pieces.tile(piece);
-            view_.adapted.any_in(tile) ? expand_adapted(gate, up, input, tile) : expand(gate, up, input, tile);
+            if (!low_rank_.any_in(tile)) return expand(gate, up, input, tile);
+            expand_adapted(low_rank_, {Adapted::kGate, Adapted::kUp}, {gate, up}, input, tile);
         });
-        if (shape_.parallel) leave_attention(weights);  // not before, because it changes the hidden states
-        join(Adapted::kDown, weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
     }
 
     // inner = activation(gate(input)) * up(input), or activation(up(input)) without a gate.
@@ -434,103 +449,79 @@ class Decoder::Step {
     }
 
     // The same for a tile with rows that have an adapter, whose part is added first; to the same bits for the others.
-    void expand_adapted(const MatrixView& gate, const MatrixView& up, const LinearInput& input,
+    // Takes two matrices: the gate, then up.
+    void expand_adapted(const LowRankProducts& products, const std::array<Adapted, 2>& which,
+                        const std::array<MatrixView, 2>& matrices, const LinearInput& input,
                         const LinearTile& tile) const {
         const Rows& ups = shape_.gated ? ups_ : inner_;
-        kernels_.linear(up, input, ups, tile, false);
-        low_rank_.add(layer_, Adapted::kUp, 1, ups, tile);
+        kernels_.linear(matrices[1], input, ups, tile, false);
+        products.add(layer_, which[1], 1, ups, tile);
         if (shape_.gated) {
-            kernels_.linear(gate, input, inner_, tile, false);
-            low_rank_.add(layer_, Adapted::kGate, 0, inner_, tile);
+            kernels_.linear(matrices[0], input, inner_, tile, false);
+            products.add(layer_, which[0], 0, inner_, tile);
         }
         activate(tile, shape_.gated);
     }
 
     // update = the weighted sum of the outputs of each token's experts, in the order of expert ids.
-    // The tokens are sorted by expert, so that an expert's weights are read once.
     void mix_experts(const LayerWeights& weights, const Rows& input) {
-        const Rows router{a_.router.data(), sizes_.experts};
-        linear(weights.router, input, router, view_.num_tokens, false);
-        for_rows(view_.num_tokens, [&](int row) {
-            float* ranks = a_.ranks.data() + static_cast<std::size_t>(row) * sizes_.ranks;
-            const std::size_t first = static_cast<std::size_t>(row) * shape_.experts_per_token;
-            choose_experts(shape_, kernels_, weights.router_offset, router.row(row), ranks, a_.chosen.data() + first,
-                           a_.chosen_weight.data() + first);
-        });
-        member_.once([&] {
-            sort_by_expert();
-            a_.num_expert_up_pieces = list_pieces(weights, &ExpertWeights::up, a_.expert_up_pieces);
-            a_.num_expert_down_pieces = list_pieces(weights, &ExpertWeights::down, a_.expert_down_pieces);
-        });
-        const int per_token = shape_.experts_per_token, num_assignments = view_.num_tokens * per_token;
+        ExpertRows& experts = a_.experts;
+        choose(weights, input);
+        const int per_token = shape_.experts_per_token, num_places = view_.num_tokens * per_token;
         const Rows outputs{a_.expert_output.data(), sizes_.hidden};
-        const LinearInput gathered = rounded({a_.expert_input.data(), sizes_.hidden}, num_assignments);
-        const LinearInput inner = rounded(inner_, num_assignments);
-        RowForms of_gathered, of_inner;
+        const LinearInput gathered = rounded({a_.expert_input.data(), sizes_.hidden}, num_places);
+        const LinearInput inner = rounded(inner_, num_places);
+        RowForms of_gathered = view_.adapted.forms(), of_inner = of_gathered;
         for (const ExpertWeights& each : weights.experts) {
             of_gathered = of_gathered | forms_for(each.gate) | forms_for(each.up);
             of_inner = of_inner | forms_for(each.down);
         }
-        for_rows(num_assignments, [&](int place) {
+        for_rows(num_places, [&](int place) {
             float* to = gathered.rows.row(place);
-            std::memcpy(to, input.row(a_.assigned_token[place]), shape_.hidden_size * sizeof(float));
+            std::memcpy(to, input.row(experts.token[place]), shape_.hidden_size * sizeof(float));
             kernels_.round_row(gathered, of_gathered, shape_.hidden_size, place);
         });
-        member_.for_pieces(a_.num_expert_up_pieces, [&](int index) {
-            const ExpertPiece& piece = a_.expert_up_pieces[index];
-            const ExpertWeights& expert = weights.experts[piece.expert];
-            expand(expert.gate.view(), expert.up.view(), gathered, piece.tile);
+        constexpr std::array<Adapted, 2> kUps = {Adapted::kExpertGate, Adapted::kExpertUp};
+        reduce(expert_low_rank_, kUps, gathered);
+        member_.for_pieces(experts.num_up_pieces, [&](int index) {
+            const auto& [id, tile] = experts.up_pieces[index];
+            const MatrixView gate = weights.experts[id].gate.view(), up = weights.experts[id].up.view();
+            if (!expert_low_rank_.any_in(tile)) return expand(gate, up, gathered, tile);
+            expand_adapted(expert_low_rank_, kUps, {gate, up}, gathered, tile);
         });
         round(inner, of_inner, shape_.expert_size);
-        member_.for_pieces(a_.num_expert_down_pieces, [&](int index) {
-            const ExpertPiece& piece = a_.expert_down_pieces[index];
-            kernels_.linear(weights.experts[piece.expert].down.view(), inner, outputs, piece.tile, false);
+        reduce<1>(expert_low_rank_, {Adapted::kExpertDown}, inner);
+        member_.for_pieces(experts.num_down_pieces, [&](int index) {
+            const auto& [id, tile] = experts.down_pieces[index];
+            kernels_.linear(weights.experts[id].down.view(), inner, outputs, tile, false);
+            expert_low_rank_.add(layer_, Adapted::kExpertDown, 0, outputs, tile);
         });
         for_rows(view_.num_tokens, [&](int row) {
             float* to = update_.row(row);
             std::memset(to, 0, shape_.hidden_size * sizeof(float));
             for (int i = row * per_token; i < (row + 1) * per_token; ++i) {
-                const float* from = outputs.row(a_.place_of[i]);
-                for (int d = 0; d < shape_.hidden_size; ++d) to[d] += a_.chosen_weight[i] * from[d];
+                const float* from = outputs.row(experts.place_of[i]);
+                for (int d = 0; d < shape_.hidden_size; ++d) to[d] += experts.weight[i] * from[d];
             }
         });
         if (shape_.shared_size == 0) return;
         const LinearInput shared = rounded(input, view_.num_tokens);
-        round(shared, forms_for(weights.gate) | forms_for(weights.up), shape_.hidden_size);
-        const MatrixView up = weights.up.view(), gate = weights.gate.view();
-        const LinearPieces pieces = pieces_for(up, view_.num_tokens);
-        member_.for_pieces(pieces.count(), [&](int piece) { expand(gate, up, shared, pieces.tile(piece)); });
-        linear(weights.down, inner_, update_, view_.num_tokens, true);
+        round(shared, forms_for(weights.gate) | forms_for(weights.up) | view_.adapted.forms(), shape_.hidden_size);
+        expand_all(weights, shared);
+        adapted_linear(Adapted::kDown, weights.down, inner_, update_, true);
     }
 
-    void sort_by_expert() const {
-        const int num_assignments = view_.num_tokens * shape_.experts_per_token;
-        std::fill(a_.expert_starts.begin(), a_.expert_starts.end(), 0);
-        for (int i = 0; i < num_assignments; ++i) ++a_.expert_starts[a_.chosen[i] + 1];
-        for (int expert = 0; expert < shape_.num_experts; ++expert) {
-            a_.expert_starts[expert + 1] += a_.expert_starts[expert];
-        }
-        std::vector<int>& next = a_.assigned_next;
-        next.assign(a_.expert_starts.begin(), a_.expert_starts.end() - 1);
-        for (int i = 0; i < num_assignments; ++i) {
-            a_.place_of[i] = next[a_.chosen[i]]++;
-            a_.assigned_token[a_.place_of[i]] = i / shape_.experts_per_token;
-        }
-    }
-
-    int list_pieces(const LayerWeights& weights, PackedMatrix ExpertWeights::* which,
-                    std::vector<ExpertPiece>& pieces) const {
-        pieces.clear();
-        for (int expert = 0; expert < shape_.num_experts; ++expert) {
-            const int first = a_.expert_starts[expert], count = a_.expert_starts[expert + 1] - first;
-            const LinearPieces cut = pieces_for((weights.experts[expert].*which).view(), count);
-            for (int piece = 0; piece < cut.count(); ++piece) {
-                LinearTile tile = cut.tile(piece);
-                tile.first_row += first;
-                pieces.push_back({expert, tile});
-            }
-        }
-        return static_cast<int>(pieces.size());
+    // Chooses the experts of each token, and sorts the tokens by expert.
+    void choose(const LayerWeights& weights, const Rows& input) {
+        const Rows router{a_.router.data(), sizes_.experts};
+        linear(weights.router, input, router, view_.num_tokens, false);
+        for_rows(view_.num_tokens, [&](int row) {
+            float* ranks = a_.ranks.data() + static_cast<std::size_t>(row) * sizes_.ranks;
+            const std::size_t first = static_cast<std::size_t>(row) * shape_.experts_per_token;
+            choose_experts(shape_, kernels_, weights.router_offset, router.row(row), ranks,
+                           a_.experts.chosen.data() + first, a_.experts.weight.data() + first);
+        });
+        member_.once([&] { a_.experts.sort(shape_, weights, layer_, view_.adapted, view_.num_tokens, num_threads_); });
     }
 
     void finish() {
@@ -575,7 +566,7 @@ class Decoder::Step {
     const int num_threads_;
     const ActivationSizes sizes_;
     const Rows hidden_, normed_, update_, query_, attended_, key_, value_, heads_, query_down_, inner_, ups_;
-    const LowRankProducts low_rank_;
+    const LowRankProducts low_rank_, expert_low_rank_;
     int layer_ = 0;
 };
 

@@ -16,9 +16,12 @@ std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_
         floats += num_tokens * (sizes.experts + sizes.ranks + 2 * assignments * sizes.hidden);
     }
     floats += static_cast<std::size_t>(num_logits) * 2 * sizes.hidden;
-    floats += num_threads * attention_scratch(shape.head_dim) + sizes.adapter_floats(num_tokens);
-    return floats * sizeof(float) + sizes.rounded_bytes(num_tokens, num_tokens * assignments, num_logits) +
-           kMostAdaptedAtOnce * sizes.low_rounded_bytes(num_tokens);
+    floats += num_threads * attention_scratch(shape.head_dim) + sizes.gate_floats(num_tokens);
+    std::size_t of_adapters = 0;
+    for (int place = 0; place < kMostAdaptedAtOnce; ++place) {
+        of_adapters += sizes.low_floats(place, num_tokens) * sizeof(float) + sizes.low_rounded_bytes(place, num_tokens);
+    }
+    return floats * sizeof(float) + of_adapters + sizes.rounded_bytes(num_tokens, num_tokens * assignments, num_logits);
 }
 
 std::size_t Decoder::weight_bytes() const {
@@ -64,9 +67,11 @@ void Decoder::reserve(int num_tokens, int num_logits) {
         a.inner.allocate(assignments * sizes.inner);
         a.angles.allocate(tokens * sizes.angles);
         if (sizes.low > 0) {
-            for (Buffer<float>& buffer : a.low) buffer.allocate(tokens * sizes.low);
-            for (Buffer<std::byte>& buffer : a.low_rounded) buffer.allocate(sizes.low_rounded_bytes(tokens));
-            a.ups.allocate(tokens * sizes.inner);
+            for (int place = 0; place < kMostAdaptedAtOnce; ++place) {
+                a.low.numbers[place].allocate(sizes.low_floats(place, tokens));
+                a.low.rounded[place].allocate(sizes.low_rounded_bytes(place, tokens));
+            }
+            a.ups.allocate(sizes.gate_floats(tokens));
         }
         if (sizes.heads > 0) a.heads.allocate(tokens * sizes.heads);
         if (sizes.query_down > 0) a.query_down.allocate(tokens * sizes.query_down);
@@ -76,15 +81,7 @@ void Decoder::reserve(int num_tokens, int num_logits) {
             for (Buffer<float>* buffer : {&a.expert_input, &a.expert_output}) {
                 buffer->allocate(assignments * sizes.hidden);
             }
-            a.assigned_token.resize(assignments);
-            a.assigned_next.resize(shape_.num_experts);
-            a.chosen.resize(assignments);
-            a.chosen_weight.resize(assignments);
-            a.place_of.resize(assignments);
-            a.expert_starts.resize(shape_.num_experts + 1);
-            const std::size_t row_pieces = assignments / LinearPieces::kLeastRows + shape_.num_experts;
-            a.expert_up_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.inner / kPanelWidth));
-            a.expert_down_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.hidden / kPanelWidth));
+            a.experts.reserve(shape_, num_tokens);
         }
         for (AttentionPieces& pieces : a.attention_pieces) pieces.reserve(num_tokens, shape_.num_kv_heads);
         a.num_tokens = num_tokens;

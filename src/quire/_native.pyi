@@ -90,6 +90,7 @@ class Adapter:
         self,
         part: str,
         layer: int,
+        index: int,
         a: NDArray[np.float32] | NDArray[np.uint16],
         b: NDArray[np.float32] | NDArray[np.uint16],
         scale: float,

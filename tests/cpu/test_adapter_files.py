@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from quire.compute.adapters.folder import read_adapter
 from quire.compute.adapters.settings import AdapterSettings
-from quire.compute.models.base import Part
+from quire.compute.models.base import Activation, DecoderSpec, Part, WeightSource
 from quire.compute.models.config_file import ConfigFile
 from quire.core.errors import CheckpointError
 from support.adapters import PEFT, Tensors, adapter_tensors, write_adapter
@@ -24,11 +25,11 @@ PLAIN = SPECS["plain"]
 QUERY = f"{PEFT}model.query.0"
 
 
-def refusal(folder: Path, tensors: Tensors | None = None, spec: str = "plain", **settings: Any) -> str:
+def refusal(folder: Path, tensors: Tensors | None = None, **settings: Any) -> str:
     """Return why an adapter is refused."""
     write_adapter(folder, adapter_tensors(PLAIN) if tensors is None else tensors, settings)
     with pytest.raises(CheckpointError) as caught:
-        list(read_adapter(folder, SPECS[spec], 32).read())
+        list(read_adapter(folder, PLAIN, 32).read())
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(str(folder), "FOLDER")
 
@@ -46,7 +47,6 @@ def refusal(folder: Path, tensors: Tensors | None = None, spec: str = "plain", *
         ("lora_bias", True),
         ("modules_to_save", ["lm_head"]),
         ("trainable_token_indices", [5]),
-        ("target_parameters", ["experts.gate_up_proj"]),
         ("megatron_config", {"a": 1}),
         ("init_lora_weights", "pissa_niter_16"),
         ("a_field_of_tomorrow", 3),
@@ -102,7 +102,6 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert expected in refusal(tmp_path / name, tensors), name
     assert "at most 32, the max_adapter_rank" in refusal(tmp_path / "rank", adapter_tensors(PLAIN, rank=33))
     assert "r" in refusal(tmp_path / "other", r=8)
-    assert "latent" in refusal(tmp_path / "latent", spec="latent")
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
@@ -155,6 +154,61 @@ def test_fused_matrices_share_a_and_have_their_rows_of_b(tmp_path: Path) -> None
     assert all(np.array_equal(each.a, first[Part.KEY].a) for each in first.values())
     assert np.array_equal(first[Part.KEY].b[:, :4], b[[*range(32, 48), *range(96, 112)]])
     assert not first[Part.KEY].b[:, 4:].any()
+
+
+def stacked(spec: DecoderSpec, experts: Tensors, rank: int) -> Tensors:
+    """Return the adapter of experts as that of two parameters of a module, as PEFT wraps one in the other."""
+    assert spec.experts is not None
+    tensors, count, size = Tensors(), spec.experts.num_experts, spec.experts.intermediate_size
+    takes_turns = spec.mlp.activation is Activation.CLAMPED_SWIGLU
+    for layer in (index for index, each in enumerate(spec.layers) if each.sparse):
+
+        def pair(expert: int, name: str, layer: int = layer) -> tuple[Any, Any]:
+            stem = f"{PEFT}model.layers.{layer}.mlp.experts.{expert}.{name}"
+            return experts[f"{stem}.lora_A.weight"], experts[f"{stem}.lora_B.weight"]
+
+        inputs, outputs = np.zeros((count, 2 * rank, 32)), np.zeros((2 * size, 2 * rank, count))
+        for expert in range(count):
+            (gate_a, gate_b), (up_a, up_b) = pair(expert, "gate_proj"), pair(expert, "up_proj")
+            inputs[expert] = np.concatenate([gate_a, up_a])
+            outputs[slice(0, None, 2) if takes_turns else slice(size), :rank, expert] = gate_b
+            outputs[slice(1, None, 2) if takes_turns else slice(size, None), rank:, expert] = up_b
+        downs = [pair(expert, "down_proj") for expert in range(count)]
+        found = {
+            ".base_layer.lora_A": inputs.reshape(-1, 32),
+            ".base_layer.lora_B": outputs.reshape(2 * size, -1),
+            ".lora_A": np.concatenate([a for a, _ in downs]),
+            ".lora_B": np.stack([b for _, b in downs], axis=2).reshape(32, -1),
+        }
+        stem = f"{PEFT}model.layers.{layer}.mlp.experts"
+        tensors |= {f"{stem}{name}.weight": np.ascontiguousarray(each, np.float32) for name, each in found.items()}
+    return tensors
+
+
+@pytest.mark.parametrize("name", ["experts", "sinks"])
+def test_the_experts_of_a_parameter_are_those_of_single_matrices(name: str, tmp_path: Path) -> None:
+    stems = {Part.EXPERT_GATE: "gate_proj", Part.EXPERT_UP: "up_proj", Part.EXPERT_DOWN: "down_proj"}
+    sources = {part: WeightSource(f"model.layers.{{layer}}.mlp.experts.{{expert}}.{n}") for part, n in stems.items()}
+    spec = replace(SPECS[name], sources={**SPECS[name].sources, **sources})
+    singles = adapter_tensors(spec, parts=stems)
+    folder = write_adapter(tmp_path / "singles", singles)
+    changes = {}
+    for each in read_adapter(folder, spec, 32).read():
+        changes[each.layer, each.part, each.expert] = each.b.astype(np.float64) @ each.a
+    settings = {"target_parameters": ["gate_up_proj", "down_proj"], "rank_pattern": {r".*\.gate_up_proj": 8}}
+    tensors = stacked(spec, singles, 4)
+    together = write_adapter(
+        tmp_path / "stack", tensors, settings | {"r": 4, "lora_alpha": 4, "alpha_pattern": {"gate_up_proj": 8}}
+    )
+    adapter = read_adapter(together, spec, 32)
+    found = list(adapter.read())
+    assert {(each.layer, each.part, each.expert) for each in found} == changes.keys() and len(found) == len(changes)
+    for each in found:
+        change = each.scale * (each.b.astype(np.float64) @ each.a)
+        assert np.allclose(change, changes[each.layer, each.part, each.expert], rtol=1e-12, atol=1e-12)
+    wrong = tensors | {"base_model.model.model.layers.0.mlp.experts.lora_A.weight": np.zeros((4, 16), np.float32)}
+    with pytest.raises(CheckpointError, match="for this model"):
+        read_adapter(write_adapter(tmp_path / "wrong", wrong, settings | {"r": 4}), spec, 32)
 
 
 def test_scales_are_those_of_peft() -> None:

@@ -12,13 +12,13 @@ from quire.compute.adapters.folder import read_adapter
 from quire.compute.native import NativeSettings
 from support.adapted_model import SETTINGS, AdaptedModel
 from support.adapters import adapter_tensors, merged, write_adapter
-from support.spec_models import SPECS, WITHOUT_LATENTS, write_spec_model
+from support.spec_models import SPECS, write_spec_model
 from support.tiny_checkpoint import write_model_weights
 
 PROMPTS = [[random % 64 for random in range(seed, seed + 7 * count, 7)] for seed, count in ((3, 21), (5, 1), (11, 40))]
 
 
-@pytest.mark.parametrize("name", WITHOUT_LATENTS)
+@pytest.mark.parametrize("name", SPECS)
 def test_a_row_has_what_merged_weights_give_and_others_have_their_bits(name: str, tmp_path: Path) -> None:
     spec = SPECS[name]
     weights = write_spec_model(tmp_path, spec)
@@ -45,9 +45,10 @@ def test_a_row_has_what_merged_weights_give_and_others_have_their_bits(name: str
     assert np.array_equal(again[2], base[2])
 
 
+@pytest.mark.parametrize("name", ["plain", "experts", "latent", "latent-queries"])
 @pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, dtype="bfloat16"), replace(SETTINGS, weights="int8")])
-def test_bits_do_not_depend_on_cuts_threads_or_neighbours(settings: NativeSettings, tmp_path: Path) -> None:
-    spec = SPECS["plain"]
+def test_bits_do_not_depend_on_cuts_threads_or_neighbours(name: str, settings: NativeSettings, tmp_path: Path) -> None:
+    spec = SPECS[name]
     write_spec_model(tmp_path, spec)
     adapters = [
         read_adapter(write_adapter(tmp_path / f"a{seed}", adapter_tensors(spec, seed=seed)), spec, 32)

@@ -310,6 +310,10 @@ def story() -> str:
         "tokens are found in A's blocks: the system prompt is stored once, and computed once.",
         "6 saved by sharing",
         "tokens a second on this machine",
+        "0d ███ from disk",
+        "32 of the 51 tokens of its prompt came from disk",
+        "0d C 1d C 2 C 3 C 4 5",
+        "5h C",
     ],
 )
 def test_demonstration_shows(story: str, fact: str) -> None:

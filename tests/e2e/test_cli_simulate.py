@@ -149,10 +149,12 @@ def test_a_log_of_which_nothing_is_whole_is_refused(
 @pytest.mark.parametrize(
     ("machine", "sizes"),
     [
-        (["nvidia-h100"], [64, 512, 1]),
-        (["nvidia-l4", "--device", "cuda"], [256, 2048, 2]),
-        (["nvidia-h100", "--device", "cuda"], [256, 8192, 2]),
-        (["nvidia-h100", "--device", "cuda", "--max-num-batched-tokens", "40"], [40, 40, 2]),
+        (["zen5-2-cores"], [64, 512, 1]),
+        (["zen5-2-cores", "--device", "cuda"], [256, 2048, 2]),
+        (["nvidia-l4"], [256, 2048, 2]),
+        (["nvidia-h100"], [256, 8192, 2]),
+        (["nvidia-h100", "--device", "cpu"], [64, 512, 1]),
+        (["nvidia-h100", "--max-num-batched-tokens", "40"], [40, 40, 2]),
     ],
 )
 def test_the_log_holds_what_was_chosen_where_it_was_left_open(

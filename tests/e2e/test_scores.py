@@ -148,7 +148,7 @@ def test_scores_over_http(server: RunningServer, scores: list[float]) -> None:
 
 def test_documents_are_put_in_order(server: RunningServer, scores: list[float]) -> None:
     expected = sorted(range(4), key=lambda place: -scores[place])
-    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+    for path in ("/rerank", "/v1/rerank"):
         found = ask(server, path, query=QUERY, documents=DOCUMENTS)
         assert [each["index"] for each in found["results"]] == expected
         assert [each["relevance_score"] for each in found["results"]] == [scores[place] for place in expected]
@@ -162,6 +162,12 @@ def test_documents_are_put_in_order(server: RunningServer, scores: list[float]) 
         return_documents=False,
     )
     assert best["results"] == [{"index": place, "relevance_score": scores[place]} for place in expected[:2]]
+    cohere = ask(server, "/v2/rerank", query=QUERY, documents=DOCUMENTS, top_n=2, model="guide")
+    assert cohere["results"] == best["results"], "Cohere sends no texts back"
+    assert cohere["meta"]["api_version"] == {"version": "2"} and cohere["meta"]["billed_units"] == {"search_units": 1}
+    assert cohere["meta"]["tokens"]["input_tokens"] == found["usage"]["prompt_tokens"]
+    many = ask(server, "/v2/rerank", query=QUERY, documents=["A mat."] * 101, return_documents=True)
+    assert many["meta"]["billed_units"] == {"search_units": 2} and many["results"][0]["document"] == {"text": "A mat."}
     other = ask(server, "/rerank", query=QUERY, documents=DOCUMENTS, instruction="Find rivers")
     assert other["results"] != found["results"]
 

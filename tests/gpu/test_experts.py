@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quire.compute.models.base import Activation, ExpertsSpec
+from quire.compute.torch.adapters import Add, LowRankSums
 from quire.compute.torch.experts import MLPs, PlainExperts
 from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.kernels import expert_groups
@@ -168,7 +169,8 @@ def sparse(experts: FusedExperts | PlainExperts, rows: torch.Tensor, *, is_int8:
     operations = PlainOperations(SimpleNamespace())  # type: ignore[arg-type]
     mlps = MLPs(operations, TiledProduct(1), experts, Activation.SILU, gated=True)
     router, slots = Matrix(random(6, 24).to(rows.device)), torch.arange(len(rows), device=rows.device)
-    return mlps.sparse(rows, slots, router, MLP(exact(matrices(40, 24)), exact(matrices(24, 20))), SPEC)
+    nothing = Add(LowRankSums(TiledProduct(1), experts.product, {}), (), 0)
+    return mlps.sparse(rows, slots, router, MLP(exact(matrices(40, 24)), exact(matrices(24, 20))), SPEC, nothing)
 
 
 @pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])

@@ -147,6 +147,6 @@ def test_a_memory_that_ran_out_while_measuring_is_given_back(folder: Path, monke
     monkeypatch.setattr("quire.compute.torch.load.TorchRunner.prepare", full)
     with pytest.raises(torch.OutOfMemoryError):
         loaded.measured(Ledger(1000, 400))
-    assert not loaded._cache.pairs()
+    assert not loaded.cache.pairs()
     monkeypatch.undo()
     assert texts(Worker(loaded.parts(8)), 8)

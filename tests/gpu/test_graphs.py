@@ -123,7 +123,32 @@ def test_sizes_may_follow_one_another_in_any_order(folder: Path, device: str) ->
     assert texts[0] == texts[1]
 
 
-def test_only_steps_of_one_token_each_are_replayed(full: Path, device: str) -> None:
+def test_steps_with_guesses_are_replayed(folder: Path, device: str) -> None:
+    """Right and wrong guesses, next to a row without any."""
+    [[first], *rest] = steps_of(Run(folder, device, records=False), 1, 4)
+    text = [first, *(token for [token] in rest)]
+    computed, replayed = Run(folder, device, records=False), Run(folder, device, records=True)
+    answers = []
+    for run in (computed, replayed):
+        steps_of(run, 2, 0)
+        works = [
+            [Work(0, 40, 3, 1, [text[1], text[2] ^ 1]), Work(1, 39, 1, 1)],
+            [Work(0, 42, 2, 1, [text[3]])],
+        ]
+        for work in works:
+            run.worker.submit(run.driver.plan(*work))
+        answers.append([run.worker.collect() for _ in works])
+    assert [result.tokens.tolist() for result in answers[0]] == [
+        [*text[1:3], answers[0][0].tokens[2]],
+        text[3:5],
+    ]
+    assert [each.tokens for each in answers[0]] == [each.tokens for each in answers[1]]
+    assert replayed.recorder.num_replayed == 2
+    for mine, theirs in zip(pools_of(replayed), pools_of(computed), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_only_short_steps_are_replayed(full: Path, device: str) -> None:
     run = Run(full, device, records=True)
     for row in range(2):
         run.driver.open(row, PROMPT)
@@ -133,7 +158,8 @@ def test_only_steps_of_one_token_each_are_replayed(full: Path, device: str) -> N
         ([Work(0, 40, 1, 1), Work(1, 20, 10)], False),
         ([Work(0, 41, 1, 1), Work(1, 30, 1)], True),  # one token of a prompt is as good
         ([Work(0, 42, 1, 1)], True),
-        ([Work(1, 31, 9, 1)], False),
+        ([Work(1, 31, 6)], False),  # more tokens than the largest size
+        ([Work(1, 37, 3, 1)], True),
         ([Work(0, 43, 1, 1), Work(1, 40, 1, 1)], True),
     ]:
         run.worker.submit(run.driver.plan(*works))
@@ -201,6 +227,7 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
     assert drawn == [3, 1, 24, 1]  # what draws is compiled as well
     batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in steps]
     assert [batch.shape.num_decodes for batch in batches] == [0, 0, 24, 1]
+    assert [batch.shape.num_short for batch in batches] == [0, 0, 24, 1]
     assert np.array_equal(batches[2].logit_indices.cpu().numpy(), np.arange(24))
 
 

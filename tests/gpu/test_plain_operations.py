@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.compute.models.base import Activation, RopeSpec
-from quire.compute.torch.attention.base import KVPair
+from quire.compute.torch.attention.base import MOST_SHORT, KVPair
 from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations, activated, rotated
 from quire.compute.torch.products import Matrix, TiledProduct, product
 from quire.compute.torch.upload import ALIGNMENT, apart, joined, part_of, step_shape, together
@@ -180,7 +180,8 @@ def test_tiles_give_as_many_rows_as_there_are(num_rows: int) -> None:
 def steps(draw: st.DrawFn) -> StepInputs:
     """A step of decodes first and chunks after, over two KV groups."""
     decodes = draw(st.integers(0, 4))
-    counts = [1] * decodes + draw(st.lists(st.integers(1, 5), min_size=0 if decodes else 1, max_size=4))
+    lengths = st.integers(1, 5) | st.integers(MOST_SHORT, MOST_SHORT + 1)
+    counts = [1] * decodes + draw(st.lists(lengths, min_size=0 if decodes else 1, max_size=4))
     contexts = [draw(st.integers(0, 20)) for _ in counts]
     num_logits = [draw(st.integers(0, count)) for count in counts]
     starts = np.cumsum([0, *counts])
@@ -232,7 +233,9 @@ def test_the_shape_of_a_step_is_that_of_a_walk_through_its_sequences(inputs: Ste
     counts = [len(range(*inputs.tokens_of(each).indices(10**6))) for each in range(len(inputs.entries))]
     lengths = [int(inputs.positions[inputs.tokens_of(each)][-1]) + 1 for each in range(len(counts))]
     num_decodes = next((place for place, count in enumerate(counts) if count != 1), len(counts))
-    assert (shape.num_decodes, shape.longest_query, shape.longest_context) == (num_decodes, max(counts), max(lengths))
+    num_short = next((place for place, count in enumerate(counts) if count > MOST_SHORT), len(counts))
+    assert (shape.num_decodes, shape.num_short) == (num_decodes, num_short)
+    assert (shape.longest_query, shape.longest_context) == (max(counts), max(lengths))
     assert shape.lengths.tolist() == lengths
     width = min(9, -(-max(lengths) // block_size))
     for table, whole in zip(shape.block_tables, inputs.block_tables, strict=True):

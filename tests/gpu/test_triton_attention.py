@@ -12,7 +12,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
-from quire.compute.torch.attention.base import StepBatch, StepShape
+from quire.compute.torch.attention.base import MOST_SHORT, StepBatch, StepShape
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.kernels.merge import Results
@@ -24,7 +24,7 @@ from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import TorchRun
 
 DECODES = ((1, 1), (15, 1), (16, 1), (17, 1), (64, 1), (200, 1))
-CHUNKS = ((70, 70), (130, 3))
+CHUNKS = ((130, 3), (90, MOST_SHORT), (70, 70), (50, 5))
 ACROSS_SPLITS = ((511, 1), (512, 1), (513, 1), (1100, 1), (530, 25))
 
 
@@ -185,14 +185,16 @@ def test_same_bits_in_blocks_of_any_size(kv_dtype, block_size, device):
 @pytest.mark.parametrize(
     ("kv_dtype", "invariant", "chunks"),
     (
-        ("float32", False, (110, 33, 2)),
+        ("float32", False, (110, 33, MOST_SHORT + 1)),
+        ("float32", False, (MOST_SHORT, 5, 1)),
+        ("int4", False, (9, 1)),
         ("float32", True, (70, 33, 1)),
         ("k8v4", True, (33, 1)),
         ("int4", True, (33, 1)),
     ),
 )
 def test_same_bits_whole_and_in_chunks(kv_dtype, invariant, chunks, device):
-    """Without batch invariance, of prompts; with it, of decodes as well."""
+    """Without batch invariance, those of prompts, and those of decodes with guesses or without; with it, all."""
     model, length = Model(num_kv_heads=1, window=550, kv_dtype=kv_dtype), 620
     backend = attention(model, device, batch_invariant=invariant)
     [longest] = Step(model, ((length, max(chunks)),), device=device).run(backend)
@@ -207,7 +209,7 @@ def test_same_bits_whole_and_in_chunks(kv_dtype, invariant, chunks, device):
 def test_same_bits_with_a_shared_prefix(kv_dtype, invariant, device):
     model, sequences = (
         Model(num_kv_heads=1, group=2, kv_dtype=kv_dtype),
-        ((600, 1), (513, 1), (512, 1), (530, 1), (1030, 1)),
+        ((600, 9), (600, 1), (513, 1), (512, 1), (530, 1), (1030, 1), (700, 2)),
     )
     backend = attention(model, device, batch_invariant=invariant)
     shared = Step(model, sequences, shared_tokens=512, device=device)
@@ -217,12 +219,13 @@ def test_same_bits_with_a_shared_prefix(kv_dtype, invariant, device):
     assert bits(shared.run(backend)) == bits(apart.run(backend))
 
 
-# One room, filled with one step after another: cut, shared, as many decodes as it has room for, and fewer.
+# One room, filled with one step after another: cut, shared, as many tokens as it has room for, and fewer; with guesses.
 STANDING_STEPS = (
     {"sequences": ((1100, 1), (40, 1), (513, 1), (1, 1))},
     {"sequences": ((520, 1), (530, 1), (700, 1), (512, 1)), "shared_tokens": 512},
     {"sequences": ((17, 1),)},
     {"sequences": ((1025, 1), (600, 1))},
+    {"sequences": ((514, 3), (1100, 2))},
 )
 
 
@@ -231,7 +234,7 @@ def standing_batch(size: int, num_ids: int, device: str) -> StepBatch:
     tables = torch.zeros(num_ids, dtype=torch.int32, device=device)
     empty = np.empty(0, np.int64)
     return StepBatch(
-        places, places, places, places, (places,), (tables,), places, StepShape(size, 1, 1, empty, empty, ())
+        places, places, places, places, (places,), (tables,), places, StepShape(size, size, 1, 1, empty, empty, ())
     )
 
 
@@ -251,14 +254,15 @@ def test_same_bits_in_a_plan_that_stands(model, invariant, device):
         if model.window and "shared_tokens" in given:
             continue
         step = Step(model, order_seed=number, device=device, **given)
-        batch, pair, count = step.batch(), step.pair(), len(step.sequences)
+        batch, pair = step.batch(), step.pair()
+        count = batch.shape.num_tokens
         wanted = bits(step.run(backend, pair))
         assert standing.plan(batch)
         standing.planned.batch.positions[:count].copy_(batch.positions)
         queries = torch.full((5, model.num_heads, model.head_dim), torch.nan, device=device)
         queries[:count] = torch.cat(step.queries)
         found = backend.run(queries, pair, standing.planned, model.rule)
-        assert bits(list(found[:count].cpu().split(1))) == wanted
+        assert bits(list(found[:count].cpu().split([each for _, each in step.sequences]))) == wanted
         assert found.isfinite().all()  # and so are rows that count for nothing
 
 

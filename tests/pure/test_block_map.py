@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.demo.block_map import CELL_COLUMNS, GAP_COLUMNS, draw_block_map, draw_legend, fill_bar
+from quire.cli.demo.block_map import CELL_COLUMNS, GAP_COLUMNS, ORIGINS, draw_block_map, draw_legend, fill_bar
 from quire.cli.demo.engine import BLOCK_SIZE, DemoEngine
 from quire.cli.demo.panels import LEDGER_COLUMNS, draw_ledger, draw_memory, draw_tables
 from quire.cli.demo.snapshot import MemorySnapshot, describe_changes, read_snapshot
@@ -204,6 +204,28 @@ def test_reading_changes_nothing() -> None:
     engine.step()
     assert read_snapshot(engine.memory) == read_snapshot(engine.memory) == engine.snapshot
     engine.memory.check()
+
+
+def test_what_came_from_another_tier_has_its_letter_and_its_colour_until_it_is_gone() -> None:
+    engine = DemoEngine(7, num_host_blocks=4, preemption="swap")
+    engine.add("A", range(1000, 1031), max_tokens=8)
+    engine.add("B", range(2000, 2029), max_tokens=40)
+    request = engine.add("C", range(3000, 3014), max_tokens=40)
+    while not request.num_preemptions or request.row < 0:
+        engine.step()
+    moved = {block.block_id for block in engine.snapshot.blocks if block.origin == "host"}
+    (block_id,) = moved & set(engine.table("C"))
+    drawn = draw_block_map(engine.snapshot, {}, 80)
+    heads, fills = (
+        [part for part in drawn[index] if part.text.strip() or part.text in ("████████",)] for index in (0, 1)
+    )
+    assert [plain((head,))[2:3] for head in heads].index("h") == block_id
+    assert fills[block_id].style.ink == ORIGINS["host"]
+    while engine.scheduler.requests:
+        engine.step()
+    engine.add("D", range(9000, 9100), max_tokens=8)
+    engine.step()
+    assert not any(block.origin for block in engine.snapshot.blocks if "D" in block.holders)
 
 
 @pytest.mark.parametrize("columns", [20, 40, 76, 120])

@@ -33,6 +33,7 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from quire.core.config import MemoryConfig
+from quire.core.kept_block import KeptBlock
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request, RequestStatus
 from quire.core.step import NO_BLOCK, BlockCopy, StepPlan, column
@@ -227,6 +228,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.tables: dict[Request, list[list[int]]] = {}  # as a worker knows them: from the differences
         self.past: deque[list[int]] = deque([[]], maxlen=12)  # token lists to begin like
         self.entry_contents: dict[PrefixEntry, list[Content]] = {}
+        self.bundles: list[tuple[str, tuple[KeptBlock, ...]]] = []
         self.under_way: deque[list[Work]] = deque()
         self.num_added = 0
         self.picture = BlockPicture(self.manager, taken_every=1 + num_blocks % 3)
@@ -356,6 +358,36 @@ class MemoryMachine(RuleBasedStateMachine):
         """Somebody else begins to watch, and is told what is there a few blocks at a time, while all goes on."""
         if not luck:
             self.picture = BlockPicture(self.manager, taken_every=self.picture.taken_every)
+        self.go_on()
+
+    @operation(like=ANY, kind=ANY, luck=LUCK)
+    def keep_a_prompt(self, like: int, kind: int, luck: int) -> None:
+        """An operator has a prompt written to the disk."""
+        self.be_between_plans()
+        jobs, tokens = self.manager.jobs, self.like(like)
+        jobs.keep("kept", array("i", tokens), pick(SCOPES, kind), wants_slots=True)
+        found = jobs.figures()["kept"]
+        assert max(found.num_cached_tokens, found.num_stored_tokens) <= len(tokens)
+        assert len(found.slots) <= len(self.disk.slots)
+        if not luck:
+            jobs.end("kept")
+        self.go_on()
+
+    @operation(which=ANY, luck=LUCK)
+    def take_a_bundle_in(self, which: int, luck: int) -> None:
+        """Blocks that were on disk once come in again, some at a time."""
+        self.be_between_plans()
+        jobs = self.manager.jobs
+        if luck == 0 or not self.bundles:
+            self.bundles.append(self.disk.pack())
+        name, blocks = pick(self.bundles, which)
+        before = jobs.figures()[name].num_seen if name in jobs.figures() else 0
+        some = blocks[before : before + 3]
+        jobs.take(name, name, some)
+        found = jobs.figures()[name]
+        assert found.num_seen == before + len(some) >= found.num_known + found.num_left_out
+        if not some:
+            jobs.end(name)
         self.go_on()
 
     @operation(nth=st.integers(1, 3))

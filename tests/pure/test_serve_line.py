@@ -36,6 +36,7 @@ def calls_of(function: Callable[..., object]) -> list[str]:
 
 def test_only_translate_makes_requests_for_the_engine() -> None:
     assert callers_of("GenerationRequest") == {
+        "translate/cache.py",
         "translate/chat.py",
         "translate/completions.py",
         "translate/embeddings.py",

@@ -29,7 +29,7 @@ class AdaptedModel:
 
     def __init__(self, folder: Path, spec: DecoderSpec, settings: NativeSettings = SETTINGS) -> None:
         kv_spec = kv_cache_spec(spec, BLOCK, settings.stored_kv_dtype)
-        self.cache = CacheEngine(kv_spec, num_blocks=MOST_BLOCKS * 8, poison=True)
+        self.cache = CacheEngine(kv_spec, num_blocks=MOST_BLOCKS * 8 * len(kv_spec.groups), poison=True)
         self.cache.allocate()
         self.parts = make_parts(spec, unstacked(Checkpoint.open(folder)), settings, self.cache)
         self.num_groups, self.vocab_size = len(kv_spec.groups), spec.vocab_size
@@ -42,7 +42,7 @@ class AdaptedModel:
     def logits(
         self, prompts: list[list[int]], adapters: list[str], starts: list[int] | None = None
     ) -> list[NDArray[np.float32]]:
-        """Return the logits of every token that a step computes; prompt i lies in the blocks of place i."""
+        """Return the logits of every token that a step computes; prompt i lies in the blocks of place i of a group."""
         starts = starts or [0] * len(prompts)
         counts = [len(prompt) - start for prompt, start in zip(prompts, starts, strict=True)]
         ends = np.cumsum([0, *counts])
@@ -56,8 +56,8 @@ class AdaptedModel:
             query_starts=ends,
             token_ids=np.array([t for p, s in zip(prompts, starts, strict=True) for t in p[s:]], np.int64),
             positions=positions,
-            slots=(slots,) * self.num_groups,
-            block_tables=(table,) * self.num_groups,
+            slots=tuple(slots + group * MOST_BLOCKS * 8 * BLOCK for group in range(self.num_groups)),
+            block_tables=tuple(table + group * MOST_BLOCKS * 8 for group in range(self.num_groups)),
             logit_starts=ends,
             logit_indices=every,
             rows=np.arange(len(prompts)),

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.adapters.folder import ADAPTED
+from quire.compute.adapters.places import ADAPTED
 from quire.compute.models.base import DecoderSpec, Part
 from quire.compute.weights.decoder_weights import expected_tensors
 from support.tiny_checkpoint import safetensors_bytes
@@ -20,10 +20,12 @@ PEFT = "base_model.model."
 
 def adapted_stems(spec: DecoderSpec, parts: Collection[Part] = ADAPTED) -> dict[str, bool]:
     """Return the tensors of a model that can have an adapter, without `.weight`, and whether each is transposed."""
+    experts = range(spec.experts.num_experts if spec.experts is not None else 0)
     return {
-        spec.sources[part].stem_of(index): spec.sources[part].transposed
+        spec.sources[part].stem_of(index, expert): spec.sources[part].transposed
         for index, layer in enumerate(spec.layers)
-        for part in spec.layer_parts(layer)
+        for expert in [0, *(experts if layer.sparse else ())]
+        for part in [*spec.layer_parts(layer), *(spec.expert_parts() if layer.sparse else ())]
         if part in parts
     }
 

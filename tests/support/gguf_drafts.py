@@ -306,12 +306,23 @@ def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         yield "blk.0.ffn_down.bias", [SIZE]
 
 
+def _make_reranker(draw: random.Random, name: str, pairs: list[Pair], tensors: list[Tensor]) -> None:
+    """Add what a file has that scores pairs of texts; sometimes with too few labels."""
+    labels = draw.choice([[b"yes", b"no"], [b"yes", b"no"], [b"yes"]])
+    tensors.append(Tensor(b"cls.output.weight", [SIZE, 2], 0))
+    pairs.append(Pair(f"{name}.pooling_type".encode(), U32, draw.choice([4, 4, 4, 1, 2, 3])))
+    pairs.append(Pair(f"{name}.classifier.output_labels".encode(), ARRAY, labels, STRING))
+    pairs.append(Pair(b"tokenizer.chat_template.rerank", STRING, b'<|im_end|>{query}\n{{ "{document}'))
+
+
 def whole_model(draw: random.Random) -> Draft:
     """Return a small model that quire runs."""
     name, kind = draw.choice(ARCHITECTURES), draw.choice([0, 1, 30])
     shapes = list(_shapes(draw, name))
     tensors = [Tensor(key.encode(), shape, kind if len(shape) > 1 else 0) for key, shape in shapes]
     pairs = _settings(draw, name) + _tokenizer(draw)
+    if draw.random() < 0.1:
+        _make_reranker(draw, name, pairs, tensors)
     if draw.random() < 0.3:
         draw.shuffle(pairs)
         draw.shuffle(tensors)

@@ -11,8 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from quire.compute.weights.checkpoint import Checkpoint
-from quire.compute.weights.stacked import unstacked
+from quire.compute.models.source import ModelFolder
 
 ARCHITECTURES = {
     "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
@@ -63,7 +62,7 @@ class GgufWriting:
         # Whether what makes keys of latents and what makes values are two tensors.
         self.splits = splits and self.architecture is gguf.MODEL_ARCH.DEEPSEEK2
         self.writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.architecture])
-        checkpoint = unstacked(Checkpoint.open(folder))
+        checkpoint = ModelFolder(folder).tensors()
         self.tensors: Mapping[str, Any] = {name: checkpoint.tensor(name) for name in checkpoint.entries}
         if fuses:
             self.tensors = fused(self.tensors)

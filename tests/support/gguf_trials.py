@@ -15,8 +15,10 @@ from pathlib import Path
 
 from quire.compute.gguf.source import GgufFile
 from quire.compute.models import read_model
+from quire.compute.models.pooling import pooling_of
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.core.errors import CheckpointError, InvalidRequestError
+from quire.core.pooling import PAIR_TEMPLATE
 from quire.engine.text.tokenizer import Tokenizer
 from support.gguf_mutants import mutant
 
@@ -24,7 +26,7 @@ EXTRA_BYTES = 256 << 20  # that a process may take beyond what it has when it be
 MAX_PEAK_BYTES = 16 << 20  # of one case in Python; a window of the reader has four
 MAX_CALLS = 200_000  # of Python functions, in one case
 SAMPLED = 400  # one case of this many is measured
-MESSAGES = [{"role": "user", "content": "ab <|im_end|>"}]
+MESSAGES = [{"role": "user", "content": text} for text in ("c", "ab", "ab <|im_end|>")]
 
 
 def read_whole(path: Path) -> str:
@@ -40,9 +42,10 @@ def read_whole(path: Path) -> str:
     WeightReader(model.spec, tensors, "float32", keeps_blocks=True)
     tokenizer = Tokenizer.open(file, vocab_size=model.spec.vocab_size)
     tokenizer.encode("ab c\n")
-    if tokenizer.has_chat_template:
+    pooling_of(file)
+    if tokenizer.has_chat_template or tokenizer.pair_template:
         try:
-            tokenizer.encode_chat(MESSAGES)
+            tokenizer.encode_chat(MESSAGES, template_name=PAIR_TEMPLATE)
         except InvalidRequestError as error:
             _require_one_line(error)
             return "a chat template that fails"

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from quire.compute.torch.attention.base import (
+    MOST_SHORT,
     STORED_AS,
     AttentionBackend,
     AttentionRule,
@@ -121,7 +122,10 @@ class Step:
         starts = np.concatenate(([0], np.cumsum(counts)))
         positions = np.concatenate([np.arange(length - count, length) for length, count in self.sequences])
         num_decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
-        shape = StepShape(num_decodes, int(counts.max()), int(lengths.max()), starts, lengths, (self._tables,))
+        num_short = next((i for i, count in enumerate(counts) if count > MOST_SHORT), len(counts))
+        shape = StepShape(
+            num_decodes, num_short, int(counts.max()), int(lengths.max()), starts, lengths, (self._tables,)
+        )
         tensors = [
             torch.from_numpy(array.astype(np.int32)).to(self.device)
             for array in (positions, starts, lengths, self._tables, starts[1:] - 1)

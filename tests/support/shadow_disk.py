@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.core.kept_block import KeptBlock
 from quire.core.step import StepPlan
@@ -40,6 +40,7 @@ class ShadowDisk:
     seed: int = 0
     chaos: DiskChaos = field(default_factory=DiskChaos)
     slots: dict[int, tuple[KeptBlock, Block]] = field(default_factory=dict)
+    bundles: dict[str, list[tuple[KeptBlock, Block]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -49,12 +50,21 @@ class ShadowDisk:
         """Forget what is under way, as a process that is killed does; return what is kept, parents first."""
         self._loads: dict[int, tuple[BlockLoad, int]] = {}  # and how many results have come since
         self._writes: deque[tuple[int, KeptBlock, Block] | int] = deque()
+        return [block for block, _ in self._reached()]
+
+    def _reached(self) -> list[tuple[KeptBlock, Block]]:
         reached, kept = {0}, []
-        for block, _ in sorted(self.slots.values(), key=lambda slot: (slot[0].serial, slot[0].group)):
+        for block, content in sorted(self.slots.values(), key=lambda slot: (slot[0].serial, slot[0].group)):
             if block.parent in reached:
                 reached.add(block.serial)
-                kept.append(block)
+                kept.append((block, content))
         return kept
+
+    def pack(self) -> tuple[str, tuple[KeptBlock, ...]]:
+        """Return the name of a new bundle of all that is kept, and its blocks with their places in it."""
+        name = str(len(self.bundles))
+        self.bundles[name] = self._reached()
+        return name, tuple(replace(block, slot=place) for place, (block, _) in enumerate(self.bundles[name]))
 
     def apply(self, plan: StepPlan, cache: ShadowCache) -> None:
         """Take what a plan asks for; what it stores is copied now."""
@@ -62,8 +72,8 @@ class ShadowDisk:
         for ticket in transfers.drops:
             self._loads.pop(ticket, None)
         self._writes.extend(transfers.voids)
-        for ticket, block, kept in transfers.stores:
-            self._writes.append((ticket, kept, cache.block(block)))
+        for ticket, block, kept, bundle in transfers.stores:
+            self._writes.append((ticket, kept, self.bundles[bundle][block][1] if bundle else cache.block(block)))
         for load in transfers.loads:
             if load.ticket in self._loads:
                 raise ShadowError(f"ticket {load.ticket} is given twice")
@@ -80,7 +90,7 @@ class ShadowDisk:
             ticket, kept, content = write
             self.slots.pop(kept.slot, None)
             if rng.random() < self.chaos.undone:
-                undone[ticket] = rng.choice(["failed", "full"])
+                undone[ticket] = rng.choice(["failed", "full", "damaged"])
             else:
                 self.slots[kept.slot] = kept, content
                 done.append(ticket)

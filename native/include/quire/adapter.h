@@ -3,6 +3,9 @@
 //     output = W x + B (scale * (A x))
 //
 // W stays as it is. So a step may have rows of many adapters, and a row without one has the bits that it always has.
+//
+// With latents, W of keys is never multiplied by a latent: a query q is multiplied by its transpose. So is the
+// adapter's: a head of q gets A^T (scale * (B^T q)), where B has the rows of that head. Here these are its A and its B.
 #pragma once
 
 #include <array>
@@ -12,15 +15,30 @@
 
 namespace quire {
 
-// The matrices of a layer that can have an adapter.
-enum class Adapted { kQuery, kKey, kValue, kOutput, kGate, kUp, kDown };
-constexpr int kNumAdapted = 7;
+// The matrices of a layer that can have an adapter. Those from kKeyUp on have one for each head or expert.
+enum class Adapted {
+    kQuery,
+    kKey,
+    kValue,
+    kOutput,
+    kGate,
+    kUp,
+    kDown,
+    kQueryDown,
+    kLatent,
+    kKeyUp,
+    kValueUp,
+    kExpertGate,
+    kExpertUp,
+    kExpertDown
+};
+constexpr int kNumAdapted = 14;
 
 struct LowRank {
-    PackedMatrix a, b;
+    MatrixView a, b;
     float scale = 1.0F;
 
-    bool empty() const { return a.empty(); }
+    bool empty() const { return a.panels == nullptr; }
 };
 
 class Adapter {
@@ -30,20 +48,28 @@ class Adapter {
     Adapter(const Adapter&) = delete;
     Adapter& operator=(const Adapter&) = delete;
 
-    // Packs A, [rank, in], and B, [out, rank]; the rank is a multiple of 16. Uses the calling thread only, so that
-    // steps may run meanwhile. Throws std::invalid_argument if they do not fit the matrix of the decoder.
-    void set(int layer, Adapted which, const MatrixRows& a, const MatrixRows& b, float scale);
+    // Packs A, [rank, in], and B, [out, rank], of a matrix, by the head or expert that has it; the rank is a multiple
+    // of 16. Heads from the second on may share a matrix of the first: then it has no rows. Uses the calling thread
+    // only, so that steps may run meanwhile. Throws std::invalid_argument if they do not fit the matrix of the decoder.
+    void set(int layer, Adapted which, int index, const MatrixRows& a, const MatrixRows& b, float scale);
 
     const Decoder& decoder() const { return decoder_; }
-    const LowRank& at(int layer, Adapted which) const { return layers_[layer][static_cast<int>(which)]; }
+    const LowRank& at(int layer, Adapted which, int index = 0) const {
+        static const LowRank kNone;
+        const std::vector<LowRank>& found = layers_[layer][static_cast<int>(which)];
+        return index < static_cast<int>(found.size()) ? found[index] : kNone;
+    }
     NumberType number_type() const { return number_type_; }
-    std::size_t num_bytes() const;
+    std::size_t num_bytes() const { return num_bytes_; }
 
   private:
+    MatrixView packed(const MatrixRows& rows);
+
     const Decoder& decoder_;
     NumberType number_type_ = NumberType::kFloat32;
     Arena memory_;
-    std::vector<std::array<LowRank, kNumAdapted>> layers_;
+    std::size_t num_bytes_ = 0;
+    std::vector<std::array<std::vector<LowRank>, kNumAdapted>> layers_;
 };
 
 }  // namespace quire

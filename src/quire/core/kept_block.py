@@ -65,6 +65,23 @@ class KeptBlock:
     scope: CacheScope | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CacheJob:
+    """How far it is what an operator has asked of the cache: that a prompt is kept, or that blocks come in.
+
+    `num_pending` blocks are still to be written. Of a prompt: how many tokens are in memory and on disk, and in which
+    slots. Of a bundle: how many blocks were looked at, were on disk before, and found no room.
+    """
+
+    num_pending: int = 0
+    num_cached_tokens: int = 0
+    num_stored_tokens: int = 0
+    slots: tuple[int, ...] = ()
+    num_seen: int = 0
+    num_known: int = 0
+    num_left_out: int = 0
+
+
 def may_be_kept(scope: CacheScope) -> bool:
     """Whether blocks of a scope may be written to a disk: its tenant wants that, and a record has room for it."""
     return scope.persist and len(scope_bytes(scope)) <= MAX_SCOPE_BYTES

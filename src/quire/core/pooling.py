@@ -17,6 +17,11 @@ from typing import Final
 
 POOLINGS: Final = ("last", "mean")
 LABELS: Final = "labels"
+INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
+"""What Qwen3-Reranker is told that documents are for, if the caller does not say; its GGUF files say it too."""
+
+PAIR_TEMPLATE: Final = "query_and_document"
+"""The name of a chat template for three messages: an instruction, a query and a document."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,12 @@ class BlockLoad(NamedTuple):
 
 
 class BlockStore(NamedTuple):
-    """Write the bytes of a block of the device to a slot."""
+    """Write the bytes of a block of the device to a slot; with a `bundle`, those at place `block` in that file."""
 
     ticket: int
     block: int
     kept: KeptBlock
+    bundle: str = ""
 
 
 def _column() -> array[int]:
@@ -73,9 +74,10 @@ class Transfers:
         writer.column(self.drops)
         writer.column(array("i", [number for load in self.loads for number in load]))
         writer.integer(len(self.stores))
-        for ticket, block, kept in self.stores:
+        for ticket, block, kept, bundle in self.stores:
             writer.column(array("i", [ticket, block]))
             write_kept_block(writer, kept)
+            writer.text(bundle)
 
     @classmethod
     def read(cls, reader: WireReader) -> Transfers:
@@ -141,7 +143,7 @@ def write_kept_block(writer: WireWriter, kept: KeptBlock) -> None:
 
 def _read_store(reader: WireReader) -> BlockStore:
     ticket, block = reader.column(2)
-    return BlockStore(ticket, block, read_kept_block(reader))
+    return BlockStore(ticket, block, read_kept_block(reader), reader.text())
 
 
 def read_kept_block(reader: WireReader) -> KeptBlock:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, get_args
 
 from quire.core.errors import StepLogError
+from quire.core.kept_block import KeptBlock
 from quire.core.pooling import Pooling
 from quire.core.request import DEFAULT_SCOPE, CacheScope, Request
 from quire.core.sampling_params import SamplingParams
@@ -113,6 +114,32 @@ class AskDisk(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class KeepPrompt(Command):
+    """Write what the cache has of a prompt to the disk; `EngineStats.jobs` says how far that is, by name."""
+
+    job: str
+    prompt_token_ids: TokenIds
+    scope: CacheScope
+    wants_slots: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBlocks(Command):
+    """Write blocks of a bundle to the disk, parents first: a job as well. The `slot` of each is its place there."""
+
+    job: str
+    bundle: str
+    blocks: tuple[KeptBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob(Command):
+    """Say nothing more of a job."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadAdapter(Command):
     """Load the adapter in a folder, whose files have this digest; nothing if it is there or on its way."""
 
@@ -134,7 +161,21 @@ class Watch(Command):
     every_s: float | None
 
 
-AnyCommand = Add | Abort | Fail | Stop | Clear | LimitPrompts | AskDisk | LoadAdapter | DropAdapter | Watch
+AnyCommand = (
+    Add
+    | Abort
+    | Fail
+    | Stop
+    | Clear
+    | LimitPrompts
+    | AskDisk
+    | KeepPrompt
+    | TakeBlocks
+    | EndJob
+    | LoadAdapter
+    | DropAdapter
+    | Watch
+)
 
 
 OPERATOR_COMMANDS: Final[Mapping[str, AnyCommand]] = MappingProxyType({"reset_prefix_cache": Clear()})
@@ -173,6 +214,12 @@ def carry_out(command: Command, scheduler: Scheduler) -> None:
             scheduler.prompt_limit = num_tokens
         case AskDisk():
             scheduler.memory.ask_disk()
+        case KeepPrompt(job, prompt, scope, wants_slots):
+            scheduler.memory.jobs.keep(job, prompt, scope, wants_slots=wants_slots)
+        case TakeBlocks(job, bundle, blocks):
+            scheduler.memory.jobs.take(job, bundle, blocks)
+        case EndJob(job):
+            scheduler.memory.jobs.end(job)
         case LoadAdapter() | DropAdapter():
             pass
         case _:

@@ -39,12 +39,14 @@ class EngineCore:
         *,
         log: StepLogWriter | None = None,
         adapters: AdapterLoading | None = None,
+        disk_store: str = "",
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._log = log
         self._adapters = adapters
+        self._disk_store = disk_store
         self._to_drop: set[str] = set()  # adapters that requests may still have
         self._depth = scheduler.config.max_steps_under_way
         allowed_ms = scheduler.config.itl_slo_ms
@@ -240,6 +242,8 @@ class EngineCore:
             verified_guesses={name: tuple(counts.verified) for name, counts in scheduler.drafts.counts.items()},
             right_guesses={name: tuple(counts.right) for name, counts in scheduler.drafts.counts.items()},
             adapters={} if self._adapters is None else dict(self._adapters.states()),
+            jobs=dict(scheduler.memory.jobs.figures()),
+            disk_store=self._disk_store,
             **({} if disk is None else disk.figures()),
         )
 

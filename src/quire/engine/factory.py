@@ -181,7 +181,8 @@ class EngineBlueprint:
         executor = make_executor(parts)
         # The log is opened last, so that an engine that cannot be loaded leaves none.
         log = None if path is None else StepLogFile(path, clock)
-        return EngineCore(control, executor, clock, log=log, adapters=loader)
+        disk_store = "" if store is None else store.path
+        return EngineCore(control, executor, clock, log=log, adapters=loader, disk_store=disk_store)
 
     def _read_adapter(self, folder: str, digest: str | None = None) -> Adapter:
         return read_adapter(Path(folder), self.model.spec, self.config.max_adapter_rank, digest)
@@ -225,6 +226,8 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     if config.adapter:
         model = with_adapters(config, model)
     if config.score_tokens is not None:
+        if model.labels is not None:
+            raise InvalidConfigError("score_tokens", config.score_tokens, "none: the model has labels of its own")
         tokenizer = tokenizer_json(_tokenizer_files(config, model), model.spec.vocab_size)
         model = replace(model, labels=labels_of_tokens(config.score_tokens, tokenizer))
     backend, notice = choose_backend(config, model)

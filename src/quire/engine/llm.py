@@ -27,7 +27,7 @@ from quire.engine.progress import ProgressBar
 from quire.engine.records.stats import EngineStats
 from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.text.prompts import ChatOptions, Message, Prompts, is_message, split_prompts
-from quire.engine.text.scores import AS_CHAT, pair_prompt
+from quire.engine.text.scores import pair_prompts
 
 
 class LLM(LocalModel, OperatorVerbs):
@@ -161,9 +161,8 @@ class LLM(LocalModel, OperatorVerbs):
         texts = [documents] if isinstance(documents, str) else list(documents)
         with self._turn:
             if self.report.labels:
-                is_chat = self.tokenizer is not None and self.tokenizer.has_chat_template
-                pairs = [pair_prompt(query, text, instruction, is_chat=is_chat) for text in texts]
-                ticket, chat = Ticket(pooling=Pooling(LABELS)), AS_CHAT if is_chat else None
+                pairs, chat = pair_prompts([(query, text) for text in texts], instruction, self.tokenizer)
+                ticket = Ticket(pooling=Pooling(LABELS))
                 prepared = self._door.prepare_all(pairs, self._client.limits, FOR_VECTORS, chat=chat, ticket=ticket)
                 return [each[0] if each else math.nan for each in self._vectors(prepared, use_tqdm)]
             ticket = Ticket(pooling=self._door.pooling_for(None, 0))

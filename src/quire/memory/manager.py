@@ -44,6 +44,7 @@ from quire.memory.sequence import Frontier, MissReason, PrefixMatch, SequenceMem
 from quire.memory.swap import Swap
 from quire.memory.tiers.disk import DiskTier
 from quire.memory.tiers.host import HostTier
+from quire.memory.tiers.jobs import CacheJobs
 
 
 class KVCacheManager:
@@ -105,6 +106,7 @@ class KVCacheManager:
         if config.num_disk_slots and self.index.keeps_entries:
             self.disk = DiskTier(spec, config.num_disk_slots, config.disk_write, self.index, self.pool)
             self.disk.restore(kept)
+        self.jobs = CacheJobs(spec.block_size, self.index, self.disk, self._usable)
 
     # ---- looking up -------------------------------------------------------------------------------------------
 

@@ -200,6 +200,18 @@ def adapter_not_found(name: str, served: Sequence[str]) -> ApiError:
     return ApiError(404, message, type=NOT_FOUND, code="adapter_not_found", param="lora_name")
 
 
+def no_disk_cache() -> ApiError:
+    """Return the answer to who would move blocks where none are on disk."""
+    message = "this server keeps no blocks on disk; start it with --disk-cache DIR"
+    return ApiError(404, message, type=NOT_FOUND, code="no_disk_cache", headers=NO_RETRY)
+
+
+def scope_not_kept() -> ApiError:
+    """Return the answer to a key whose prompts must not be written."""
+    message = "prompts of this API key are not written to the disk; set persist: true for it in the keys file"
+    return ApiError(403, message, type=PERMISSION, code="not_persistent")
+
+
 def name_is_used(name: str) -> ApiError:
     """Return the answer to an adapter whose name something else has."""
     message = f"the name {shortened(name)!r} is used for something else; unload that first, or choose another name"
@@ -329,6 +341,27 @@ def grammar_exhausted(message: str, param: str) -> ApiError:
 def generation_aborted() -> ApiError:
     """Return the answer to a request that was aborted from elsewhere."""
     return ApiError(500, "the request was aborted", type=SERVER, code="aborted", headers=NO_RETRY)
+
+
+def bundle_under_way(retry_after_s: float) -> ApiError:
+    """Return the answer to a bundle while another one comes in or goes out."""
+    message = "another bundle is being exported or imported; try again when that has ended"
+    return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
+
+
+def prompt_not_kept(found: int, wanted: int) -> ApiError:
+    """Return the answer where the disk has less of a prompt than it was to have."""
+    message = (
+        f"only {found:,} of {wanted:,} tokens could be written to the disk: the cache is too small, or others need it; "
+        "try again later, or raise --disk-cache-size"
+    )
+    return ApiError(503, message, type=UNAVAILABLE, code="prompt_not_kept", headers=_retry_after(RESTART_S))
+
+
+def disk_cache_is_off() -> ApiError:
+    """Return the answer where the disk has failed too often."""
+    message = "the disk cache is off because the disk failed; see the server's log, and restart the server"
+    return ApiError(503, message, type=UNAVAILABLE, code="disk_cache_is_off", headers=NO_RETRY)
 
 
 def deadline_exceeded(limit_s: float) -> ApiError:

@@ -16,6 +16,7 @@ import quire
 from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.errors import ErrorBody, OllamaErrorBody
 from quire.serve.schemas.adapters import AdapterAnswer, LoadAdapterRequest, UnloadAdapterRequest
+from quire.serve.schemas.cache import CacheExportRequest, CacheImportAnswer, CacheWarmAnswer, CacheWarmRequest
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.serve.schemas.completions import Completion, CompletionRequest
 from quire.serve.schemas.embeddings import (
@@ -42,10 +43,12 @@ from quire.serve.schemas.ollama import (
 from quire.serve.schemas.responses import ResponseAnswer, ResponseRequest
 from quire.serve.schemas.scores import (
     CLASSIFY_PATHS,
+    COHERE_PATHS,
     RERANK_PATHS,
     SCORE_PATHS,
     ClassifyAnswer,
     ClassifyRequest,
+    CohereRerankAnswer,
     RerankAnswer,
     RerankRequest,
     ScoreAnswer,
@@ -64,6 +67,8 @@ from quire.serve.schemas.tool_forms import chat_tools, response_tools, tool_choi
 Schema = dict[str, Any]
 
 REQUESTS: Final = (
+    CacheExportRequest,
+    CacheWarmRequest,
     ClassifyRequest,
     LoadAdapterRequest,
     RerankRequest,
@@ -84,7 +89,10 @@ REQUESTS: Final = (
 )
 ANSWERS: Final = (
     AdapterAnswer,
+    CacheImportAnswer,
+    CacheWarmAnswer,
     ClassifyAnswer,
+    CohereRerankAnswer,
     RerankAnswer,
     ScoreAnswer,
     Completion,
@@ -166,7 +174,8 @@ def _schemas() -> Schema:
         for name, refusal in REFUSED.items():
             if name not in properties:
                 properties[name] = {"enum": [None, *refusal.nothing], "description": f"Refused: {refusal.why}."}
-    found["CompletionRequest"]["properties"]["prompt"] = PROMPT
+    for name in ("CompletionRequest", "CacheWarmRequest", "CacheExportRequest"):
+        found[name]["properties"]["prompt"] = PROMPT
     found["EmbeddingRequest"]["properties"]["input"] = PROMPT
     found["LlamaCompletionRequest"]["properties"]["prompt"] = {
         "anyOf": [
@@ -243,17 +252,37 @@ def _paths() -> Schema:
         paths[path] = _post("Score pairs of texts.", ScoreRequest, ScoreAnswer)
     for path in RERANK_PATHS:
         paths[path] = _post("Put documents in the order in which they answer a query.", RerankRequest, RerankAnswer)
+    for path in COHERE_PATHS:
+        paths[path] = _post("Put documents in order, as Cohere does.", RerankRequest, CohereRerankAnswer)
     for path in CLASSIFY_PATHS:
         paths[path] = _post("Give texts labels.", ClassifyRequest, ClassifyAnswer)
     paths["/v1/load_lora_adapter"] = _post("Load a LoRA adapter. For operators.", LoadAdapterRequest, AdapterAnswer)
     paths["/v1/unload_lora_adapter"] = _post(
         "Unload a LoRA adapter. For operators.", UnloadAdapterRequest, AdapterAnswer
     )
+    paths |= _cache_paths()
     for path, summary in OPEN.items():
         paths[path] = _get(summary, {"application/json": {"schema": {"type": "object"}}})
         paths[path]["get"]["security"] = []
     paths["/ping"]["post"] = paths["/ping"]["get"]
     return paths | _ollama_paths()
+
+
+def _cache_paths() -> Schema:
+    """Return the paths by which operators keep prompts and move their blocks."""
+    warm = _post("Compute prompts and keep them. For operators.", CacheWarmRequest, CacheWarmAnswer)
+    bundle = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    export = _post("Return the KV blocks of a prompt as a bundle. For operators.", CacheExportRequest, CacheWarmAnswer)
+    export["post"]["responses"] = _answers(bundle)
+    text = {"type": "string"}
+    names = [{"name": name, "in": "query", "schema": text} for name in ("model", "cache_salt")]
+    take_in = {
+        "summary": "Take in the KV blocks of a bundle. For operators.",
+        "parameters": names,
+        "requestBody": {"required": True, "content": bundle},
+        "responses": _answers(_json(CacheImportAnswer)),
+    }
+    return {"/cache/warm": warm, "/cache/export": export, "/cache/import": {"post": take_in}}
 
 
 def _ollama_paths() -> Schema:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from quire.core.clock import Clock
+from quire.serve.bundles import Bundles
 from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, gate_limits
 from quire.serve.hosts import Hosts, make_hosts
@@ -40,6 +41,7 @@ class ServerServices:
     clock: Clock
     created_s: int
     traces: Traces | None
+    bundles: Bundles
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def make_server_services(config: ServerConfig, clock: Clock, disk_cache: str | N
         clock=clock,
         created_s=int(time.time()),
         traces=None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint, clock),
+        bundles=Bundles(),
     )
 
 

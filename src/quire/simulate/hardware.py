@@ -19,10 +19,11 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.core.byte_sizes import parse_bytes
-from quire.core.config import require_int, require_number
+from quire.core.config import require_int, require_number, require_one_of
 from quire.core.errors import InvalidConfigError
 
 MACHINES_FOLDER: Final = Path(__file__).parent / "machines"
+DEVICES: Final = ("cpu", "cuda")
 MAX_FILE_BYTES: Final = 100_000
 WIDER: Final = MappingProxyType({"fp8": "bfloat16", "int8": "bfloat16", "float16": "bfloat16", "bfloat16": "float32"})
 """What numbers are multiplied as where the machine knows nothing faster: they are widened when they are read."""
@@ -37,6 +38,7 @@ class Hardware:
       float32 at least, and what is not there is widened.
     - `step_overhead_s`: what a step takes in addition to reading and computing.
     - `host_link_bandwidth`: bytes a second that blocks are swapped with, one way.
+    - `device`: what an engine computes on there unless it is told: cpu, or cuda (a GPU).
 
     >>> card = Hardware("card", 16 << 30, 672e9, {"float32": 44e12, "bfloat16": 88e12})
     >>> card.rate("int8") == card.rate("bfloat16"), card.rate("float32")
@@ -49,6 +51,7 @@ class Hardware:
     matrix_rate: Mapping[str, float]
     step_overhead_s: float = 0.0
     host_link_bandwidth: float = 32e9
+    device: str = "cpu"
     notes: str = ""
 
     def __post_init__(self) -> None:
@@ -59,6 +62,7 @@ class Hardware:
         require_number("read_bandwidth", self.read_bandwidth, 1.0, 1e18)
         require_number("step_overhead_s", self.step_overhead_s, 0.0, 10.0)
         require_number("host_link_bandwidth", self.host_link_bandwidth, 1.0, 1e18)
+        require_one_of("device", self.device, DEVICES)
         known = ("float32", *WIDER)
         if not isinstance(self.matrix_rate, Mapping) or "float32" not in self.matrix_rate:
             raise InvalidConfigError("matrix_rate", self.matrix_rate, "operations a second by dtype, float32 at least")

@@ -26,7 +26,7 @@ DESCRIPTION = (
 )
 INTRODUCTION = (
     "Nothing here is staged: the real scheduler plans every step, the real memory manager carries it out, and the "
-    "pictures are drawn from its state afterwards. The last chapter adds a model. A card is a block: its number, "
+    "pictures are drawn from its state afterwards. The last two chapters add a model. A card is a block: its number, "
     "who holds it, and below, how many of its 16 slots hold the keys and values of a token. The bytes are those of "
     "Qwen3-0.6B, until the model comes."
 )
@@ -106,6 +106,7 @@ def story() -> tuple[Chapter, ...]:
     from quire.cli.demo.copy_on_write import copy_on_write
     from quire.cli.demo.full_pool import full_pool
     from quire.cli.demo.paging import paging
+    from quire.cli.demo.restart import restart
     from quire.cli.demo.scene import Chapter
     from quire.cli.demo.sharing import prefix_sharing
 
@@ -115,4 +116,5 @@ def story() -> tuple[Chapter, ...]:
         Chapter("Copy-on-write: several answers to one prompt", copy_on_write),
         Chapter("A full pool: evict, then yield", full_pool),
         Chapter("A model on top: four answers at once", answers),
+        Chapter("A restart: what a disk keeps", restart),
     )

@@ -7,11 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 from quire.cli.demo.block_map import chip
+from quire.cli.demo.engine import WatchedExecutor
 from quire.cli.demo.panels import draw_memory
 from quire.cli.demo.scene import Picture, Scene
 from quire.cli.demo.snapshot import MemorySnapshot, describe_changes, read_snapshot
 from quire.cli.text import FAINT, Line, line, paragraph, span
+from quire.compute.backend import WorkerParts
 from quire.compute.models.hub import GUIDE
+from quire.compute.worker.worker import Worker
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig
 from quire.core.request import Request
@@ -30,6 +33,7 @@ QUESTIONS = (
 )
 NUM_BLOCKS = 32
 MAX_TOKENS = 56
+DISK_BYTES = 4 << 20
 STEPS_PER_PICTURE = 8
 STEPS_TOGETHER = 12
 
@@ -66,16 +70,28 @@ def answers() -> Iterator[Scene]:
 class AnsweringEngine:
     """An engine with the guide in it, and the questions that it has been asked."""
 
-    def __init__(self, clock: Clock) -> None:
-        config = EngineConfig(model=GUIDE, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=256)
+    def __init__(self, clock: Clock, disk_cache: str | None = None) -> None:
+        config = EngineConfig(
+            model=GUIDE,
+            max_num_seqs=8,
+            max_num_batched_tokens=256,
+            max_model_len=256,
+            disk_cache=disk_cache,
+            disk_cache_size=DISK_BYTES,
+        )
         bytes_per_block = plan_engine(config).report.plan.bytes_per_block
         blueprint = plan_engine(replace(config, kv_memory=NUM_BLOCKS * bytes_per_block))
-        self._engine = blueprint.build(clock)
+        self._executors: list[WatchedExecutor] = []
+        self._engine = blueprint.build(clock, make_executor=self._watched)
         self._clock = clock
         self._tokenizer = Tokenizer.open(blueprint.tokenizer_files, vocab_size=blueprint.vocab_size)
         self._asked: list[tuple[Request, str]] = []
         self._memory = self._engine.scheduler.memory
         self._snapshot = read_snapshot(self._memory)
+
+    def _watched(self, parts: WorkerParts) -> WatchedExecutor:
+        self._executors.append(WatchedExecutor(Worker(parts)))
+        return self._executors[-1]
 
     def ask(self, name: str, question: str) -> Request:
         """Ask the guide. Mutates."""
@@ -107,7 +123,8 @@ class AnsweringEngine:
         return sum(request.num_output_tokens for request, _ in self._asked)
 
     def _picture(self, text: str) -> Picture:
-        before, self._snapshot = self._snapshot, read_snapshot(self._memory, (), self._snapshot)
+        arrived = self._executors[-1].take_arrived()
+        before, self._snapshot = self._snapshot, read_snapshot(self._memory, (), self._snapshot, arrived)
         turns = [
             (request.request_id, question, self._tokenizer.decode(request.output_token_ids).strip())
             for request, question in self._asked

@@ -1,7 +1,7 @@
 """The block map: a snapshot drawn as a card for each block.
 
      0 ABC×3  3    A   4        7
-    ████████ ██▌░░░░░ ········ ▒▒▒▒▒▒▒▒      id, holders, reference count where it is over 1
+    ████████ ██▌░░░░░ ········ ▒▒▒▒▒▒▒▒      id, d or h for disk or host, holders, reference count over 1
       B joins     new            cached      fill: a character for every eighth of the slots, ▌ for a sixteenth
                                              what just happened
 
@@ -22,6 +22,8 @@ MAX_CELLS_IN_ROW = 8
 WHITE = Colour(231, 15)
 BLACK = Colour(16, 0)
 SHARED = Colour(178, 3)
+ORIGINS = {"disk": Colour(81, 14), "host": Colour(141, 13)}
+"""The colours of blocks whose bytes came from another tier."""
 OWNERS = (
     Colour(25, 4),  # blue
     Colour(130, 1),  # orange
@@ -67,6 +69,8 @@ def draw_legend(columns: int) -> list[Line]:
         line(span("███", shared), " shared, ×2: by two"),
         line(span("▒▒▒", FAINT), " cached, may be hit"),
         line(span("···", FAINT), " free"),
+        line(span("0d ███", Style(ORIGINS["disk"])), " from disk"),
+        line(span("0h ███", Style(ORIGINS["host"])), " from the host"),
     ]
     lines: list[Line] = [parts[0]]
     for part in parts[1:]:
@@ -85,7 +89,7 @@ def _join(cells: list[Line]) -> Line:
 
 
 def _head(block: BlockView) -> Line:
-    number = f"{block.block_id:>2}"
+    number = f"{block.block_id:>2}{block.origin[:1]}"
     return line(span(number + _label(block).rjust(CELL_COLUMNS - len(number)), _head_style(block)))
 
 
@@ -110,9 +114,10 @@ def _own_colour(block: BlockView) -> Colour:
 def _fill(block: BlockView, block_size: int) -> Line:
     if block.state is BlockState.FREE:
         return line(span("·" * CELL_COLUMNS, FAINT))
+    colour = ORIGINS.get(block.origin)
     if block.state is BlockState.CACHED:
-        return line(span("▒" * CELL_COLUMNS, FAINT))
-    return line(span(fill_bar(block.num_stored, block_size), Style(_own_colour(block))))
+        return line(span("▒" * CELL_COLUMNS, FAINT if colour is None else Style(colour)))
+    return line(span(fill_bar(block.num_stored, block_size), Style(colour or _own_colour(block))))
 
 
 def fill_bar(num_stored: int, block_size: int) -> str:

@@ -15,6 +15,7 @@ from quire.cli.demo.snapshot import MemorySnapshot, describe_changes, read_snaps
 from quire.cli.text import FAINT, Line, line, span
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.executor import Executor
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
@@ -31,28 +32,39 @@ MAX_MODEL_LEN = 512
 
 
 class WatchedExecutor:
-    """Hands plans on to the simulator and remembers the last one."""
+    """Hands plans on to an executor, and remembers the last one and which blocks got their bytes from another tier."""
 
-    def __init__(self, clock: ManualClock) -> None:
-        self._simulator = SimExecutor(VOCAB_SIZE, clock)
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._loads: dict[int, int] = {}  # blocks by their tickets
+        self._arrived: dict[int, str] = {}
         self.last_plan: StepPlan | None = None
 
     def start(self) -> None:
-        """Start the simulator."""
-        self._simulator.start()
+        """Start the executor."""
+        self._executor.start()
 
     def submit(self, plan: StepPlan) -> None:
         """Take a plan. Mutates."""
         self.last_plan = plan
-        self._simulator.submit(plan)
+        self._arrived |= {move.device_block: "host" for move in plan.moves_in}
+        self._loads |= {load.ticket: load.block for load in plan.transfers.loads}
+        self._executor.submit(plan)
 
     def collect(self) -> StepResult:
         """Return the oldest result. Mutates."""
-        return self._simulator.collect()
+        result = self._executor.collect()
+        self._arrived |= {self._loads[ticket]: "disk" for ticket in result.transfers.done if ticket in self._loads}
+        return result
+
+    def take_arrived(self) -> dict[int, str]:
+        """Return the blocks that got bytes since the last call, with the tier that these came from. Mutates."""
+        arrived, self._arrived = self._arrived, {}
+        return arrived
 
     def shutdown(self) -> None:
         """Drop what is under way. Mutates."""
-        self._simulator.shutdown()
+        self._executor.shutdown()
 
 
 class DemoEngine:
@@ -82,7 +94,7 @@ class DemoEngine:
             self.memory,
             RequestLimits(VOCAB_SIZE, MAX_MODEL_LEN, num_blocks * BLOCK_SIZE, max_num_seqs=16),
         )
-        self._executor = WatchedExecutor(clock)
+        self._executor = WatchedExecutor(SimExecutor(VOCAB_SIZE, clock))
         self._engine = EngineCore(self.scheduler, self._executor, clock)
         self.num_steps = 0
         self.snapshot = self._read(None)
@@ -130,7 +142,8 @@ class DemoEngine:
             for member in (leader.group.members if leader.group else [leader])
         ]
         idle = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        return read_snapshot(self.memory, [member for member in members if member.status in idle], previous)
+        waiting = [member for member in members if member.status in idle]
+        return read_snapshot(self.memory, waiting, previous, self._executor.take_arrived())
 
     def _picture(self, before: MemorySnapshot, text: str, plan: StepPlan | None) -> Picture:
         changes = describe_changes(before, self.snapshot, plan.copies if plan is not None else ())

@@ -6,8 +6,9 @@ it is what the engine has. `describe_changes` compares two of them: what happene
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from quire.core.request import Request, RequestStatus
 from quire.core.step import NO_BLOCK, BlockCopy
@@ -18,7 +19,10 @@ from quire.memory.manager import KVCacheManager
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """One block. `holders` are the sequences whose tables hold it; `content` names whose tokens a cached one keeps."""
+    """One block. `holders` are the sequences whose tables hold it; `content` names whose tokens a cached one keeps.
+
+    `origin`: the tier that its bytes came from, disk or host; empty: they were computed.
+    """
 
     block_id: int
     state: BlockState
@@ -27,6 +31,7 @@ class BlockView:
     num_stored: int
     published_at: int
     content: str
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +65,15 @@ def sequence_name(request: Request) -> str:
 
 
 def read_snapshot(
-    memory: KVCacheManager, waiting: Iterable[Request] = (), previous: MemorySnapshot | None = None
+    memory: KVCacheManager,
+    waiting: Iterable[Request] = (),
+    previous: MemorySnapshot | None = None,
+    arrived: Mapping[int, str] = MappingProxyType({}),
 ) -> MemorySnapshot:
     """Read the state of the memory. Does not mutate; O(blocks).
 
     `waiting` are sequences without memory that are to be listed too; `previous` remembers whose the cached blocks are.
+    `arrived`: the blocks whose bytes came from a tier since then.
     """
     size = memory.spec.block_size
     holders: dict[int, list[str]] = {}
@@ -85,7 +94,9 @@ def read_snapshot(
     for block in memory.pool.blocks:
         known = previous.blocks[block.block_id] if previous is not None else None
         names = tuple(sorted(holders.get(block.block_id, ())))
-        views.append(_view(block, names, size if block.entry is not None else stored.get(block.block_id, 0), known))
+        view = _view(block, names, size if block.entry is not None else stored.get(block.block_id, 0), known)
+        origin = arrived.get(block.block_id, _kept_origin(view, known))
+        views.append(replace(view, origin="" if view.state is BlockState.FREE else origin))
     return MemorySnapshot(size, tuple(views), tuple(sorted(sequences, key=lambda view: view.name)), memory.ledger())
 
 
@@ -96,6 +107,15 @@ def _view(block: Block, holders: tuple[str, ...], num_stored: int, known: BlockV
     if known is not None and published_at and (known.published_at == published_at or not holders):
         content = known.content
     return BlockView(block.block_id, block.state, block.ref_count, holders, num_stored, published_at, content)
+
+
+def _kept_origin(view: BlockView, known: BlockView | None) -> str:
+    """Return where the bytes of a block came from, if they are those of before."""
+    if known is None:
+        return ""
+    is_same = bool(set(known.holders) & set(view.holders))
+    is_same = is_same or (view.published_at > 0 and view.published_at == known.published_at)
+    return known.origin if is_same else ""
 
 
 def describe_changes(before: MemorySnapshot, after: MemorySnapshot, copies: Iterable[BlockCopy] = ()) -> dict[int, str]:

@@ -18,7 +18,7 @@ MIN_COLUMNS = 20
 MAX_TEXT_COLUMNS = 96
 INDENT = 2
 PICTURE_S = 0.1
-SCENE_S = 0.4
+SCENE_S = 0.35
 HEADING = Style(Colour(31, 6), bold=True)
 UP = "\x1b[{}A"
 ERASE_LINE = "\x1b[K"

@@ -4,7 +4,7 @@
 bought. Everything else is the same code, so the parts agree to the byte. Where no `kv_memory` is given, an engine takes
 a share of what is left, because others may want the rest. A plan for this machine does the same; for another machine,
 or a memory that was given, it takes everything.
-With device cuda it is the GPU engine's plan, whether there is a GPU here or not.
+On a machine that is a GPU, and with device cuda, it is the GPU engine's plan, whether there is a GPU here or not.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ class AnyBlockSizer(EngineSizer):
 
 
 def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:
-    """Return the settings of an engine on a machine, which is a GPU where that was asked for."""
+    """Return the settings of an engine on a machine. As when it starts, device auto is the GPU if there is one."""
+    if config.device == "auto" and config.backend in ("auto", "torch"):
+        config = replace(config, device=hardware.device)
     return config.resolved(hardware.memory_bytes if config.device == "cuda" else None)
 
 

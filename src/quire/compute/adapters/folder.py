@@ -3,29 +3,29 @@
     base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight   [rank, in]
     base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight   [out, rank]
 
-A module is found by the name that the model's own checkpoint has for it. Where that fuses several matrices, they share
-A, and each has its rows of B.
+A module is found by the name that the model's own checkpoint has for it (places.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from quire.compute.adapters.gguf import GgufAdapter, gguf_settings, is_gguf
+from quire.compute.adapters.places import INNER, Module, Place, bare_name, modules_of
 from quire.compute.adapters.settings import SETTINGS_FILE, AdapterSettings
 from quire.compute.arrays import FloatArray
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.models.base import DecoderSpec, Part
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.weights.checkpoint import Checkpoint
-from quire.compute.weights.decoder_weights import expected_tensors
 from quire.compute.weights.safetensors import read_header
 from quire.core.errors import CheckpointError
 from quire.core.model_files import is_there, open_model_file, read_json_object
@@ -35,11 +35,7 @@ PICKLE_FILE: Final = "adapter_model.bin"
 RANK_STEP: Final = 16
 """Engines compute a rank rounded up to a multiple of this; the rest is zeros."""
 
-ADAPTED: Final = (Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN)
 NAME: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
-PREFIXES: Final = ("model.language_model.", "language_model.model.", "language_model.", "model.", "transformer.")
-"""Before the layers, by release and by how a model was opened for training."""
-
 DIGEST_BYTES: Final = 16
 CHUNK_BYTES: Final = 1 << 20
 MAX_NAMED: Final = 8
@@ -47,17 +43,15 @@ MAX_NAMED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class AdaptedMatrix:
-    """A matrix of a layer that an adapter changes, and the tensors that it has for it."""
+    """A matrix that an adapter changes, and the tensors that it has for it."""
 
-    layer: int
-    part: Part
     module: str
     a: str
     b: str
-    rows: slice | list[int]  # of B
     rank: int
     scale: float
-    shape: tuple[int, int]  # of the matrix
+    place: Place
+    cuts: tuple[slice, slice]  # its rows of A, and its columns of B
 
     @property
     def padded_rank(self) -> int:
@@ -71,6 +65,7 @@ class LowRank:
 
     layer: int
     part: Part
+    expert: int
     a: FloatArray
     b: FloatArray
     scale: float
@@ -93,21 +88,24 @@ class Adapter:
 
     def num_bytes(self, dtype_bytes: int = 2) -> int:
         """Return the bytes that it takes in memory, with numbers of this size."""
-        return dtype_bytes * sum(each.padded_rank * sum(each.shape) for each in self.matrices)
+        sizes = ((each.padded_rank, each.place.num_outputs + each.place.num_inputs) for each in self.matrices)
+        return dtype_bytes * sum(rank * size for rank, size in sizes)
 
     def read(self) -> Iterator[LowRank]:
         """Yield the matrices; raises `CheckpointError` for files that have changed and for NaN or infinity."""
         if _digest(self.folder) != self.digest:
             raise CheckpointError(str(self.folder), "files that have changed", "the adapter that was checked")
         tensors = _tensors(self.folder, self.spec)
-        for each in self.matrices:
-            a, b = tensors.tensor(each.a), tensors.tensor(each.b)[each.rows]
-            for name, numbers in ((each.a, a), (each.b, b)):
+        for (a, b), matrices in groupby(self.matrices, key=lambda each: (each.a, each.b)):
+            whole_a, whole_b = tensors.tensor(a), tensors.tensor(b)
+            for name, numbers in ((a, whole_a), (b, whole_b)):
                 if not np.isfinite(numbers).all():
                     raise CheckpointError(f"{tensors.name}: tensor {name!r}", "NaN or infinity", "finite numbers")
-            padding = each.padded_rank - each.rank
-            padded_a, padded_b = np.pad(a, ((0, padding), (0, 0))), np.pad(b, ((0, 0), (0, padding)))
-            yield LowRank(each.layer, each.part, padded_a, padded_b, each.scale)
+            for each in matrices:
+                place, padding, (rows, columns) = each.place, each.padded_rank - each.rank, each.cuts
+                padded_a = np.pad(whole_a[rows], ((0, padding), (0, 0)))
+                padded_b = np.pad(whole_b[place.rows][:, columns], ((0, 0), (0, padding)))
+                yield LowRank(place.layer, place.part, place.expert, padded_a, padded_b, each.scale)
 
 
 def read_adapter(folder: Path, spec: DecoderSpec, max_rank: int, digest: str | None = None) -> Adapter:
@@ -123,8 +121,6 @@ def read_adapter(folder: Path, spec: DecoderSpec, max_rank: int, digest: str | N
         file = ConfigFile(str(folder / SETTINGS_FILE), read_json_object(folder / SETTINGS_FILE))
         settings, base = AdapterSettings.of(file), file.fields.get("base_model_name_or_path")
     tensors = _tensors(folder, spec)
-    if spec.attention.latent is not None:
-        raise CheckpointError(str(folder), "an adapter", "none: models with latent attention cannot have one yet")
     matrices = tuple(_matrices(tensors, spec, settings, max_rank))
     return Adapter(folder, digest, matrices, base if isinstance(base, str) else "", spec)
 
@@ -132,7 +128,7 @@ def read_adapter(folder: Path, spec: DecoderSpec, max_rank: int, digest: str | N
 def _matrices(
     tensors: Checkpoint | GgufAdapter, spec: DecoderSpec, settings: AdapterSettings, max_rank: int
 ) -> Iterator[AdaptedMatrix]:
-    places, found = _places(spec), dict[str, dict[str, str]]()
+    modules, found = modules_of(spec), dict[str, dict[str, str]]()
     for name in tensors.entries:
         match = NAME.fullmatch(name)
         if match is None:
@@ -149,58 +145,30 @@ def _matrices(
         where = f"{tensors.name}: {module}"
         if pair.keys() != {"A", "B"}:
             raise CheckpointError(where, f"lora_{next(iter(pair))} alone", "lora_A and lora_B")
-        parts = places.get(_bare(module))
-        if not parts:
-            some = sorted({name.rpartition(".")[2] for name in places})[:MAX_NAMED]
+        if bare_name(module) not in modules:
+            some = sorted({name.rpartition(".")[2] for name in modules if not name.endswith(INNER)})[:MAX_NAMED]
             allowed = f"a matrix of the {len(spec.layers)} layers that can have an adapter: {', '.join(some)}"
             raise CheckpointError(tensors.name, module, allowed)
-        rank = settings.rank_of(module, tensors.entries[pair["A"]].shape[0])
-        total, num_inputs = parts[0].tensor_shape
+        found_shapes = {which: tensors.entries[name].shape for which, name in pair.items()}
+        matching = _matching(modules[bare_name(module)], found_shapes)
+        num_ranks = found_shapes["A"][0] // max(matching.count, 1)
+        rank = settings.rank_of(matching.full_name(module), num_ranks)
         if rank > max_rank:
             raise CheckpointError(f"{where}: rank", rank, f"at most {max_rank}, the max_adapter_rank")
-        for which, shape in (("A", (rank, num_inputs)), ("B", (total, rank))):
-            if tensors.entries[pair[which]].shape != shape:
-                found_shape = list(tensors.entries[pair[which]].shape)
-                raise CheckpointError(f"{where}.lora_{which}: shape", found_shape, f"{list(shape)} for this model")
-        scale = settings.scale_of(module, rank)
-        for place in parts:
-            rows = spec.sources[place.part].rows_of(place.num_outputs)
-            shape = place.num_outputs, num_inputs
-            yield AdaptedMatrix(place.layer, place.part, module, pair["A"], pair["B"], rows, rank, scale, shape)
+        for which, shape in matching.shapes(rank).items():
+            if found_shapes[which] != shape:
+                allowed = f"{list(shape)} for this model"
+                raise CheckpointError(f"{where}.lora_{which}: shape", list(found_shapes[which]), allowed)
+        scale = settings.scale_of(matching.full_name(module), rank)
+        for place in matching.places:
+            cuts = matching.cuts(place, rank)
+            yield AdaptedMatrix(module, pair["A"], pair["B"], rank, scale, place, cuts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A matrix of the model, and the shape [out, in] of the tensor that has it."""
-
-    layer: int
-    part: Part
-    num_outputs: int
-    tensor_shape: tuple[int, int]
-
-
-def _places(spec: DecoderSpec) -> dict[str, list[_Place]]:
-    """Return the matrices that can have an adapter, by the bare name of their tensor."""
-    shapes, places = expected_tensors(spec), dict[str, list[_Place]]()
-    for index, layer in enumerate(spec.layers):
-        for part, shape in spec.layer_parts(layer).items():
-            if part in ADAPTED:
-                source = spec.sources[part]
-                stem = source.stem_of(index)
-                tensor = shapes[f"{stem}.weight"]
-                tensor_shape = (tensor[1], tensor[0]) if source.transposed else (tensor[0], tensor[1])
-                place = _Place(index, part, shape.weight[0], tensor_shape)
-                places.setdefault(_bare(stem), []).append(place)
-    return places
-
-
-def _bare(module: str) -> str:
-    """Return the name of a module from its layer on.
-
-    >>> _bare("model.language_model.layers.0.mlp.up_proj"), _bare("transformer.h.0.attn.c_attn")
-    ('layers.0.mlp.up_proj', 'h.0.attn.c_attn')
-    """
-    return next((module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)), module)
+def _matching(modules: Sequence[Module], shapes: Mapping[str, tuple[int, ...]]) -> Module:
+    """Return the module that A and B are for; the first if none has their inputs and outputs."""
+    sizes = shapes["A"][-1:] + shapes["B"][:1]
+    return next((each for each in modules if (each.num_inputs, each.num_outputs) == sizes), modules[0])
 
 
 def _tensors(folder: Path, spec: DecoderSpec) -> Checkpoint | GgufAdapter:

@@ -39,7 +39,7 @@ class AdapterLoader:
     def load(self, digest: str, folder: str) -> None:
         """Begin to load an adapter; nothing if it is there or on its way. One that failed is tried again. Mutates."""
         load = self._loads.get(digest)
-        if self._shelf.has_adapter(digest) or (load is not None and not load.done()):
+        if digest in self._there or (load is not None and not (load.done() and _failure_of(load))):
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "quire-adapters")
@@ -57,12 +57,15 @@ class AdapterLoader:
         return self._shelf.has_adapter(digest)
 
     def drop(self, digest: str) -> None:
-        """Free the memory of an adapter that no request has. Mutates."""
+        """Free the memory of an adapter that no request has, at the end of its load; does not wait. Mutates."""
         load = self._loads.pop(digest, None)
-        if load is not None and not load.cancel():
-            _failure_of(load)
         self._there.discard(digest)
-        self._shelf.drop_adapter(digest)
+        if load is None:
+            self._shelf.drop_adapter(digest)
+        else:
+            # A disk may never answer. A later load of the same adapter comes after this one, in the same thread.
+            load.cancel()
+            load.add_done_callback(lambda _: self._shelf.drop_adapter(digest))
 
     def states(self) -> Mapping[str, str]:
         """Return the state of each adapter by digest. Does not mutate."""

@@ -33,6 +33,7 @@ WITHOUT_EFFECT: Final = frozenset(
         "qalora_group_size",
         "revision",
         "target_modules",
+        "target_parameters",
         "task_type",
     }
 )
@@ -43,6 +44,9 @@ PLAIN_STARTS: Final = (True, False, None, "gaussian", "eva", "orthogonal")
 
 PATTERN: Final = re.compile(r"[\w.\\^$]+", re.ASCII)
 """Names of modules: an expression could take hours."""
+
+ANYWHERE: Final = ".*\\."
+"""What PEFT writes before the names of experts; every name may follow others anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,13 @@ class AdapterSettings:
 
 def _patterns(file: ConfigFile, field: str) -> tuple[tuple[str, float], ...]:
     section = file.section(field)
-    for name in section.fields:
-        if PATTERN.fullmatch(name) is None:
+    names = {name: name.removeprefix(ANYWHERE) for name in section.fields}
+    for name, pattern in names.items():
+        if PATTERN.fullmatch(pattern) is None:
             raise section.error(name, "a name of modules, not another expression")
     if field == "rank_pattern":
-        return tuple((name, section.size(name, high=MAX_RANK)) for name in section.fields)
-    return tuple((name, section.number(name)) for name in section.fields)
+        return tuple((pattern, section.size(name, high=MAX_RANK)) for name, pattern in names.items())
+    return tuple((pattern, section.number(name)) for name, pattern in names.items())
 
 
 def _found(patterns: tuple[tuple[str, float], ...], module: str, default: float) -> float:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from quire.compute.arrays import FloatArray
-from quire.compute.gguf.header import GgufHeader
+from quire.compute.gguf.header import GgufHeader, GgufTensor
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.rope import FULL, SLIDING
 from quire.core.errors import ModelError
@@ -73,6 +73,10 @@ FILE_TYPES: Final = MappingProxyType(
     }
 )
 """`general.file_type` → what people call such a file: the type of most of its matrices, and how many are wider."""
+
+CLASSIFIER: Final = "cls.output.weight"
+POOLINGS: Final = MappingProxyType({1: "mean", 2: "cls", 3: "lasttoken"})
+"""Values of `pooling_type` → of sentence-transformers. 0: none; 4: the scores of labels, by `cls.output.weight`."""
 
 SOFTMAX: Final = 1  # of expert_gating_func
 SIGMOID: Final = 2
@@ -144,7 +148,30 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     if rope:
         config["rope_scaling"] = rope
     own = OWN.get(architecture)
-    return config if own is None else config | own(settings)
+    if own is not None:
+        config |= own(settings)
+    return config | _labels(settings, header.tensors.get(CLASSIFIER))
+
+
+def _labels(settings: _Settings, classifier: GgufTensor | None) -> dict[str, object]:
+    """Return what a model that scores texts has of its own: rows for labels, in place of a head."""
+    if classifier is None:
+        return {}
+    key = settings.key("classifier.output_labels")
+    names = (
+        settings.file.texts(key) if settings.file.is_set(key) else [f"LABEL_{n}" for n in range(classifier.shape[0])]
+    )
+    if len(names) != classifier.shape[0]:
+        raise settings.file.error(key, f"a name for each of the {classifier.shape[0]} rows of {CLASSIFIER}")
+    stem = ARCHITECTURES[settings.architecture].removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    labels = {str(place): name for place, name in enumerate(names)}
+    return {"architectures": [f"{stem}ForSequenceClassification"], "id2label": labels}
+
+
+def pooling_config_of(header: GgufHeader) -> dict[str, object] | None:
+    """Return what 1_Pooling/config.json would say for a file; None where the file says nothing. Does not mutate."""
+    kind = header.settings.get(f"{architecture_of(header)}.pooling_type")
+    return {"pooling_mode": POOLINGS[kind]} if type(kind) is int and kind in POOLINGS else None
 
 
 def _dtype(header: GgufHeader) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from quire.compute.gguf.header import PART, GgufHeader, parts_of
-from quire.compute.gguf.settings import config_of, file_type_of, generation_config_of
+from quire.compute.gguf.settings import config_of, file_type_of, generation_config_of, pooling_config_of
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
 from quire.core.errors import CheckpointError
@@ -17,6 +17,7 @@ from quire.core.model_files import MAX_SETTINGS_BYTES
 
 OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
 TOKENIZER = "tokenizer.json"
+POOLING = "1_Pooling/config.json"
 
 
 def is_gguf(path: Path) -> bool:
@@ -52,7 +53,7 @@ class GgufFile:
 
     def has(self, file: str) -> bool:
         """Return whether the file says what a file of that name would say."""
-        return file in (*OBJECTS, TOKENIZER)
+        return file in (*OBJECTS, TOKENIZER) or (file == POOLING and pooling_config_of(self._header) is not None)
 
     def text(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
         """Return what a file of that name would hold."""
@@ -70,6 +71,9 @@ class GgufFile:
                 return generation_config_of(self._header)
             case "tokenizer_config.json":
                 return tokenizer_config_of(self._header)
+        pooling = pooling_config_of(self._header) if file == POOLING else None
+        if pooling is not None:
+            return pooling
         raise CheckpointError(self.name, f"without what {file} says", f"one of {', '.join(OBJECTS)}")
 
     def tensors(self) -> GgufTensors:

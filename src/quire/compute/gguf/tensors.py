@@ -31,6 +31,7 @@ SETTINGS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factor
 """Tensors that are settings: frequencies of positions are divided by them."""
 
 ONCE: Final = MappingProxyType({"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"})
+CLASSIFIER: Final = MappingProxyType({"cls.output": "score"})  # of all architectures
 LAYER: Final = MappingProxyType(
     {
         "attn_norm": "input_layernorm",
@@ -217,7 +218,8 @@ class _Names:
         """Return what a file calls a tensor of Hugging Face; the name itself where files have no other."""
         stem, _, kind = name.rpartition(".")
         layer, _, part = stem.removeprefix(self.prefix).partition(".")
-        names, where = self.once, ""
+        where = ""
+        names: Mapping[str, str] = {**self.once, **CLASSIFIER}
         if stem.startswith(self.prefix):
             names, stem, where = self.layer, part, f"blk.{layer}."
             if part.startswith("mlp.experts."):
@@ -393,7 +395,8 @@ def _named(header: GgufHeader, names: _Names, name: str, tensor: GgufTensor) -> 
     """Return what a tensor of the file is called, one name for each expert in it."""
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("blk."):
-        return [(f"{names.once[stem]}.{kind}" if stem in names.once else name, GgufEntry(tensor))]
+        once = {**names.once, **CLASSIFIER}
+        return [(f"{once[stem]}.{kind}" if stem in once else name, GgufEntry(tensor))]
     _, layer, part = stem.split(".", 2) if stem.count(".") >= 2 else ("", "", stem)
     if part in EXPERTS and len(tensor.shape) == (3 if kind == "weight" else 2):
         if tensor.shape[0] > MAX_EXPERTS:

@@ -8,6 +8,7 @@ two pieces, the best score first.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,7 +17,9 @@ from typing import Any, Final
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.settings import CONTROL, vocabulary
 from quire.compute.models.config_file import ConfigFile
+from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE
 
+RERANK: Final = "rerank"  # the name of a template that is no Jinja: {query} and {document} are replaced
 USER_DEFINED: Final = 4  # of tokenizer.ggml.token_type
 SPACE: Final = "\u2581"
 NAMED: Final = MappingProxyType(
@@ -159,10 +162,24 @@ def _templates(file: ConfigFile) -> str | list[dict[str, object]] | None:
         if not isinstance(text, str) and not name.endswith("s"):
             raise file.error(f"{plain}.{name}".removesuffix("."), "a text")
     texts = {name or "default": text for name, text in found.items() if isinstance(text, str)}
+    if RERANK in texts:
+        texts[PAIR_TEMPLATE] = _pair_template(texts.pop(RERANK))
     if texts.keys() <= {"default"}:
         default = texts.get("default")
         return default if isinstance(default, str) else None
     return [{"name": name, "template": text} for name, text in texts.items()]
+
+
+def _pair_template(text: str) -> str:
+    """Return a text with places for a query and a document as a Jinja template for three messages."""
+    places = {"{query}": 1, "{document}": 2, INSTRUCTION: 0}
+    pieces = re.split("(" + "|".join(map(re.escape, places)) + ")", text)
+    written = [
+        f"messages[{places[piece]}].content" if piece in places else json.dumps(piece, ensure_ascii=False)
+        for piece in pieces
+        if piece
+    ]
+    return "".join(f"{{{{ {piece} }}}}" for piece in written)
 
 
 def _added_token(token_id: int, text: str, *, special: bool) -> dict[str, object]:

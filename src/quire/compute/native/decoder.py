@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from quire._native import Adapter as NativeAdapter
 from quire._native import Decoder
-from quire.compute.adapters.folder import Adapter
+from quire.compute.adapters.folder import Adapter, LowRank
+from quire.compute.adapters.places import BY_HEAD
 from quire.compute.arrays import FloatArray, HalfArray, IntArray
 from quire.compute.models.base import DecoderSpec, Part
 from quire.compute.weights.bfloat16 import narrowed
@@ -103,9 +106,24 @@ class NativeDecoder:
             return
         packed = NativeAdapter(self._decoder)
         for each in adapter.read():
-            a, b = (_as_bfloat16(rows) if self._dtype == "bfloat16" else rows for rows in (each.a, each.b))
-            packed.set(each.part.value, each.layer, a, b, each.scale)
+            heads = self._heads_of(each) if each.part in BY_HEAD else [(each.expert, each.a, each.b)]
+            for index, *matrices in heads:
+                a, b = (_as_bfloat16(rows) if self._dtype == "bfloat16" else rows for rows in matrices)
+                packed.set(each.part.value, each.layer, index, a, b, each.scale)
         self._adapters[adapter.digest] = packed
+
+    def _heads_of(self, low_rank: LowRank) -> Iterator[tuple[int, FloatArray, FloatArray]]:
+        """Yield A and B of each head; a matrix that all heads share comes with the first, and has no rows after it.
+
+        Queries are multiplied by the transpose of KEY_UP, so there B of a head comes first, and then A of all.
+        """
+        of_heads = low_rank.b.reshape(self.spec.attention.num_heads, -1, low_rank.b.shape[1])
+        nothing = low_rank.a[:0]
+        for head, b in enumerate(of_heads):
+            if low_rank.part is Part.KEY_UP:
+                yield head, np.ascontiguousarray(b.T), nothing if head else np.ascontiguousarray(low_rank.a.T)
+            else:
+                yield head, nothing if head else low_rank.a, b
 
     def has_adapter(self, digest: str) -> bool:
         """Whether an adapter is in memory."""

@@ -18,6 +18,7 @@ import torch
 from quire.compute.arrays import IntArray
 from quire.compute.torch.attention import flashinfer
 from quire.compute.torch.attention.base import (
+    MOST_SHORT,
     AttentionBackend,
     AttentionRule,
     KVPair,
@@ -178,6 +179,7 @@ class AttentionRun:
         positions = (lengths[:, None] - step.num_queries + np.arange(step.num_queries)).ravel()
         shape = StepShape(
             num_decodes=len(lengths) if step.num_queries == 1 else 0,
+            num_short=len(lengths) if step.num_queries <= MOST_SHORT else 0,
             longest_query=step.num_queries,
             longest_context=int(lengths.max()),
             query_starts=starts,

@@ -17,13 +17,14 @@ from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, need
 from quire.compute.models import ModelDescription
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
-from quire.compute.torch.settings import DTYPES, TorchSettings, activation_bytes, device_needs, kv_cache_spec
+from quire.compute.torch.settings import DTYPES, TorchSettings, activation_bytes, block_spec, device_needs
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
 from quire.core.granted import free_memory, usable_cores
 from quire.core.memory_needs import MemoryNeeds
+from quire.core.step import MAX_STEP_DRAFTS
 
 if TYPE_CHECKING:
     from quire.compute.torch.load import LoadedModel
@@ -54,11 +55,9 @@ class TorchBackend:
 
         Raises `InvalidConfigError` for settings that it does not support.
         """
-        if model.spec.attention.latent is not None:
+        models = [each for each in (model, model.draft) if each is not None]
+        if any(each.spec.attention.latent is not None for each in models):
             raise InvalidConfigError("backend", "torch", "native or reference: torch does not run latents (MLA) yet")
-        if model.draft is not None:
-            allowed = "off, auto or ngram: the torch backend runs no draft model, only native and reference do"
-            raise InvalidConfigError("speculation", config.speculation, allowed)
         if device == "cpu" and find_spec("torch") is None:
             raise InvalidConfigError("backend", "torch", "native or reference: torch is not installed")
         if config.touch_kv_memory == "start" and device == "cuda":
@@ -76,6 +75,7 @@ class TorchBackend:
             block_size=config.block_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
+            max_step_drafts=MAX_STEP_DRAFTS if config.max_drafts else 0,
             attention=config.attention_backend,
             batch_invariant=config.batch_invariant,
             graphs=config.cuda_graphs,
@@ -89,9 +89,12 @@ class TorchBackend:
             weights=config.weights,
             instruction_set=device,
             num_threads=settings.num_threads,
-            kv_spec=kv_cache_spec(model.spec, settings),
-            weight_bytes=weight_bytes(model.spec, "bfloat16" if dtype == "float16" else dtype, config.weights),
-            activation_bytes=activation_bytes(model.spec, settings),
+            kv_spec=block_spec(model, settings),
+            weight_bytes=sum(
+                weight_bytes(each.spec, "bfloat16" if dtype == "float16" else dtype, config.weights) for each in models
+            ),
+            activation_bytes=activation_bytes(model.spec, settings)
+            + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
             makes_vectors=True,
             takes_adapters=True,
             adapter_bytes=adapter_bytes(model, config, dtype),
@@ -108,8 +111,10 @@ class TorchBackend:
         if gpu.gpu is None and config.device == "auto":
             return None, ""
         found = cls.of("cuda", config.resolved(gpu.total_bytes), model)
-        needs = device_needs(model.spec, found.facts.weight_bytes + found.facts.activation_bytes)
-        choice = choose_device(gpu, config.device, needs)
+        num_bytes = found.facts.weight_bytes + found.facts.activation_bytes
+        specs = [each.spec for each in (model, model.draft) if each is not None]
+        choices = [choose_device(gpu, config.device, device_needs(spec, num_bytes)) for spec in specs]
+        choice = next((each for each in choices if each.device == "cpu"), choices[0])
         if choice.device == "cpu":
             return None, choice.notice
         facts = replace(found.facts, instruction_set=f"{gpu.gpu}, capability {gpu.dotted_capability}")

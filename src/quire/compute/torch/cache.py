@@ -7,7 +7,9 @@ So a move is one piece of host memory, which the device's copy engine reads or w
 CUDA, moves run on their own stream. That stream waits for the steps before it, which may still use the blocks. Steps
 wait for the stream when they first need the memory, and upload their inputs meanwhile.
 
-With `poison` the memory starts as NaN: reading a slot that was never written shows in the logits.
+The layers of a draft model are in the same blocks: whatever is done to a block is done in a second pool too, which has
+the layout of their own attention. With `poison` the memory starts as NaN: reading a slot that was never written shows
+in the logits.
 """
 
 from __future__ import annotations
@@ -52,10 +54,14 @@ class TorchCache:
         self._tiers: tuple[_Tier, _Tier] | None = None
         self._pairs: tuple[KVPair, ...] = ()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.draft: TorchCache | None = None
+        """The layers of the draft model in the same blocks; None without one."""
 
     def resize(self, num_blocks: int, num_host_blocks: int) -> None:
         """Set the number of blocks for the next `allocate`. Mutates."""
         self.num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
+        if self.draft is not None:
+            self.draft.resize(num_blocks, num_host_blocks)
 
     def allocate(self) -> None:
         """Allocate the memory. Mutates; what was stored is lost."""
@@ -71,10 +77,14 @@ class TorchCache:
             for place, layer in enumerate(group.layers)
         }
         self._pairs = tuple(blocks.pool.pair(*homes[layer]) for layer in sorted(homes))
+        if self.draft is not None:
+            self.draft.allocate()
 
     def release(self) -> None:
         """Give the memory back to the device. Mutates; may be called twice."""
         self._tiers, self._pairs = None, ()
+        if self.draft is not None:
+            self.draft.release()
         if self._stream is not None:
             with suppress(torch.AcceleratorError):  # a failed device takes no memory back
                 torch.cuda.empty_cache()
@@ -103,12 +113,16 @@ class TorchCache:
             blocks.copy(plan.copies)
             for block, host_block in plan.moves_in:
                 blocks.take(block, host, host_block)
+        if self.draft is not None:
+            self.draft.apply(plan)
 
     def read_block(self, block: int, group: int, buffer: memoryview) -> None:
         """Copy the bytes of a block of a group into `buffer`; waits for the steps before. Does not mutate."""
         with self._moving():
             data = self._content(block, group).contiguous().cpu().numpy().data.cast("B")
         buffer[: len(data)] = data
+        if self.draft is not None:
+            self.draft.read_block(block, group, buffer[len(data) :])
 
     def write_block(self, block: int, group: int, buffer: memoryview) -> None:
         """Copy bytes as `read_block` gives them into a block, after the steps before. Mutates, perhaps later."""
@@ -116,6 +130,8 @@ class TorchCache:
             content = self._content(block, group)
             data = torch.frombuffer(bytearray(buffer[: content.numel()]), dtype=torch.uint8)
             content.copy_(data.view(content.shape))
+        if self.draft is not None:
+            self.draft.write_block(block, group, buffer[content.numel() :])
 
     def _content(self, block: int, group: int) -> torch.Tensor:
         if self._tiers is None:

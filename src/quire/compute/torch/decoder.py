@@ -67,7 +67,7 @@ class TorchDecoder:
         self._attention, self._operations, self._product = engines.attention, engines.operations, engines.product
         chosen = engines.operations, engines.product, engines.experts
         self._mlps = MLPs(*chosen, spec.mlp.activation, gated=spec.mlp.gated)
-        self._low_rank = LowRankSums(engines.product, part_sizes(spec))
+        self._low_rank = LowRankSums(engines.product, engines.experts.product, part_sizes(spec))
         shape = spec.attention
         self._rules = [
             AttentionRule(shape.scale, layer.window, shape.score_soft_cap, own.sinks)
@@ -98,7 +98,7 @@ class TorchDecoder:
         for index, (weights, layer, rule, pair) in enumerate(
             zip(self._weights.layers, self.spec.layers, self._rules, pairs, strict=True)
         ):
-            add = self._adder(batch, index)
+            add = Add(self._low_rank, batch.adapted, index)
             hidden, rows = self._enter(waiting, weights.norms.get(Part.ATTENTION_NORM))
             queries = self._operations.rotate_and_write(
                 add(self._product(rows, weights.projection), rows, (Part.QUERY, Part.KEY, Part.VALUE)),
@@ -141,12 +141,6 @@ class TorchDecoder:
         update = self._update(self._transform(rows, weights, slots, add), norms.get(Part.AFTER_MLP_NORM))
         return _Waiting(hidden, update, norms.get(Part.JOINED_MLP_NORM))
 
-    def _adder(self, batch: StepBatch, layer: int) -> Add:
-        """Return what adds the part of the step's adapters to a product of a layer."""
-        if not batch.adapted:
-            return lambda output, rows, parts: output
-        return lambda output, rows, parts: self._low_rank.add(output, rows, batch.adapted, layer, parts)
-
     def _embed(self, batch: StepBatch) -> torch.Tensor:
         weights = self._weights
         hidden = weights.embedding.looked_up(batch.token_ids).to(torch.float32) * self.spec.embedding_scale
@@ -173,7 +167,7 @@ class TorchDecoder:
             return self._mlps.dense(rows, weights.mlp, add)
         spec, router, experts = self.spec.experts, weights.router, weights.experts
         assert spec is not None and router is not None and experts is not None  # a layer without an MLP is sparse
-        return self._mlps.sparse(rows, slots, router, experts, spec)
+        return self._mlps.sparse(rows, slots, router, experts, spec, add)
 
     def _update(self, output: torch.Tensor, after: Norm | None) -> torch.Tensor:
         """Return what a sublayer adds to the residual stream."""

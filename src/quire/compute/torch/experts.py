@@ -65,6 +65,7 @@ class MLPs:
         self._activation = activation
         self._activate = operations.gated if gated else operations.activate
         self._up_parts = (Part.GATE, Part.UP) if gated else (Part.UP,)
+        self._expert_up_parts = (Part.EXPERT_GATE, Part.EXPERT_UP) if gated else (Part.EXPERT_UP,)
 
     def dense(self, rows: torch.Tensor, mlp: MLP, add: Add) -> torch.Tensor:
         """Return the MLP of each row: `[num_rows, hidden_size]`. `add`: what adapters add to its products."""
@@ -73,12 +74,15 @@ class MLPs:
         return add(self._product(active, mlp.down), active, (Part.DOWN,))
 
     def sparse(
-        self, rows: torch.Tensor, slots: torch.Tensor, router: Matrix, experts: MLP, spec: ExpertsSpec
+        self, rows: torch.Tensor, slots: torch.Tensor, router: Matrix, experts: MLP, spec: ExpertsSpec, add: Add
     ) -> torch.Tensor:
         """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`; undefined for slots of -1."""
+        per_token = spec.experts_per_token
         routing = self._experts.route(self._product(rows.to(torch.float32), router), slots, spec)
-        active = self._activate(self._experts.product(rows, experts.up, routing), self._activation)
-        return self._experts.combine(self._experts.product(active, experts.down, routing), routing)
+        inner = self._experts.product(rows, experts.up, routing)
+        active = self._activate(add.to_pairs(inner, rows, routing, self._expert_up_parts, per_token), self._activation)
+        outputs = self._experts.product(active, experts.down, routing)
+        return self._experts.combine(add.to_pairs(outputs, active, routing, (Part.EXPERT_DOWN,), per_token), routing)
 
 
 class Routed(NamedTuple):

@@ -1,11 +1,12 @@
 """DecodeGraphs: records steps of decodes once and replays them, so that the host launches a step and not its kernels.
 
-    sizes 1, 2, 4, 8, …    a step of 5 decodes is replayed in the graph of 8: its rows, and 3 unused rows
+    sizes 1, 2, 4, 8, …    a step of 5 tokens is replayed in the graph of 8: its rows, and 3 unused rows
 
     tokens, positions, slots ─► where the recording reads them ─┐
     work of attention, block tables ─► `StandingPlan` ──────────┴─► replay: embed … all layers … rows ─► head
 
-A recording repeats the same computation at the same addresses, for the same number of rows. So everything that differs
+The tokens are those of decodes, with the guesses behind them, or the ends of prompts: any short queries. A recording
+repeats the same computation at the same addresses, for the same number of rows. So everything that differs
 between steps is copied to the addresses that it reads, and the resulting rows stay at their address until the next
 replay. Unused rows have slot -1 and no work in attention: they store nothing, and no row reads another. The head is
 launched separately, because otherwise every size would keep memory for its logits. A step whose work does not fit into
@@ -99,9 +100,10 @@ class DecodeGraphs:
         self._note()
 
     def takes(self, batch: StepBatch) -> bool:
-        """Return whether a step may be replayed: one token per sequence, and not too many. Does not mutate."""
-        num_tokens = batch.shape.num_tokens
-        return batch.shape.num_decodes == num_tokens <= self._sizes[-1] and bool(self._graphs)
+        """Return whether a step may be replayed: short queries only, and not too many tokens. Does not mutate."""
+        shape = batch.shape
+        is_short = shape.num_short == shape.num_sequences and shape.num_tokens <= self._sizes[-1]
+        return is_short and bool(self._graphs)
 
     def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
         """Replay a step, with the results of `TorchDecoder.run`. Mutates the slots of its tokens."""
@@ -129,13 +131,13 @@ class DecodeGraphs:
 
 
 def _blank(size: int, num_ids: int, num_groups: int, device: torch.device) -> StepBatch:
-    """Return a step of this many decodes that store nothing, with room for block tables of this many ids."""
+    """Return a step of this many tokens that store nothing, with room for block tables of this many ids."""
 
     def column(length: int, value: int) -> torch.Tensor:
         return torch.full((length,), value, dtype=torch.int32, device=device)
 
     nothing = column(0, 0)
-    no_shape = StepShape(size, 1, 1, *(2 * (nothing.cpu().numpy(),)), ())
+    no_shape = StepShape(size, size, 1, 1, *(2 * (nothing.cpu().numpy(),)), ())
     return StepBatch(
         token_ids=column(size, 0),
         positions=column(size, 0),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from quire.compute.arrays import FloatArray
-from quire.compute.backend import WorkerParts
+from quire.compute.backend import DraftParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.sampling.reference import ReferenceSampler
@@ -24,7 +25,7 @@ from quire.compute.torch.operations import Operations, PlainOperations
 from quire.compute.torch.products import Product, choose_tile, keep_sums_whole, product
 from quire.compute.torch.rehearsal import largest_steps
 from quire.compute.torch.runner import DeviceSampler, TorchRunner
-from quire.compute.torch.settings import TorchSettings, kv_cache_spec
+from quire.compute.torch.settings import TorchSettings, block_spec, kv_cache_spec
 from quire.compute.torch.weights import DTYPES, PartReader, TorchWeights
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.key_centres import BLOCK, key_centres, num_blocks
@@ -59,15 +60,25 @@ def open_device(name: str) -> torch.device:
 
 
 class LoadedModel:
-    """A model on a device, and a KV memory that is not allocated yet: enough to make a worker."""
+    """A model on a device, and a KV memory that is not allocated yet: enough to make a worker.
+
+    `draft`: its draft model, over the same blocks (`TorchCache.draft`).
+    """
 
     def __init__(
-        self, decoder: TorchDecoder, cache: TorchCache, settings: TorchSettings, eos_token_ids: frozenset[int]
+        self,
+        decoder: TorchDecoder,
+        cache: TorchCache,
+        settings: TorchSettings,
+        eos_token_ids: frozenset[int],
+        *,
+        draft: LoadedModel | None = None,
     ) -> None:
         self._decoder = decoder
-        self._cache = cache
+        self.cache = cache
         self._settings = settings
         self._eos_token_ids = eos_token_ids
+        self._draft = draft
         self._sampler = create_sampler(decoder.spec.vocab_size, cache.device)
 
     def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
@@ -75,54 +86,72 @@ class LoadedModel:
 
         Raises `InvalidConfigError` if the largest steps or their graphs do not fit next to the weights.
         """
-        self._cache.resize(1, 0)
-        self._cache.allocate()
+        self.cache.resize(1, 0)
+        self.cache.allocate()
         try:
-            return measure(memory, self._prepared, lambda: self._prepared(self._new_graphs(note_loaded)))
+            return measure(
+                memory,
+                lambda: self._prepared(records=False),
+                lambda: self._prepared(records=True, note_loaded=note_loaded),
+            )
         finally:
-            self._cache.release()
+            self.cache.release()
 
     def parts(self, num_blocks: int, num_host_blocks: int = 0, note_loaded: NoteLoaded | None = None) -> WorkerParts:
         """Return the parts of a worker with this many blocks. Mutates: the worker gets the KV memory."""
-        self._cache.resize(num_blocks, num_host_blocks)
+        self.cache.resize(num_blocks, num_host_blocks)
         runner = self._runner(self._new_graphs(note_loaded))
-        parts = WorkerParts(runner, self._cache, self._sampler, self._eos_token_ids, launcher=runner)
-        return replace(parts, adapters=runner, has_adapter=runner.has_adapter)
+        parts = WorkerParts(runner, self.cache, self._sampler, self._eos_token_ids, launcher=runner)
+        parts = replace(parts, adapters=runner, has_adapter=runner.has_adapter)
+        return parts if self._draft is None else self._draft.join(parts, runner.vocab_size)
 
-    def _prepared(self, graphs: DecodeGraphs | None = None) -> TorchRunner:
-        runner = self._runner(graphs)
-        runner.prepare(self._cache)
-        return runner
+    def join(self, parts: WorkerParts, vocab_size: int) -> WorkerParts:
+        """Return the parts of a model of this many tokens, with this model as its draft model. Does not mutate."""
+        runner, spec = self._runner(self._new_graphs(None)), self._decoder.spec
+        sampler = create_sampler(min(vocab_size, spec.vocab_size), self.cache.device)
+        draft = DraftParts(
+            runner, self.cache, sampler, spec.context_length, most_tokens=self._settings.max_num_batched_tokens
+        )
+        return replace(parts, draft=draft, on_start=partial(runner.prepare, self.cache))
+
+    def _prepared(self, *, records: bool, note_loaded: NoteLoaded | None = None) -> list[TorchRunner]:
+        """Return the runners of the model and of its draft model, after their largest steps."""
+        runner = self._runner(self._new_graphs(note_loaded) if records else None)
+        runner.prepare(self.cache)
+        return [runner] if self._draft is None else [runner, *self._draft._prepared(records=records)]
 
     def _runner(self, graphs: DecodeGraphs | None) -> TorchRunner:
-        cache, decoder = self._cache, self._decoder
+        cache, decoder = self.cache, self._decoder
         rehearsals: tuple[StepInputs, ...] = ()
         if cache.device.type == "cuda":
             rehearsals = largest_steps(cache.spec, self._settings, decoder.spec.context_length)
         return TorchRunner(decoder, self._sampler, cache.device, graphs=graphs, rehearsals=rehearsals)
 
     def _new_graphs(self, note_loaded: NoteLoaded | None) -> DecodeGraphs | None:
-        if self._cache.device.type != "cuda" or not self._settings.graphs:
+        if self.cache.device.type != "cuda" or not self._settings.graphs:
             return None
-        return DecodeGraphs(self._decoder, CudaRecorder(), self._settings.max_num_seqs, note_loaded)
+        max_tokens = self._settings.max_num_seqs + self._settings.max_step_drafts
+        return DecodeGraphs(self._decoder, CudaRecorder(), max_tokens, note_loaded)
 
 
 def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None = None) -> LoadedModel:
-    """Return a model on its device. Checks the whole checkpoint before it reads a weight; calls `note_loaded`.
+    """Return a model on its device, and its draft model. Checks a whole checkpoint before it reads a weight of it.
 
-    Raises `ExecutionError` for a device that cannot be opened, `OutOfMemoryError` for weights that do not fit.
+    Calls `note_loaded` with the progress of the model. Raises `ExecutionError` for a device that cannot be opened,
+    `OutOfMemoryError` for weights that do not fit.
     """
     checkpoint = model.source.tensors()
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     device = open_device(settings.device)
-    kv_spec = kv_cache_spec(model.spec, settings)
-    cache = TorchCache(kv_spec, create_attention(model.spec, settings), device, num_blocks=0)
+    cache = TorchCache(block_spec(model, settings), create_attention(model.spec, settings), device, num_blocks=0)
     # The reader knows bfloat16 and float32; float16 is converted from float32 while loading.
     dtype = "float32" if settings.dtype == "float16" else settings.dtype
     reader = WeightReader(model.spec, checkpoint, dtype, settings.weights, note_loaded)
+    draft = None if model.draft is None else load_model(model.draft, settings.of_draft())
+    cache.draft = None if draft is None else draft.cache
     decoder = load_decoder(model.spec, reader, settings, cache)
-    return LoadedModel(decoder, cache, settings, frozenset(model.eos_token_ids))
+    return LoadedModel(decoder, cache, settings, frozenset(model.eos_token_ids), draft=draft)
 
 
 def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings, cache: TorchCache) -> TorchDecoder:
@@ -177,7 +206,7 @@ def create_experts(product: Product, device: torch.device, *, batch_invariant: b
 def create_sampler(vocab_size: int, device: torch.device) -> DeviceSampler:
     """Return the sampler: on a GPU it works where the logits are, elsewhere it is the definition itself."""
     if device.type != "cuda":
-        return HostSampler(ReferenceSampler())
+        return HostSampler(ReferenceSampler(vocab_size))
     from quire.compute.torch.sampling import TorchSampler  # needs Triton
 
     return TorchSampler(vocab_size)

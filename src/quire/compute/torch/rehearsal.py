@@ -20,14 +20,13 @@ from quire.compute.torch.kernels.tile_shape import SPLIT
 from quire.compute.torch.settings import TorchSettings
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.kv_spec import KVCacheSpec
-from quire.core.step import MAX_PROMPT_LOGITS
 
 
 def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: int) -> tuple[StepInputs, ...]:
     """Return the steps. No token is past the context of the model."""
     num_prompts = -(-settings.max_num_batched_tokens // context_length)
     prompt = np.arange(settings.max_num_batched_tokens // num_prompts)
-    num_logits = min(-(-(settings.max_num_seqs + MAX_PROMPT_LOGITS) // num_prompts), len(prompt))
+    num_logits = min(-(-settings.num_logits // num_prompts), len(prompt))
     num_doublings = (max(context_length - 1, 1) // SPLIT).bit_length()
     num_cut = max(1, MOST_PARTS // -(-context_length // SPLIT))
     lengths = [SPLIT << doubling for doubling in range(1, num_doublings)] + [context_length]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.torch.device import DeviceNeeds
 from quire.core.errors import InvalidConfigError
@@ -38,6 +39,8 @@ class TorchSettings:
     block_size: int = 16
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
+    max_step_drafts: int = 0
+    max_prompt_logits: int = MAX_PROMPT_LOGITS
     attention: str = "auto"
     batch_invariant: bool = False
     num_threads: int = 0
@@ -47,6 +50,21 @@ class TorchSettings:
     def stored_kv_dtype(self) -> str:
         """The dtype of keys and values: by default that of the weights."""
         return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
+    def num_logits(self) -> int:
+        """The most rows of logits of a step."""
+        return self.max_num_seqs + self.max_step_drafts + self.max_prompt_logits
+
+    def of_draft(self) -> TorchSettings:
+        """Return the settings of a draft model, which reports no prompts."""
+        return replace(self, max_prompt_logits=0)
+
+
+def block_spec(model: ModelDescription, settings: TorchSettings) -> KVCacheSpec:
+    """Return the content of a block, with the layers of the draft model if there is one."""
+    spec = kv_cache_spec(model.spec, settings)
+    return spec if model.draft is None else spec.with_draft(kv_cache_spec(model.draft.spec, settings))
 
 
 def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
@@ -104,7 +122,10 @@ def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:
         between_experts = 3 * spec.experts.intermediate_size * width + 2 * spec.hidden_size
         between = max(between, spec.experts.experts_per_token * between_experts)
     per_token = 6 * spec.hidden_size + 3 * heads + between
-    num_logits = settings.max_num_seqs + MAX_PROMPT_LOGITS
     widened = 2 * spec.vocab_size * spec.hidden_size if settings.weights == "int8" else 0
     scratch = FLASHINFER_SCRATCH_BYTES if settings.attention == "flashinfer" else 0
-    return scratch + widened + 4 * (settings.max_num_batched_tokens * per_token + 3 * num_logits * spec.vocab_size)
+    return (
+        scratch
+        + widened
+        + 4 * (settings.max_num_batched_tokens * per_token + 3 * settings.num_logits * spec.vocab_size)
+    )

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quire.compute.arrays import IntArray
-from quire.compute.torch.attention.base import StepBatch, StepShape
+from quire.compute.arrays import BoolArray, IntArray
+from quire.compute.torch.attention.base import MOST_SHORT, StepBatch, StepShape
 from quire.compute.worker.model_runner import StepInputs
 
 Shape: TypeAlias = tuple[int, ...]
@@ -85,13 +85,19 @@ def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
     lengths = inputs.positions[inputs.query_starts[1:] - 1] + 1
     longest = int(lengths.max())
     return StepShape(
-        num_decodes=int(np.argmax(counts != 1)) if (counts != 1).any() else len(counts),
+        num_decodes=_num_first(counts == 1),
+        num_short=_num_first(counts <= MOST_SHORT),
         longest_query=int(counts.max()),
         longest_context=longest,
         query_starts=inputs.query_starts,
         lengths=lengths,
         block_tables=tuple(table[:, : -(-longest // block_size)] for table in inputs.block_tables),
     )
+
+
+def _num_first(flags: BoolArray) -> int:
+    """Return how many flags are set before the first that is not."""
+    return len(flags) if flags.all() else int(np.argmin(flags))
 
 
 def part_of(inputs: StepInputs, start: int, stop: int) -> StepInputs:

@@ -41,12 +41,13 @@ class Classifier:
 def read_classifier(labels: Labels, spec: DecoderSpec, checkpoint: WeightFile) -> Classifier:
     """Read the rows of the labels of a model; raises `CheckpointError` for others than its settings say."""
     if not labels.token_ids:
+        stored = checkpoint.stored_name(SCORE_TENSOR)
         if SCORE_TENSOR not in checkpoint.entries:
-            raise CheckpointError(checkpoint.name, f"no {SCORE_TENSOR}", "a row for each label")
+            raise CheckpointError(checkpoint.name, f"no {stored}", "a row for each label")
         rows: FloatArray = checkpoint.tensor(SCORE_TENSOR)
         if rows.ndim != 2 or len(rows) != len(labels.names):
             found, allowed = list(rows.shape), f"{len(labels.names)} rows, one for each label"
-            raise CheckpointError(f"{checkpoint.name}: {SCORE_TENSOR}: shape", found, allowed)
+            raise CheckpointError(f"{checkpoint.name}: {stored}: shape", found, allowed)
         scale = 1.0
     else:
         stem = spec.sources[Part.EMBEDDING if spec.tied_head else Part.HEAD].stem_of()

@@ -92,14 +92,17 @@ class DraftRows:
         """A row is free, or begins a text. Mutates."""
         self._ahead.pop(row, None)
 
-    def follow(self, plan: StepPlan, batch: InputBatch, depths: Mapping[int, int]) -> tuple[dict[int, Guesses], int]:
+    def note(self, plan: StepPlan, batch: InputBatch) -> None:
+        """Note the slots that the model writes in a step: of every step that is computed or launched. Mutates."""
+        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
+            if batch.failure(row) is None:
+                self._note_computed(row, start, start + count, batch)
+
+    def follow(self, batch: InputBatch, depths: Mapping[int, int]) -> tuple[dict[int, Guesses], int]:
         """Return guesses for the rows in `depths` after a step, and the microseconds of a pass; 0: not measured.
 
         Mutates what was read, and the slots of the tokens in the memory.
         """
-        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
-            if batch.failure(row) is None:
-                self._note_computed(row, start, start + count, batch)
         jobs = self._jobs(depths, batch)
         active, times_s = jobs, list[float]()
         while active:

@@ -99,6 +99,8 @@ class Worker:
         ahead, batch = self._ahead, self._batch
         if ahead is not None and ahead.takes(plan):
             self._results.append(_outcome(plan, lambda: ahead.launch(plan, batch, self.cache)))
+            if self._draft is not None:
+                self._draft.note(plan, batch)
         else:
             # A choice may depend on the tokens of the steps before.
             if self._results:
@@ -183,9 +185,10 @@ class Worker:
         duration_us = _microseconds_since(began_s)
         if self._draft is None:
             return replace(result, proposals=proposals, duration_us=duration_us)
+        self._draft.note(plan, batch)
         taken = self._rivals.take(proposals, texts)
         depths = {row: depth for row, depth in plan.depths.items() if row in texts and row not in taken}
-        guesses, draft_us = self._draft.follow(plan, batch, depths)
+        guesses, draft_us = self._draft.follow(batch, depths)
         guesses = self._grammars.cut(texts, guesses)
         self._rivals.note(guesses, texts)
         return replace(result, proposals=proposals | guesses, duration_us=duration_us, draft_us=draft_us)

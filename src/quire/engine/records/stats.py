@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from quire.core.kept_block import CacheJob
+
 
 class ModelState(Enum):
     """The state of an engine, as readiness reports it."""
@@ -41,6 +43,7 @@ class EngineStats:
     `num_disk_slots` is the room of the disk cache, `num_kept_blocks` what it holds, and `num_landing_blocks` are on
     their way from it. `disk_blocks` counts blocks by what became of them: stored, loaded, evicted, or why they were not
     loaded or stored. `disk_is_off`: it failed too often. `adapters`: by digest, whether each is ready, or what else.
+    `jobs`: what operators have asked of the cache, by name; `disk_store`: the folder of the store of the disk cache.
     """
 
     num_running: int = 0
@@ -72,6 +75,8 @@ class EngineStats:
     disk_hit_tokens_total: int = 0
     disk_blocks: dict[str, int] = field(default_factory=dict)
     adapters: dict[str, str] = field(default_factory=dict)
+    jobs: dict[str, CacheJob] = field(default_factory=dict)
+    disk_store: str = ""
 
     @property
     def kv_usage(self) -> float:

@@ -35,12 +35,12 @@ from quire.core.step import StepPlan, StepResult
 from quire.core.transfers import read_kept_block, write_kept_block
 from quire.core.validate import RequestLimits
 from quire.core.wire import WireReader, WireWriter
-from quire.engine.commands import Add, Command, carry_out, command_bytes, read_command
+from quire.engine.commands import Add, Command, KeepPrompt, TakeBlocks, carry_out, command_bytes, read_command
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
 
-MAGIC = b"quire step log 14\n"
+MAGIC = b"quire step log 15\n"
 _HEAD = struct.Struct("<cdII")
 SETTINGS, COMMANDED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (bytes([code]) for code in b"SCPIRLM")
 
@@ -76,8 +76,10 @@ class StepLogWriter:
 
     def commanded(self, command: Command) -> None:
         """Write a command to the engine, with a digest in place of a salt."""
-        if isinstance(command, Add):
+        if isinstance(command, Add | KeepPrompt):
             command = replace(command, scope=_without_salt(command.scope))
+        elif isinstance(command, TakeBlocks):
+            command = replace(command, blocks=tuple(map(_kept_without_salt, command.blocks)))
         self._record(COMMANDED, command_bytes(command))
 
     def planned(self, plan: StepPlan) -> None:

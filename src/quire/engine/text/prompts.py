@@ -43,11 +43,12 @@ HUGGING_FACE_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How a conversation becomes a prompt. `variables` go to the chat template."""
+    """How a conversation becomes a prompt. `variables` go to the chat template; `template`: the name of another."""
 
     add_generation_prompt: bool = True
     tools: Sequence[Message] | None = None
     variables: Mapping[str, object] | None = None
+    template: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ def _encode_chat(messages: Sequence[Any], tokenizer: Tokenizer, chat: ChatOption
             add_generation_prompt=chat.add_generation_prompt,
             tools=chat.tools,
             template_variables=chat.variables,
+            template_name=chat.template,
         )
         return token_array(ids)
     except QuireError:

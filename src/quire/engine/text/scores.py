@@ -3,38 +3,60 @@
     a model with labels     one prompt for each pair; the score is the share of the first label
     any other               a vector for each text; the score is the cosine of the two
 
-The prompt of a pair has the query first, so that documents share its blocks. It is what Qwen3-Reranker was trained
-with, in the model's own chat template; without a template, the query and the document in two lines.
+The prompt of a pair has the query first, so that documents share its blocks. It is that of the model's own template for
+pairs, which GGUF files of rerankers have; else what Qwen3-Reranker was trained with, in the model's chat template;
+without a template, the query and the document in two lines.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from quire.core.pooling import vector_numbers
+from quire.core.errors import InvalidRequestError
+from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE, vector_numbers
 from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.engine.text.tokenizer import Tokenizer
 
-INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
 JUDGE: Final = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".'
 )
 AS_CHAT: Final = ChatOptions(True, None, MappingProxyType({"enable_thinking": False}))
+AS_PAIR: Final = ChatOptions(template=PAIR_TEMPLATE)
+Pairs = Iterable[tuple[str, str]]
 
 
-def pair_prompt(query: str, document: str, instruction: str | None, *, is_chat: bool) -> Prompt:
-    r"""Return the prompt that a pair is scored by.
+def pair_prompts(
+    pairs: Pairs, instruction: str | None, tokenizer: Tokenizer | None
+) -> tuple[list[Prompt], ChatOptions | None]:
+    r"""Return the prompts that pairs are scored by, and how they become tokens if they are conversations.
 
-    >>> pair_prompt("a query", "a document", None, is_chat=False)
-    'a query\na document'
+    Raises `InvalidRequestError` for an instruction where the model's template has no place for one.
+
+    >>> pair_prompts([("a query", "a document")], None, None)
+    (['a query\na document'], None)
     """
-    if not is_chat:
-        return f"{query}\n{document}"
-    asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
-    return [{"role": "system", "content": JUDGE}, {"role": "user", "content": asked}]
+    if tokenizer is not None and (template := tokenizer.pair_template):
+        if instruction and "messages[0]" not in template:
+            raise InvalidRequestError(
+                "instruction", instruction, "none: the prompt in the model's file has no place for it"
+            )
+        told = instruction or INSTRUCTION
+        return [[_message("system", told), _message("user", one), _message("user", two)] for one, two in pairs], AS_PAIR
+    if tokenizer is None or not tokenizer.has_chat_template:
+        return [f"{query}\n{document}" for query, document in pairs], None
+    asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: "
+    return [
+        [_message("system", JUDGE), _message("user", f"{asked}{query}\n<Document>: {document}")]
+        for query, document in pairs
+    ], AS_CHAT
+
+
+def _message(role: str, content: str) -> dict[str, object]:
+    return {"role": role, "content": content}
 
 
 def first_share(vector: bytes) -> float:

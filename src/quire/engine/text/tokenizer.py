@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from quire.core.errors import CheckpointError, InvalidRequestError, RequestTooLargeError
 from quire.core.model_files import ModelFiles
+from quire.core.pooling import PAIR_TEMPLATE
 from quire.engine.text.chat_template import (
     ChatTemplate,
     plain_object,
@@ -43,6 +44,7 @@ Texts have 3 to 6. A vocabulary may have tokens of 128 bytes, but these are spac
 them alone is refused, rather than eight times the memory kept for it.
 """
 
+DEFAULT: Final = "default"
 NAMED_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -117,7 +119,12 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether the model takes conversations."""
-        return bool(self._templates)
+        return DEFAULT in self._templates
+
+    @property
+    def pair_template(self) -> str:
+        """The text of the template for a query and a document; empty where the model has none."""
+        return self._templates[PAIR_TEMPLATE].source if PAIR_TEMPLATE in self._templates else ""
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -126,7 +133,7 @@ class Tokenizer:
 
     def template_source(self, *, with_tools: bool = False) -> str:
         """Return the text of the chat template of a conversation; "" where the model has none. Does not mutate."""
-        return self._template(with_tools=with_tools).source if self._templates else ""
+        return self._template(with_tools=with_tools).source if self.has_chat_template else ""
 
     def id_of(self, token: str) -> int | None:
         """Return the id of the token that is this very text; None where there is none. Does not mutate."""
@@ -162,14 +169,16 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_variables: Mapping[str, object] | None = None,
+        template_name: str = "",
     ) -> list[int]:
         """Return the ids of a conversation as the model's chat template writes it. Does not mutate.
 
-        Special tokens come from the template alone; their text in messages, tools and variables is text.
+        `template_name`: that of another template of the model. Special tokens come from the template alone; their text
+        in messages, tools and variables is text.
         """
         conversation, plain_tools = validate_messages(messages), validate_tools(tools)
         variables = plain_object(template_variables or {}, "template_variables")
-        template = self._template(with_tools=plain_tools is not None)
+        template = self._template(with_tools=plain_tools is not None, name=template_name)
         stand_ins, (conversation, plain_tools, variables) = self._control.replace(
             (conversation, plain_tools, variables), template.source
         )
@@ -221,7 +230,9 @@ class Tokenizer:
         sources = [template.source for template in self._templates.values()]
         return not beyond <= added or any(text in named or any(text in s for s in sources) for text in beyond)
 
-    def _template(self, *, with_tools: bool) -> ChatTemplate:
-        if not self._templates:
+    def _template(self, *, with_tools: bool, name: str = "") -> ChatTemplate:
+        if name in self._templates:
+            return self._templates[name]
+        if not self.has_chat_template:
             raise InvalidRequestError("messages", "a conversation", "a plain prompt: this model has no chat template")
-        return self._templates.get("tool_use" if with_tools else "default", self._templates["default"])
+        return self._templates.get("tool_use" if with_tools else DEFAULT, self._templates[DEFAULT])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from quire.core.errors import CheckpointError, ModelError
 from quire.core.model_files import ModelFiles, require_few_values
+from quire.core.pooling import PAIR_TEMPLATE
 
 if TYPE_CHECKING:
     import tokenizers
@@ -191,7 +192,7 @@ def _added_tokens(files: ModelFiles, settings: Mapping[str, object]) -> dict[str
 
 
 def read_templates(files: ModelFiles, settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the chat templates by name; where there are any, one is "default"."""
+    """Return the chat templates by name; where there are any for conversations, one is "default"."""
     source: object = files.text("chat_template.jinja") if files.has("chat_template.jinja") else None
     for found in (settings.get("chat_template"), _read_object(files, "chat_template.json").get("chat_template")):
         source = found if source is None else source
@@ -208,8 +209,8 @@ def read_templates(files: ModelFiles, settings: Mapping[str, object]) -> dict[st
             allowed = "a template, or a list of objects with name and template"
             raise CheckpointError(f"{files.name}: chat_template", source, allowed)
         templates[name] = text
-    if templates:
-        templates.setdefault("default", next(iter(templates.values())))
+    if usual := [text for name, text in templates.items() if name != PAIR_TEMPLATE]:
+        templates.setdefault("default", usual[0])
     return templates
 
 

@@ -19,10 +19,10 @@ from typing import Final
 
 import numpy as np
 
-from quire.compute.adapters.folder import ADAPTED, WEIGHTS_FILE
+from quire.compute.adapters.folder import WEIGHTS_FILE
+from quire.compute.adapters.places import modules_of
 from quire.compute.adapters.settings import SETTINGS_FILE
 from quire.compute.models.base import DecoderSpec
-from quire.compute.weights.decoder_weights import expected_tensors
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig
 from quire.engine.factory import plan_engine
@@ -109,16 +109,12 @@ def measure_steps(config: EngineConfig, num_tokens: int, repeat: int, tell: Tell
 def write_random_adapter(folder: Path, spec: DecoderSpec, rank: int, seed: int) -> None:
     """Write an adapter with random numbers for every matrix of a model that can have one."""
     folder.mkdir()
-    shapes, generator = expected_tensors(spec), np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     tensors: dict[str, tuple[int, int]] = {}
-    for index, layer in enumerate(spec.layers):
-        for part in spec.layer_parts(layer):
-            if part in ADAPTED:
-                source = spec.sources[part]
-                stem = source.stem_of(index)
-                num_outputs, num_inputs = shapes[f"{stem}.weight"][:: -1 if source.transposed else 1]
-                tensors[f"base_model.model.{stem}.lora_A.weight"] = (rank, num_inputs)
-                tensors[f"base_model.model.{stem}.lora_B.weight"] = (num_outputs, rank)
+    for name, (module, *_) in modules_of(spec).items():
+        if not module.count:
+            for which, shape in module.shapes(rank).items():
+                tensors[f"base_model.model.{name}.lora_{which}.weight"] = shape
     header, end = dict[str, object](), 0
     for name, shape in tensors.items():
         start, end = end, end + 4 * math.prod(shape)

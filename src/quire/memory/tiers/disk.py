@@ -119,15 +119,38 @@ class DiskTier:
 
     # ---- down: stores -----------------------------------------------------------------------------------------
 
-    def keep_path(self, entry: PrefixEntry, scope: CacheScope) -> None:
+    def keep_path(self, entry: PrefixEntry, scope: CacheScope, *, is_asked_for: bool = False) -> None:
         """Store the blocks from the root to an entry that are not on disk yet, and note that those there are used.
 
-        Mutates; O(blocks of the path).
+        `is_asked_for`: an operator waits for it. Mutates; O(blocks of the path).
         """
         if not self.is_on or not may_be_kept(scope):
             return
-        if not self._keep(entry, scope) and len(self._backlog) < MOST_BACKLOG:
+        if not self._keep(entry, scope) and (is_asked_for or len(self._backlog) < MOST_BACKLOG):
             self._backlog[entry] = scope
+
+    def bring(self, entry: PrefixEntry, group: int, scope: CacheScope, bundle: str, place: int) -> bool:
+        """Store a block of a bundle, if there is a slot and its parent is on disk; an older one makes room. Mutates."""
+        parent = entry.parent
+        if not self.is_on or parent is None or not may_be_kept(scope):
+            return False
+        if parent.parent is not None and (parent.kept is None or max(parent.kept.slots) < 0):
+            return False
+        return self._store(entry, group, place, scope, bundle)
+
+    def written_slots(self, entries: Sequence[PrefixEntry]) -> list[list[int]]:
+        """Return for each entry the slots of its groups, `NO_BLOCK` where none is or none is written yet."""
+        writing = {store.slot for store in self._stores.values()}
+        nowhere = [NO_BLOCK] * len(self._spec.groups)
+        return [
+            nowhere if entry.kept is None else [NO_BLOCK if slot in writing else slot for slot in entry.kept.slots]
+            for entry in entries
+        ]
+
+    def num_storing(self, entries: Collection[PrefixEntry]) -> int:
+        """Return how many stores of entries are under way, or wait for those. Does not mutate; O(stores)."""
+        waiting = sum(entry in entries for entry in self._backlog) if self.is_on else 0
+        return waiting + sum(store.entry in entries for store in self._stores.values())
 
     def _keep(self, entry: PrefixEntry, scope: CacheScope) -> bool:
         """Store what there is room for; False if something is left for later. Mutates; O(blocks of the path)."""
@@ -160,7 +183,7 @@ class DiskTier:
             if entry.attached and not self._keep(entry, scope):
                 self._backlog = {entry: scope, **self._backlog}
 
-    def _store(self, entry: PrefixEntry, group: int, block_id: int, scope: CacheScope) -> bool:
+    def _store(self, entry: PrefixEntry, group: int, block_id: int, scope: CacheScope, bundle: str = "") -> bool:
         parent = entry.parent
         if parent is None:
             return False
@@ -175,7 +198,7 @@ class DiskTier:
         kept = KeptBlock(
             slot, self.slots.serial(entry), self.slots.serial(parent), group, entry.key, scope if is_first else None
         )
-        self._next_stores.append(BlockStore(self._num_tickets, block_id, kept))
+        self._next_stores.append(BlockStore(self._num_tickets, block_id, kept, bundle))
         return True
 
     def _take_slot(self, spared: tuple[PrefixEntry, ...]) -> int | None:
@@ -346,7 +369,7 @@ class DiskTier:
             self._index.discard(store.entry)
         if reason == "full":
             self.slots.freeze()
-        if reason in ("failed", "late", "damaged"):
+        if reason in ("failed", "late") or (reason == "damaged" and landing is not None):  # a bundle is not the disk's
             self._num_failures += 1
             if self._num_failures >= MOST_FAILURES:
                 self.is_on = False

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.endpoints.adapters import load_adapter, unload_adapter
+from quire.serve.endpoints.cache import CACHE_ROUTES
 from quire.serve.endpoints.chat import chat_completions
 from quire.serve.endpoints.completions import completions
 from quire.serve.endpoints.embeddings import embeddings
@@ -41,6 +42,7 @@ ROUTES: Final = (
     Route("/v1/detokenize", detokenize, methods=["POST"]),
     Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
     Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
+    *CACHE_ROUTES,
     *SCORE_ROUTES,
     *OLLAMA_ROUTES,
     *LLAMA_SERVER_ROUTES,

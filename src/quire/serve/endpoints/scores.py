@@ -9,9 +9,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.serve.endpoints.embeddings import answer_vectors
-from quire.serve.render.scores import classify_answer, rerank_answer, score_answer
+from quire.serve.render.scores import classify_answer, cohere_rerank_answer, rerank_answer, score_answer
 from quire.serve.schemas.scores import (
     CLASSIFY_PATHS,
+    COHERE_PATHS,
     RERANK_PATHS,
     SCORE_PATHS,
     ClassifyRequest,
@@ -27,8 +28,13 @@ async def score(request: Request) -> Response:
 
 
 async def rerank(request: Request) -> Response:
-    """Answer as Jina and Cohere do."""
+    """Answer as Jina and vLLM do."""
     return await answer_vectors(request, RerankRequest, rerank_request, rerank_answer)
+
+
+async def cohere_rerank(request: Request) -> Response:
+    """Answer as Cohere does."""
+    return await answer_vectors(request, RerankRequest, rerank_request, cohere_rerank_answer)
 
 
 async def classify(request: Request) -> Response:
@@ -38,6 +44,11 @@ async def classify(request: Request) -> Response:
 
 SCORE_ROUTES: Final = tuple(
     Route(path, endpoint, methods=["POST"])
-    for paths, endpoint in ((SCORE_PATHS, score), (RERANK_PATHS, rerank), (CLASSIFY_PATHS, classify))
+    for paths, endpoint in (
+        (SCORE_PATHS, score),
+        (RERANK_PATHS, rerank),
+        (COHERE_PATHS, cohere_rerank),
+        (CLASSIFY_PATHS, classify),
+    )
     for path in paths
 )

@@ -113,6 +113,7 @@ async def conversation_ids(
             add_generation_prompt=options.add_generation_prompt,
             tools=tools,
             template_variables=options.variables,
+            template_name=options.template,
         )
 
     return await off_loop_if_long(services, context, encode)

@@ -13,7 +13,8 @@ from quire.serve.schemas.common import ModelFields
 from quire.serve.schemas.embeddings import MAX_INPUTS
 
 SCORE_PATHS: Final = ("/score", "/v1/score")
-RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking")
+RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/reranking")
+COHERE_PATHS: Final = ("/v2/rerank",)
 CLASSIFY_PATHS: Final = ("/classify", "/v1/classify")
 Ranked = Annotated[int, Meta(ge=1)]
 Pairs = Sequence[tuple[str, str]]
@@ -114,6 +115,40 @@ class RerankAnswer(msgspec.Struct, frozen=True):
     model: str
     results: list[RankedDocument]
     usage: TextUsage
+
+
+class ApiVersion(msgspec.Struct, frozen=True):
+    """The release of Cohere's interface."""
+
+    version: str
+
+
+class BilledUnits(msgspec.Struct, frozen=True):
+    """What Cohere counts: a query with up to 100 documents is one unit."""
+
+    search_units: int
+
+
+class CohereTokens(msgspec.Struct, frozen=True):
+    """The tokens of all texts, as Cohere calls them."""
+
+    input_tokens: int
+
+
+class CohereMeta(msgspec.Struct, frozen=True):
+    """The counts of a call."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+    tokens: CohereTokens
+
+
+class CohereRerankAnswer(msgspec.Struct, frozen=True):
+    """The documents, the best first, as Cohere's second interface has them: without their texts unless asked for."""
+
+    id: str
+    results: list[RankedDocument]
+    meta: CohereMeta
 
 
 class ClassifyRequest(_Texts, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from quire.core.errors import InvalidRequestError
 from quire.core.pooling import LABELS, Pooling
 from quire.engine.door import FOR_VECTORS
 from quire.engine.text.prompts import Prompt, estimated_tokens
-from quire.engine.text.scores import AS_CHAT, pair_prompt
+from quire.engine.text.scores import pair_prompts
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.scores import ClassifyRequest, Pairs, RerankRequest, ScoreRequest
 from quire.serve.services import Services
@@ -52,10 +52,8 @@ def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, pl
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         return replace(_request(services, texts, place), pooling=_pooling(services, place))
     _require_room(services, pairs, instruction, place)
-    is_chat = model.tokenizer is not None and model.tokenizer.has_chat_template
-    prompts = [pair_prompt(query, document, instruction, is_chat=is_chat) for query, document in pairs]
-    made = _request(services, prompts, place)
-    return replace(made, pooling=Pooling(LABELS), chat=AS_CHAT if is_chat else None)
+    prompts, chat = pair_prompts(pairs, instruction, model.tokenizer)
+    return replace(_request(services, prompts, place), pooling=Pooling(LABELS), chat=chat)
 
 
 def _require_room(services: Services, pairs: Pairs, instruction: str | None, place: str) -> None:

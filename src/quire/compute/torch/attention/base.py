@@ -31,6 +31,7 @@ import torch
 
 from quire.compute.arrays import IntArray
 from quire.compute.torch.int4 import INT4
+from quire.core.config import MOST_DRAFTS
 from quire.core.kv_spec import KV_FORMS, KVCacheSpec
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ STORED_AS: Final = MappingProxyType(
     }
 )
 """The dtypes of keys and of values in memory."""
+
+MOST_SHORT: Final = 1 + MOST_DRAFTS
+"""The most tokens of a short query: one that is known, and guesses."""
 
 Planned = TypeVar("Planned")
 
@@ -124,11 +128,12 @@ class AttentionRule:
 class StepShape:
     """The facts about a step that set the shape of its launches, kept on the host so that it need not ask the device.
 
-    The first `num_decodes` sequences compute one token each. `longest_query` and `longest_context` are bounds: a step
-    captured as a graph has the largest values of its replays.
+    The first `num_decodes` sequences compute one token each, the first `num_short` at most `MOST_SHORT`.
+    `longest_query` and `longest_context` are bounds: a step captured as a graph has the largest values of its replays.
     """
 
     num_decodes: int
+    num_short: int
     longest_query: int
     longest_context: int
     query_starts: IntArray  # [num_sequences + 1]
@@ -167,7 +172,7 @@ class StepBatch:
 
 
 class StandingPlan(Protocol):
-    """A fixed place for the plans of steps of up to a number of decodes: recorded work reads the plan from there."""
+    """A fixed place for plans of steps of short queries, up to a number of tokens: recorded work reads them there."""
 
     @property
     def planned(self) -> object:
@@ -191,7 +196,7 @@ class AttentionBackend(Protocol[Planned]):
         ...
 
     def reserve(self, batch: StepBatch, dtype: torch.dtype) -> StandingPlan | None:
-        """Return room for plans of steps of up to as many decodes, with the positions and tables of the batch.
+        """Return room for plans of short queries, up to as many tokens, with the positions and tables of the batch.
 
         Queries will have `dtype`. None if a plan is more than arrays that can be refilled. Does not mutate.
         """

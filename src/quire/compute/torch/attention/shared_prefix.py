@@ -31,9 +31,9 @@ class SharedPrefix:
 
 
 def shared_prefixes(tables: IntArray, lengths: IntArray, block_size: int, split: int) -> list[SharedPrefix]:
-    """Return the prefixes of at least a split that four or more decodes share. Does not mutate.
+    """Return the prefixes of at least a split that four or more tiles share. Does not mutate.
 
-    `tables` and `lengths` belong to the decodes. If nothing is shared, only the first blocks are compared.
+    `tables` and `lengths` belong to tiles of one token. If nothing is shared, only the first blocks are compared.
 
     >>> tables = np.array([[7, 3, 9], [7, 3, 8], [5, 3, 1], [7, 3, 4], [7, 3, 2]])
     >>> [found] = shared_prefixes(tables, np.array([40, 48, 48, 33, 35]), block_size=16, split=16)

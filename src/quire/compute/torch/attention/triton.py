@@ -1,17 +1,17 @@
 """TritonAttention: paged attention by Triton kernels; the host makes the work list of a step without waiting.
 
     plan    lengths, tables (numpy) ─► work lists ─► one page-locked array ─► one copy ─► views on the device
-    run     attend_kernel: decodes        ─┐
+    run     attend_kernel: short queries  ─┐
             attend_kernel: longer queries ─┴► outputs, parts ─► merge_kernel ─► outputs
-    reserve a plan with room for any step of this many decodes, for recording; each step is copied into it
+    reserve a plan with room for any step of this many tokens, for recording; each step is copied into it
 
-A decode fills few rows of a matrix product, so decodes and longer queries use kernels of different tile shapes, and
-these may give the same position different bits. Within each kernel, a row's bits do not depend on other rows
-(`kernels.paged_attention`). With `batch_invariant` all rows use one tile shape: a row's bits are then the same for
-decode and prefill, in one chunk or several.
+A short query, a decode with the guesses behind it or without any, fills few rows of a matrix product. So short queries
+and longer ones use kernels of different tile shapes, and these may give the same position different bits. Within each
+kernel, a row's bits do not depend on other rows (`kernels.paged_attention`). With `batch_invariant` all rows use one
+tile shape: a row's bits are then the same for decode and prefill, in one chunk or several.
 
-A launch of decodes differs only in its number of programs, and a program without a task returns at once. So a launch
-with too many programs gives the same results: recordings use that.
+A launch of short queries differs only in its number of programs, and a program without a task returns at once. So a
+launch with too many programs gives the same results: recordings use that.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class TritonAttention:
         return PlannedStep(batch, tuple(launches))
 
     def reserve(self, batch: StepBatch, dtype: torch.dtype) -> StandingWork:
-        """Return room for the work of steps of up to as many decodes, with tables as large as those of the batch."""
+        """Return room for the work of steps of up to as many tokens, with tables as large as those of the batch."""
         outputs = (len(batch.positions), self._num_heads, self._spec.head_dim)
         zeros = torch.zeros(outputs, dtype=dtype, device=batch.positions.device)
         return StandingWork(self, batch, zeros, self._shapes[Use.ANY if self._batch_invariant else Use.DECODE])
@@ -154,23 +154,25 @@ class TritonAttention:
 
     def _work(self, step: StepShape, group: int) -> Iterator[tuple[TileShape, WorkList]]:
         """Yield the kernels of a step and the work of each, for one KV group."""
-        sequences, decodes = range(step.num_sequences), range(step.num_decodes)
+        sequences, short = range(step.num_sequences), range(step.num_short)
         if self._batch_invariant:
             yield self._work_of(step, sequences, group, self._shapes[Use.ANY])
             return
-        if decodes:
-            yield self._work_of(step, decodes, group, self._shapes[Use.DECODE])
-        if len(decodes) < len(sequences):
-            yield self._work_of(step, sequences[len(decodes) :], group, self._shapes[Use.PROMPT])
+        if short:
+            yield self._work_of(step, short, group, self._shapes[Use.DECODE])
+        if len(short) < len(sequences):
+            yield self._work_of(step, sequences[len(short) :], group, self._shapes[Use.PROMPT])
 
     def _work_of(self, step: StepShape, sequences: range, index: int, shape: TileShape) -> tuple[TileShape, WorkList]:
-        """Return the work of a kernel: cut if that pays, with prefixes that decodes share."""
+        """Return the work of a kernel: cut if that pays, with prefixes that single tokens share."""
         group = self._spec.groups[index]
         tiles = Tiles.of(step.query_starts, step.lengths, sequences, shape.tokens_per_task)
         prefixes = []
-        if group.window is None and sequences.start < step.num_decodes:
-            tables, lengths = step.block_tables[index][: step.num_decodes], step.lengths[: step.num_decodes]
-            prefixes = shared_prefixes(tables, lengths, self._spec.block_size, SPLIT)
+        if group.window is None:
+            single = np.flatnonzero(tiles.counts == 1)
+            tables = step.block_tables[index][tiles.sequences[single]]
+            shared = shared_prefixes(tables, tiles.stops[single], self._spec.block_size, SPLIT)
+            prefixes = [replace(prefix, tiles=single[prefix.tiles]) for prefix in shared]
         return shape, work_list(
             tiles,
             window=group.window,
@@ -186,7 +188,7 @@ class TritonAttention:
 
 
 class StandingWork:
-    """Room for the work of decodes, refilled for each step; implements `StandingPlan`.
+    """Room for the work of short queries, refilled for each step; implements `StandingPlan`.
 
     It has room for common steps. A step that needs more, for very long contexts or widely shared prefixes, takes so
     long that the time of its launches is hidden.

@@ -9,6 +9,7 @@ from quire.compute.models import ModelDescription
 from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
 from quire.compute.worker.store.identity import fingerprint, identity_of
 from quire.compute.worker.store.slot_file import SlotFile, StoreForm
+from quire.compute.worker.store.spool import remove_abandoned
 from quire.core.errors import InvalidConfigError
 from quire.core.private_files import FIELD, make_private
 
@@ -20,6 +21,7 @@ def open_store(parent: Path, model: ModelDescription, facts: BackendFacts, *, nu
     ago first.
     """
     make_private(parent)
+    remove_abandoned(parent)
     identity = identity_of(model, facts, parent)
     name = fingerprint(identity)
     folder = StoreFolder.open(parent, name)

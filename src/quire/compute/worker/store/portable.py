@@ -15,7 +15,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,8 @@ MAGIC: Final = b"quireKV1"
 FIELD: Final = "FILE"
 _HEAD: Final = struct.Struct("<8sIQ")
 _CHECKSUM: Final = struct.Struct("<I")
+HEAD_BYTES: Final = _HEAD.size
+MAX_BEGINNING_BYTES: Final = HEAD_BYTES + MAX_META_BYTES + _CHECKSUM.size
 _Content = tuple[int, bytes, CacheScope | None]  # what makes an entry: its parent, its tokens, its scope
 
 
@@ -73,17 +75,18 @@ def export_blocks(store: SlotFile, meta: Mapping[str, Any], path: Path, tenant: 
         raise InvalidConfigError(FIELD, str(path), "a file that does not exist yet") from error
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(bytes(len(_head(meta, 0))))
+            file.write(bytes(len(beginning_bytes(meta, 0))))
             count = _write_blocks(store, file, meta["block_size"], tenant)
             file.seek(0)
-            file.write(_head(meta, count))
+            file.write(beginning_bytes(meta, count))
     except BaseException:
         path.unlink(missing_ok=True)
         raise
     return count
 
 
-def _head(meta: Mapping[str, Any], count: int) -> bytes:
+def beginning_bytes(meta: Mapping[str, Any], count: int) -> bytes:
+    """Return what a file of this many blocks begins with."""
     text = json.dumps(meta).encode()
     head = _HEAD.pack(MAGIC, len(text), count) + text
     return head + _CHECKSUM.pack(zlib.crc32(head))
@@ -109,32 +112,43 @@ def _write_blocks(store: SlotFile, file: BinaryIO, block_size: int, tenant: str 
 @contextmanager
 def opened_file(path: Path) -> Iterator[PortableFile]:
     """Open a file for the time of a block; raises `InvalidConfigError` unless it is whole in its form."""
+    allowed = "a whole file that quire cache export wrote; copy or export it again"
     with open_model_file(path) as file:
-        head = file.read(_HEAD.size)
-        _require(path, len(head) == _HEAD.size and head.startswith(MAGIC))
-        _, length, num_blocks = _HEAD.unpack(head)
-        _require(path, length <= MAX_META_BYTES)
-        text, checksum = file.read(length), file.read(_CHECKSUM.size)
-        _require(path, checksum == _CHECKSUM.pack(zlib.crc32(head + text)))
-        try:
-            meta = json.loads(text)
-            sizes = [meta["block_size"], meta["block_bytes"]]
-            json.dumps(meta["identity"])  # no deeper than what can be named
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise _refused(path) from error
-        _require(path, isinstance(meta["identity"], dict) and all(type(size) is int and size > 0 for size in sizes))
-        size = file.tell() + num_blocks * (record_bytes(sizes[0]) + sizes[1])
-        _require(path, os.fstat(file.fileno()).st_size == size)
+        found = read_beginning(file.read)
+        if found is None:
+            raise InvalidConfigError(FIELD, str(path), allowed)
+        meta, num_blocks = found
+        size = file.tell() + num_blocks * (record_bytes(meta["block_size"]) + meta["block_bytes"])
+        if os.fstat(file.fileno()).st_size != size:
+            raise InvalidConfigError(FIELD, str(path), allowed)
         yield PortableFile(path, file, meta, num_blocks)
 
 
-def _refused(path: Path) -> InvalidConfigError:
-    return InvalidConfigError(FIELD, str(path), "a whole file that quire cache export wrote; copy or export it again")
+def read_beginning(read: Callable[[int], bytes]) -> tuple[dict[str, Any], int] | None:
+    """Return the meta of a file and the number of its blocks; None if it does not begin as it must. Pure."""
+    head = read(HEAD_BYTES)
+    num_bytes = beginning_size(head)
+    if num_bytes is None:
+        return None
+    text, checksum = read(num_bytes - HEAD_BYTES - _CHECKSUM.size), read(_CHECKSUM.size)
+    if checksum != _CHECKSUM.pack(zlib.crc32(head + text)):
+        return None
+    try:
+        meta = json.loads(text)
+        sizes = [meta["block_size"], meta["block_bytes"]]
+        json.dumps(meta["identity"])  # no deeper than what can be named
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    is_sound = isinstance(meta["identity"], dict) and all(type(size) is int and size > 0 for size in sizes)
+    return (meta, _HEAD.unpack(head)[2]) if is_sound else None
 
 
-def _require(path: Path, is_right: bool) -> None:
-    if not is_right:
-        raise _refused(path)
+def beginning_size(head: bytes) -> int | None:
+    """Return how long a beginning is, by its first `HEAD_BYTES`; None if it is none. Pure."""
+    if len(head) < HEAD_BYTES or not head.startswith(MAGIC):
+        return None
+    length = _HEAD.unpack(head)[1]
+    return HEAD_BYTES + length + _CHECKSUM.size if length <= MAX_META_BYTES else None
 
 
 def import_blocks(source: PortableFile, store: SlotFile, meta: Mapping[str, Any], num_slots: int) -> Taken:
@@ -142,7 +156,7 @@ def import_blocks(source: PortableFile, store: SlotFile, meta: Mapping[str, Any]
 
     `meta`: that of the store. Raises `InvalidConfigError` unless the file is for it, and `OSError`.
     """
-    if _form(source.meta) != _form(meta):
+    if form_of(source.meta) != form_of(meta):
         raise InvalidConfigError(FIELD, str(source.path), f"a file of the store {source.store_name}, of the same form")
     intake, num_groups = _Intake(store, num_slots), len(meta["identity"]["kv"]["groups"])
     counts = dict.fromkeys(Taken._fields, 0)
@@ -156,8 +170,9 @@ def import_blocks(source: PortableFile, store: SlotFile, meta: Mapping[str, Any]
     return Taken(**counts)
 
 
-def _form(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in meta.items() if name != "model"}  # its name is for people
+def form_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two stores must have in common to exchange blocks: all but the name of the model, for people."""
+    return {name: value for name, value in meta.items() if name != "model"}
 
 
 class _Intake:

@@ -7,7 +7,8 @@
 The disk's thread never touches KV memory. So a read that hangs can be given up at once: its block is free, and the
 buffer is dropped when the read ends, if it ever does. Buffers of loads are bounded: the thread reads on when the step's
 thread has taken some. While steps compute there are few, because reading and copying take time from those steps. Stores
-are bounded by the plans. Loads go before stores, because a request waits for them.
+are bounded by the plans; those of a bundle are read when they are written. Loads go before stores, because a request
+waits for them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Final, NamedTuple
 
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile
+from quire.compute.worker.store.spool import read_spooled
 from quire.core.transfers import NO_OUTCOME, BlockLoad, BlockStore, TransferOutcome, Transfers
 
 LOAD_BYTES: Final = 32 << 20
@@ -54,7 +56,7 @@ class _Shared:
     """What both threads see, under one lock."""
 
     loads: deque[BlockLoad] = field(default_factory=deque)
-    writes: deque[int | tuple[BlockStore, bytearray]] = field(default_factory=deque)  # a slot to void, or a store
+    writes: deque[int | tuple[BlockStore, bytearray | None]] = field(default_factory=deque)  # a slot to void, a store
     loaded: dict[int, _Loaded] = field(default_factory=dict)
     stored: dict[int, str] = field(default_factory=dict)  # a reason, or empty
     is_closing: bool = False
@@ -92,7 +94,9 @@ class BlockTransfers:
             self._shared.writes.extend(stores)
             self._changed.notify_all()
 
-    def _copied(self, store: BlockStore) -> bytearray:
+    def _copied(self, store: BlockStore) -> bytearray | None:
+        if store.bundle:
+            return None
         buffer = bytearray(self._store.block_bytes)
         self._memory.read_block(store.block, store.kept.group, memoryview(buffer))
         return buffer
@@ -192,15 +196,19 @@ class BlockTransfers:
             reason = "failed"
         return _Loaded(buffer, reason, round((self._clock() - began_s) * 1e6))
 
-    def _write(self, write: int | tuple[BlockStore, bytearray]) -> None:
+    def _write(self, write: int | tuple[BlockStore, bytearray | None]) -> None:
         reason = ""
         try:
             if isinstance(write, int):
                 self._store.void(write)
             else:
-                self._store.write(write[0].kept, memoryview(write[1]))
+                store, copied = write
+                data = read_spooled(store, self._store.block_bytes) if copied is None else copied
+                self._store.write(store.kept, memoryview(data))
         except FullStoreError:
             reason = "full"
+        except DamagedBlockError:
+            reason = "damaged"
         except OSError:
             reason = "failed"
         if not isinstance(write, int):

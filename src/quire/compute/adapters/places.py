@@ -1,0 +1,141 @@
+"""Which matrices of a model can have an adapter, by the module that PEFT calls them.
+
+    layers.3.mlp.down_proj             one matrix
+    layers.3.self_attn.qkv_proj        several that share A, each with its rows of B
+    layers.3.self_attn.kv_b_proj       the same: what makes keys of latents, and what makes values
+    layers.3.mlp.experts.5.up_proj     a matrix of an expert
+    layers.3.mlp.experts               a parameter with the matrices of all experts (`target_parameters`)
+    layers.3.mlp.experts.base_layer    another parameter of the same module, which PEFT wraps twice
+
+With n experts in a parameter, A is [n × rank, in], expert by expert, and B is [out, rank × n], where the experts take
+turns. Which parameter it is, the shapes say: one reads hidden states, the other makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from quire.compute.models.base import Activation, DecoderSpec, Part
+from quire.compute.weights.decoder_weights import expected_tensors
+
+ADAPTED: Final = frozenset(
+    {Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}
+    | {Part.QUERY_DOWN, Part.LATENT, Part.KEY_UP, Part.VALUE_UP}
+    | {Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN}
+    | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN}
+)
+BY_HEAD: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
+PREFIXES: Final = ("model.language_model.", "language_model.model.", "language_model.", "model.", "transformer.")
+"""Before the layers, by release and by how a model was opened for training."""
+
+INNER: Final = ".base_layer"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A matrix of the model, `[num_outputs, num_inputs]`: the rows `rows` of the outputs of its module."""
+
+    layer: int
+    part: Part
+    expert: int
+    num_outputs: int
+    num_inputs: int
+    rows: slice | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """The matrices that one A and one B change, and the number of outputs of all of them.
+
+    `parameter`: the name of one that has the matrices of `count` experts; empty and 0 for a matrix of its own.
+    """
+
+    places: Sequence[Place]
+    num_outputs: int
+    parameter: str = ""
+    count: int = 0
+
+    @property
+    def num_inputs(self) -> int:
+        """The columns of A."""
+        return self.places[0].num_inputs
+
+    def full_name(self, module: str) -> str:
+        """Return what patterns for ranks are compared with, for a module as its tensors call it. Does not mutate."""
+        return f"{module.removesuffix(INNER)}.{self.parameter}" if self.parameter else module
+
+    def shapes(self, rank: int) -> dict[str, tuple[int, int]]:
+        """Return the shapes of A and B for a rank. Does not mutate."""
+        ranks = rank * max(self.count, 1)
+        return {"A": (ranks, self.num_inputs), "B": (self.num_outputs, ranks)}
+
+    def cuts(self, place: Place, rank: int) -> tuple[slice, slice]:
+        """Return which rows of A, and which columns of B, a matrix has. Does not mutate."""
+        if not self.count:
+            return slice(None), slice(None)
+        return slice(place.expert * rank, (place.expert + 1) * rank), slice(place.expert, None, self.count)
+
+
+def bare_name(module: str) -> str:
+    """Return the name of a module from its layer on.
+
+    >>> bare_name("model.language_model.layers.0.mlp.up_proj"), bare_name("transformer.h.0.attn.c_attn")
+    ('layers.0.mlp.up_proj', 'h.0.attn.c_attn')
+    """
+    return next((module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)), module)
+
+
+def modules_of(spec: DecoderSpec) -> Mapping[str, Sequence[Module]]:
+    """Return the modules that can have an adapter, by bare name; a name may be that of either of two parameters."""
+    shapes, places = expected_tensors(spec), dict[str, list[Place]]()
+    for stem, place in _places(spec):
+        places.setdefault(bare_name(stem), []).append(place)
+    totals = {
+        bare_name(name.removesuffix(".weight")): shape for name, shape in shapes.items() if name.endswith(".weight")
+    }
+    modules: dict[str, list[Module]] = {}
+    for name, found in places.items():
+        is_transposed = spec.sources[found[0].part].transposed
+        modules[name] = [Module(found, totals[name][1 if is_transposed else 0])]
+    for name, each in _parameters(spec):
+        modules.setdefault(name, []).append(each)
+        modules.setdefault(name + INNER, []).append(each)
+    return modules
+
+
+def _places(spec: DecoderSpec) -> Iterator[tuple[str, Place]]:
+    """Yield each matrix that can have an adapter, with the name of its tensor."""
+    for index, layer in enumerate(spec.layers):
+        count = spec.experts.num_experts if spec.experts is not None and layer.sparse else 0
+        parts = [(part, shape, 0) for part, shape in spec.layer_parts(layer).items()]
+        parts += [(part, shape, expert) for expert in range(count) for part, shape in spec.expert_parts().items()]
+        for part, shape, expert in parts:
+            if part in ADAPTED:
+                source, (outputs, inputs) = spec.sources[part], shape.weight
+                yield (
+                    source.stem_of(index, expert),
+                    Place(index, part, expert, outputs, inputs, source.rows_of(outputs)),
+                )
+
+
+def _parameters(spec: DecoderSpec) -> Iterator[tuple[str, Module]]:
+    """Yield the parameters with the matrices of all experts of a layer: gate and up, then down."""
+    if spec.experts is None or not spec.mlp.gated:
+        return
+    stacks = {spec.sources[part].stem.partition(".{expert}")[0] for part in spec.expert_parts()}
+    if len(stacks) != 1:
+        return
+    (stack,) = stacks
+    hidden, size, count = spec.hidden_size, spec.experts.intermediate_size, spec.experts.num_experts
+    # The clamped gate is that of gpt-oss, where the outputs of gate and up take turns; else gate comes first.
+    takes_turns = spec.mlp.activation is Activation.CLAMPED_SWIGLU
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if takes_turns else (slice(size), slice(size, None))
+    rows = {Part.EXPERT_GATE: first, Part.EXPERT_UP: second}
+    for index in (index for index, layer in enumerate(spec.layers) if layer.sparse):
+        name = bare_name(stack.format(layer=index))
+        ups = [Place(index, part, each, size, hidden, rows[part]) for each in range(count) for part in rows]
+        downs = [Place(index, Part.EXPERT_DOWN, each, hidden, size, slice(None)) for each in range(count)]
+        yield name, Module(ups, 2 * size, "gate_up_proj", count)
+        yield name, Module(downs, hidden, "down_proj", count)

@@ -1,0 +1,55 @@
+"""Bundles: blocks that leave the cache as a body, or come in. One at a time, in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Final, Protocol, TypeVar
+
+from quire.engine.text.tenant_pool import TenantPool
+from quire.serve.errors import bundle_under_way
+
+RETRY_S: Final = 2.0
+Result = TypeVar("Result")
+
+
+class Closeable(Protocol):
+    """Files that are closed in the end."""
+
+    def close(self) -> None:
+        """Close them; may be called twice."""
+        ...
+
+
+File = TypeVar("File", bound=Closeable)
+
+
+class Bundles:
+    """The turn of a server's bundles, and the thread that reads and writes their files."""
+
+    def __init__(self) -> None:
+        self._pool = TenantPool("quire-bundles", num_threads=1)
+        self._is_busy = False
+
+    @asynccontextmanager
+    async def opened(self, open_file: Callable[[], File]) -> AsyncGenerator[File, None]:
+        """Open the files of a bundle for the time of a block; raises `ApiError` while another one is under way.
+
+        They are closed by the thread, after all that it was given before.
+        """
+        if self._is_busy:
+            raise bundle_under_way(RETRY_S)
+        self._is_busy = True
+        try:
+            file = await self.run(open_file)
+            try:
+                yield file
+            finally:
+                await asyncio.shield(asyncio.ensure_future(self.run(file.close)))
+        finally:
+            self._is_busy = False
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` on files returns, off the event loop."""
+        return await self._pool.run("", work)
