@@ -237,7 +237,7 @@ def test_adapters_that_are_not_recorded_are_computed(full: Path, device: str) ->
 
 
 def test_more_adapters_than_are_recorded_are_computed(full: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.compute.torch.graphs.MOST_ADAPTERS", 1)
+    monkeypatch.setattr("quire.compute.torch.graphs.MOST_RECORDED_ADAPTERS", 1)
     adapters = tuned(full, 2)
     run = Run(full, device, records=True, adapters=adapters)
     steps_of(run, 2, 2, [adapters[0].digest, ""])

@@ -29,14 +29,12 @@ import torch
 from quire.compute.torch.adapters import AdaptedRun, TorchAdapter
 from quire.compute.torch.attention.base import KVPair, StandingPlan, StepBatch, StepShape
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
+from quire.compute.torch.settings import MOST_RECORDED_ADAPTERS
 from quire.core.executor import NoteLoaded
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 MOST_TABLE_IDS: Final = 1 << 22
 """The most bytes of block tables of a replayed step."""
-
-MOST_ADAPTERS: Final = 8
-"""Adapters that are recorded: each costs its products for all rows of a step with any of them."""
 
 Replay = Callable[[], None]
 
@@ -94,7 +92,7 @@ class DecodeGraphs:
 
         Mutates. Calls `note_loaded` after each with the number of graphs. Attention that cannot be recorded gets none.
         """
-        adapters = adapters if len(adapters) <= MOST_ADAPTERS else ()
+        adapters = adapters if len(adapters) <= MOST_RECORDED_ADAPTERS else ()
         self._adapters = {id(adapter): place for place, adapter in enumerate(adapters)}
         self._num_kinds = 2 if self._adapters else 1
         max_blocks = -(-self._decoder.spec.context_length // pairs[0].keys.shape[2])

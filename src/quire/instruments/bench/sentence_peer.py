@@ -24,6 +24,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
 from quire.engine.llm import LLM
 from quire.engine.text.tokenizer_files import TOKENIZER_FILE
+from quire.guide import GUIDE_FOLDER
 from quire.instruments.bench.peer import Peer
 from quire.reporting.report import Goal, Section, cell
 from quire.reporting.results import Tell
@@ -49,7 +50,7 @@ def paragraphs(folder: Path, count: int) -> list[str]:
 
 def complete_folder(folder: Path, settings: Mapping[str, object]) -> None:
     """Add to a folder of random weights what sentence-transformers reads: the guide's tokenizer, and the pooling."""
-    guide = Path(quire.__file__).parent / "guide"
+    guide = GUIDE_FOLDER
     for name in (TOKENIZER_FILE, "tokenizer_config.json"):
         shutil.copy(guide / name, folder / name)
     modules = [
