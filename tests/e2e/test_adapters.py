@@ -69,12 +69,13 @@ def bits(outputs: Sequence[RequestOutput]) -> list[Any]:
     return [[(each.token_ids, each.logprobs) for each in output.outputs] for output in outputs]
 
 
-def test_text_is_that_of_the_merged_model(models: Models) -> None:
-    with opened(models.merged) as llm:
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_text_is_that_of_the_merged_model(models: Models, backend: str) -> None:
+    with opened(models.merged, backend="native") as llm:
         expected = [
             each.outputs[0].token_ids for each in llm.generate(PROMPTS, temperature=0, max_tokens=16, use_tqdm=False)
         ]
-    with opened(models.base, adapter=models.adapters) as llm:
+    with opened(models.base, adapter=models.adapters, backend=backend) as llm:
         plain = llm.generate(PROMPTS, temperature=0, max_tokens=16, use_tqdm=False)
         tuned = llm.generate(PROMPTS, temperature=0, max_tokens=16, use_tqdm=False, adapter="tune")
     assert [each.outputs[0].token_ids for each in tuned] == expected
@@ -169,8 +170,6 @@ def test_settings_that_cannot_be_are_refused(models: Models, tmp_path: Path) -> 
     for given in (["=x"], ["tune="], [f"a={folder}", f"a={folder}"], ["white space=x"], [3], 7):
         with pytest.raises(InvalidConfigError, match="NAME=FOLDER, each name once"):
             opened(models.base, adapter=given)
-    with pytest.raises(InvalidConfigError, match="adapters need the native or the torch engine"):
-        opened(models.base, adapter={"tune": folder}, backend="reference")
     with pytest.raises(InvalidConfigError, match="max_adapter_rank"):
         opened(models.base, adapter={"tune": folder}, max_adapter_rank=0)
     with opened(models.base, adapter=[str(folder)]) as llm:

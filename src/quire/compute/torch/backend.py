@@ -100,7 +100,6 @@ class TorchBackend:
             weight_bytes=weight_bytes(model.spec, "bfloat16" if dtype == "float16" else dtype, config.weights),
             activation_bytes=activation_bytes(model.spec, settings),
             makes_vectors=True,
-            takes_adapters=True,
             adapter_bytes=adapter_bytes(model, config, dtype),
         )
         return cls(facts, model, settings)
