@@ -10,10 +10,13 @@
 #include <memory>
 #include <vector>
 
+#include "quire/adapter.h"
 #include "testing.h"
 
 namespace {
 
+using quire::Adapted;
+using quire::Adapter;
 using quire::Decoder;
 using quire::DecoderShape;
 using quire::Kernels;
@@ -30,7 +33,9 @@ constexpr int kNumBlocks = 24;  // per place
 constexpr int kMostTokens = 128;
 
 // Families that differ in what the decoder does between its products.
-enum class Family { kPlain, kBent, kMixed };
+enum class Family { kPlain, kBent, kMixed, kLatent };
+
+constexpr int kRank = 16;  // of adapters
 
 DecoderShape shape_of(Family family) {
     DecoderShape shape;
@@ -72,6 +77,18 @@ DecoderShape shape_of(Family family) {
         shape.qk_norm = quire::HeadNorm::kHead;
         shape.tied_head = true;
     }
+    if (family == Family::kLatent) {  // experts next to an MLP for all tokens, queries from a few numbers
+        shape.num_kv_heads = 1;
+        shape.head_dim = 48;
+        shape.latent = {
+            .rank = 32, .rope_dim = 16, .plain_dim = 12, .value_dim = 16, .query_rank = 24, .norm = shape.norm};
+        shape.layers[2].sparse = true;
+        shape.num_experts = 4;
+        shape.experts_per_token = 2;
+        shape.expert_size = 24;
+        shape.shared_size = 40;
+    }
+    shape.adapter_rank = kRank;
     return shape;
 }
 
@@ -99,26 +116,37 @@ class Model {
         for (std::size_t place = 0; place < shape.layers.size(); ++place) cache.push_back(make_cache(block_size));
         decoder.set_cache(cache);
         decoder.reserve(kMostTokens, kMostTokens);
+        adapter = std::make_unique<Adapter>(decoder);
+        for (std::size_t i = 0; i < shape.layers.size(); ++i) adapt(static_cast<int>(i), shape.layers[i]);
     }
 
     float* embedding_row(int token) { return embedding_.data() + token * decoder.shape().embedding_size; }
     int block_size() const { return block_size_; }
 
     Decoder decoder;
+    std::unique_ptr<Adapter> adapter;  // for every matrix
 
   private:
-    void set(quire::PackedMatrix& matrix, int num_outputs, int num_inputs) {
-        const float most = 1.5F / std::sqrt(static_cast<float>(num_inputs));
-        const std::vector<float> rows =
-            random_.numbers(static_cast<std::size_t>(num_outputs) * num_inputs, -most, most);
+    // Numbers of a matrix, as floats or as bfloat16.
+    struct Numbers {
+        std::vector<float> rows;
         std::vector<std::uint16_t> halves;
-        for (const float value : rows) halves.push_back(quire::testing::nearest_bfloat16(value));
-        const void* data = rows.data();
-        if (type_ == NumberType::kBfloat16) data = halves.data();
-        const StoredType given = type_ == NumberType::kBfloat16 ? StoredType::kBfloat16 : StoredType::kFloat32;
-        const StoredType as = type_ == NumberType::kCoded ? StoredType::kQ8_0 : given;
-        matrix.pack(decoder.kernels(), &decoder.team(), decoder.weights.memory, {data, given, num_outputs, num_inputs},
-                    as);
+        quire::MatrixRows view;
+    };
+
+    Numbers numbers(int num_outputs, int num_inputs, bool is_half) {
+        const float most = 1.5F / std::sqrt(static_cast<float>(num_inputs));
+        Numbers found = {random_.numbers(static_cast<std::size_t>(num_outputs) * num_inputs, -most, most), {}, {}};
+        for (const float value : found.rows) found.halves.push_back(quire::testing::nearest_bfloat16(value));
+        found.view = {found.rows.data(), StoredType::kFloat32, num_outputs, num_inputs};
+        if (is_half) found.view = {found.halves.data(), StoredType::kBfloat16, num_outputs, num_inputs};
+        return found;
+    }
+
+    void set(quire::PackedMatrix& matrix, int num_outputs, int num_inputs) {
+        const Numbers made = numbers(num_outputs, num_inputs, type_ == NumberType::kBfloat16);
+        const StoredType as = type_ == NumberType::kCoded ? StoredType::kQ8_0 : made.view.type;
+        matrix.pack(decoder.kernels(), &decoder.team(), decoder.weights.memory, made.view, as);
         const std::vector<float> bias = random_.numbers(num_outputs, -0.1F, 0.1F);
         if (decoder.shape().norm.center) matrix.set_bias(bias.data(), num_outputs);
     }
@@ -126,6 +154,54 @@ class Model {
     void set(quire::NormWeights& norm, int size) {
         norm.weight = random_.numbers(size, 0.5F, 1.5F);
         if (decoder.shape().norm.center) norm.bias = random_.numbers(size, -0.1F, 0.1F);
+    }
+
+    // Adds A and B of a matrix to the adapter. Heads after the first share B of keys, and A of values.
+    void adapt(int layer, Adapted which, const quire::PackedMatrix& matrix, int index = 0) {
+        const bool is_half = type_ != NumberType::kFloat32;
+        Numbers a = numbers(kRank, matrix.view().num_inputs, is_half);
+        Numbers b = numbers(matrix.view().num_outputs, kRank, is_half);
+        if (which == Adapted::kKeyUp && index > 0) b.view.num_outputs = 0;
+        if (which == Adapted::kValueUp && index > 0) a.view.num_outputs = 0;
+        adapter->set(layer, which, index, a.view, b.view, 0.5F);
+    }
+
+    void adapt(int layer, const quire::LayerShape& shape) {
+        const quire::LayerWeights& weights = decoder.weights.layers[layer];
+        const std::pair<Adapted, const quire::PackedMatrix*> matrices[] = {
+            {Adapted::kQuery, &weights.query},   {Adapted::kKey, &weights.key},
+            {Adapted::kValue, &weights.value},   {Adapted::kOutput, &weights.output},
+            {Adapted::kGate, &weights.gate},     {Adapted::kUp, &weights.up},
+            {Adapted::kDown, &weights.down},     {Adapted::kQueryDown, &weights.query_down},
+            {Adapted::kLatent, &weights.latent},
+        };
+        for (const auto& [which, matrix] : matrices) {
+            if (!matrix->empty()) adapt(layer, which, *matrix);
+        }
+        for (std::size_t head = 0; head < weights.key_up.size(); ++head) {
+            adapt(layer, Adapted::kKeyUp, weights.key_up[head], static_cast<int>(head));
+            adapt(layer, Adapted::kValueUp, weights.value_up[head], static_cast<int>(head));
+        }
+        for (std::size_t expert = 0; shape.sparse && expert < weights.experts.size(); ++expert) {
+            adapt(layer, Adapted::kExpertGate, weights.experts[expert].gate, static_cast<int>(expert));
+            adapt(layer, Adapted::kExpertUp, weights.experts[expert].up, static_cast<int>(expert));
+            adapt(layer, Adapted::kExpertDown, weights.experts[expert].down, static_cast<int>(expert));
+        }
+    }
+
+    void fill_latents(quire::LayerWeights& weights) {
+        const DecoderShape& shape = decoder.shape();
+        const quire::LatentShape& latent = shape.latent;
+        set(weights.query_down, latent.query_rank, shape.hidden_size);
+        set(weights.query_down_norm, latent.query_rank);
+        set(weights.query, shape.num_heads * latent.query_dim(), latent.query_rank);
+        set(weights.latent, latent.rank + latent.rope_dim, shape.hidden_size);
+        set(weights.latent_norm, latent.rank);
+        for (int head = 0; head < shape.num_heads; ++head) {
+            set(weights.key_up[head], latent.rank, latent.plain_dim);
+            set(weights.value_up[head], latent.value_dim, latent.rank);
+        }
+        set(weights.output, shape.hidden_size, shape.num_heads * latent.value_dim);
     }
 
     void fill(quire::LayerWeights& weights, const quire::LayerShape& layer, Family family) {
@@ -142,10 +218,14 @@ class Model {
             set(weights.query_norm, shape.head_dim);
             set(weights.key_norm, shape.head_dim);
         }
-        set(weights.query, query, hidden);
-        set(weights.key, key, hidden);
-        set(weights.value, key, hidden);
-        set(weights.output, hidden, query);
+        if (shape.latent.rank > 0) {
+            fill_latents(weights);
+        } else {
+            set(weights.query, query, hidden);
+            set(weights.key, key, hidden);
+            set(weights.value, key, hidden);
+            set(weights.output, hidden, query);
+        }
         if (layer.sparse) {
             set(weights.router, shape.num_experts, hidden);
             for (quire::ExpertWeights& expert : weights.experts) {
@@ -153,6 +233,10 @@ class Model {
                 set(expert.up, shape.expert_size, hidden);
                 set(expert.down, hidden, shape.expert_size);
             }
+            if (shape.shared_size == 0) return;
+            set(weights.gate, shape.shared_size, hidden);
+            set(weights.up, shape.shared_size, hidden);
+            set(weights.down, hidden, shape.shared_size);
             return;
         }
         if (shape.gated) set(weights.gate, shape.intermediate_size, hidden);
@@ -166,11 +250,13 @@ class Model {
         kv.num_kv_heads = decoder.shape().num_kv_heads;
         kv.block_size = block_size;
         kv.head_dim = decoder.shape().head_dim;
+        kv.latent_dim = decoder.shape().latent.rank;
         const std::size_t size = kNumBlocks * kv.num_kv_heads * block_size * kv.key_bytes();
         for (void** each : {&kv.keys, &kv.values}) {
             memory_.emplace_back(size, 0xff);  // NaN
             *each = memory_.back().data();
         }
+        if (kv.latent_dim > 0) kv.values = kv.keys;
         block_size_ = block_size;
         return kv;
     }
@@ -200,6 +286,7 @@ Sequence make_sequence(int length, std::uint64_t seed, int first_block) {
 struct Part {
     const Sequence* sequence;
     int first, end;
+    const Adapter* adapter = nullptr;
 };
 
 struct Result {
@@ -210,6 +297,7 @@ struct Result {
 // Runs one step over the parts, with logits for every token or for the last `num_wanted`.
 Result run_step(Model& model, const std::vector<Part>& parts, int num_wanted = kMostTokens) {
     std::vector<std::int64_t> starts = {0}, tokens, positions, slots, tables, wanted;
+    std::vector<const Adapter*> adapters;
     const int block_size = model.block_size();
     for (const Part& part : parts) {
         for (int position = part.first; position < part.end; ++position) {
@@ -217,6 +305,7 @@ Result run_step(Model& model, const std::vector<Part>& parts, int num_wanted = k
             positions.push_back(position);
             slots.push_back(part.sequence->table[position / block_size] * block_size + position % block_size);
         }
+        adapters.push_back(part.adapter);
         starts.push_back(static_cast<std::int64_t>(tokens.size()));
         tables.insert(tables.end(), part.sequence->table.begin(), part.sequence->table.end());
     }
@@ -233,6 +322,7 @@ Result run_step(Model& model, const std::vector<Part>& parts, int num_wanted = k
     step.slots = {slots.data()};
     step.tables = {tables.data()};
     step.table_strides = {kNumBlocks / 2};
+    step.adapters = adapters;
     constexpr int kStride = 64;  // the vocabulary, rounded up to a multiple of 16
     std::vector<float> logits(wanted.size() * kStride);
     const auto finite_logits = std::make_unique<bool[]>(wanted.size());
@@ -265,12 +355,14 @@ void expect_rows(const Setting& setting, const char* what, const Result& actual,
 }
 
 // Runs two sequences together, in chunks and alone, with many teams and block sizes. Compares them with each
-// sequence alone and whole on one thread.
-void test_same_bits(const Setting& setting) {
+// sequence alone and whole on one thread. The first may have an adapter.
+void test_same_bits(const Setting& setting, bool has_adapter) {
+    const auto adapter_in = [has_adapter](const Model& model) { return has_adapter ? model.adapter.get() : nullptr; };
     const Sequence one = make_sequence(45, 1, 0), other = make_sequence(37, 2, kNumBlocks / 2);
     ThreadTeam single(1);
     Model whole(setting.kernels, single, setting.family, setting.type, 16);
-    const Result alone = run_step(whole, {{&one, 0, 45}}), other_alone = run_step(whole, {{&other, 0, 37}});
+    const Result alone = run_step(whole, {{&one, 0, 45, adapter_in(whole)}}),
+                 other_alone = run_step(whole, {{&other, 0, 37}});
     for (const Result* result : {&alone, &other_alone}) {
         expect(std::find(result->finite_logits.begin(), result->finite_logits.end(), false) ==
                        result->finite_logits.end() &&
@@ -279,26 +371,29 @@ void test_same_bits(const Setting& setting) {
                "%s, family %d: not all is finite", setting.kernels.name, static_cast<int>(setting.family));
     }
     expect(!same_bits(alone.logits[3], alone.logits[4]), "every token has the same logits");
+    const Result plain = run_step(whole, {{&one, 0, 45}});
+    expect(same_bits(plain.logits[3], alone.logits[3]) != has_adapter, "%s, family %d: what an adapter changes",
+           setting.kernels.name, static_cast<int>(setting.family));
 
     for (const int num_threads : {1, 2}) {
         ThreadTeam team(num_threads);
         for (const int block_size : {16, 64}) {
             Model model(setting.kernels, team, setting.family, setting.type, block_size);
-            const Result both = run_step(model, {{&one, 0, 45}, {&other, 0, 37}});
+            const Result both = run_step(model, {{&one, 0, 45, adapter_in(model)}, {&other, 0, 37}});
             expect_rows(setting, "with another", both, 0, alone, 0, 45);
             expect_rows(setting, "behind another", both, 45, other_alone, 0, 37);
 
             Model chunked(setting.kernels, team, setting.family, setting.type, block_size);
-            const Result first = run_step(chunked, {{&one, 0, 17}});
+            const Result first = run_step(chunked, {{&one, 0, 17, adapter_in(chunked)}});
             expect_rows(setting, "first chunk", first, 0, alone, 0, 17);
-            const Result mixed = run_step(chunked, {{&other, 0, 20}, {&one, 17, 44}});
+            const Result mixed = run_step(chunked, {{&other, 0, 20}, {&one, 17, 44, adapter_in(chunked)}});
             expect_rows(setting, "chunk with a chunk", mixed, 0, other_alone, 0, 20);
             expect_rows(setting, "second chunk", mixed, 20, alone, 17, 27);
             run_step(chunked, {{&other, 20, 36}}, 0);
-            const Result decoded = run_step(chunked, {{&one, 44, 45}, {&other, 36, 37}});
+            const Result decoded = run_step(chunked, {{&one, 44, 45, adapter_in(chunked)}, {&other, 36, 37}});
             expect_rows(setting, "one token", decoded, 0, alone, 44, 1);
             expect_rows(setting, "another token", decoded, 1, other_alone, 36, 1);
-            const Result last = run_step(model, {{&one, 0, 45}, {&other, 0, 37}}, 3);
+            const Result last = run_step(model, {{&one, 0, 45, adapter_in(model)}, {&other, 0, 37}}, 3);
             expect_rows(setting, "only some logits", last, 0, other_alone, 34, 3);
         }
     }
@@ -364,9 +459,10 @@ void test_not_finite(const Setting& setting) {
 
 int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
-        for (const Family family : {Family::kPlain, Family::kBent, Family::kMixed}) {
+        for (const Family family : {Family::kPlain, Family::kBent, Family::kMixed, Family::kLatent}) {
             for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kCoded}) {
-                test_same_bits({kernels, family, type});
+                test_same_bits({kernels, family, type}, false);
+                test_same_bits({kernels, family, type}, true);
                 test_reserve({kernels, family, type});
             }
         }

@@ -90,6 +90,7 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         "one": ({name: tensor for name, tensor in good.items() if name != b}, "lora_A alone"),
         "wide": (good | {a: wide}, "[4, 32] for this model"),
         "high": (good | {b: good[b][:, :3].copy()}, "[64, 4] for this model"),
+        "twice": (good | {name.replace(".model.model.", ".model."): x for name, x in good.items()}, "each matrix once"),
         "row": (good | {b: np.zeros(64, np.float32)}, "a matrix"),
         "number": (good | {a: np.zeros((), np.float32)}, "a matrix"),
         "embedding": (good | {f"{PEFT}model.embed.lora_embedding_A": wide}, "not of LoRA"),
@@ -208,6 +209,9 @@ def test_the_experts_of_a_parameter_are_those_of_single_matrices(name: str, tmp_
     for each in found:
         change = each.scale * (each.b.astype(np.float64) @ each.a)
         assert np.allclose(change, changes[each.layer, each.part, each.expert], rtol=1e-12, atol=1e-12)
+    clash = tensors | singles
+    with pytest.raises(CheckpointError, match="each matrix once"):
+        read_adapter(write_adapter(tmp_path / "clash", clash, settings | {"r": 4}), spec, 32)
     wrong = tensors | {"base_model.model.model.layers.0.mlp.experts.lora_A.weight": np.zeros((4, 16), np.float32)}
     with pytest.raises(CheckpointError, match="for this model"):
         read_adapter(write_adapter(tmp_path / "wrong", wrong, settings | {"r": 4}), spec, 32)

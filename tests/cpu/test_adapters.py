@@ -12,6 +12,7 @@ from quire.compute.adapters.folder import read_adapter
 from quire.compute.native import NativeSettings
 from support.adapted_model import SETTINGS, AdaptedModel
 from support.adapters import adapter_tensors, merged, write_adapter
+from support.dense_oracle import DenseOracle
 from support.spec_models import SPECS, write_spec_model
 from support.tiny_checkpoint import write_model_weights
 
@@ -43,6 +44,43 @@ def test_a_row_has_what_merged_weights_give_and_others_have_their_bits(name: str
     again = model.logits(PROMPTS, [one, other, ""])
     assert np.array_equal(again[0], together[0]), "what is beside a row changes no bit of it"
     assert np.array_equal(again[2], base[2])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_reference_has_what_the_formula_gives_and_others_have_their_bits(name: str, tmp_path: Path) -> None:
+    spec = SPECS[name]
+    weights = write_spec_model(tmp_path, spec)
+    model = AdaptedModel.of_reference(tmp_path, spec)
+    base = model.logits(PROMPTS, ["", "", ""])
+    digests, oracles = [], []
+    for seed, rank, alpha in ((1, 4, 8.0), (2, 20, 5.0)):
+        tensors = adapter_tensors(spec, rank=rank, seed=seed)
+        adapter = read_adapter(write_adapter(tmp_path / f"a{seed}", tensors, {"lora_alpha": alpha}), spec, 32)
+        model.load(adapter)
+        digests.append(adapter.digest)
+        oracles.append(DenseOracle(spec, merged(weights, spec, tensors, alpha / rank)))
+    one, other = digests
+    together = model.logits(PROMPTS, [one, "", other])
+    for found, expected in ((together[0], oracles[0].logits(PROMPTS[0])), (together[2], oracles[1].logits(PROMPTS[2]))):
+        assert np.abs(found - expected).max() <= 1e-3 * max(1.0, np.abs(expected).max())
+    assert np.array_equal(together[1], base[1])
+    again = model.logits(PROMPTS, [one, other, ""])
+    assert np.array_equal(again[0], together[0]) and np.array_equal(again[2], base[2])
+    assert not np.array_equal(again[1], base[1])
+
+
+def test_an_int8_base_with_an_adapter_is_that_of_the_reference(tmp_path: Path) -> None:
+    spec = SPECS["plain"]
+    write_spec_model(tmp_path, spec)
+    adapter = read_adapter(write_adapter(tmp_path / "a", adapter_tensors(spec)), spec, 32)
+    native = AdaptedModel(tmp_path, spec, replace(SETTINGS, weights="int8"))
+    reference = AdaptedModel.of_reference(tmp_path, spec, "int8_groups")
+    found = []
+    for model in (native, reference):
+        model.load(adapter)
+        found.append(model.logits(PROMPTS, [adapter.digest, "", adapter.digest]))
+    for ours, theirs in zip(*found, strict=True):
+        assert np.abs(ours - theirs).max() <= 2e-2 * np.abs(theirs).max()
 
 
 @pytest.mark.parametrize("name", ["plain", "experts", "latent", "latent-queries"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write
 PROMPTS = [
     [random.Random(seed).randrange(1, 120) for _ in range(length)] for seed, length in enumerate((50, 3, 90, 33))
 ]
+CASES = Path(__file__).parents[1] / "golden" / "data" / "families" / "cases.json"
 NAMES = ("tune", None, "other", "tune")
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, seed=4, logprobs=2, ignore_eos=True)
 Adapters = Mapping[str, Path]
@@ -54,13 +56,15 @@ def opened(folder: Path, **settings: Any) -> LLM:
     return LLM(folder, **{"kv_memory": "1MiB", "skip_tokenizer_init": True, "num_threads": 1} | settings)
 
 
-def answers(llm: LLM, names: Sequence[str | None], sampling: SamplingParams) -> list[RequestOutput]:
+def answers(
+    llm: LLM, names: Sequence[str | None], sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS
+) -> list[RequestOutput]:
     """Answer all prompts at once, each with the adapter of its place."""
     prepared = [
         llm._door.prepare_all(
             [{"prompt_token_ids": prompt}], llm._client.limits, sampling, ticket=Ticket(adapter=name)
         )[0]
-        for prompt, name in zip(PROMPTS, names, strict=True)
+        for prompt, name in zip(prompts, names, strict=True)
     ]
     return llm._run(prepared, False)
 
@@ -69,12 +73,13 @@ def bits(outputs: Sequence[RequestOutput]) -> list[Any]:
     return [[(each.token_ids, each.logprobs) for each in output.outputs] for output in outputs]
 
 
-def test_text_is_that_of_the_merged_model(models: Models) -> None:
-    with opened(models.merged) as llm:
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_text_is_that_of_the_merged_model(models: Models, backend: str) -> None:
+    with opened(models.merged, backend="native") as llm:
         expected = [
             each.outputs[0].token_ids for each in llm.generate(PROMPTS, temperature=0, max_tokens=16, use_tqdm=False)
         ]
-    with opened(models.base, adapter=models.adapters) as llm:
+    with opened(models.base, adapter=models.adapters, backend=backend) as llm:
         plain = llm.generate(PROMPTS, temperature=0, max_tokens=16, use_tqdm=False)
         tuned = llm.generate(PROMPTS, temperature=0, max_tokens=16, use_tqdm=False, adapter="tune")
     assert [each.outputs[0].token_ids for each in tuned] == expected
@@ -110,6 +115,48 @@ def test_bits_are_the_same_alone_and_among_others(
     assert together == again == alone
     assert together[1] == plain[1]
     assert together[0] != plain[0]
+
+
+@pytest.fixture(scope="module", params=["deepseek-v2-lite", "deepseek-v3", "gpt-oss", "qwen3-moe"])
+def sparse(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
+    """A model with experts, and two adapters for all of its matrices."""
+    folder, form = tmp_path_factory.mktemp(request.param), json.loads(CASES.read_text())["forms"][request.param]
+    (folder / "config.json").write_text(json.dumps(form["config"]))
+    (folder / "model.safetensors").write_bytes((CASES.parent / form["weights"]).read_bytes())
+    spec = read_model(ModelFolder(folder)).spec
+    tensors = [adapter_tensors(spec, rank=rank, seed=rank) for rank in (6, 20)]
+    return folder, {
+        name: write_adapter(folder / name, each, {"lora_alpha": 24})
+        for name, each in zip(("tune", "other"), tensors, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 16, "max_num_seqs": 3},
+        {"kv_memory": "100KiB", "preemption": "recompute"},
+        {"block_size": 64, "num_threads": 2, "kv_dtype": "bfloat16"},
+    ],
+)
+def test_bits_of_experts_and_latents_are_the_same_alone_and_among_others(
+    sparse: tuple[Path, dict[str, Path]], settings: Mapping[str, Any]
+) -> None:
+    folder, adapters = sparse
+    prompts = [[token % 60 for token in prompt] for prompt in PROMPTS]
+    common = {"adapter": adapters, "kv_memory": "1MiB", "dtype": "float32"} | (
+        {"kv_dtype": settings["kv_dtype"]} if "kv_dtype" in settings else {}
+    )
+
+    def found(names: Sequence[str | None], **changes: Any) -> list[Any]:
+        with opened(folder, **common | changes) as llm:
+            return [bits(answers(llm, names, SAMPLED, prompts)) for _ in range(2)]
+
+    (alone, _), (plain, _) = found(["tune"] * 4), found([None] * 4)
+    together, again = found(NAMES, **settings)
+    assert together == again
+    assert [together[0], together[3], together[1]] == [alone[0], alone[3], plain[1]]
+    assert together[0] != plain[0] and together[2] not in (alone[2], plain[2])
 
 
 def test_keys_and_values_are_hit_by_the_same_adapter_only(models: Models, tmp_path: Path) -> None:
@@ -169,8 +216,6 @@ def test_settings_that_cannot_be_are_refused(models: Models, tmp_path: Path) -> 
     for given in (["=x"], ["tune="], [f"a={folder}", f"a={folder}"], ["white space=x"], [3], 7):
         with pytest.raises(InvalidConfigError, match="NAME=FOLDER, each name once"):
             opened(models.base, adapter=given)
-    with pytest.raises(InvalidConfigError, match="adapters need the native or the torch engine"):
-        opened(models.base, adapter={"tune": folder}, backend="reference")
     with pytest.raises(InvalidConfigError, match="max_adapter_rank"):
         opened(models.base, adapter={"tune": folder}, max_adapter_rank=0)
     with opened(models.base, adapter=[str(folder)]) as llm:

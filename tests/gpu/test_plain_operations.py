@@ -14,7 +14,7 @@ from quire.compute.models.base import Activation, RopeSpec
 from quire.compute.torch.attention.base import MOST_SHORT, KVPair
 from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations, activated, rotated
 from quire.compute.torch.products import Matrix, TiledProduct, product
-from quire.compute.torch.upload import ALIGNMENT, apart, joined, part_of, step_shape, together
+from quire.compute.torch.upload import ALIGNMENT, apart, joined, step_shape, together
 from quire.compute.worker.model_runner import StepInputs
 
 DTYPES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -209,7 +209,7 @@ def test_the_parts_of_a_step_are_its_sequences_one_by_one(inputs: StepInputs, da
     count = len(inputs.entries)
     start = data.draw(st.integers(0, count - 1))
     stop = data.draw(st.integers(start + 1, count))
-    part = part_of(inputs, start, stop)
+    part = inputs.part(start, stop)
     assert part.entries == inputs.entries[start:stop]
     assert (part.query_starts[0], part.logit_starts[0]) == (0, 0)
     for mine, sequence in enumerate(range(start, stop)):

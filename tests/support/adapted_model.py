@@ -10,10 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.adapters.folder import Adapter
+from quire.compute.backend import WorkerParts
 from quire.compute.models.base import DecoderSpec
 from quire.compute.native import NativeSettings, kv_cache_spec
 from quire.compute.native.load import make_parts
+from quire.compute.reference.adapters import AdaptedDecoder
+from quire.compute.reference.decoder import ReferenceDecoder
+from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.weights.stacked import unstacked
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import StepInputs
@@ -33,6 +38,19 @@ class AdaptedModel:
         self.cache.allocate()
         self.parts = make_parts(spec, unstacked(Checkpoint.open(folder)), settings, self.cache)
         self.num_groups, self.vocab_size = len(kv_spec.groups), spec.vocab_size
+
+    @classmethod
+    def of_reference(cls, folder: Path, spec: DecoderSpec, weights: str = "auto") -> AdaptedModel:
+        """Return the same over the reference decoder."""
+        made = cls.__new__(cls)
+        kv_spec = spec.kv_cache_spec(BLOCK)
+        made.cache = CacheEngine(kv_spec, num_blocks=MOST_BLOCKS * 8 * len(kv_spec.groups), poison=True)
+        made.cache.allocate()
+        loaded = DecoderWeights.load(spec, unstacked(Checkpoint.open(folder)), weights=weights)
+        runner = AdaptedDecoder(ReferenceDecoder(spec, loaded))
+        made.parts = WorkerParts(runner, made.cache, ReferenceSampler(), adapters=runner)
+        made.num_groups, made.vocab_size = len(kv_spec.groups), spec.vocab_size
+        return made
 
     def load(self, *adapters: Adapter) -> None:
         assert self.parts.adapters is not None

@@ -41,8 +41,7 @@ class BackendFacts:
     """The facts about an engine that are known before it is loaded.
 
     `weights`: how matrices are kept, in the words of `weight_bytes`; `block_types`: of those that stay as their file
-    stores them. `makes_vectors`: whether it can pool hidden states. `takes_adapters`: whether rows may have adapters,
-    which take `adapter_bytes`.
+    stores them. `makes_vectors`: whether it can pool hidden states. `adapter_bytes`: the memory for adapters.
     """
 
     name: str
@@ -57,7 +56,6 @@ class BackendFacts:
     activation_bytes: int
     block_types: tuple[str, ...] = ()
     makes_vectors: bool = False
-    takes_adapters: bool = False
     adapter_bytes: int = 0
 
 

@@ -233,10 +233,6 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     backend, notice = choose_backend(config, model)
     if model.labels is not None and not backend.facts.makes_vectors:
         raise InvalidConfigError("backend", backend.facts.name, "native or reference for a model with labels")
-    if (config.adapter or config.adapter_memory is not None) and not backend.facts.takes_adapters:
-        field, value = ("adapter", config.adapter[0]) if config.adapter else ("adapter_memory", config.adapter_memory)
-        allowed = f"none with backend {backend.facts.name}: adapters need the native or the torch engine"
-        raise InvalidConfigError(field, value, allowed)
     config = backend.facts.config
     try:
         plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())

@@ -130,6 +130,7 @@ def _matrices(
     tensors: Checkpoint | GgufAdapter, spec: DecoderSpec, settings: AdapterSettings, max_rank: int
 ) -> Iterator[AdaptedMatrix]:
     modules, found = modules_of(spec), dict[str, dict[str, str]]()
+    taken: dict[tuple[int, Part, int], str] = {}
     for name in tensors.entries:
         match = NAME.fullmatch(name)
         if match is None:
@@ -157,7 +158,7 @@ def _matrices(
         matching = _matching(modules[bare_name(module)], found_shapes)
         num_ranks = found_shapes["A"][0] // max(matching.count, 1)
         rank = settings.rank_of(matching.full_name(module), num_ranks)
-        if rank > max_rank:
+        if not 0 < rank <= max_rank:
             raise CheckpointError(f"{where}: rank", rank, f"at most {max_rank}, the max_adapter_rank")
         for which, shape in matching.shapes(rank).items():
             if found_shapes[which] != shape:
@@ -165,6 +166,8 @@ def _matrices(
                 raise CheckpointError(f"{where}.lora_{which}: shape", list(found_shapes[which]), allowed)
         scale = settings.scale_of(matching.full_name(module), rank)
         for place in matching.places:
+            if (other := taken.setdefault((place.layer, place.part, place.expert), module)) is not module:
+                raise CheckpointError(where, f"what {other} is, too", "each matrix once")
             cuts = matching.cuts(place, rank)
             yield AdaptedMatrix(module, pair["A"], pair["B"], rank, scale, place, cuts)
 

@@ -65,7 +65,6 @@ class NativeBackend:
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
             block_types=tuple(sorted(set(block_types.values()))),
             makes_vectors=True,
-            takes_adapters=True,
             adapter_bytes=adapter_bytes(model, config, dtype),
         )
         return cls(facts, model, settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.compute.backend import LATENT_KV, BackendFacts, WorkerParts, needs_on_host
+from quire.compute.backend import LATENT_KV, BackendFacts, WorkerParts, adapter_bytes, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.reference.load import block_spec, load_parts
@@ -52,6 +52,7 @@ class ReferenceBackend:
             weight_bytes=sum(weight_bytes(spec, weights=in_groups(config.weights)) for spec in specs),
             activation_bytes=sum(_activation_bytes(spec, config) for spec in specs),
             makes_vectors=True,
+            adapter_bytes=adapter_bytes(model, config, "float32"),
         )
         return cls(facts, model)
 

@@ -11,6 +11,7 @@ results. All operations work row by row (see `operations` and `attention`), so a
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,12 @@ class ReferenceDecoder:
             exact, kv_spec = ReferenceDecoder(spec, weights), spec.kv_cache_spec(BLOCK)
             memory = CacheEngine(kv_spec, num_blocks=num_blocks(spec, kv_spec))
             self._centres = key_centres(spec, memory, exact, _read_keys)
+
+    def with_weights(self, weights: DecoderWeights) -> ReferenceDecoder:
+        """Return the decoder with other weights of the same shapes."""
+        made = copy(self)
+        made.weights = weights
+        return made
 
     @property
     def vocab_size(self) -> int:

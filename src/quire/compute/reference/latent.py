@@ -65,7 +65,10 @@ class LatentAttention:
 
     def _by_head(self, heads: FloatArray, part: Part, *, transposed: bool = False) -> FloatArray:
         """Return the product of each head's numbers, `[num_tokens, num_heads, in]`, and its rows of a part."""
-        matrices = self.parts[part].weight.reshape(self._num_heads, -1, self._latent.rank)
+        weight, change = self.parts[part].weight, self.parts[part].change
+        if change is not None:
+            weight = weight + np.einsum("or,ri->oi", change[1], change[0])
+        matrices = weight.reshape(self._num_heads, -1, self._latent.rank)
         if transposed:
             matrices = matrices.swapaxes(1, 2)
         products = [linear(heads[:, head], PartWeights(matrix)) for head, matrix in enumerate(matrices)]

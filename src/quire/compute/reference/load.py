@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.compute.backend import DraftParts, WorkerParts
 from quire.compute.models import ModelDescription
+from quire.compute.reference.adapters import AdaptedDecoder
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.weights.codes import in_groups
@@ -33,12 +34,15 @@ def load_parts(
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
     )
+    runner = AdaptedDecoder(ReferenceDecoder(spec, loaded, kv_dtype=kv_dtype))
     return WorkerParts(
-        ReferenceDecoder(spec, loaded, kv_dtype=kv_dtype),
+        runner,
         cache,
         ReferenceSampler(),
         eos_token_ids=frozenset(model.eos_token_ids),
         draft=_draft_parts(model, cache, weights, kv_dtype),
+        adapters=runner,
+        has_adapter=runner.has_adapter,
     )
 
 

@@ -34,10 +34,15 @@ ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def linear(rows: FloatArray, part: PartWeights) -> FloatArray:
-    """Return weight @ row + bias for each row: `[num_rows, in]` to `[num_rows, out]`."""
+    """Return weight @ row + bias, and what an adapter adds, for each row: `[num_rows, in]` to `[num_rows, out]`."""
     product: FloatArray
     product = np.einsum("ri,oi->ro", rows, part.weight) if part.codes is None else _coded_product(rows, part.codes)
-    return product if part.bias is None else product + part.bias
+    product = product if part.bias is None else product + part.bias
+    if part.change is None:
+        return product
+    a, b = part.change
+    added: FloatArray = np.einsum("ri,oi->ro", np.einsum("ri,oi->ro", rows, a), b)
+    return product + added
 
 
 def _coded_product(rows: FloatArray, codes: Codes) -> FloatArray:

@@ -103,7 +103,6 @@ class TorchBackend:
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
             makes_vectors=True,
-            takes_adapters=True,
             adapter_bytes=adapter_bytes(model, config, dtype),
         )
         return cls(facts, model, settings)

@@ -29,7 +29,7 @@ from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
 from quire.compute.torch.graphs import DecodeGraphs
 from quire.compute.torch.rehearsal import filtered_draws
-from quire.compute.torch.upload import on_device, part_of, uploaded
+from quire.compute.torch.upload import on_device, uploaded
 from quire.compute.worker.model_runner import NO_STATES, StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
 from quire.core.errors import ExecutorLostError, InvalidConfigError
@@ -170,7 +170,7 @@ class TorchRunner:
         # The memory can be reused only here, after the error and its traceback have been freed.
         torch.cuda.empty_cache()
         half = len(inputs.entries) // 2
-        first, second = part_of(inputs, 0, half), part_of(inputs, half, len(inputs.entries))
+        first, second = inputs.part(0, half), inputs.part(half, len(inputs.entries))
         halves = self._compute(first, cache), self._compute(second, cache)
         return DecoderOutputs(
             torch.cat([each.logits for each in halves]),

@@ -98,22 +98,3 @@ def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
 def _num_first(flags: BoolArray) -> int:
     """Return how many flags are set before the first that is not."""
     return len(flags) if flags.all() else int(np.argmin(flags))
-
-
-def part_of(inputs: StepInputs, start: int, stop: int) -> StepInputs:
-    """Return the sequences from `start` up to `stop` as a separate step. Does not mutate."""
-    tokens = slice(int(inputs.query_starts[start]), int(inputs.query_starts[stop]))
-    logits, states = slice(int(inputs.logit_starts[start]), int(inputs.logit_starts[stop])), inputs.state_indices
-    return StepInputs(
-        entries=inputs.entries[start:stop],
-        query_starts=inputs.query_starts[start : stop + 1] - tokens.start,
-        token_ids=inputs.token_ids[tokens],
-        positions=inputs.positions[tokens],
-        slots=tuple(slots[tokens] for slots in inputs.slots),
-        block_tables=tuple(table[start:stop] for table in inputs.block_tables),
-        logit_starts=inputs.logit_starts[start : stop + 1] - logits.start,
-        logit_indices=inputs.logit_indices[logits] - tokens.start,
-        rows=inputs.rows[start:stop],
-        state_indices=states[(states >= tokens.start) & (states < tokens.stop)] - tokens.start,
-        adapters=inputs.adapters[start:stop],
-    )

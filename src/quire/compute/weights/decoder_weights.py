@@ -54,12 +54,14 @@ class PartWeights:
     """The weights of one part: a matrix `[out, in]` or a norm `[size]`, and its bias `[out]`.
 
     `blocks`: the type of a matrix that is the bytes of blocks; `codes`: a matrix as codes, with their scales.
+    `change`: the matrices A and B of an adapter, whose product is added to the matrix.
     """
 
     weight: WeightArray
     bias: FloatArray | None = None
     blocks: str = ""
     codes: Codes | None = None
+    change: tuple[FloatArray, FloatArray] | None = None
 
 
 Parts = Mapping[Part, PartWeights]

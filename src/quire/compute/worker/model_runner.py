@@ -50,6 +50,24 @@ class StepInputs:
         """Return the slice of a sequence's logits."""
         return slice(int(self.logit_starts[sequence]), int(self.logit_starts[sequence + 1]))
 
+    def part(self, start: int, stop: int) -> StepInputs:
+        """Return the sequences from `start` up to `stop` as a separate step. Does not mutate."""
+        tokens = slice(int(self.query_starts[start]), int(self.query_starts[stop]))
+        logits, states = slice(int(self.logit_starts[start]), int(self.logit_starts[stop])), self.state_indices
+        return StepInputs(
+            entries=self.entries[start:stop],
+            query_starts=self.query_starts[start : stop + 1] - tokens.start,
+            token_ids=self.token_ids[tokens],
+            positions=self.positions[tokens],
+            slots=tuple(slots[tokens] for slots in self.slots),
+            block_tables=tuple(table[start:stop] for table in self.block_tables),
+            logit_starts=self.logit_starts[start : stop + 1] - logits.start,
+            logit_indices=self.logit_indices[logits] - tokens.start,
+            rows=self.rows[start:stop],
+            state_indices=states[(states >= tokens.start) & (states < tokens.stop)] - tokens.start,
+            adapters=self.adapters[start:stop],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
