@@ -90,6 +90,8 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         "one": ({name: tensor for name, tensor in good.items() if name != b}, "lora_A alone"),
         "wide": (good | {a: wide}, "[4, 32] for this model"),
         "high": (good | {b: good[b][:, :3].copy()}, "[64, 4] for this model"),
+        "row": (good | {b: np.zeros(64, np.float32)}, "a matrix"),
+        "number": (good | {a: np.zeros((), np.float32)}, "a matrix"),
         "embedding": (good | {f"{PEFT}model.embed.lora_embedding_A": wide}, "not of LoRA"),
         "whole": (good | {f"{PEFT}lm_head.weight": wide}, "not of LoRA"),
         "unknown": ({f"{PEFT}model.router.0.lora_{x}.weight": wide for x in "AB"}, "model.router.0"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from quire import cli
+from quire.core.errors import InvalidConfigError
+from quire.instruments.bench.sentence_peer import paragraphs
 
 
 def test_texts_and_a_reranker_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,3 +25,20 @@ def test_texts_and_a_reranker_are_measured(tmp_path: Path, capsys: pytest.Captur
         "with": 2,
     }
     assert "4 texts of 40 tokens" in capsys.readouterr().out
+
+
+def test_paragraphs_come_from_all_documents_and_each_once(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    long, other = "a" * 50, "b" * 60
+    (tmp_path / "one.md").write_text(f"{long}\n\nshort\n \n{other}\n\n{'c' * 3000}\n")
+    (tmp_path / "sub" / "two.md").write_text(f"{other}\n\n{'d' * 70}")
+    assert paragraphs(tmp_path, 3) == [long, other, "d" * 70]
+    assert paragraphs(tmp_path, 2) == [long, other]
+    with pytest.raises(InvalidConfigError, match="at most the 3 paragraphs"):
+        paragraphs(tmp_path, 4)
+
+
+def test_an_interpreter_without_the_peer_is_named_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--only", "peer", "--peer-python", sys.executable, "--pooling", "last", "--kv-memory", "8MiB"]
+    assert cli.main(["bench", "vectors", "guide", *options, "--peer-texts", "2", "--repeat", "1"]) == cli.FAILED
+    assert "No module named 'sentence_transformers'" in capsys.readouterr().err

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from quire.compute.models.base import Activation, ExpertsSpec
-from quire.compute.torch.adapters import Add, LowRankSums
+from quire.compute.models.base import Activation, ExpertsSpec, Part
+from quire.compute.torch.adapters import AdaptedRun, Add, LowRankMatrices, LowRankSums, TorchAdapter
 from quire.compute.torch.experts import MLPs, PlainExperts
 from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.kernels import expert_groups
@@ -156,8 +157,28 @@ def test_outputs_are_added_in_the_order_of_ids(dtype: torch.dtype, device: str) 
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
-def sparse(experts: FusedExperts | PlainExperts, rows: torch.Tensor, *, is_int8: bool = False) -> torch.Tensor:
-    """Return what a layer of experts makes of rows of 24 numbers; its router takes them one by one."""
+def adapter_of(device: str) -> TorchAdapter:
+    """Return an adapter of rank 16 for all matrices of `sparse`."""
+    sizes = {Part.EXPERT_GATE: (20, 24), Part.EXPERT_UP: (20, 24), Part.EXPERT_DOWN: (24, 20)}
+    found = {}
+    for seed, (part, (outputs, inputs)) in enumerate(sizes.items()):
+        a, b = random(6, 16, inputs), random(6, outputs, 16).roll(seed)
+        found[part] = LowRankMatrices(Matrix(a.to(device) / 8), Matrix(b.to(device) / 8), 1.0)
+    return [found]
+
+
+def sparse(
+    experts: FusedExperts | PlainExperts,
+    rows: torch.Tensor,
+    *,
+    is_int8: bool = False,
+    runs: Sequence[AdaptedRun] = (),
+    merged: TorchAdapter | None = None,
+) -> torch.Tensor:
+    """Return what a layer of experts makes of rows of 24 numbers; its router takes them one by one.
+
+    `merged`: an adapter whose matrices are added to those of the layer.
+    """
 
     def matrices(*sizes: int) -> Matrix:
         numbers = random(6, *sizes).to(rows.device) / 4
@@ -169,8 +190,14 @@ def sparse(experts: FusedExperts | PlainExperts, rows: torch.Tensor, *, is_int8:
     operations = PlainOperations(SimpleNamespace())  # type: ignore[arg-type]
     mlps = MLPs(operations, TiledProduct(1), experts, Activation.SILU, gated=True)
     router, slots = Matrix(random(6, 24).to(rows.device)), torch.arange(len(rows), device=rows.device)
-    nothing = Add(LowRankSums(TiledProduct(1), experts.product, {}), (), 0)
-    return mlps.sparse(rows, slots, router, MLP(exact(matrices(40, 24)), exact(matrices(24, 20))), SPEC, nothing)
+    sizes = {Part.EXPERT_GATE: 20, Part.EXPERT_UP: 20, Part.EXPERT_DOWN: 24}
+    add = Add(LowRankSums(TiledProduct(1), experts.product, sizes), runs, 0)
+    up, down = exact(matrices(40, 24)), exact(matrices(24, 20))
+    if merged is not None:
+        gate_change, up_change, down_change = (each.b.weight @ each.a.weight for each in merged[0].values())
+        up = Matrix(up.weight + torch.cat([gate_change, up_change], dim=1))
+        down = Matrix(down.weight + down_change)
+    return mlps.sparse(rows, slots, router, MLP(up, down), SPEC, add)
 
 
 @pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
@@ -181,6 +208,21 @@ def test_a_layer_computes_what_the_plain_one_does(num_rows: int, is_int8: bool, 
     for batch_invariant in (False, True):
         found = sparse(FusedExperts(batch_invariant=batch_invariant), rows, is_int8=is_int8)
         torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused", "invariant"])
+def test_rows_of_an_adapter_have_what_merged_experts_give(kind: str, device: str) -> None:
+    fused = FusedExperts(batch_invariant=kind == "invariant")
+    experts: FusedExperts | PlainExperts = PlainExperts(TiledProduct(1)) if kind == "plain" else fused
+    rows, adapter = random(30, 24).to(device), adapter_of(device)
+    base, merged = sparse(experts, rows), sparse(experts, rows, merged=adapter)
+    found = sparse(experts, rows, runs=[AdaptedRun(0, 3, adapter), AdaptedRun(10, 25, adapter)])
+    mask = torch.tensor([0 <= row < 3 or 10 <= row < 25 for row in range(30)], device=device)
+    torch.testing.assert_close(found[mask], merged[mask], rtol=1e-4, atol=1e-4)
+    assert (merged - base).abs().max() > 0.1
+    assert torch.equal(found[~mask], base[~mask]), "the others keep their bits"
+    masked = sparse(experts, rows, runs=[AdaptedRun(0, 30, adapter, mask[:, None])])
+    assert torch.equal(masked, found), "as in recorded steps"
 
 
 @pytest.mark.parametrize(("batch_invariant", "num_rows"), [(True, 60), (False, 40)])

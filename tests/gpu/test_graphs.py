@@ -5,6 +5,7 @@ Without a GPU what records computes anew (`support.recorders`), with attention i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.compute.adapters.folder import Adapter, read_adapter
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.sampling.draws import Draws
@@ -28,6 +30,7 @@ from quire.compute.torch.upload import uploaded
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.worker import Worker
+from support.adapters import adapter_tensors, write_adapter
 from support.recorders import recorder_of
 from support.step_plans import PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_qwen3
@@ -44,7 +47,7 @@ MAX_SEQUENCES = 4
 class Run:
     """A worker driven by hand, with recorded decodes or without."""
 
-    def __init__(self, folder: Path, device: str, *, records: bool) -> None:
+    def __init__(self, folder: Path, device: str, *, records: bool, adapters: Sequence[Adapter] = ()) -> None:
         settings = replace(FLOAT32, device=device, batch_invariant=True, graphs=False)
         spec, where = read_model(ModelFolder(folder)).spec, torch.device(device)
         kv_spec = kv_cache_spec(spec, settings)
@@ -60,6 +63,8 @@ class Run:
         self.noted: list[tuple[int, int, str]] = []
         if records:
             self.runner._graphs = DecodeGraphs(decoder, self.recorder, MAX_SEQUENCES, self.note)
+        for adapter in adapters:
+            self.runner.load_adapter(adapter)
         self.worker.start()
         for tensor in pools_of(self):
             tensor.zero_()
@@ -86,10 +91,10 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_qwen3(tmp_path_factory.mktemp("model"), settings=SETTINGS["full"])
 
 
-def steps_of(run: Run, num_rows: int, num_steps: int) -> list[list[int]]:
+def steps_of(run: Run, num_rows: int, num_steps: int, adapters: Sequence[str] = ()) -> list[list[int]]:
     """Return the tokens of the prompts of so many rows, and of decodes of all of them."""
     for row in range(num_rows):
-        run.driver.open(row, PROMPT[row:])
+        run.driver.open(row, PROMPT[row:], adapter=adapters[row] if adapters else "")
     run.worker.submit(run.driver.plan(*(Work(row, 0, 40 - row, 1) for row in range(num_rows))))
     for step in range(num_steps):
         run.worker.submit(run.driver.plan(*(Work(row, 40 - row + step, 1, 1) for row in range(num_rows))))
@@ -195,6 +200,74 @@ def test_more_decodes_than_the_largest_size_are_computed(full: Path, device: str
     found = steps_of(run, MAX_SEQUENCES + 1, 1)
     assert run.recorder.num_replayed == 0
     assert found == steps_of(Run(full, device, records=False), MAX_SEQUENCES + 1, 1)
+
+
+def tuned(folder: Path, count: int) -> list[Adapter]:
+    """Return adapters of a model; they change what it says."""
+    spec = read_model(ModelFolder(folder)).spec
+    return [
+        read_adapter(write_adapter(folder / f"a{seed}", adapter_tensors(spec, seed=seed), {"lora_alpha": 32}), spec, 16)
+        for seed in range(count)
+    ]
+
+
+@pytest.mark.parametrize("names", [(0, None, 1, 0), (0, 0, 0, 0), (None, 1, None, None)])
+def test_replayed_decodes_with_adapters_are_those_computed(
+    names: tuple[int | None, ...], full: Path, device: str
+) -> None:
+    adapters = tuned(full, 2)
+    digests = ["" if name is None else adapters[name].digest for name in names]
+    computed, replayed = (Run(full, device, records=records, adapters=adapters) for records in (False, True))
+    num_sizes = len([size for size in SIZES if size < MAX_SEQUENCES]) + 1
+    assert replayed.recorder.num_recorded == 2 * num_sizes
+    assert replayed.noted[-1] == (2 * num_sizes, 2 * num_sizes, "graphs")
+    found = steps_of(replayed, 4, 3, digests)
+    assert found == steps_of(computed, 4, 3, digests)
+    assert replayed.recorder.num_replayed == 3
+    for mine, theirs in zip(pools_of(replayed), pools_of(computed), strict=True):
+        assert torch.equal(mine, theirs)
+    plain = steps_of(Run(full, device, records=True), 4, 3)
+    for row, name in enumerate(names):
+        assert ([step[row] for step in found] == [step[row] for step in plain]) == (name is None)
+
+
+def test_masks_are_those_of_the_step_that_is_replayed(full: Path, device: str) -> None:
+    first, second = (adapter.digest for adapter in tuned(full, 2))
+    texts = []
+    for records in (False, True):
+        run = Run(full, device, records=records, adapters=tuned(full, 2))
+        texts.append(steps_of(run, 4, 0, [first, "", second, first]))
+        lengths = [40 - row for row in range(4)]
+        for rows in ((0, 1, 2, 3), (2, 1), (3, 2, 0), (1,), (1, 2, 3)):
+            run.worker.submit(run.driver.plan(*(Work(row, lengths[row], 1, 1) for row in rows)))
+            texts[-1].append(run.worker.collect().tokens.tolist())
+            lengths = [length + (row in rows) for row, length in enumerate(lengths)]
+        assert run.recorder.num_replayed == (5 if records else 0)
+    assert texts[0] == texts[1]
+
+
+def test_adapters_that_are_not_recorded_are_computed(full: Path, device: str) -> None:
+    one, other = tuned(full, 2)
+    run = Run(full, device, records=True, adapters=[one])
+    run.runner.load_adapter(other)
+    found = steps_of(run, 2, 2, [one.digest, other.digest])
+    assert run.recorder.num_replayed == 0
+    assert found == steps_of(Run(full, device, records=False, adapters=[one, other]), 2, 2, [one.digest, other.digest])
+    for dropped, num_replayed in ((other, 2), (one, 0)):
+        run = Run(full, device, records=True, adapters=[one])
+        run.runner.load_adapter(other)
+        run.runner.drop_adapter(dropped.digest)
+        kept = one if dropped is other else other
+        steps_of(run, 2, 2, [kept.digest, ""])
+        assert run.recorder.num_replayed == num_replayed, "the memory of the dropped one is in no recording"
+
+
+def test_more_adapters_than_are_recorded_are_computed(full: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.compute.torch.graphs.MOST_RECORDED_ADAPTERS", 1)
+    adapters = tuned(full, 2)
+    run = Run(full, device, records=True, adapters=adapters)
+    steps_of(run, 2, 2, [adapters[0].digest, ""])
+    assert run.recorder.num_replayed == 0
 
 
 def test_sizes_reach_up_to_the_most_sequences_and_no_further() -> None:

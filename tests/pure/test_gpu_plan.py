@@ -13,14 +13,17 @@ import pytest
 
 from quire import EngineConfig, InvalidConfigError, cli
 from quire.cli.doctor import examine
+from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.torch.backend import GPU_KV_SHARE
 from quire.compute.torch.device import CONTEXT_BYTES, DeviceFacts
 from quire.compute.torch.footprint import Footprint
-from quire.compute.torch.settings import TorchSettings, kv_cache_spec
+from quire.compute.torch.settings import MOST_RECORDED_ADAPTERS, TorchSettings, kv_cache_spec
 from quire.core.granted import free_memory
 from quire.engine.factory import plan_engine
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.hardware import find_hardware
+from support.adapters import adapter_tensors, write_adapter
 from support.spec_models import SPECS
 
 GIB = 1 << 30
@@ -123,6 +126,17 @@ def test_the_pool_is_sized_by_what_was_measured_and_every_byte_has_a_row(
     assert f"left free           {(left - parts['KV blocks']) / GIB:8.2f} GiB" in str(blueprint.report)
     assert blueprint.report == replace(foreseen.report, plan=blueprint.report.plan)
     assert "graphs" not in dict(foreseen.report.plan.parts)
+
+
+def test_graphs_with_adapters_take_as_much_again(answers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers(H200)
+    found = Footprint(weight_bytes=30 * GIB, activation_bytes=5 * GIB, graph_bytes=2 * GIB, free_bytes=108 * GIB)
+    monkeypatch.setattr("quire.compute.torch.backend.TorchBackend.footprint", lambda backend, note_loaded: found)
+    spec = read_model(ModelFolder(GUIDE_FOLDER)).spec
+    folder = write_adapter(tmp_path, adapter_tensors(spec))
+    for count, graphs in ((1, 4), (MOST_RECORDED_ADAPTERS, 4), (MOST_RECORDED_ADAPTERS + 1, 2)):
+        config = EngineConfig(adapter=tuple(f"tune-{place}={folder}" for place in range(count)))
+        assert dict(plan_engine(config).measured().report.plan.parts)["graphs"] == graphs * GIB
 
 
 def test_kv_memory_that_was_asked_for_is_held_to_what_was_measured(

@@ -51,7 +51,7 @@ def write_adapter(
 ) -> Path:
     """Write the files of an adapter and return the folder; `settings` replace those of a plain one."""
     folder.mkdir(parents=True, exist_ok=True)
-    rank = next((len(tensor) for name, tensor in tensors.items() if "lora_A" in name), 4)
+    rank = next(((*tensor.shape, 4)[0] for name, tensor in tensors.items() if "lora_A" in name), 4)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

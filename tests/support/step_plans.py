@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.core.kv_spec import KVCacheSpec
+from quire.core.request import CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import BlockCopy, BlockMove, RowStart, StepPlan, TableChanges, column
 
@@ -45,9 +46,10 @@ class PlanDriver:
         """Return a driver that hands out the given blocks."""
         return cls(spec, iter(blocks))
 
-    def open(self, row: int, tokens: Sequence[int], sampling: SamplingParams = GREEDY) -> None:
+    def open(self, row: int, tokens: Sequence[int], sampling: SamplingParams = GREEDY, adapter: str = "") -> None:
         """Let a request take a row, with empty tables."""
-        start = RowStart(row, f"r{row}", array("i", tokens), len(tokens), sampling, 1 << 20)
+        scope = CacheScope(adapter=adapter)
+        start = RowStart(row, f"r{row}", array("i", tokens), len(tokens), sampling, 1 << 20, scope=scope)
         self._starts.append(start)
         for group in range(len(self.spec.groups)):
             self.tables[row, group] = []

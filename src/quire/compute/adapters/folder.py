@@ -37,6 +37,7 @@ RANK_STEP: Final = 16
 
 NAME: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
 DIGEST_BYTES: Final = 16
+MATRIX_DIMENSIONS: Final = 2
 CHUNK_BYTES: Final = 1 << 20
 MAX_NAMED: Final = 8
 
@@ -150,6 +151,9 @@ def _matrices(
             allowed = f"a matrix of the {len(spec.layers)} layers that can have an adapter: {', '.join(some)}"
             raise CheckpointError(tensors.name, module, allowed)
         found_shapes = {which: tensors.entries[name].shape for which, name in pair.items()}
+        for which, shape in found_shapes.items():
+            if len(shape) != MATRIX_DIMENSIONS:
+                raise CheckpointError(f"{where}.lora_{which}: shape", list(shape), "a matrix")
         matching = _matching(modules[bare_name(module)], found_shapes)
         num_ranks = found_shapes["A"][0] // max(matching.count, 1)
         rank = settings.rank_of(matching.full_name(module), num_ranks)

@@ -3,8 +3,9 @@
     output[run] += B (scale * (A rows[run]))      for each run of rows with one adapter, after the product of the matrix
     pairs[run] += (B (scale A rows))[run]         where rows are multiplied by experts: A and B of all, in two products
 
-The products are those of the engine, so where they give a row the same bits in any step, adapters do too. A step with
-adapters is neither recorded nor launched ahead.
+The products are those of the engine, so where they give a row the same bits in any step, adapters do too. In a recorded
+step (graphs.py) the rows of an adapter are not known: all rows get its products, and a mask says which of them keep the
+sum. The other rows keep their bits. A step with adapters is not launched ahead.
 """
 
 from __future__ import annotations
@@ -41,11 +42,21 @@ TorchAdapter = Sequence[Mapping[Part, LowRankMatrices]]
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRun:
-    """The rows from `start` up to `stop` of a step, and their adapter."""
+    """The rows from `start` up to `stop` of a step, and their adapter. `mask`: which of them have it; None: all."""
 
     start: int
     stop: int
     adapter: TorchAdapter
+    mask: torch.Tensor | None = None  # bool [num_rows, 1]
+
+    def add_to(self, output: torch.Tensor, added: torch.Tensor, per_token: int = 1) -> None:
+        """Add what the adapter changes to its rows of some outputs, of which each token has `per_token`. Mutates."""
+        rows = output[self.start * per_token : self.stop * per_token]
+        if self.mask is None:
+            rows += added
+        else:
+            mask = self.mask.repeat_interleave(per_token, dim=0) if per_token > 1 else self.mask
+            rows.copy_(torch.where(mask, rows + added, rows))
 
 
 def moved(adapter: Adapter, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> TorchAdapter:
@@ -127,7 +138,7 @@ class Add:
                 if low_rank is not None:
                     reduced = self.low_rank.product(rows[run.start : run.stop], low_rank.a)
                     scaled = (reduced.to(torch.float32) * low_rank.scale).to(rows.dtype)
-                    output[run.start : run.stop, first:end] += self.low_rank.product(scaled, low_rank.b)
+                    run.add_to(output[:, first:end], self.low_rank.product(scaled, low_rank.b))
                 first = end
         return output
 
@@ -147,7 +158,7 @@ class Add:
                     added = self.low_rank.expert_product(reduced, low_rank.b, routing)
                     for run in self.runs:
                         if run.adapter is adapter:
-                            pairs = slice(run.start * per_token, run.stop * per_token)
-                            output[pairs, first:end] += added[pairs]
+                            pairs = added[run.start * per_token : run.stop * per_token]
+                            run.add_to(output[:, first:end], pairs, per_token)
                 first = end
         return output

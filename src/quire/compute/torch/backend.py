@@ -17,7 +17,14 @@ from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, need
 from quire.compute.models import ModelDescription
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
-from quire.compute.torch.settings import DTYPES, TorchSettings, activation_bytes, block_spec, device_needs
+from quire.compute.torch.settings import (
+    DTYPES,
+    MOST_RECORDED_ADAPTERS,
+    TorchSettings,
+    activation_bytes,
+    block_spec,
+    device_needs,
+)
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
@@ -132,7 +139,10 @@ class TorchBackend:
         """Load the weights, compute the largest steps, and return the memory of both; None on a CPU. Mutates."""
         if self.gpu is None:
             return None
-        return _needs_on_gpu(self.footprint(note_loaded), self.gpu.free_bytes, self.facts.adapter_bytes)
+        found, num_adapters = self.footprint(note_loaded), len(self._model.adapters)
+        if 0 < num_adapters <= MOST_RECORDED_ADAPTERS:  # what was recorded without adapters is recorded again with them
+            found = replace(found, graph_bytes=2 * found.graph_bytes)
+        return _needs_on_gpu(found, self.gpu.free_bytes, self.facts.adapter_bytes)
 
     def footprint(self, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Load the weights, compute the largest steps, and return their memory. Mutates: keeps the loaded model."""

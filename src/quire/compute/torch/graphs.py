@@ -13,6 +13,9 @@ launched separately, because otherwise every size would keep memory for its logi
 the recording is launched without it. Rejected: a graph for each piece between two attentions. It would work with every
 attention, but the host would still launch each layer, and recording would take longer by the number of layers.
 
+Adapters that are in memory at the start are recorded as well, a second graph for each size: all rows go through all of
+them, and masks that are filled before a replay say which rows keep what. A step with another adapter is launched.
+
 The recorder is a parameter: `CudaRecorder` on CUDA; without a GPU, tests pass one that computes again.
 """
 
@@ -24,8 +27,10 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from quire.compute.torch.adapters import AdaptedRun, TorchAdapter
 from quire.compute.torch.attention.base import KVPair, StandingPlan, StepBatch, StepShape
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
+from quire.compute.torch.settings import MOST_RECORDED_ADAPTERS
 from quire.core.executor import NoteLoaded
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -79,46 +84,73 @@ class DecodeGraphs:
         self._note_loaded = note_loaded
         largest = min(max_size, SIZES[-1])
         self._sizes = [size for size in SIZES if size < largest] + [largest]
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[tuple[bool, int], Graph] = {}  # by whether it has adapters, and size
+        self._adapters: dict[int, int] = {}  # the id of each that is recorded → the place of its mask
+        self._num_kinds = 1
 
-    def record(self, pairs: Sequence[KVPair], device: torch.device) -> None:
-        """Record all sizes, the largest first, whose memory the others reuse. Mutates.
+    def record(self, pairs: Sequence[KVPair], device: torch.device, adapters: Sequence[TorchAdapter] = ()) -> None:
+        """Record all sizes, the largest first, whose memory the others reuse; again with adapters if there are few.
 
-        Calls `note_loaded` after each with the number of graphs. Attention that cannot be recorded gets none.
+        Mutates. Calls `note_loaded` after each with the number of graphs. Attention that cannot be recorded gets none.
         """
+        adapters = adapters if len(adapters) <= MOST_RECORDED_ADAPTERS else ()
+        self._adapters = {id(adapter): place for place, adapter in enumerate(adapters)}
+        self._num_kinds = 2 if self._adapters else 1
         max_blocks = -(-self._decoder.spec.context_length // pairs[0].keys.shape[2])
         num_ids = min(self._sizes[-1] * max_blocks, MOST_TABLE_IDS)
         batch = _blank(self._sizes[-1], num_ids, 1 + max(pair.group for pair in pairs), device)
+        masked = replace(batch, adapted=_masked(adapters, self._sizes[-1], device))
         with torch.inference_mode():
-            for size in reversed(self._sizes):
-                rows = _first_rows(batch, size)
-                attention = self._decoder.reserve(rows)
-                if attention is None:
-                    return
-                self._note()
-                self._graphs[size] = self._graph(rows, attention, pairs)
+            for has_adapters in (False, True)[: self._num_kinds]:
+                for size in reversed(self._sizes):
+                    rows = _first_rows(masked if has_adapters else batch, size)
+                    attention = self._decoder.reserve(rows)
+                    if attention is None:
+                        return
+                    self._note()
+                    self._graphs[has_adapters, size] = self._graph(rows, attention, pairs)
         self._note()
 
+    def forget(self, adapter: TorchAdapter) -> None:
+        """Free the graphs with adapters if this one is recorded, whose memory will be freed. Mutates."""
+        if id(adapter) in self._adapters:
+            self._adapters = {}
+            self._graphs = {key: graph for key, graph in self._graphs.items() if not key[0]}
+
     def takes(self, batch: StepBatch) -> bool:
-        """Return whether a step may be replayed: short queries only, and not too many tokens. Does not mutate."""
-        shape = batch.shape
+        """Return whether a step may be replayed: short queries, not too many tokens, no adapter that is not recorded.
+
+        Does not mutate.
+        """
+        shape, known = batch.shape, all(id(run.adapter) in self._adapters for run in batch.adapted)
         is_short = shape.num_short == shape.num_sequences and shape.num_tokens <= self._sizes[-1]
-        return is_short and bool(self._graphs)
+        return is_short and known and bool(self._graphs)
 
     def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
         """Replay a step, with the results of `TorchDecoder.run`. Mutates the slots of its tokens."""
         count = batch.shape.num_tokens
-        graph = self._graphs[next(size for size in self._sizes if size >= count)]
+        graph = self._graphs[bool(batch.adapted), next(size for size in self._sizes if size >= count)]
         with torch.inference_mode():
             if not graph.attention.plan(batch):
                 return self._decoder.run(batch, pairs)
             _fill(graph.batch, batch, count)
+            self._fill_masks(graph.batch, batch)
             graph.replay()
             return self._decoder.outputs(graph.rows[:count], batch)
 
     def _note(self) -> None:
         if self._note_loaded is not None:
-            self._note_loaded(len(self._graphs), len(self._sizes), "graphs")
+            self._note_loaded(len(self._graphs), self._num_kinds * len(self._sizes), "graphs")
+
+    def _fill_masks(self, blank: StepBatch, batch: StepBatch) -> None:
+        """Note in the masks of a recorded step which rows have which adapter. Mutates the recorded one."""
+        for each in blank.adapted:
+            assert each.mask is not None
+            each.mask.zero_()
+        for run in batch.adapted:
+            mask = blank.adapted[self._adapters[id(run.adapter)]].mask
+            assert mask is not None
+            mask[run.start : run.stop] = True
 
     def _graph(self, batch: StepBatch, attention: StandingPlan, pairs: Sequence[KVPair]) -> Graph:
         """Record a size, after computing it once. Does not mutate: its rows have no slots."""
@@ -150,6 +182,13 @@ def _blank(size: int, num_ids: int, num_groups: int, device: torch.device) -> St
     )
 
 
+def _masked(adapters: Sequence[TorchAdapter], size: int, device: torch.device) -> tuple[AdaptedRun, ...]:
+    """Return a run of all rows for each adapter, with a mask that says of none that it has the adapter."""
+    return tuple(
+        AdaptedRun(0, size, adapter, torch.zeros((size, 1), dtype=torch.bool, device=device)) for adapter in adapters
+    )
+
+
 def _first_rows(batch: StepBatch, size: int) -> StepBatch:
     """Return the first rows of a blank step: views, so that all sizes share the same memory."""
     return replace(
@@ -157,6 +196,9 @@ def _first_rows(batch: StepBatch, size: int) -> StepBatch:
         token_ids=batch.token_ids[:size],
         positions=batch.positions[:size],
         slots=tuple(slots[:size] for slots in batch.slots),
+        adapted=tuple(
+            replace(run, stop=size, mask=None if run.mask is None else run.mask[:size]) for run in batch.adapted
+        ),
     )
 
 

@@ -107,7 +107,7 @@ class TorchRunner:
                 self._sampler.choose(outputs.logits, filtered_draws(len(inputs.entries)))
             cache.rehearse()
             if self._graphs is not None:
-                self._graphs.record(cache.pairs(), self._device)
+                self._graphs.record(cache.pairs(), self._device, [*self._adapters.values()])
         except torch.OutOfMemoryError as error:
             allowed = (
                 "less, or less kv_memory: steps of this size and their graphs do not fit into the remaining memory"
@@ -135,7 +135,9 @@ class TorchRunner:
 
     def drop_adapter(self, digest: str) -> None:
         """Free the memory of an adapter. Mutates."""
-        self._adapters.pop(digest, None)
+        adapter = self._adapters.pop(digest, None)
+        if adapter is not None and self._graphs is not None:
+            self._graphs.forget(adapter)
 
     def launch(self, inputs: StepInputs, draws: Draws, cache: TorchCache) -> TorchStep:
         """Start a step and its draws, one for each row of logits. Mutates its slots in the cache."""
@@ -159,7 +161,7 @@ class TorchRunner:
                     self._fill_in(batch, rows)
                 if inputs.adapters:
                     batch = replace(batch, adapted=adapted_runs(inputs, self._adapters))
-                elif self._graphs is not None and self._graphs.takes(batch):
+                if self._graphs is not None and self._graphs.takes(batch):
                     return self._graphs.run(batch, cache.pairs())
                 return self._decoder.run(batch, cache.pairs())
         except torch.OutOfMemoryError as error:

@@ -15,6 +15,8 @@ from quire.core.step import MAX_PROMPT_LOGITS
 BLOCK_SIZES: Final = (16, 32, 64, 128)
 DTYPES: Final = ("bfloat16", "float16", "float32")
 KV_DTYPES: Final = ("bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "int4")
+MOST_RECORDED_ADAPTERS: Final = 8
+"""Each costs its products for all rows of a recorded step with any of them."""
 MAX_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
 """Heads whose size is a multiple of this are loaded 16 bytes at a time."""

@@ -2,6 +2,7 @@
 
 vectors    texts of one length, as many as fill many steps: tokens a second, compared with the machine's arithmetic
 rerank     a long query with each of many documents: with the prefix cache, and without
+peer       paragraphs of documents, next to sentence-transformers, if there is an interpreter that has it
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import argparse
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from quire.cli.machine_limits import limits_of
 from quire.core.config import EngineConfig
 from quire.core.pooling import Pooling
-from quire.instruments.bench.flags import add_count, add_model_options, add_size
+from quire.instruments.bench.flags import add_choices, add_count, add_model_options, add_size
 from quire.instruments.bench.measured_engine import MeasuredEngine
 from quire.instruments.bench.model_costs import model_costs
-from quire.instruments.bench.shapes import measured_config
+from quire.instruments.bench.sentence_peer import complete_folder, measure_peer, paragraphs
+from quire.instruments.bench.shapes import CONFIGS, measured_config
 from quire.instruments.bench.workload_file import WorkloadRequest
 from quire.reporting.report import Goal, Section, cell
 from quire.reporting.results import Tell, run_benchmark
@@ -27,6 +30,7 @@ from quire.reporting.samples import ratios, summarize
 LEAST_ARITHMETIC: Final = 75.0
 LEAST_GAIN: Final = 2.0
 DOCUMENT: Final = 64
+PARTS: Final = ("vectors", "rerank", "peer")
 LAST: Final = Pooling("last")
 
 DESCRIPTION = "Measure how fast texts become vectors, and a reranker with and without the prefix cache."
@@ -39,6 +43,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "length", 128, "tokens of each text")
     add_count(parser, "documents", 50, "documents that a reranker reads")
     add_count(parser, "query", 512, "tokens of its query")
+    add_count(parser, "peer-texts", 64, "paragraphs that both engines make vectors of")
+    parser.add_argument(
+        "--peer-python", metavar="PATH", help="Python interpreter with sentence-transformers; none: quire only"
+    )
+    parser.add_argument(
+        "--prose", metavar="FOLDER", default="docs", help="folder of Markdown files with the paragraphs"
+    )
+    add_choices(parser, "only", PARTS, PARTS, "measure only these parts")
     add_size(parser, "read-size", "64MiB", "amount of memory to read when measuring the machine")
     add_model_options(parser)
 
@@ -49,8 +61,16 @@ def run(options: argparse.Namespace) -> int:
     def measure(tell: Tell) -> Iterator[Section]:
         with measured_config(options) as config:
             own = replace(config, touch_kv_memory="start")
-            yield measure_vectors(own, options, tell)
-            yield measure_rerank(own, options, tell)
+            if "vectors" in options.only:
+                yield measure_vectors(own, options, tell)
+            if "rerank" in options.only:
+                yield measure_rerank(own, options, tell)
+            if "peer" not in options.only or options.peer_python is None:
+                return
+            texts = paragraphs(Path(options.prose), options.peer_texts)
+            if options.shape is not None:
+                complete_folder(Path(config.model), CONFIGS[options.shape])
+            yield measure_peer(own, options.peer_python, texts, options.repeat, tell)
 
     return run_benchmark(options, "Vectors", measure)
 
