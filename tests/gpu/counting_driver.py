@@ -87,7 +87,7 @@ def engine(folder: Path, max_num_seqs: int = 20, kv_dtype: str = "auto") -> tupl
     from quire.compute.torch.decoder import Engines, TorchDecoder
     from quire.compute.torch.fused_experts import FusedExperts
     from quire.compute.torch.fused_operations import FusedOperations
-    from quire.compute.torch.graphs import DecodeGraphs
+    from quire.compute.torch.graphs import StepGraphs
     from quire.compute.torch.products import product
     from quire.compute.torch.rehearsal import largest_steps
     from quire.compute.torch.runner import TorchRunner
@@ -110,7 +110,7 @@ def engine(folder: Path, max_num_seqs: int = 20, kv_dtype: str = "auto") -> tupl
         spec, weights, Engines(attention, FusedOperations(attention), product, FusedExperts(batch_invariant=False))
     )
     rehearsals = largest_steps(kv_spec, settings, context_length=20_000)
-    graphs = DecodeGraphs(decoder, AgainRecorder(), settings.max_num_seqs)
+    graphs = StepGraphs(decoder, AgainRecorder(), settings.max_num_seqs)
     return TorchRunner(decoder, TorchSampler(spec.vocab_size), device, graphs=graphs, rehearsals=rehearsals), cache
 
 

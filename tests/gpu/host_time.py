@@ -31,29 +31,36 @@ from quire.reporting.results import render_results, start_facts, write_part
 from quire.reporting.samples import summarize
 
 NUM_LAYERS = 28
-CASES = ((1, 600), (64, 600), (256, 600), (1, 20_000))
-"""Decodes side by side, and the context of each."""
+CASES = {
+    "1 decode, context 600": [(600, 1)],
+    "64 decodes, context 600": [(600, 1)] * 64,
+    "256 decodes, context 600": [(600, 1)] * 256,
+    "1 decode, context 20,000": [(20_000, 1)],
+    "a prompt of 512": [(512, 512)],
+    "64 decodes, context 600, and a chunk of 256": [*[(600, 1)] * 64, (1_000, 256)],
+}
+"""The sequences of a step: of how many tokens, and how many of them are computed."""
+MOST_SHORT, MOST_TOKENS = 256, 600
 
 
-def measure(folder: Path, repeat: int) -> list[tuple[int, int, list[float], list[float]]]:
+def measure(folder: Path, repeat: int) -> list[tuple[str, list[float], list[float]]]:
     """Return for each case the seconds of steps that are launched, and of steps that are recorded."""
-    from quire.compute.torch.graphs import DecodeGraphs
+    from quire.compute.torch.graphs import StepGraphs
     from quire.compute.torch.rehearsal import filtered_draws
 
     counting_driver.use()
     torch.set_num_threads(1)
-    most = max(count for count, _ in CASES)
-    runner, cache = counting_driver.engine(folder, max_num_seqs=most)
-    graphs = DecodeGraphs(runner._decoder, _NoReplay(), most)
+    runner, cache = counting_driver.engine(folder, max_num_seqs=MOST_SHORT)
+    graphs = StepGraphs(runner._decoder, _NoReplay(), MOST_SHORT, MOST_TOKENS)
     graphs.record(cache.pairs(), torch.device("cpu"))
     found = []
-    for count, context in CASES:
-        inputs, draws = _decodes(count, context), filtered_draws(count)
+    for name, sequences in CASES.items():
+        inputs, draws = _step(sequences), filtered_draws(len(sequences))
         launch = partial(runner.launch, inputs, draws, cache)
         both: list[list[float]] = []
         for runner._graphs in (None, graphs):
             both.append([_timed(launch) for _ in range(repeat + 3)][3:])
-        found.append((count, context, *both))
+        found.append((name, *both))
     return found  # type: ignore[return-value]
 
 
@@ -70,9 +77,9 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _decodes(count: int, context: int) -> Any:
-    """Return so many decodes, each in blocks of its own."""
-    inputs = counting_driver.inputs_of([(context, 1)] * count, 1)
+def _step(sequences: list[tuple[int, int]]) -> Any:
+    """Return a step of sequences, each in blocks of its own."""
+    inputs = counting_driver.inputs_of(sequences, 1)
     [table] = inputs.block_tables
     table[:] = np.arange(table.size).reshape(table.shape)
     return inputs
@@ -85,16 +92,13 @@ def section(repeat: int) -> Section:
     with tempfile.TemporaryDirectory(prefix="quire-host-time-") as name:
         model = write_tiny_qwen3(Path(name) / "model", settings={"num_hidden_layers": NUM_LAYERS})
         found = counting_driver.run_alone(Path(name), "tests.gpu.host_time", str(model), str(repeat))
-    rows = [
-        (f"{count:,} × {context:,}", *(cell(summarize([1e3 * each for each in seconds])) for seconds in both))
-        for count, context, *both in found
-    ]
+    rows = [(name, *(cell(summarize([1e3 * each for each in seconds])) for seconds in both)) for name, *both in found]
     text = (
-        f"Milliseconds of one processor for a step of decodes in {NUM_LAYERS} layers: upload, plan of attention, "
+        f"Milliseconds of one processor for a step in {NUM_LAYERS} layers: upload, plan of attention, "
         f"launches, head and draws. Median of {repeat} steps (min–max), by torch {torch.__version__} and Triton "
         f"{triton.__version__}. The driver counts and does nothing, and a replay is left out."
     )
-    header = ("decodes × context", "launched kernel by kernel, ms", "recorded, ms")
+    header = ("step", "launched kernel by kernel, ms", "recorded, ms")
     return Section("Launching a step", text, header, rows, {"steps": found})
 
 

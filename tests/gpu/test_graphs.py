@@ -21,7 +21,7 @@ from quire.compute.sampling.draws import Draws
 from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.cache import TorchCache
-from quire.compute.torch.graphs import SIZES, DecodeGraphs
+from quire.compute.torch.graphs import PROMPT_SIZES, SIZES, StepGraphs
 from quire.compute.torch.load import LoadedModel, load_decoder, load_model
 from quire.compute.torch.rehearsal import largest_steps
 from quire.compute.torch.runner import TorchRunner
@@ -45,14 +45,23 @@ MAX_SEQUENCES = 4
 
 
 class Run:
-    """A worker driven by hand, with recorded decodes or without."""
+    """A worker driven by hand, with recorded steps or without; with prompts up to `most` tokens."""
 
-    def __init__(self, folder: Path, device: str, *, records: bool, adapters: Sequence[Adapter] = ()) -> None:
-        settings = replace(FLOAT32, device=device, batch_invariant=True, graphs=False)
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        *,
+        records: bool,
+        adapters: Sequence[Adapter] = (),
+        most: int = 0,
+        invariant: bool = True,
+    ) -> None:
+        settings = replace(FLOAT32, device=device, batch_invariant=invariant, graphs=False)
         spec, where = read_model(ModelFolder(folder)).spec, torch.device(device)
         kv_spec = kv_cache_spec(spec, settings)
         attention = TritonAttention(
-            kv_spec, where, num_heads=spec.attention.num_heads, num_processors=4, batch_invariant=True
+            kv_spec, where, num_heads=spec.attention.num_heads, num_processors=4, batch_invariant=invariant
         )
         cache = TorchCache(kv_spec, attention, where, num_blocks=0)
         decoder = load_decoder(spec, WeightReader(spec, Checkpoint.open(folder), "float32"), settings, cache)
@@ -62,7 +71,7 @@ class Run:
         self.recorder = recorder_of(device)
         self.noted: list[tuple[int, int, str]] = []
         if records:
-            self.runner._graphs = DecodeGraphs(decoder, self.recorder, MAX_SEQUENCES, self.note)
+            self.runner._graphs = StepGraphs(decoder, self.recorder, MAX_SEQUENCES, most, note_loaded=self.note)
         for adapter in adapters:
             self.runner.load_adapter(adapter)
         self.worker.start()
@@ -112,6 +121,28 @@ def test_replayed_decodes_are_those_computed(num_rows: int, folder: Path, device
     # What is in memory is the same as well: rows that count for nothing have stored nothing.
     for mine, theirs in zip(pools_of(replayed), pools_of(computed), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_replayed_steps_with_prompts_are_those_computed(invariant: bool, folder: Path, device: str) -> None:
+    """Prompts alone, decodes beside chunks with and without a draw, and a step that has too many tokens."""
+    found, pools = [], []
+    for most in (0, 80):
+        run = Run(folder, device, records=bool(most), most=most, invariant=invariant)
+        found.append(steps_of(run, 2, 1))
+        run.driver.open(2, PROMPT[3:])
+        run.worker.submit(run.driver.plan(Work(0, 41, 1, 1), Work(1, 40, 1, 1), Work(2, 0, 20)))
+        run.worker.submit(run.driver.plan(Work(0, 42, 1, 1), Work(2, 20, 17, 1)))
+        run.driver.open(3, PROMPT)
+        run.driver.open(4, PROMPT[1:])
+        run.worker.submit(run.driver.plan(Work(1, 41, 1, 1), Work(2, 37, 1, 1), Work(3, 0, 40), Work(4, 0, 39)))
+        found[-1] += [run.worker.collect().tokens.tolist() for _ in range(3)]
+        pools.append(pools_of(run))
+    assert run.recorder.num_recorded == 3 + 3  # of 1, 2, 4 tokens, and of 32, 64, 80
+    assert run.recorder.num_replayed == 4
+    assert found[0] == found[1]
+    for mine, theirs in zip(*pools, strict=True):
+        assert torch.equal(mine, theirs) if invariant else torch.allclose(mine, theirs, atol=1e-5)
 
 
 def test_sizes_may_follow_one_another_in_any_order(folder: Path, device: str) -> None:
@@ -190,7 +221,7 @@ def test_attention_that_cannot_be_recorded_is_launched(full: Path) -> None:
     parts = load_model(read_model(ModelFolder(full)), FLOAT32).parts(8)
     worker, runner = Worker(parts), cast(TorchRunner, parts.runner)
     noted: list[tuple[int, int, str]] = []
-    runner._graphs = DecodeGraphs(runner._decoder, recorder_of("cpu"), 4, lambda *note: noted.append(note))
+    runner._graphs = StepGraphs(runner._decoder, recorder_of("cpu"), 4, note_loaded=lambda *note: noted.append(note))
     worker.start()
     assert not runner._graphs._graphs and not noted
 
@@ -272,7 +303,9 @@ def test_more_adapters_than_are_recorded_are_computed(full: Path, device: str, m
 
 def test_sizes_reach_up_to_the_most_sequences_and_no_further() -> None:
     for most, expected in ((1, [1]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8]), (10_000, list(SIZES))):
-        assert DecodeGraphs(None, None, most)._sizes == expected  # type: ignore[arg-type]
+        assert StepGraphs(None, None, most)._sizes == {False: expected, True: []}  # type: ignore[arg-type]
+    for most, sizes in ((31, []), (32, [32]), (100, [32, 64, 100]), (10_000, list(PROMPT_SIZES))):
+        assert StepGraphs(None, None, 1, most)._sizes[True] == sizes  # type: ignore[arg-type]
 
 
 # --- the largest steps -----------------------------------------------------------------------------------------------

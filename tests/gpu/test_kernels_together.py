@@ -19,7 +19,7 @@ from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Engines, TorchDecoder
 from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.fused_operations import FusedOperations
-from quire.compute.torch.graphs import DecodeGraphs
+from quire.compute.torch.graphs import StepGraphs
 from quire.compute.torch.load import with_key_centres
 from quire.compute.torch.products import product
 from quire.compute.torch.runner import TorchRunner
@@ -121,7 +121,7 @@ def test_replayed_decodes_are_those_computed(kv_dtype: str, tmp_path: Path, devi
     for records in (False, True):
         run = KernelRun(tmp_path, spec, device, kv_dtype)
         sampler = TorchSampler(spec.vocab_size)
-        graphs = DecodeGraphs(run.decoder, recorder_of(device), 4) if records else None
+        graphs = StepGraphs(run.decoder, recorder_of(device), 4) if records else None
         run.launching(TorchRunner(run.decoder, sampler, torch.device(device), graphs=graphs), sampler)
         for row in range(3):
             run.driver.open(row, TOKENS[row : 6 + row], GREEDY)

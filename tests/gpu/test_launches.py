@@ -64,5 +64,5 @@ def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(
 @pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
 def test_what_launching_costs_is_measured_for_every_case() -> None:
     found = host_time.section(repeat=2)
-    assert [row[0] for row in found.rows] == [f"{count:,} × {context:,}" for count, context in host_time.CASES]
+    assert [row[0] for row in found.rows] == list(host_time.CASES)
     assert all(len(seconds) == 2 for _, _, *both in found.samples["steps"] for seconds in both)  # type: ignore[attr-defined]

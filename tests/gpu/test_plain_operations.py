@@ -233,7 +233,7 @@ def test_the_shape_of_a_step_is_that_of_a_walk_through_its_sequences(inputs: Ste
     counts = [len(range(*inputs.tokens_of(each).indices(10**6))) for each in range(len(inputs.entries))]
     lengths = [int(inputs.positions[inputs.tokens_of(each)][-1]) + 1 for each in range(len(counts))]
     num_decodes = next((place for place, count in enumerate(counts) if count != 1), len(counts))
-    num_short = next((place for place, count in enumerate(counts) if count > MOST_SHORT), len(counts))
+    num_short = sum(count <= MOST_SHORT for count in counts)
     assert (shape.num_decodes, shape.num_short) == (num_decodes, num_short)
     assert (shape.longest_query, shape.longest_context) == (max(counts), max(lengths))
     assert shape.lengths.tolist() == lengths

@@ -151,11 +151,11 @@ def bits(tensors: list[torch.Tensor]) -> list[bytes]:
     ids=repr,
 )
 def test_same_bits_alone_and_in_a_batch(model, invariant, device):
-    sequences = ((700, 1), (1, 1), (513, 1), (540, 20))
+    sequences = ((700, 1), (1, 1), (513, 3), (540, 20))
     backend = attention(model, device, batch_invariant=invariant)
     together = bits(Step(model, sequences, device=device).run(backend))
-    backwards = Step(model, sequences[2::-1], range(2, -1, -1), order_seed=5, device=device)
-    assert bits(backwards.run(backend)) == together[2::-1]
+    backwards = Step(model, sequences[::-1], range(3, -1, -1), order_seed=5, device=device)
+    assert bits(backwards.run(backend)) == together[::-1]
     for seed, sequence in list(enumerate(sequences))[::3]:
         assert bits(Step(model, (sequence,), (seed,), order_seed=seed, device=device).run(backend)) == [together[seed]]
 
@@ -227,15 +227,20 @@ STANDING_STEPS = (
     {"sequences": ((1025, 1), (600, 1))},
     {"sequences": ((514, 3), (1100, 2))},
 )
+# The same with prompts, whole and cut, before and behind decodes; and a step without any.
+MIXED_STEPS = (
+    {"sequences": ((100, 40), (600, 1), (530, 25))},
+    {"sequences": ((1100, 1), (40, 3))},
+    {"sequences": ((700, 60), (90, 17))},
+)
 
 
-def standing_batch(size: int, num_ids: int, device: str) -> StepBatch:
+def standing_batch(size: int, num_ids: int, device: str, longest_query: int = 1) -> StepBatch:
     places = torch.zeros(size, dtype=torch.int32, device=device)
     tables = torch.zeros(num_ids, dtype=torch.int32, device=device)
     empty = np.empty(0, np.int64)
-    return StepBatch(
-        places, places, places, places, (places,), (tables,), places, StepShape(size, size, 1, 1, empty, empty, ())
-    )
+    shape = StepShape(0, min(size, 5), longest_query, 1, empty, empty, ())
+    return StepBatch(places, places, places, places, (places,), (tables,), places, shape)
 
 
 @pytest.mark.parametrize(
@@ -247,10 +252,11 @@ def standing_batch(size: int, num_ids: int, device: str) -> StepBatch:
     ),
     ids=repr,
 )
-def test_same_bits_in_a_plan_that_stands(model, invariant, device):
+@pytest.mark.parametrize(("size", "steps"), ((5, STANDING_STEPS), (80, MIXED_STEPS)), ids=("short", "mixed"))
+def test_same_bits_in_a_plan_that_stands(model, invariant, size, steps, device):
     backend = attention(model, device, batch_invariant=invariant)
-    standing = backend.reserve(standing_batch(5, 400, device), model.dtype)
-    for number, given in enumerate(STANDING_STEPS):
+    standing = backend.reserve(standing_batch(size, 400, device, longest_query=size), model.dtype)
+    for number, given in enumerate(steps):
         if model.window and "shared_tokens" in given:
             continue
         step = Step(model, order_seed=number, device=device, **given)
@@ -259,7 +265,7 @@ def test_same_bits_in_a_plan_that_stands(model, invariant, device):
         wanted = bits(step.run(backend, pair))
         assert standing.plan(batch)
         standing.planned.batch.positions[:count].copy_(batch.positions)
-        queries = torch.full((5, model.num_heads, model.head_dim), torch.nan, device=device)
+        queries = torch.full((size, model.num_heads, model.head_dim), torch.nan, device=device)
         queries[:count] = torch.cat(step.queries)
         found = backend.run(queries, pair, standing.planned, model.rule)
         assert bits(list(found[:count].cpu().split([each for _, each in step.sequences]))) == wanted

@@ -122,7 +122,7 @@ class Step:
         starts = np.concatenate(([0], np.cumsum(counts)))
         positions = np.concatenate([np.arange(length - count, length) for length, count in self.sequences])
         num_decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
-        num_short = next((i for i, count in enumerate(counts) if count > MOST_SHORT), len(counts))
+        num_short = int((counts <= MOST_SHORT).sum())
         shape = StepShape(
             num_decodes, num_short, int(counts.max()), int(lengths.max()), starts, lengths, (self._tables,)
         )

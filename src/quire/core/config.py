@@ -207,7 +207,7 @@ class EngineConfig:
         None,
         "two tokens that a text is scored by, such as yes,no: its score is the share of the first; none: no scores",
     )
-    cuda_graphs: bool = setting(True, "on a GPU: record decode steps at startup and replay them")
+    cuda_graphs: bool = setting(True, "on a GPU: record steps at startup and replay them")
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; none: no limit")
     seed: int = setting(0, "base seed for requests that set none")
     step_log: str | None = setting(

@@ -1,12 +1,15 @@
-"""DecodeGraphs: records steps of decodes once and replays them, so that the host launches a step and not its kernels.
+"""StepGraphs: records steps once and replays them, so that the host launches a step and not its kernels.
 
     sizes 1, 2, 4, 8, …    a step of 5 tokens is replayed in the graph of 8: its rows, and 3 unused rows
 
     tokens, positions, slots ─► where the recording reads them ─┐
     work of attention, block tables ─► `StandingPlan` ──────────┴─► replay: embed … all layers … rows ─► head
 
-The tokens are those of decodes, with the guesses behind them, or the ends of prompts: any short queries. A recording
-repeats the same computation at the same addresses, for the same number of rows. So everything that differs
+There are recordings for short queries alone (decodes, the guesses behind them, the ends of prompts), and others for
+steps with prompts, in which attention has launches for both. The latter are made up to the size that takes longer to
+compute than to launch.
+
+A recording repeats the same computation at the same addresses, for the same number of rows. So everything that differs
 between steps is copied to the addresses that it reads, and the resulting rows stay at their address until the next
 replay. Unused rows have slot -1 and no work in attention: they store nothing, and no row reads another. The head is
 launched separately, because otherwise every size would keep memory for its logits. A step whose work does not fit into
@@ -23,7 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from itertools import product
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
@@ -34,6 +38,13 @@ from quire.compute.torch.settings import MOST_RECORDED_ADAPTERS
 from quire.core.executor import NoteLoaded
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+PROMPT_SIZES: Final = (
+    32,
+    *range(64, 513, 64),
+    *range(640, 1025, 128),
+    *range(1280, 2049, 256),
+    *range(2560, 4097, 512),
+)
 MOST_TABLE_IDS: Final = 1 << 22
 """The most bytes of block tables of a replayed step."""
 
@@ -63,6 +74,13 @@ class CudaRecorder:
         return result, graph.replay
 
 
+class Kind(NamedTuple):
+    """What is in a recorded step."""
+
+    has_prompts: bool
+    has_adapters: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A recorded step of `num_rows` rows."""
@@ -73,20 +91,28 @@ class Graph:
     replay: Replay
 
 
-class DecodeGraphs:
-    """The graphs of a decoder, by size. They belong to one KV memory, and are valid as long as it exists."""
+class StepGraphs:
+    """The graphs of a decoder, by kind and size. They belong to one KV memory, and are valid as long as it exists.
+
+    `max_short`: the most tokens of a step of short queries; `max_tokens`: of one with prompts, 0: none is recorded.
+    """
 
     def __init__(
-        self, decoder: TorchDecoder, recorder: Recorder, max_size: int, note_loaded: NoteLoaded | None = None
+        self,
+        decoder: TorchDecoder,
+        recorder: Recorder,
+        max_short: int,
+        max_tokens: int = 0,
+        *,
+        note_loaded: NoteLoaded | None = None,
     ) -> None:
         self._decoder = decoder
         self._recorder = recorder
         self._note_loaded = note_loaded
-        largest = min(max_size, SIZES[-1])
-        self._sizes = [size for size in SIZES if size < largest] + [largest]
-        self._graphs: dict[tuple[bool, int], Graph] = {}  # by whether it has adapters, and size
+        self._sizes = {False: _up_to(max_short, SIZES), True: _up_to(max_tokens, PROMPT_SIZES)}  # by has_prompts
+        self._graphs: dict[tuple[Kind, int], Graph] = {}
         self._adapters: dict[int, int] = {}  # the id of each that is recorded → the place of its mask
-        self._num_kinds = 1
+        self._num_wanted = 0
 
     def record(self, pairs: Sequence[KVPair], device: torch.device, adapters: Sequence[TorchAdapter] = ()) -> None:
         """Record all sizes, the largest first, whose memory the others reuse; again with adapters if there are few.
@@ -95,41 +121,47 @@ class DecodeGraphs:
         """
         adapters = adapters if len(adapters) <= MOST_RECORDED_ADAPTERS else ()
         self._adapters = {id(adapter): place for place, adapter in enumerate(adapters)}
-        self._num_kinds = 2 if self._adapters else 1
+        kinds = [Kind(*each) for each in product((True, False), (False, True) if adapters else (False,))]
+        self._num_wanted = sum(len(self._sizes[kind.has_prompts]) for kind in kinds)
         max_blocks = -(-self._decoder.spec.context_length // pairs[0].keys.shape[2])
-        num_ids = min(self._sizes[-1] * max_blocks, MOST_TABLE_IDS)
-        batch = _blank(self._sizes[-1], num_ids, 1 + max(pair.group for pair in pairs), device)
-        masked = replace(batch, adapted=_masked(adapters, self._sizes[-1], device))
+        largest_short = self._sizes[False][-1]
+        num_ids = min(largest_short * max_blocks, MOST_TABLE_IDS)
+        largest = max([largest_short, *self._sizes[True]])
+        batch = _blank(largest, num_ids, 1 + max(pair.group for pair in pairs), device)
+        masked = replace(batch, adapted=_masked(adapters, largest, device))
         with torch.inference_mode():
-            for has_adapters in (False, True)[: self._num_kinds]:
-                for size in reversed(self._sizes):
-                    rows = _first_rows(masked if has_adapters else batch, size)
+            for kind in kinds:
+                for size in reversed(self._sizes[kind.has_prompts]):
+                    rows = _first_rows(masked if kind.has_adapters else batch, size)
+                    longest = size if kind.has_prompts else 1
+                    shape = replace(rows.shape, num_short=min(size, largest_short), longest_query=longest)
+                    rows = replace(rows, shape=shape)
                     attention = self._decoder.reserve(rows)
                     if attention is None:
                         return
                     self._note()
-                    self._graphs[has_adapters, size] = self._graph(rows, attention, pairs)
+                    self._graphs[kind, size] = self._graph(rows, attention, pairs)
         self._note()
 
     def forget(self, adapter: TorchAdapter) -> None:
         """Free the graphs with adapters if this one is recorded, whose memory will be freed. Mutates."""
         if id(adapter) in self._adapters:
             self._adapters = {}
-            self._graphs = {key: graph for key, graph in self._graphs.items() if not key[0]}
+            self._graphs = {key: graph for key, graph in self._graphs.items() if not key[0].has_adapters}
 
     def takes(self, batch: StepBatch) -> bool:
-        """Return whether a step may be replayed: short queries, not too many tokens, no adapter that is not recorded.
+        """Return whether a step may be replayed: not too many tokens, no adapter that is not recorded.
 
         Does not mutate.
         """
-        shape, known = batch.shape, all(id(run.adapter) in self._adapters for run in batch.adapted)
-        is_short = shape.num_short == shape.num_sequences and shape.num_tokens <= self._sizes[-1]
-        return is_short and known and bool(self._graphs)
+        known = all(id(run.adapter) in self._adapters for run in batch.adapted)
+        sizes = self._sizes[_has_prompts(batch)]
+        return known and bool(self._graphs) and bool(sizes) and batch.shape.num_tokens <= sizes[-1]
 
     def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
         """Replay a step, with the results of `TorchDecoder.run`. Mutates the slots of its tokens."""
-        count = batch.shape.num_tokens
-        graph = self._graphs[bool(batch.adapted), next(size for size in self._sizes if size >= count)]
+        count, kind = batch.shape.num_tokens, Kind(_has_prompts(batch), bool(batch.adapted))
+        graph = self._graphs[kind, next(size for size in self._sizes[kind.has_prompts] if size >= count)]
         with torch.inference_mode():
             if not graph.attention.plan(batch):
                 return self._decoder.run(batch, pairs)
@@ -140,7 +172,7 @@ class DecodeGraphs:
 
     def _note(self) -> None:
         if self._note_loaded is not None:
-            self._note_loaded(len(self._graphs), self._num_kinds * len(self._sizes), "graphs")
+            self._note_loaded(len(self._graphs), self._num_wanted, "graphs")
 
     def _fill_masks(self, blank: StepBatch, batch: StepBatch) -> None:
         """Note in the masks of a recorded step which rows have which adapter. Mutates the recorded one."""
@@ -160,6 +192,20 @@ class DecodeGraphs:
 
         work()
         return Graph(batch, attention, *self._recorder.record(work))
+
+
+def _up_to(most: int, sizes: Sequence[int]) -> list[int]:
+    """Return the sizes that are recorded for steps of up to `most` tokens; none for fewer than the least of them.
+
+    >>> _up_to(5, (1, 2, 4, 8)), _up_to(20, (1, 2, 4, 8)), _up_to(20, (32, 64))
+    ([1, 2, 4, 5], [1, 2, 4, 8], [])
+    """
+    largest = min(most, sizes[-1])
+    return [size for size in sizes if size < largest] + [largest] * (largest >= sizes[0])
+
+
+def _has_prompts(batch: StepBatch) -> bool:
+    return batch.shape.num_short < batch.shape.num_sequences
 
 
 def _blank(size: int, num_ids: int, num_groups: int, device: torch.device) -> StepBatch:

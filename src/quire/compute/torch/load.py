@@ -19,13 +19,13 @@ from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Engines, TorchDecoder
 from quire.compute.torch.experts import ExpertOperations, PlainExperts
 from quire.compute.torch.footprint import DeviceMemory, Footprint, measure
-from quire.compute.torch.graphs import CudaRecorder, DecodeGraphs
+from quire.compute.torch.graphs import CudaRecorder, StepGraphs
 from quire.compute.torch.host_sampler import HostSampler
 from quire.compute.torch.operations import Operations, PlainOperations
 from quire.compute.torch.products import Product, choose_tile, keep_sums_whole, product
 from quire.compute.torch.rehearsal import largest_steps
 from quire.compute.torch.runner import DeviceSampler, TorchRunner
-from quire.compute.torch.settings import TorchSettings, block_spec, kv_cache_spec
+from quire.compute.torch.settings import TorchSettings, block_spec, kv_cache_spec, most_recorded
 from quire.compute.torch.weights import DTYPES, PartReader, TorchWeights
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.key_centres import BLOCK, key_centres, num_blocks
@@ -120,18 +120,21 @@ class LoadedModel:
         runner.prepare(self.cache)
         return [runner] if self._draft is None else [runner, *self._draft._prepared(records=records)]
 
-    def _runner(self, graphs: DecodeGraphs | None) -> TorchRunner:
+    def _runner(self, graphs: StepGraphs | None) -> TorchRunner:
         cache, decoder = self.cache, self._decoder
         rehearsals: tuple[StepInputs, ...] = ()
         if cache.device.type == "cuda":
             rehearsals = largest_steps(cache.spec, self._settings, decoder.spec.context_length)
         return TorchRunner(decoder, self._sampler, cache.device, graphs=graphs, rehearsals=rehearsals)
 
-    def _new_graphs(self, note_loaded: NoteLoaded | None) -> DecodeGraphs | None:
+    def _new_graphs(self, note_loaded: NoteLoaded | None) -> StepGraphs | None:
         if self.cache.device.type != "cuda" or not self._settings.graphs:
             return None
-        max_tokens = self._settings.max_num_seqs + self._settings.max_step_drafts
-        return DecodeGraphs(self._decoder, CudaRecorder(), max_tokens, note_loaded)
+        settings, spec = self._settings, self._decoder.spec
+        max_short = settings.max_num_seqs + settings.max_step_drafts
+        num_processors = torch.cuda.get_device_properties(self.cache.device).multi_processor_count
+        max_tokens = most_recorded(spec, settings, num_processors)
+        return StepGraphs(self._decoder, CudaRecorder(), max_short, max_tokens, note_loaded=note_loaded)
 
 
 def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None = None) -> LoadedModel:

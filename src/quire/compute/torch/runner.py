@@ -27,7 +27,7 @@ from quire.compute.torch.adapters import TorchAdapter, adapted_runs, moved
 from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
-from quire.compute.torch.graphs import DecodeGraphs
+from quire.compute.torch.graphs import StepGraphs
 from quire.compute.torch.rehearsal import filtered_draws
 from quire.compute.torch.upload import on_device, uploaded
 from quire.compute.worker.model_runner import NO_STATES, StepInputs, StepOutputs
@@ -78,7 +78,7 @@ class TorchRunner:
         sampler: DeviceSampler,
         device: torch.device,
         *,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         rehearsals: Sequence[StepInputs] = (),
     ) -> None:
         self._decoder = decoder

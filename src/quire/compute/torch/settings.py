@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Final
 
 from quire.compute.models import ModelDescription
@@ -17,6 +18,10 @@ DTYPES: Final = ("bfloat16", "float16", "float32")
 KV_DTYPES: Final = ("bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "int4")
 MOST_RECORDED_ADAPTERS: Final = 8
 """Each costs its products for all rows of a recorded step with any of them."""
+LAUNCH_S: Final = 0.008
+"""What a processor takes to launch a step kernel by kernel (benchmarks/RESULTS.md, what a step costs the processor)."""
+PROCESSOR_RATE: Final = 3e12
+"""Multiplications and additions a second that a multiprocessor of a GPU does in products of steps, roughly."""
 MAX_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
 """Heads whose size is a multiple of this are loaded 16 bytes at a time."""
@@ -30,7 +35,7 @@ heads of a group. This is enough for groups of 16."""
 class TorchSettings:
     """How torch runs a model; `device` is "cpu" or "cuda"; `num_threads` is for a CPU, 0: torch's own choice.
 
-    `graphs`: on a GPU, record decodes at the start and replay them. `attention`: "triton", "flashinfer", "plain" or
+    `graphs`: on a GPU, record steps at the start and replay them. `attention`: "triton", "flashinfer", "plain" or
     "auto", which is triton on a GPU and plain elsewhere.
     """
 
@@ -108,6 +113,27 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
 def device_needs(spec: DecoderSpec, num_bytes: int) -> DeviceNeeds:
     """Return the GPU requirements of a model's engine that needs this many bytes in addition to its KV blocks."""
     return DeviceNeeds(spec.attention.head_dim, MAX_HEAD_DIM, HEAD_DIM_STEP, num_bytes)
+
+
+def most_recorded(spec: DecoderSpec, settings: TorchSettings, num_processors: int) -> int:
+    """Return the most tokens of a step with prompts that is recorded: as many as are computed while one is launched.
+
+    A larger step hides its launches, and is not filled up to a recorded size.
+
+    >>> from quire.cli.model_shapes import find_settings
+    >>> from quire.compute.models import read_model
+    >>> settings = TorchSettings(max_num_batched_tokens=8192)
+    >>> [most_recorded(read_model(find_settings(name)).spec, settings, 132) for name in ("qwen3-0.6b", "llama-3.1-8b")]
+    [3596, 226]
+    """
+    numbers = 0
+    for layer in spec.layers:
+        numbers += sum(prod(part.weight) for part in spec.layer_parts(layer).values())
+        if spec.experts is not None and layer.sparse:
+            each = sum(prod(part.weight) for part in spec.expert_parts().values())
+            numbers += spec.experts.experts_per_token * each
+    seconds = 2 * numbers / (num_processors * PROCESSOR_RATE)
+    return min(settings.max_num_batched_tokens, int(LAUNCH_S / seconds))
 
 
 def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:

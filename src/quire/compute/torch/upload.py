@@ -86,7 +86,7 @@ def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
     longest = int(lengths.max())
     return StepShape(
         num_decodes=_num_first(counts == 1),
-        num_short=_num_first(counts <= MOST_SHORT),
+        num_short=int(np.count_nonzero(counts <= MOST_SHORT)),
         longest_query=int(counts.max()),
         longest_context=longest,
         query_starts=inputs.query_starts,

@@ -128,7 +128,7 @@ class AttentionRule:
 class StepShape:
     """The facts about a step that set the shape of its launches, kept on the host so that it need not ask the device.
 
-    The first `num_decodes` sequences compute one token each, the first `num_short` at most `MOST_SHORT`.
+    The first `num_decodes` sequences compute one token each, and `num_short`, wherever they are, at most `MOST_SHORT`.
     `longest_query` and `longest_context` are bounds: a step captured as a graph has the largest values of its replays.
     """
 

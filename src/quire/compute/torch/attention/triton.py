@@ -10,24 +10,26 @@ and longer ones use kernels of different tile shapes, and these may give the sam
 kernel, a row's bits do not depend on other rows (`kernels.paged_attention`). With `batch_invariant` all rows use one
 tile shape: a row's bits are then the same for decode and prefill, in one chunk or several.
 
-A launch of short queries differs only in its number of programs, and a program without a task returns at once. So a
-launch with too many programs gives the same results: recordings use that.
+A launch differs only in its number of programs, and a program without a task returns at once. So a launch with too many
+programs gives the same results: recordings use that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from functools import reduce
 from itertools import islice
 from typing import Final
 
 import numpy as np
 import torch
 
-from quire.compute.torch.attention.base import AttentionRule, KVPair, KVPool, StepBatch, StepShape
+from quire.compute.arrays import IntArray
+from quire.compute.torch.attention.base import MOST_SHORT, AttentionRule, KVPair, KVPool, StepBatch, StepShape
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.attention.shared_prefix import shared_prefixes
-from quire.compute.torch.attention.work import Tiles, WorkList, work_list
+from quire.compute.torch.attention.work import MOST_PARTS, NO_WORK, Tiles, WorkList, work_list
 from quire.compute.torch.int4 import INT4
 from quire.compute.torch.kernels.int4 import turn
 from quire.compute.torch.kernels.merge import AT_A_TIME, Results, merge
@@ -38,10 +40,14 @@ from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVGroup
 
 TASKS_EACH: Final = 2
 ENTRIES_EACH: Final = 5
-"""Entries per decode of the room for a step: for a prefix that all share, up to 2,048 tokens."""
+"""Entries per token of short queries, of the room for a step: for a prefix that all share, up to 2,048 tokens."""
 SPARE_TASKS: Final = 128
 SPARE_ENTRIES: Final = 512
 """Additional entries, for contexts that are cut."""
+LEAST_TOKENS_OF_TASK: Final = 4
+"""Of longer queries: there is room for so many tasks that each has this many tokens."""
+MOST_MERGED: Final = 256
+"""Tokens of longer queries that are computed in parts, of the room for a step."""
 LONGEST_SHARE: Final = 0.75
 """Share of a multiprocessor's work in a step: longer tasks are cut, so that the others need not wait for one."""
 
@@ -93,7 +99,7 @@ class TritonAttention:
         self._batch_invariant = batch_invariant
         self._num_processors = num_processors or _num_processors(device)
         self._plain = PlainAttention(device)
-        self._shapes = {
+        self.shapes = {
             use: TileShape.of(
                 use,
                 head_dim=spec.head_dim,
@@ -118,7 +124,9 @@ class TritonAttention:
         groups = self.work(batch)
         pieces = iter(together([array for works in groups for _, work in works for array in work.arrays], self._device))
         launches = (
-            tuple(Launch.of(shape, islice(pieces, 4), work.num_parts, work.most_parts) for shape, work in works)
+            tuple(
+                Launch.of(self.shapes[use], islice(pieces, 4), work.num_parts, work.most_parts) for use, work in works
+            )
             for works in groups
         )
         return PlannedStep(batch, tuple(launches))
@@ -127,7 +135,12 @@ class TritonAttention:
         """Return room for the work of steps of up to as many tokens, with tables as large as those of the batch."""
         outputs = (len(batch.positions), self._num_heads, self._spec.head_dim)
         zeros = torch.zeros(outputs, dtype=dtype, device=batch.positions.device)
-        return StandingWork(self, batch, zeros, self._shapes[Use.ANY if self._batch_invariant else Use.DECODE])
+        rooms = {Use.DECODE: Room.of_short(batch.shape.num_short)}
+        if batch.shape.longest_query > MOST_SHORT:
+            rooms[Use.PROMPT] = Room.of_longer(len(batch.positions))
+        if self._batch_invariant:
+            rooms = {Use.ANY: reduce(Room.with_room_of, rooms.values())}
+        return StandingWork(self, batch, zeros, rooms)
 
     def run(self, queries: torch.Tensor, pair: KVPair, planned: PlannedStep, rule: AttentionRule) -> torch.Tensor:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`. Mutates the outputs of the plan."""
@@ -143,42 +156,41 @@ class TritonAttention:
                 merge(launch.merges, results, rule.sinks, weighting.exponent_scale, launch.most_parts)
         return turn(outputs) if pair.values.dtype is INT4 else outputs
 
-    def work(self, batch: StepBatch) -> list[list[tuple[TileShape, WorkList]]]:
+    def work(self, batch: StepBatch) -> list[list[tuple[Use, WorkList]]]:
         """Return the kernels of a step and the work of each, per KV group; tasks have the offsets of their tables."""
         groups = []
         for group, tables in enumerate(batch.block_tables):
             to_tables = np.array((1, 1, tables.stride(0), 1, 1))  # from a sequence to the offset of its table
             works = self._work(batch.shape, group)
-            groups.append([(shape, replace(work, tasks=work.tasks * to_tables)) for shape, work in works])
+            groups.append([(use, replace(work, tasks=work.tasks * to_tables)) for use, work in works])
         return groups
 
-    def _work(self, step: StepShape, group: int) -> Iterator[tuple[TileShape, WorkList]]:
+    def _work(self, step: StepShape, group: int) -> Iterator[tuple[Use, WorkList]]:
         """Yield the kernels of a step and the work of each, for one KV group."""
-        sequences, short = range(step.num_sequences), range(step.num_short)
         if self._batch_invariant:
-            yield self._work_of(step, sequences, group, self._shapes[Use.ANY])
+            yield Use.ANY, self._work_of(step, np.arange(step.num_sequences), group, Use.ANY)
             return
-        if short:
-            yield self._work_of(step, short, group, self._shapes[Use.DECODE])
-        if len(short) < len(sequences):
-            yield self._work_of(step, sequences[len(short) :], group, self._shapes[Use.PROMPT])
+        is_short = np.diff(step.query_starts) <= MOST_SHORT
+        for use, sequences in ((Use.DECODE, np.flatnonzero(is_short)), (Use.PROMPT, np.flatnonzero(~is_short))):
+            if len(sequences):
+                yield use, self._work_of(step, sequences, group, use)
 
-    def _work_of(self, step: StepShape, sequences: range, index: int, shape: TileShape) -> tuple[TileShape, WorkList]:
+    def _work_of(self, step: StepShape, sequences: IntArray, index: int, use: Use) -> WorkList:
         """Return the work of a kernel: cut if that pays, with prefixes that single tokens share."""
-        group = self._spec.groups[index]
-        tiles = Tiles.of(step.query_starts, step.lengths, sequences, shape.tokens_per_task)
+        group, tokens_per_task = self._spec.groups[index], self.shapes[use].tokens_per_task
+        tiles = Tiles.of(step.query_starts, step.lengths, sequences, tokens_per_task)
         prefixes = []
         if group.window is None:
             single = np.flatnonzero(tiles.counts == 1)
             tables = step.block_tables[index][tiles.sequences[single]]
             shared = shared_prefixes(tables, tiles.stops[single], self._spec.block_size, SPLIT)
             prefixes = [replace(prefix, tiles=single[prefix.tiles]) for prefix in shared]
-        return shape, work_list(
+        return work_list(
             tiles,
             window=group.window,
             longest_task=self._longest_task(tiles, group),
             prefixes=prefixes,
-            tokens_per_task=shape.tokens_per_task,
+            tokens_per_task=tokens_per_task,
         )
 
     def _longest_task(self, tiles: Tiles, group: KVGroup) -> int:
@@ -187,28 +199,65 @@ class TritonAttention:
         return int(LONGEST_SHARE * int(seen.sum()) * self._spec.num_kv_heads / self._num_processors)
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The most that a launch of a recorded step may have."""
+
+    num_tasks: int = 0
+    num_entries: int = 0
+    num_merges: int = 0
+    num_parts: int = 0
+
+    @classmethod
+    def of_short(cls, num_tokens: int) -> Room:
+        """Return room for so many tokens of short queries."""
+        num_entries = ENTRIES_EACH * num_tokens + SPARE_ENTRIES
+        return cls(TASKS_EACH * num_tokens + SPARE_TASKS, num_entries, num_tokens, num_entries)
+
+    @classmethod
+    def of_longer(cls, num_tokens: int) -> Room:
+        """Return room for so many tokens of longer queries."""
+        num_tasks = num_tokens // LEAST_TOKENS_OF_TASK + SPARE_TASKS
+        return cls(num_tasks, num_tokens + MOST_PARTS, min(num_tokens, MOST_MERGED), MOST_PARTS)
+
+    def with_room_of(self, other: Room) -> Room:
+        """Return room for both."""
+        return Room(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The shapes of the arrays of a work list."""
+        return [(self.num_tasks, 5), (self.num_entries,), (self.num_entries,), (self.num_merges, 3)]
+
+
 class StandingWork:
-    """Room for the work of short queries, refilled for each step; implements `StandingPlan`.
+    """Room for the work of a recorded step, refilled for each; implements `StandingPlan`.
 
     It has room for common steps. A step that needs more, for very long contexts or widely shared prefixes, takes so
     long that the time of its launches is hidden.
     """
 
-    def __init__(self, attention: TritonAttention, batch: StepBatch, outputs: torch.Tensor, shape: TileShape) -> None:
+    def __init__(
+        self, attention: TritonAttention, batch: StepBatch, outputs: torch.Tensor, rooms: dict[Use, Room]
+    ) -> None:
         self._attention = attention
-        count = len(batch.positions)
-        num_entries = ENTRIES_EACH * count + SPARE_ENTRIES
-        room = [(TASKS_EACH * count + SPARE_TASKS, 5), (num_entries,), (num_entries,), (count, 3)]
-        self._shapes: list[Shape] = room * len(batch.block_tables)
-        nothing = [np.zeros(shape, np.int64) for shape in self._shapes]
+        self._rooms = rooms
+        self._shapes = [shape for room in rooms.values() for shape in room.shapes] * len(batch.block_tables)
+        nothing = [array for _ in batch.block_tables for _ in rooms for array in NO_WORK.arrays]
         self._whole = on_device(joined(nothing, self._shapes), batch.positions.device)
         pieces = iter(apart(self._whole, self._shapes))
-        launches = tuple((Launch.of(shape, islice(pieces, 4), num_entries, AT_A_TIME),) for _ in batch.block_tables)
+        launches = tuple(
+            tuple(
+                Launch.of(attention.shapes[use], islice(pieces, 4), room.num_parts, AT_A_TIME)
+                for use, room in rooms.items()
+            )
+            for _ in batch.block_tables
+        )
         self.planned = PlannedStep(batch, launches, outputs)
 
     def plan(self, batch: StepBatch) -> bool:
         """Copy the work and the tables of a step into the room; return False if they do not fit."""
-        arrays = [array for works in self._attention.work(batch) for _, work in works for array in work.arrays]
+        arrays = list(self._arrays(batch))
         rooms = self.planned.batch.block_tables
         if any(len(array) > shape[0] for array, shape in zip(arrays, self._shapes, strict=True)):
             return False
@@ -218,6 +267,13 @@ class StandingWork:
         for room, given in zip(rooms, batch.block_tables, strict=True):
             room[: given.numel()].copy_(given.flatten())
         return True
+
+    def _arrays(self, batch: StepBatch) -> Iterator[IntArray]:
+        """Yield the work of a step, launch by launch; nothing for those that it does not need."""
+        for works in self._attention.work(batch):
+            found = dict(works)
+            for use in self._rooms:
+                yield from found.get(use, NO_WORK).arrays
 
 
 def _num_processors(device: torch.device) -> int:

@@ -17,7 +17,7 @@ at the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,7 +41,7 @@ class Tiles:
     positions: IntArray  # of the first token
 
     @classmethod
-    def of(cls, query_starts: IntArray, lengths: IntArray, sequences: range, tokens_per_tile: int) -> Tiles:
+    def of(cls, query_starts: IntArray, lengths: IntArray, sequences: Iterable[int], tokens_per_tile: int) -> Tiles:
         """Return the tokens of some sequences of a step, in as few tiles as possible.
 
         Sequence s has the tokens query_starts[s] up to query_starts[s + 1], the last ones of lengths[s].
@@ -50,7 +50,7 @@ class Tiles:
         >>> tiles.tokens.tolist(), tiles.counts.tolist(), tiles.positions.tolist()
         ([0, 1, 5], [1, 4, 1], [299, 15, 19])
         """
-        chosen = np.arange(sequences.start, sequences.stop)
+        chosen = np.fromiter(sequences, np.int64)
         starts, ends = query_starts[chosen], query_starts[chosen + 1]
         num_tiles = -(-(ends - starts) // tokens_per_tile)
         owner = np.repeat(np.arange(len(chosen)), num_tiles)
@@ -167,6 +167,11 @@ class _Cuts:
         place = counted(self.tiles.counts[self.is_cut])
         splits = self.num_splits[tile]
         return np.column_stack((self.tiles.tokens[tile] + place, self.first_parts[tile] + place * splits, splits))
+
+
+NO_WORK: Final = WorkList(
+    np.zeros((0, 5), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 3), np.int64), num_parts=0
+)
 
 
 def _with_room(is_long: BoolArray, num_parts: IntArray) -> BoolArray:
