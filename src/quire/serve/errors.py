@@ -203,7 +203,7 @@ def adapter_not_found(name: str, served: Sequence[str]) -> ApiError:
 def no_disk_cache() -> ApiError:
     """Return the answer to who would move blocks where none are on disk."""
     message = "this server keeps no blocks on disk; start it with --disk-cache DIR"
-    return ApiError(404, message, type=NOT_FOUND, code="no_disk_cache", headers=NO_RETRY)
+    return ApiError(404, message, type=NOT_FOUND, code="no_disk_cache")
 
 
 def scope_not_kept() -> ApiError:
@@ -361,7 +361,7 @@ def prompt_not_kept(found: int, wanted: int) -> ApiError:
 def disk_cache_is_off() -> ApiError:
     """Return the answer where the disk has failed too often."""
     message = "the disk cache is off because the disk failed; see the server's log, and restart the server"
-    return ApiError(503, message, type=UNAVAILABLE, code="disk_cache_is_off", headers=NO_RETRY)
+    return ApiError(500, message, type=SERVER, code="disk_cache_is_off", headers=NO_RETRY)
 
 
 def deadline_exceeded(limit_s: float) -> ApiError:
