@@ -108,6 +108,11 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         "only 32 of 1,024 tokens could be written to the disk: the cache is too small, or others need it; try again "
         "later, or raise --disk-cache-size",
     ),
+    "disk_cache_fails": (
+        errors.disk_cache_fails("No space left on device"),
+        *(500, "server_error", "disk_cache_fails", None, NEVER),
+        "the folder of the disk cache cannot be used: No space left on device; make room there, or restart the server",
+    ),
     "disk_cache_is_off": (
         errors.disk_cache_is_off(),
         *(500, "server_error", "disk_cache_is_off", None, NEVER),
