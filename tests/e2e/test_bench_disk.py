@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from quire import cli
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError
+from quire.instruments.bench.disk_turns import TurnProcess
 
 
 def test_each_tier_answers_and_a_full_store_is_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,7 +22,30 @@ def test_each_tier_answers_and_a_full_store_is_opened(tmp_path: Path, capsys: py
     assert cli.main(line) in (cli.DONE, 1)
     printed, samples = capsys.readouterr().out, json.loads(out.read_text())["samples"]
     assert list(samples["First token by tier"]["s"]) == ["cold", "device", "page cache", "disk", "killed"]
-    assert list(samples["Throughput with a disk"]["tok/s"]) == ["off", "on_hit", "always"]
+    pairs = samples["Throughput with a disk"]["tok/s"]
+    assert {write: list(pair) for write, pair in pairs.items()} == {
+        "on_hit": ["off", "on_hit"],
+        "always": ["off", "always"],
+    }
     assert samples["Chats during a load"]["runs"][0]["disturbed_s"]
     assert "The full store has 256.0 KiB, 30 blocks." in printed
     assert "128 tokens came from there in 1 runs" in printed
+
+
+def test_engines_take_turns_and_one_part_can_be_measured_alone(tmp_path: Path) -> None:
+    workload, out = tmp_path / "workload_two.jsonl", tmp_path / "disk.json"
+    request = {"prompt_token_ids": list(range(40)), "max_tokens": 3}
+    workload.write_text("".join(json.dumps(request | {"id": index}) + "\n" for index in range(4)))
+    line = ["bench", "disk", "--shape", "tiny", "--only", "throughput", "--repeat", "2", "--kv-memory", "8MiB"]
+    assert cli.main([*line, "--workload", str(workload), "--json", str(out)]) in (cli.DONE, 1)
+    samples = json.loads(out.read_text())["samples"]
+    assert list(samples) == ["Throughput with a disk"]
+    found = samples["Throughput with a disk"]
+    assert all(len(rates) == 2 for pair in found["tok/s"].values() for rates in pair.values())
+    assert found["stored"]["on_hit"] >= 4, "two full blocks of each turn"
+    assert found["stored"]["always"] >= 4
+
+
+def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ExecutionError, match=r"a process ended with status 1: .*nothing"):
+        TurnProcess(EngineConfig(model="guide"), str(tmp_path / "nothing"), 0)

@@ -146,7 +146,12 @@ def test_settings_that_cannot_be_are_refused(model: Path, tmp_path: Path) -> Non
     }.items():
         with pytest.raises(InvalidConfigError, match=name):
             LLM(model, skip_tokenizer_init=True, **settings)
-    with pytest.raises(InvalidConfigError, match="prefix caching"):
+    for backend in ("native", "reference"):
+        with pytest.raises(InvalidConfigError, match=r"host_cache is '1.0 MiB'.* give it to kv_memory"):
+            LLM(model, backend=backend, skip_tokenizer_init=True, host_cache="1MiB")
+    with pytest.raises(InvalidConfigError, match=r"host_cache .* prefix caching"):
+        LLM(model, skip_tokenizer_init=True, host_cache="1MiB", enable_prefix_caching=False)
+    with pytest.raises(InvalidConfigError, match=r"disk_cache .* prefix caching"):
         LLM(model, skip_tokenizer_init=True, disk_cache=tmp_path / "cache", enable_prefix_caching=False)
 
 

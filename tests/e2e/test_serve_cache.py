@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
+import os
+import shutil
 import struct
 import threading
 import time
@@ -278,6 +281,25 @@ def test_a_start_removes_what_a_killed_server_has_left(tmp_path: Path) -> None:
     kept.close()
     kept.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_full_or_gone_is_told_in_one_line(
+    bundle: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with running_server(settings=settings(tmp_path / "cache")) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", full)
+            answer = take(server, bundle)
+            assert (answer.status, answer.error["code"]) == (500, "disk_cache_fails")
+            assert "No space left on device" in answer.error["message"]
+        assert export(server, {"prompt": PROMPT}).body == bundle
+        shutil.rmtree(tmp_path / "cache")
+        for answer in (take(server, bundle), export(server, {"prompt": PROMPT})):
+            assert (answer.status, answer.error["code"]) == (500, "disk_cache_fails")
+        assert complete(server, PROMPT)[1]["cached_tokens"] == 64, "the engine goes on"
 
 
 def test_a_disk_that_writes_nothing_holds_only_the_call_up(

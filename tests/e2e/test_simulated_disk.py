@@ -112,3 +112,27 @@ def test_traffic_is_simulated_with_and_without_a_disk(capsys: pytest.CaptureFixt
         rates.append((result["hit_rate"], sum(each["num_disk_tokens"] for each in result["replicas"])))
     assert rates[0][1] <= rates[1][1] < rates[2][1]
     assert rates[2][0] > rates[0][0] + 0.1
+
+
+def test_a_host_cache_on_a_gpu_saves_what_the_device_evicts(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "simulate llama-3.1-8b --hardware nvidia-h100 --device cuda --kv-memory 1GiB --shared-tokens 2048 --prefixes 12"
+    )
+    more = "--prompt-tokens 64 --output-tokens 16 --rate 8 --duration 30 --json -"
+    found = []
+    for size in ("0", "2GiB", "16GiB"):
+        assert cli.main([*line.split(), *more.split(), "--host-cache", size]) == 0
+        (result,) = json.loads(capsys.readouterr().out)["results"].values()
+        (replica,) = result["replicas"]
+        ledger = replica["ledger"]
+        assert ledger["used_host_blocks"] + ledger["cached_host_blocks"] <= ledger["host_blocks"]
+        found.append((replica["num_host_tokens"], result["hit_rate"], result["latencies"]["ttft_s"]["mean"]))
+    assert found[0][0] == 0 < found[1][0] < found[2][0]
+    assert found[2][1] > found[0][1] + 0.1
+    assert found[2][2] < found[0][2]
+
+
+def test_a_host_cache_is_refused_where_the_device_is_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "simulate qwen3-0.6b --hardware zen5-2-cores --host-cache 1GiB --rate 1 --duration 5"
+    assert cli.main(line.split()) == 2
+    assert "give it to kv_memory" in capsys.readouterr().err

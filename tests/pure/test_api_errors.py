@@ -87,6 +87,37 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         *(403, "permission_error", "adapters_are_fixed", None, {}),
         "this server serves the adapters that it was started with; start it with --adapter-root to load others",
     ),
+    "no_disk_cache": (
+        errors.no_disk_cache(),
+        *(404, "not_found_error", "no_disk_cache", None, {}),
+        "this server keeps no blocks on disk; start it with --disk-cache DIR",
+    ),
+    "scope_not_kept": (
+        errors.scope_not_kept(),
+        *(403, "permission_error", "not_persistent", None, {}),
+        "prompts of this API key are not written to the disk; set persist: true for it in the keys file",
+    ),
+    "bundle_under_way": (
+        errors.bundle_under_way(2.0),
+        *(429, "rate_limit_error", "slow_down", None, after(2, 2000)),
+        "another bundle is being exported or imported; try again when that has ended",
+    ),
+    "prompt_not_kept": (
+        errors.prompt_not_kept(32, 1024),
+        *(503, "service_unavailable_error", "prompt_not_kept", None, after(2, 2000)),
+        "only 32 of 1,024 tokens could be written to the disk: the cache is too small, or others need it; try again "
+        "later, or raise --disk-cache-size",
+    ),
+    "disk_cache_fails": (
+        errors.disk_cache_fails("No space left on device"),
+        *(500, "server_error", "disk_cache_fails", None, NEVER),
+        "the folder of the disk cache cannot be used: No space left on device; make room there, or restart the server",
+    ),
+    "disk_cache_is_off": (
+        errors.disk_cache_is_off(),
+        *(500, "server_error", "disk_cache_is_off", None, NEVER),
+        "the disk cache is off because the disk failed; see the server's log, and restart the server",
+    ),
     "adapter_refused": (
         errors.adapter_refused("a tensor is torn"),
         *(400, "invalid_request_error", "invalid_value", "lora_path", {}),

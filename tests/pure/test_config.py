@@ -60,7 +60,13 @@ def expect_refusal(kind: type[Config], field: str, value: object, allowed: str) 
 
 def test_the_tables_name_every_setting() -> None:
     tabled = {field for _, field, *_ in INTEGERS} | {field for field, *_ in NUMBERS} | {field for _, field, _ in NAMES}
-    assert tabled | {"hash_key"} == {field.name for kind in (MemoryConfig, SchedulerConfig) for field in fields(kind)}
+    assert tabled | {"hash_key", "keeps_on_host"} == {
+        field.name for kind in (MemoryConfig, SchedulerConfig) for field in fields(kind)
+    }
+
+
+def test_a_truth_is_one() -> None:
+    expect_refusal(MemoryConfig, "keeps_on_host", 1, "True or False")
 
 
 @pytest.mark.parametrize(("kind", "field", "low", "high"), INTEGERS)

@@ -17,7 +17,6 @@ from quire.memory.prefix import PrefixEntry
 from quire.memory.prefix.hash_chain import HashChainIndex
 from quire.memory.prefix.radix_tree import RadixEntry, RadixTreeIndex
 from quire.memory.quota import TenantQuota
-from quire.memory.tiers.host import HostTier
 from support.memory import ByHand
 
 
@@ -276,27 +275,33 @@ def test_more_host_blocks_than_are_in_use_cannot_be_held() -> None:
     hosts = memory.manager.memories[memory.first].host_blocks
     assert hosts == [[0, 1, 2]]
     hosts[0] += [3]
-    refuse(memory, "4 host blocks are held, 3 are in use")
+    refuse(memory, r"host Block\(3, free, ref_count=0\) is held 1 times")
 
 
-@pytest.mark.parametrize("blocks", [[0], [2], [-1]])
-def test_a_host_block_is_free_once_and_exists(blocks: list[int]) -> None:
-    tier = HostTier(2)
-    tier.check()
-    tier.free(blocks)
-    with pytest.raises(InvariantError, match="given back twice, or is none"):
-        tier.check()
-
-
-def test_a_host_block_that_waits_for_the_plan_is_not_free_too() -> None:
-    tier = HostTier(2)
-    taken = tier.allocate(1)
+def test_a_host_block_that_waits_for_the_plan_is_held() -> None:
+    memory = Memory()
+    host = memory.manager.host
+    taken = host.allocate(1)
     assert taken is not None
-    tier.free_after_plan(taken)
-    tier.check()
-    tier.free(taken)
-    with pytest.raises(InvariantError, match="given back twice"):
-        tier.check()
+    refuse(memory, r"host Block\(0, in use, ref_count=1\) is held 0 times")
+    host.free_after_plan(taken)
+    memory.manager.check()
+    host.free(taken)
+    refuse(memory, r"host Block\(0, free, ref_count=0\) is held 1 times")
+
+
+def test_a_copy_on_the_host_and_its_entry_point_to_each_other() -> None:
+    memory = ByHand(num_blocks=4, num_host_blocks=4, keeps_on_host=True)
+    memory.leave_cached(range(4))
+    memory.changes()
+    entry = memory.manager.host.block(0).entry
+    assert entry is not None and entry.host_ids == [0]
+    entry.host_ids = [1]
+    refuse(memory, "points to another block")
+    entry.host_ids = [0]
+    memory.manager.check()
+    entry.attached = False
+    refuse(memory, "dropped")
 
 
 def test_what_is_announced_is_what_sequences_remember() -> None:
@@ -562,8 +567,8 @@ def test_a_list_notices_broken_links_and_a_wrong_length() -> None:
 def test_the_manager_asks_each_part() -> None:
     """A part that the audit forgets could break unseen."""
     memory = Memory()
-    memory.manager.host.free([9])
-    refuse(memory, "a host block")
+    memory.manager.host.block(3).ref_count = 1
+    refuse(memory, r"Block\(3, in use")
     memory = Memory()
     memory.manager.index._length += 1  # type: ignore[attr-defined]
     refuse(memory, "the index counts")

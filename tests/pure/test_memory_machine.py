@@ -76,11 +76,13 @@ class Setting:
     quota: int | None
     block_size: int
     num_disk_slots: int
+    keeps_on_host: bool
 
     def __str__(self) -> str:
         quota = "free" if self.quota is None else f"quota{self.quota}"
+        host = f"host{self.num_host_blocks}{'kept' * self.keeps_on_host}"
         return (
-            f"{self.prefix_index}-{self.eviction}-host{self.num_host_blocks}-{self.groups}"
+            f"{self.prefix_index}-{self.eviction}-{host}-{self.groups}"
             f"-{self.hash_bits}bit-{quota}-block{self.block_size}-disk{self.num_disk_slots}"
         )
 
@@ -94,6 +96,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "quota": (None, 2),
     "block_size": (1, 2, 4, 16),
     "num_disk_slots": (0, 3, 200),
+    "keeps_on_host": (False, True),
 }
 SETTINGS = [Setting(*values) for values in itertools.product(*AXES.values())]
 
@@ -215,6 +218,7 @@ class MemoryMachine(RuleBasedStateMachine):
             hash_key=b"machine",
             max_cached_blocks_per_tenant=setting.quota,
             num_disk_slots=setting.num_disk_slots,
+            keeps_on_host=setting.keeps_on_host,
             disk_write=("on_hit", "always")[window % 2],
         )
         seed = 100 * num_blocks + window
@@ -622,10 +626,10 @@ class MemoryMachine(RuleBasedStateMachine):
         before, room = self.books(), host.num_blocks - host.num_in_use
         needed = sum(block_id != NO_BLOCK for table in self.held_tables(model) for block_id in table[:num_logical])
         if not self.manager.swap_out(request):
-            assert needed - behind > room
+            assert needed - behind > room or host.keeps
             assert behind or self.books() == before
             return False
-        assert needed - behind == room - (host.num_blocks - host.num_in_use)
+        assert host.keeps or needed - behind == room - (host.num_blocks - host.num_in_use)
         self.leave(model)
         request.num_preemptions += 1
         request.become(RequestStatus.SWAPPED)
@@ -659,7 +663,8 @@ class MemoryMachine(RuleBasedStateMachine):
         tables = manager.block_tables(request)
         for group, index, source in shared:
             assert tables[group][index] != source, "a shared block is about to be written"
-            self.copies.append((model, BlockCopy(source, tables[group][index])))
+            if all(move.device_block != tables[group][index] for move in manager.moves_in):
+                self.copies.append((model, BlockCopy(source, tables[group][index])))
         assert min(map(len, tables)) * self.block_size >= end
         return True
 
@@ -693,7 +698,10 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def longest_hit(self, model: Model) -> int:
         """How many tokens are there to be hit, going by what each published block stands for."""
-        published = {self.contents_of(block.entry)[-1].digest for block in self.pool.blocks if block.entry is not None}
+        entries = [block.entry for block in self.pool.blocks if block.entry is not None]
+        copies = [(block.entry, block.group) for block in self.manager.host.copies() if block.entry is not None]
+        entries += [entry for entry, group in copies if self.manager.host.place(entry, group) != NO_BLOCK]
+        published = {self.contents_of(entry)[-1].digest for entry in entries}
         num_known = len(model.request.tokens)
         ends = itertools.takewhile(
             lambda end: model.contents[0][end - 1].digest in published,
@@ -910,6 +918,10 @@ class MemoryMachine(RuleBasedStateMachine):
                     table = [block_id] * (contents[0].position // self.block_size + 1)
                     for content in contents:
                         self.shadow.read(table, Content(group, content.position, content.digest))
+            for group in range(len(entry.block_ids)):
+                host_id = self.manager.host.place(entry, group)
+                for content in self.contents_of(entry) if host_id != NO_BLOCK else ():
+                    self.shadow.read_host(host_id, Content(group, content.position, content.digest))
 
     def contents_of(self, entry: PrefixEntry) -> list[Content]:
         known = self.entry_contents.get(entry)

@@ -49,7 +49,7 @@ def test_a_hit_needs_every_block_that_is_still_read(
         return True
 
     expected = max(hits for hits in range(len(entries) + 1) if can_hit(hits))
-    assert memory.manager._usable([entry.block_ids for entry in entries], num_tokens) == expected
+    assert memory.manager._hits.usable([entry.block_ids for entry in entries], num_tokens) == expected
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_copies_into_blocks_that_were_let_go_are_not_made() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "free", "later", "plan"]), st.integers(0, 5)), max_size=40))
 def test_a_host_tier_is_a_stack_and_blocks_of_a_plan_come_back_after_it(actions: list[tuple[str, int]]) -> None:
-    tier, free, held, later = HostTier(6), [5, 4, 3, 2, 1, 0], [], []
+    tier, free, held, later = HostTier(6, MemoryChanges()), [5, 4, 3, 2, 1, 0], [], []
     for action, number in actions:
         if action == "take":
             expected = [free.pop() for _ in range(number)] if number <= len(free) else None

@@ -120,7 +120,7 @@ def report_of(*studies: Study, lengths: RequestLengths | None = None) -> PlanRep
     spec.layers = [None] * 28
     alone = SimpleNamespace(draft=None)
     sizer: Any = SimpleNamespace(
-        config=SimpleNamespace(model="a folder/qwen3"), model=model, model_of=lambda config: alone
+        config=SimpleNamespace(model="a folder/qwen3", host_cache=0), model=model, model_of=lambda config: alone
     )
     lengths = lengths or RequestLengths(((512, 128), (1024, 256)))
     return PlanReport(sizer, "--weights int8", "prompts of 512", lengths, studies)

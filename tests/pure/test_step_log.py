@@ -61,6 +61,7 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
     memory = MemoryConfig(
         num_blocks=rng.choice([60, 150]),
         num_host_blocks=rng.choice([0, 40]),
+        keeps_on_host=seed % 2 == 1,
         prefix_index=rng.choice(["hash_chain", "radix_tree", "none"]),
         eviction=rng.choice(["lru", "fifo", "priority"]),
         hash_key=b"a key that nobody may read",

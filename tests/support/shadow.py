@@ -92,6 +92,12 @@ class ShadowCache:
         """Return a copy of what a block holds."""
         return dict(self._device.get(block, {}))
 
+    def read_host(self, block: int, expected: Content) -> None:
+        """Read a position of a block of the host and compare."""
+        found = self._host.get(block, {}).get(expected.position % self.block_size)
+        if found != expected:
+            raise ShadowError(f"host block {block}: expected {expected}, found {found}")
+
     def put(self, block: int, content: dict[int, Content]) -> None:
         """Replace what a block holds."""
         self._device[block] = dict(content)

@@ -108,6 +108,7 @@ class Scenario:
         memory = MemoryConfig(
             num_blocks=num_blocks,
             num_host_blocks=rng.choice([0, 3, num_blocks // 2 + 1, 100, 100]),
+            keeps_on_host=seed % 2 == 1,
             prefix_index=rng.choice(["hash_chain", "radix_tree", "radix_tree", "none"]),
             eviction=rng.choice(["lru", "fifo", "priority"]),
             hash_bits=rng.choice([4, 128]),
@@ -452,7 +453,7 @@ class Simulation:
         assert not scheduler.num_waiting
         assert not memory.memories
         assert not memory.pool.num_in_use
-        assert not memory.host.num_in_use
+        assert memory.host.num_in_use == len(memory.host.used_by_plan), "only copies of the next plan are left"
         ledger = memory.ledger()
         self.seen["hits"] += ledger.hit_tokens
         self.seen["evictions"] += ledger.evictions

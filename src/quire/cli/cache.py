@@ -140,7 +140,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     path = _chosen_store(arguments.folder, arguments.store)
     with opened(path) as store:
         if store is None:
-            print(f"{path.name}  in use; end the engine first")
+            print(f"{path.name}  in use; end the engine first, or ask its server: POST /cache/export")
             return 1
         count = export_blocks(store, meta_of(path), arguments.file, arguments.tenant)
         lost = "" if arguments.tenant is not None else f" of {len(store.kept):,}"
@@ -178,7 +178,7 @@ def run_import(arguments: argparse.Namespace) -> int:
             raise InvalidConfigError("the store that FILE is for", path.name, allowed)
         with opened(path) as store:
             if store is None:
-                print(f"{path.name}  in use; end the engine first")
+                print(f"{path.name}  in use; end the engine first, or ask its server: POST /cache/import")
                 return 1
             meta, budget = meta_of(path), parse_bytes(arguments.disk_cache_size, "--disk-cache-size")
             slots = num_slots_within(budget, meta["block_bytes"], meta["block_size"])

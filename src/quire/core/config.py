@@ -52,6 +52,7 @@ class MemoryConfig:
 
     num_blocks: int = setting(1024, "blocks of KV memory on the device")
     num_host_blocks: int = setting(0, "blocks of KV memory on the host for swapping; 0: preempt by recompute only")
+    keeps_on_host: bool = setting(False, "also keep cached blocks on the host, from when their last holder frees them")
     prefix_index: str = setting("hash_chain", "how cached prefixes are found: hash_chain, radix_tree or none")
     eviction: str = setting("lru", "which cached block to evict first: lru, fifo or priority")
     hash_bits: int = setting(128, "bits of the prefix hash; lower it only to force collisions in tests")
@@ -65,6 +66,8 @@ class MemoryConfig:
         require_one_of("disk_write", self.disk_write, DISK_WRITES)
         require_int("num_blocks", self.num_blocks, 1, (1 << 31) - 1)
         require_int("num_host_blocks", self.num_host_blocks, 0, (1 << 31) - 1)
+        if not isinstance(self.keeps_on_host, bool):
+            raise InvalidConfigError("keeps_on_host", self.keeps_on_host, "True or False")
         require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
         require_one_of("eviction", self.eviction, EVICTIONS)
         require_int("hash_bits", self.hash_bits, 1, 512)
@@ -163,6 +166,9 @@ class EngineConfig:
         "idle", "when to claim KV memory from the system: start (before it is ready), idle (between steps) or use"
     )
     swap_space: int | str = setting(0, "KV memory on the host for swapping; 0: preempt by recompute only")
+    host_cache: int | str = setting(
+        0, "memory on the host that keeps cached KV blocks of a GPU, and swapped ones; 0: none"
+    )
     disk_cache: str | None = setting(
         None, "folder that keeps KV blocks of shared prefixes on disk, also over a restart; none: nothing is kept"
     )
@@ -220,10 +226,12 @@ class EngineConfig:
         for name in ("max_memory", "kv_memory", "adapter_memory"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
-        for name in ("swap_space", "disk_cache_size"):
+        for name in ("swap_space", "host_cache", "disk_cache_size"):
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         if self.disk_cache is not None and (not self.enable_prefix_caching or self.prefix_index == "none"):
             raise InvalidConfigError("disk_cache", self.disk_cache, "none while prefix caching is off")
+        if self.host_cache and (not self.enable_prefix_caching or self.prefix_index == "none"):
+            raise InvalidConfigError("host_cache", self.host_cache, "0 while prefix caching is off")
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("weights", self.weights, WEIGHTS)
         require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
@@ -287,6 +295,7 @@ class EngineConfig:
     ) -> MemoryConfig:
         """Return the settings of the KV memory. Does not mutate."""
         sizes = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks, "num_disk_slots": num_disk_slots}
+        sizes["keeps_on_host"] = bool(self.host_cache)
         index = self.prefix_index if self.enable_prefix_caching else "none"
         return MemoryConfig(**self._shared(MemoryConfig) | sizes | {"prefix_index": index, "hash_key": hash_key})
 
@@ -363,6 +372,7 @@ class EngineSettings(TypedDict, total=False):
     kv_memory: int | str | None
     touch_kv_memory: str
     swap_space: int | str
+    host_cache: int | str
     disk_cache: str | os.PathLike[str] | None
     disk_cache_size: int | str
     disk_write: str

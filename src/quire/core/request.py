@@ -129,6 +129,7 @@ class Request:
         "awaits_drafts",
         "num_cached_tokens",
         "num_disk_tokens",
+        "num_host_tokens",
         "waited_s",
         "num_preemptions",
         "logprobs",
@@ -176,6 +177,7 @@ class Request:
         self.awaits_drafts = False  # a step under way brings guesses; until then it is not planned
         self.num_cached_tokens = 0  # at the first admission, for the caller
         self.num_disk_tokens = 0  # of those, the ones that were loaded from disk for this request
+        self.num_host_tokens = 0  # of those, the ones that were moved from the host for it
         self.waited_s: float | None = None  # from its arrival to its first step, for the caller
         self.num_preemptions = 0
         self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, if requested

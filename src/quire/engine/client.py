@@ -57,6 +57,7 @@ class SequenceUpdate:
     cumulative_logprob: float | None = None  # of a text that a beam search has found
     waited_s: float | None = None  # from arrival to the first step
     num_disk_tokens: int = 0  # of the cached ones, those that came from disk for this request
+    num_host_tokens: int = 0  # and those that came from the host
     vector: bytes = b""  # float32 numbers, of a pooled request that has ended
 
 
@@ -237,6 +238,7 @@ class InProcessClient:
                 cumulative_logprob=request.cumulative_logprob,
                 waited_s=None if num_sent else request.waited_s,
                 num_disk_tokens=request.num_disk_tokens,
+                num_host_tokens=request.num_host_tokens,
                 vector=request.vector,
             )
             for branch in branches

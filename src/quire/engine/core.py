@@ -244,6 +244,7 @@ class EngineCore:
             adapters={} if self._adapters is None else dict(self._adapters.states()),
             jobs=dict(scheduler.memory.jobs.figures()),
             disk_store=self._disk_store,
+            **scheduler.memory.host.figures(),
             **({} if disk is None else disk.figures()),
         )
 

@@ -49,7 +49,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.core.what_fits import flags_that_fit
 from quire.engine.core import EngineCore
-from quire.engine.memory_plan import MemoryPlan, plan_memory
+from quire.engine.memory_plan import MemoryPlan, plan_memory, require_host
 from quire.engine.process.adapter_set import first_that_fit
 from quire.engine.records.report import EngineReport
 from quire.engine.records.step_log import StepLogWriter
@@ -234,6 +234,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     if model.labels is not None and not backend.facts.makes_vectors:
         raise InvalidConfigError("backend", backend.facts.name, "native or reference for a model with labels")
     config = backend.facts.config
+    require_host(config, backend.facts.name)
     try:
         plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())
     except DoesNotFitError as error:
@@ -337,6 +338,7 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         num_parameters=weight_bytes(model.spec, "float32") // FLOAT32_BYTES,
         recommends_sampling=model.generation.recommends_sampling,
         disk_cache=config.disk_cache or "",
+        has_host_cache=bool(config.host_cache),
         labels=() if model.labels is None else model.labels.names,
     )
 

@@ -5,7 +5,8 @@
            ├── adapters          those that are named
            ├── activations       the scratch of the largest step
            ├── graphs            on a GPU: recorded steps, once measured
-           ├── swap              blocks on the host, as many as requested; with a GPU they are not part of this
+           ├── swap              blocks on the host, as many as requested; with a GPU they are not part of this.
+           │                     With host_cache, copies of cached blocks share them
            └── the rest ──────── KV blocks: kv_memory, or a share of the rest, and never more than could be used
 
 All this is memory of the device that computes: of the machine, or of its GPU. There is one budget and no hidden pool.
@@ -114,10 +115,20 @@ def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, 
     )
 
 
+def require_host(config: EngineConfig, backend: str) -> None:
+    """Raise `InvalidConfigError` for a host cache under an engine whose device is the host's memory."""
+    if config.host_cache and backend != "torch":
+        allowed = f"0 with backend {backend}, whose device is the host's memory: give it to kv_memory"
+        raise InvalidConfigError("host_cache", format_bytes(int(config.host_cache)), allowed)
+
+
 def _num_host_blocks(config: EngineConfig, spec: KVCacheSpec) -> int:
-    num_blocks = int(config.swap_space) // spec.bytes_per_block
-    if config.swap_space and not num_blocks:
-        raise InvalidConfigError("swap_space", config.swap_space, f"0, or {spec.bytes_per_block} (one block) or more")
+    num_blocks = 0
+    for name in ("swap_space", "host_cache"):
+        size = int(getattr(config, name))
+        if 0 < size < spec.bytes_per_block:
+            raise InvalidConfigError(name, size, f"0, or {spec.bytes_per_block} (one block) or more")
+        num_blocks += size // spec.bytes_per_block
     return num_blocks
 
 
@@ -133,14 +144,16 @@ def _num_disk_slots(config: EngineConfig, spec: KVCacheSpec) -> int:
 
 def _kv_budget(config: EngineConfig, spec: KVCacheSpec, needs: MemoryNeeds, most_blocks: int) -> int:
     """Return the bytes for KV blocks: those requested, or a share of the remaining memory."""
-    if needs.host_bytes is not None and int(config.swap_space) > needs.host_bytes:
+    on_host = int(config.swap_space) + int(config.host_cache)
+    field = "host_cache" if config.host_cache else "swap_space"
+    if needs.host_bytes is not None and on_host > needs.host_bytes:
         allowed = f"at most {format_bytes(needs.host_bytes)}, the free memory of the host"
-        raise InvalidConfigError("swap_space", format_bytes(int(config.swap_space)), allowed)
+        raise InvalidConfigError(field, format_bytes(on_host), allowed)
     left = needs.left_beside(_num_host_blocks(config, spec) * spec.bytes_per_block)
     if left < spec.bytes_per_block:
         most = format_bytes(max(needs.left_bytes - spec.bytes_per_block, 0))
         allowed = f"at most {most}, to leave room for the KV memory"
-        raise InvalidConfigError("swap_space", format_bytes(int(config.swap_space)), allowed)
+        raise InvalidConfigError(field, format_bytes(on_host), allowed)
     if config.kv_memory is None:
         share = max(int(left * needs.kv_share), spec.bytes_per_block)
         return min(share, most_blocks * spec.bytes_per_block)

@@ -96,8 +96,8 @@ class RequestOutput:
     """A prompt and the texts generated for it, best first where `best_of` was over `n`.
 
     `prompt` is the text, None where token ids were given. `num_cached_tokens` counts the tokens of the prompt whose
-    keys and values were in the prefix cache; `num_disk_tokens` of them came from disk for this request. `error` says
-    what went wrong with a request that failed.
+    keys and values were in the prefix cache; `num_disk_tokens` of them came from disk for this request, and
+    `num_host_tokens` from the host's memory. `error` says what went wrong with a request that failed.
     `prompt_logprobs`, where they were asked for, are there with the first token: for each token of the prompt itself
     and the likeliest ones, by token id; None for the first, before which nothing stands.
     """
@@ -111,6 +111,7 @@ class RequestOutput:
     metrics: RequestMetrics = field(repr=False)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_disk_tokens: int = 0
+    num_host_tokens: int = 0
 
     @property
     def error(self) -> str:
@@ -186,4 +187,5 @@ class RequestDelta:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     waited_s: float | None = None
     num_disk_tokens: int = 0
+    num_host_tokens: int = 0
     vector: bytes = b""

@@ -15,6 +15,7 @@ If blocks run out, the result is None, and nothing changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Protocol
 
 from quire.core.errors import InvalidConfigError, InvariantError
@@ -55,6 +56,7 @@ class BlockPool:
         *,
         on_evict: Callable[[PrefixEntry], None],
         quota: TenantQuota | None = None,
+        places: Callable[[PrefixEntry], list[int]] = attrgetter("block_ids"),
     ) -> None:
         if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 1:
             raise InvalidConfigError("num_blocks", num_blocks, "an integer, 1 or more")
@@ -63,6 +65,8 @@ class BlockPool:
         self._cached = eviction
         self._on_evict = on_evict
         self._quota = quota
+        self._places = places
+        self.on_cached: Callable[[Block], None] | None = None  # called when a published block loses its last holder
         self._num_published = 0
         self.num_evictions = 0
         self.num_extra_holders = 0  # sum over blocks of (ref_count - 1): blocks that sharing saves
@@ -133,6 +137,13 @@ class BlockPool:
     def free(self, block_id: int) -> None:
         """Remove a holder; without holders the block is cached if published, else free. Mutates; O(1)."""
         block = self.blocks[block_id]
+        if self.on_cached is not None and block.ref_count == 1 and block.entry is not None:
+            self.on_cached(block)
+        self.unshare(block_id)
+
+    def unshare(self, block_id: int) -> None:
+        """Remove a holder that has not used the block: nobody is told. Mutates; O(1)."""
+        block = self.blocks[block_id]
         if block.ref_count > 1:
             block.ref_count -= 1
             self.num_extra_holders -= 1
@@ -146,6 +157,11 @@ class BlockPool:
             raise InvariantError(f"block {block_id} is freed more often than it was taken")
         if self.journal is not None:
             self.journal.touched.add(block_id)
+
+    def unshare_all(self, block_ids: Iterable[int]) -> None:
+        """Take back what `share` did, in the order given."""
+        for block_id in block_ids:
+            self.unshare(block_id)
 
     def free_all(self, block_ids: Iterable[int]) -> None:
         """Free blocks in the order given."""
@@ -164,7 +180,20 @@ class BlockPool:
         block.tenant = request.scope.tenant
         block.priority = request.priority
         block.published_at = self._num_published
-        entry.block_ids[group] = block_id
+        self._places(entry)[group] = block_id
+        if self.journal is not None:
+            self.journal.touched.add(block_id)
+
+    def adopt(self, block_id: int, original: Block) -> None:
+        """Note that a block in use gets the content of a published block of another pool. Mutates; O(1)."""
+        block, entry = self.blocks[block_id], original.entry
+        if entry is None or not block.ref_count or block.entry is not None:
+            raise InvariantError(f"block {block_id} cannot become a copy: it is {block.state.value}, or published")
+        self._num_published += 1
+        block.entry, block.group = entry, original.group
+        block.request_id, block.tenant, block.priority = original.request_id, original.tenant, original.priority
+        block.published_at = self._num_published
+        self._places(entry)[block.group] = block_id
         if self.journal is not None:
             self.journal.touched.add(block_id)
 
@@ -174,7 +203,7 @@ class BlockPool:
         entry = block.entry
         if entry is None:
             return None
-        entry.block_ids[block.group] = NO_BLOCK
+        self._places(entry)[block.group] = NO_BLOCK
         block.entry = None
         if not block.ref_count:
             self._cached.remove(block)
@@ -200,7 +229,7 @@ class BlockPool:
         entry = block.entry
         if entry is None:
             raise InvariantError(f"block {block.block_id} was cached without an entry")
-        entry.block_ids[block.group] = NO_BLOCK
+        self._places(entry)[block.group] = NO_BLOCK
         block.entry = None
         self._free_list.put(block.block_id)
         self.num_evictions += 1
@@ -220,7 +249,7 @@ class BlockPool:
                 state = BlockState.CACHED
             if block.state is not state or block.ref_count < 0:
                 raise InvariantError(f"{block!r} is listed as {state.value}")
-            if block.entry is not None and block.entry.block_ids[block.group] != block.block_id:
+            if block.entry is not None and self._places(block.entry)[block.group] != block.block_id:
                 raise InvariantError(f"the entry of {block!r} points to another block")
             extra += max(0, block.ref_count - 1)
         if extra != self.num_extra_holders:

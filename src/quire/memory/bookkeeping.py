@@ -18,10 +18,10 @@ from quire.memory.block_pool import BlockPool
 from quire.memory.ledger import MemoryLedger, RequestLedger
 from quire.memory.prefix.base import PrefixEntry, PrefixIndex, digest_of
 from quire.memory.sequence import MissReason, PrefixMatch, SequenceMemory
-from quire.memory.tiers.base import TierManager
 
 if TYPE_CHECKING:
     from quire.memory.tiers.disk import DiskTier
+    from quire.memory.tiers.host import HostTier
 
 MAX_REMEMBERED_EVICTIONS = 1 << 16
 MAX_OTHER_ROOTS = 8
@@ -102,7 +102,7 @@ class MemoryBooks:
         self,
         spec: KVCacheSpec,
         pool: BlockPool,
-        host: TierManager,
+        host: HostTier,
         memories: dict[Request, SequenceMemory],
         disk: DiskTier | None = None,
     ) -> MemoryLedger:
@@ -124,6 +124,7 @@ class MemoryBooks:
             blocks_saved_by_sharing=pool.num_extra_holders,
             host_blocks=host.num_blocks,
             used_host_blocks=host.num_in_use,
+            cached_host_blocks=host.num_cached,
             disk_slots=0 if disk is None else disk.slots.num_slots,
             used_disk_slots=0 if disk is None else disk.slots.num_held,
             queried_tokens=self.queried_tokens,
@@ -155,7 +156,7 @@ class MemoryBooks:
         spec: KVCacheSpec,
         pool: BlockPool,
         index: PrefixIndex,
-        host: TierManager,
+        host: HostTier,
         memories: dict[Request, SequenceMemory],
         landing: Sequence[int] = (),
     ) -> None:
@@ -180,9 +181,16 @@ class MemoryBooks:
             needed = entry.holds_blocks or entry.num_children
             if not needed and not any(memory.last_entry is entry for memory in memories.values()):
                 raise InvariantError("the index kept an entry without blocks or children")
-        swapped = sum(len(blocks) for memory in memories.values() for blocks in memory.host_blocks or ())
-        if swapped > host.num_in_use:
-            raise InvariantError(f"{swapped} host blocks are held, {host.num_in_use} are in use")
+        swapped = Counter(
+            block for memory in memories.values() for blocks in memory.host_blocks or () for block in blocks
+        )
+        swapped.update(host.used_by_plan)
+        for block_id in range(host.num_blocks):
+            if host.block(block_id).ref_count != swapped[block_id]:
+                raise InvariantError(f"host {host.block(block_id)!r} is held {swapped[block_id]} times")
+        for block in host.copies():
+            if block.entry is not None and not block.entry.attached:
+                raise InvariantError(f"host {block!r} is published under a dropped entry")
 
 
 def _fill_of_blocks(block_size: int, memories: dict[Request, SequenceMemory]) -> dict[int, tuple[int, int]]:

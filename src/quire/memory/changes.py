@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ class MemoryChanges:
     moves_out: list[BlockMove] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     moves_in: list[BlockMove] = field(default_factory=list)
+    copies_down: deque[BlockMove] = field(default_factory=deque)  # to the host, with the next plan
     transfers: Transfers = NO_TRANSFERS
     journal: MemoryJournal | None = None  # told who holds which block, while a client watches
 
@@ -67,6 +69,7 @@ class MemoryChanges:
 
     def take(self) -> MemoryChanges:
         """Return the collected changes, and start an empty collection. Mutates."""
-        taken = MemoryChanges(self.table_entries, self.moves_out, self.copies, self.moves_in)
+        taken = MemoryChanges(self.table_entries, [*self.moves_out, *self.copies_down], self.copies, self.moves_in)
         self.table_entries, self.moves_out, self.copies, self.moves_in = [], [], [], []
+        self.copies_down.clear()
         return taken

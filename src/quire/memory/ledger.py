@@ -1,6 +1,6 @@
 """The ledger: the use of the KV memory, in numbers that add up.
 
-    blocks    used + cached + free                              = num_blocks
+    blocks    used + cached + free                              = num_blocks, and the same on the host
     slots     stored + reserved + fragmented                    = used × block_size
     sharing   blocks that would be used if nothing were shared  = used + saved by sharing
 
@@ -55,6 +55,7 @@ class MemoryLedger:
     merged_blocks: int
     copied_blocks: int
     misses: dict[MissReason, int] = field(default_factory=dict)
+    cached_host_blocks: int = 0
     disk_slots: int = 0
     used_disk_slots: int = 0
 
@@ -94,7 +95,7 @@ class MemoryLedger:
         counts = (self.used_blocks, self.cached_blocks, self.free_blocks, self.used_host_blocks)
         if min(*counts, self.stored_slots, self.reserved_slots, self.fragmented_slots) < 0:
             raise InvariantError("a count is negative")
-        if self.used_host_blocks > self.host_blocks:
+        if self.used_host_blocks + self.cached_host_blocks > self.host_blocks:
             raise InvariantError("more host blocks are used than there are")
         if not 0 <= self.used_disk_slots <= self.disk_slots:
             raise InvariantError("more slots of the disk are used than there are")

@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quire.core.config import MemoryConfig
-from quire.core.errors import InvariantError, StaleMatchError
+from quire.core.errors import InvariantError
 from quire.core.kept_block import KeptBlock
 from quire.core.kv_spec import KVCacheSpec
-from quire.core.request import Request
-from quire.core.step import NO_BLOCK
+from quire.core.request import CacheScope, Request
+from quire.core.step import NO_BLOCK, BlockMove
 from quire.core.transfers import TransferOutcome
 from quire.memory.block_hash import BlockHasher, root_key
 from quire.memory.block_pool import BlockPool
@@ -35,6 +35,7 @@ from quire.memory.bookkeeping import MemoryBooks
 from quire.memory.changes import MemoryChanges
 from quire.memory.copy_on_write import CopyOnWrite
 from quire.memory.eviction import EvictionPolicy, create_eviction_policy
+from quire.memory.hits import PrefixHits
 from quire.memory.journal import MemoryJournal
 from quire.memory.ledger import MemoryLedger, RequestLedger
 from quire.memory.prefix import PrefixEntry, create_prefix_index
@@ -81,8 +82,6 @@ class KVCacheManager:
         self.config = config
         self._block_size = spec.block_size
         self._groups = spec.groups
-        self._windows = [group for group, kind in enumerate(spec.groups) if kind.window is not None]
-        self._full_groups = [group for group, kind in enumerate(spec.groups) if kind.window is None]
         hasher = BlockHasher(config.hash_key, config.hash_bits)
         self.index = create_prefix_index(
             config.prefix_index, block_bytes=4 * spec.block_size, num_groups=len(spec.groups), hasher=hasher
@@ -94,9 +93,20 @@ class KVCacheManager:
             on_evict=self._on_evict,
             quota=None if limit is None else TenantQuota(limit),
         )
-        self.host = HostTier(config.num_host_blocks)
         self.memories: dict[Request, SequenceMemory] = {}
         self._changes = MemoryChanges()
+        keeps = config.keeps_on_host and self.index.keeps_entries
+        self.host = HostTier(
+            config.num_host_blocks,
+            self._changes,
+            on_evict=self._on_host_evict if keeps else None,
+            quota=None if limit is None else TenantQuota(limit),
+        )
+        if self.host.keeps:
+            self.pool.on_cached = self.host.copy_down
+        self._hits = PrefixHits(spec, self.index, self.pool, self.host, self._changes)
+        self._windows = self._hits.windows
+        self._moved_in: list[tuple[PrefixEntry, CacheScope]] = []  # paths that the disk may store after this plan
         self._books = MemoryBooks(hasher)
         self._publisher = Publisher(spec.block_size, self.index, self.pool, self._changes, self._books)
         self._copy_on_write = CopyOnWrite(spec.block_size, self.index, self.pool, self._changes, self._books)
@@ -106,7 +116,7 @@ class KVCacheManager:
         if config.num_disk_slots and self.index.keeps_entries:
             self.disk = DiskTier(spec, config.num_disk_slots, config.disk_write, self.index, self.pool)
             self.disk.restore(kept)
-        self.jobs = CacheJobs(spec.block_size, self.index, self.disk, self._usable)
+        self.jobs = CacheJobs(spec.block_size, self.index, self.disk, self._hits)
 
     # ---- looking up -------------------------------------------------------------------------------------------
 
@@ -115,46 +125,7 @@ class KVCacheManager:
 
         Nothing, for a request whose prompt must be computed whole. O(blocks matched).
         """
-        if request.reads_whole_prompt:
-            return PrefixMatch([], 0, 0, None)
-        size, tokens = self._block_size, request.tokens
-        num_full = len(tokens) // size
-        root = root_key(request.scope)
-        known = self.index.match(root, tokens[: num_full * size].tobytes())
-        hits = self._usable([entry.block_ids for entry in known], len(tokens))
-        num_tokens = min(hits * size, len(tokens) - 1)
-        frontier: Frontier | None = None
-        if hits < num_full:
-            after = known[hits - 1] if hits else root
-            frontier = (after, tokens[hits * size : (hits + 1) * size].tobytes())
-        return PrefixMatch(known[:hits], num_tokens, len(known), frontier, known)
-
-    def _usable(self, places: Sequence[Sequence[int]], num_tokens: int) -> int:
-        """How many leading entries can be hit: every group must have the blocks that it still reads.
-
-        `places`: for each entry, where the block of each group is.
-        """
-        hits = len(places)
-        for group in self._full_groups:
-            for index in range(hits):
-                if places[index][group] == NO_BLOCK:
-                    hits = index
-                    break
-        if not self._windows:
-            return hits
-        in_a_row = dict.fromkeys(self._windows, 0)  # blocks present one after another, up to the current one
-        best = 0
-        for index in range(hits):
-            next_position = min((index + 1) * self._block_size, num_tokens - 1)
-            complete = True
-            for group in self._windows:
-                present = places[index][group] != NO_BLOCK
-                in_a_row[group] = in_a_row[group] + 1 if present else 0
-                first = self._groups[group].first_needed(next_position) // self._block_size
-                complete = complete and in_a_row[group] >= index + 1 - first
-            if complete:
-                best = index + 1
-        return best
+        return self._hits.match(request)
 
     def is_being_computed(self, frontier: Frontier) -> bool:
         """Whether this block is about to be published: a running request computes it, or it comes from the disk.
@@ -169,7 +140,7 @@ class KVCacheManager:
 
     def start_load(self, request: Request, match: PrefixMatch) -> bool:
         """Begin to bring what the disk has beyond a match; False if it has nothing, or computing is faster. Mutates."""
-        return self.disk is not None and self.disk.start_load(request, match, self._usable)
+        return self.disk is not None and self.disk.start_load(request, match, self._hits.usable)
 
     def is_loading(self, request: Request) -> bool:
         """Whether blocks of a request come from the disk. Does not mutate; O(1)."""
@@ -184,9 +155,12 @@ class KVCacheManager:
         if self.disk is not None:
             self.disk.forget_request(request)
 
-    def note_disk_hits(self, request: Request, num_tokens: int) -> int:
-        """Return how many of the leading tokens came from the disk for this request, and count them. Mutates."""
-        return 0 if self.disk is None else self.disk.note_hits(request, num_tokens)
+    def note_hits(self, request: Request, num_tokens: int) -> tuple[int, int]:
+        """Return how many of the leading tokens came from host and disk for this request, and count them. Mutates."""
+        from_host = self.memories[request].num_host_tokens
+        self.host.num_hit_tokens += from_host
+        from_disk = 0 if self.disk is None else self.disk.note_hits(request, num_tokens)
+        return from_host, min(from_disk, num_tokens - from_host)
 
     def num_blocks_needed(self, request: Request, end: int, match: PrefixMatch | None = None) -> int:
         """Return how many available blocks a sequence takes to grow to `end` tokens. Does not mutate.
@@ -226,8 +200,8 @@ class KVCacheManager:
             held = [len(table) - table.num_given_back for table in memory.tables]
             return list(zip(held, counts, self._missing(memory, end), strict=True))
         match = match or self.match_prefix(request)
-        for group, block_id, is_copied in self._hit_blocks(match):
-            counts[group] += is_copied or not self.pool.blocks[block_id].ref_count
+        for hit in self._hits.of(match):
+            counts[hit.group] += self._hits.num_new_blocks(hit)
         missing = max(0, num_blocks - len(match.entries))
         return [(count, count, missing) for count in counts]
 
@@ -268,25 +242,30 @@ class KVCacheManager:
         if self.num_blocks_needed(request, end, match) > self.pool.num_available:
             return False
         size, hits = self._block_size, len(match.entries)
-        hit_blocks = self._hit_blocks(match)
-        shared = [block_id for _, block_id, is_copied in hit_blocks if not is_copied]
+        found = self._hits.of(match)
+        shared = [hit.block_id for hit in found if hit.is_shared]
+        on_host = [hit.host_id for hit in found if hit.block_id == NO_BLOCK]
         missing = [max(0, -(-end // size) - hits)] * len(self._groups)  # a tail hit in part may reach beyond `end`
         for block_id in shared:
             self.pool.share(block_id)
-        blocks = self._take(len(hit_blocks) - len(shared) + sum(missing))
+        blocks = self._take(len(found) - len(shared) + sum(missing))
         if blocks is None:
-            self.pool.free_all(reversed(shared))
+            self.pool.unshare_all(reversed(shared))
             return False
+        self.host.read_by_plan(on_host)
         memory = SequenceMemory(root_key(request.scope), [BlockTable(size) for _ in self._groups])
         self.memories[request] = memory
+        own = self._hits.bring(match, found, blocks)
         self._fill_with_hits(request, memory, match)
-        for group, block_id, is_copied in hit_blocks:
-            if is_copied:
-                self._copy_on_write.copy(request, memory, (group, hits - 1), block_id, blocks.pop())
+        for place, block_id in own.items():
+            self._changes.set_entry(request, memory, place, block_id)
+        for hit in found:
+            if hit.is_copied:
+                self._copy_on_write.copy(request, memory, (hit.group, hits - 1), hit.block_id, blocks.pop())
         num_published = hits - match.ends_within_block(size)
         memory.num_published = num_published
         memory.last_entry = match.entries[num_published - 1] if num_published else None
-        memory.num_hit_tokens = match.num_tokens
+        memory.num_hit_tokens, memory.num_host_tokens = match.num_tokens, match.num_host_tokens
         self._books.note_admission(self.index, request, memory, match, size)
         if num_published < hits:
             self._copy_on_write.take_over_tail(memory, match.entries[-1])
@@ -294,27 +273,11 @@ class KVCacheManager:
             self._publisher.announce(request, memory, match.frontier)
         self._append(request, memory, missing, blocks)
         if self.disk is not None and memory.last_entry is not None:
-            self.disk.keep_path(memory.last_entry, request.scope)
+            if on_host:  # what the plan moves into blocks cannot be read before
+                self._moved_in.append((memory.last_entry, request.scope))
+            else:
+                self.disk.keep_path(memory.last_entry, request.scope)
         return True
-
-    def _hit_blocks(self, match: PrefixMatch) -> list[tuple[int, int, bool]]:
-        """The blocks of a match that are still read: group, block, and whether it must be copied to be written.
-
-        Raises `StaleMatchError` if one of them is gone.
-        """
-        hits = len(match.entries)
-        ends_within = match.ends_within_block(self._block_size)
-        found = []
-        for group, kind in enumerate(self._groups):
-            for index in range(kind.first_needed(match.num_tokens) // self._block_size, hits):
-                block_id = match.entries[index].block_ids[group]
-                if block_id == NO_BLOCK:
-                    raise StaleMatchError(
-                        f"block {index} of the prefix match was evicted since; match the prefix again"
-                    )
-                written = ends_within and index == hits - 1
-                found.append((group, block_id, written and self.pool.blocks[block_id].ref_count > 0))
-        return found
 
     def _fill_with_hits(self, request: Request, memory: SequenceMemory, match: PrefixMatch) -> None:
         for group, kind in enumerate(self._groups):
@@ -430,13 +393,17 @@ class KVCacheManager:
         if request in self.memories:
             self.free(request)
         name, tenant = request.request_id, request.scope.tenant
-        doubtful = [block for block in self.pool.cached_blocks() if block.request_id == name and block.tenant == tenant]
-        for block in doubtful:
-            entry = self.pool.unpublish(block.block_id)
-            if entry is not None:
-                if self.disk is not None:
-                    self.disk.forget(entry)
-                self.index.discard(entry)
+        own = [block for block in self.host.copies() if block.request_id == name and block.tenant == tenant]
+        entries = dict.fromkeys(block.entry for block in own)
+        own = [block for block in self.pool.cached_blocks() if block.request_id == name and block.tenant == tenant]
+        entries |= dict.fromkeys(self.pool.unpublish(block.block_id) for block in own)
+        for entry in entries:
+            if entry is None:
+                continue
+            self.host.forget(entry)
+            if self.disk is not None:
+                self.disk.forget(entry)
+            self.index.discard(entry)
 
     def reset(self) -> None:
         """Forget everything cached. Running requests go on; what they hold cannot be hit any more. Mutates."""
@@ -446,11 +413,18 @@ class KVCacheManager:
             for block_id in entry.block_ids:
                 if block_id != NO_BLOCK:
                     self.pool.unpublish(block_id)
+            self.host.forget(entry)
         self.index.clear()
         self._publisher.forget_all(self.memories)
 
     def _on_evict(self, entry: PrefixEntry) -> None:
-        self._books.note_eviction(entry)
+        if entry.host_ids is None or max(entry.host_ids) < 0:
+            self._books.note_eviction(entry)
+        self.index.discard(entry)
+
+    def _on_host_evict(self, entry: PrefixEntry) -> None:
+        if max(entry.block_ids) < 0:
+            self._books.note_eviction(entry)
         self.index.discard(entry)
 
     def swap_out(self, request: Request) -> bool:
@@ -476,14 +450,19 @@ class KVCacheManager:
         return self._changes.has_moves
 
     @property
+    def moves_in(self) -> Sequence[BlockMove]:
+        """What the plan in the making moves from the host."""
+        return self._changes.moves_in
+
+    @property
     def has_loads(self) -> bool:
         """Whether blocks are on their way from the disk."""
         return self.disk is not None and self.disk.has_loads
 
     @property
     def has_transfers(self) -> bool:
-        """Whether the disk is to be told something that no plan has told it yet."""
-        return self.disk is not None and self.disk.has_news
+        """Whether host or disk are to be told something that no plan has told them, and that can wait for a plan."""
+        return bool(self._changes.copies_down) or (self.disk is not None and self.disk.has_news)
 
     @property
     def num_asked(self) -> int | None:
@@ -516,6 +495,9 @@ class KVCacheManager:
         changes = self._changes.take()
         if self.disk is not None:
             changes.transfers = self.disk.take(is_waiting)
+            for entry, scope in self._moved_in:
+                self.disk.keep_path(entry, scope)
+        self._moved_in.clear()
         return changes
 
     def miss_reason(self, request: Request) -> MissReason:

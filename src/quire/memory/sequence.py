@@ -35,7 +35,7 @@ class MissReason(Enum):
 class PrefixMatch:
     """The tokens of a request that are cached. Valid only until the next change of the memory."""
 
-    __slots__ = ("entries", "num_tokens", "num_known_blocks", "frontier", "known")
+    __slots__ = ("entries", "num_tokens", "num_known_blocks", "frontier", "known", "num_host_tokens")
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class PrefixMatch:
         self.num_known_blocks = num_known_blocks  # of the index, those included whose blocks are gone
         self.frontier = frontier  # the first full block that is not hit, if there is one
         self.known = known  # all entries of the index along the tokens: a disk may have those that are not hit
+        self.num_host_tokens = 0  # of those hit, once a request has them: moved from the host
 
     def ends_within_block(self, block_size: int) -> bool:
         """Whether the last block is hit only in part: the next token is written into it."""
@@ -68,6 +69,7 @@ class SequenceMemory:
         "frontier",
         "host_blocks",
         "num_hit_tokens",
+        "num_host_tokens",
         "miss_reason",
     )
 
@@ -80,6 +82,7 @@ class SequenceMemory:
         self.frontier: Frontier | None = None  # the block that it computes and others may wait for
         self.host_blocks: list[list[int]] | None = None  # while swapped out: per group, for the blocks once held
         self.num_hit_tokens = 0  # of the latest admission
+        self.num_host_tokens = 0  # of those, moved from the host
         self.miss_reason = MissReason.NONE
 
     @property

@@ -13,14 +13,14 @@ from quire.memory.block_pool import BlockPool
 from quire.memory.changes import MemoryChanges
 from quire.memory.prefix import PrefixEntry, PrefixIndex
 from quire.memory.sequence import SequenceMemory
-from quire.memory.tiers.base import TierManager
+from quire.memory.tiers.host import HostTier
 
 
 class Swap:
     """Moves sequences between the pool and a tier."""
 
     def __init__(
-        self, block_size: int, index: PrefixIndex, pool: BlockPool, tier: TierManager, changes: MemoryChanges
+        self, block_size: int, index: PrefixIndex, pool: BlockPool, tier: HostTier, changes: MemoryChanges
     ) -> None:
         self._block_size = block_size
         self._index = index
@@ -32,20 +32,37 @@ class Swap:
         """Move all planned blocks to the tier; False, and nothing changed, if it has no room. Mutates."""
         num_blocks = -(-request.num_planned // self._block_size)
         saved = [table.block_ids[table.num_given_back : num_blocks] for table in memory.tables]
-        hosts = self._tier.allocate(sum(map(len, saved)))
+        copies = {
+            block_id: host_id for blocks in saved for block_id in blocks if (host_id := self._copy(block_id)) >= 0
+        }
+        self._tier.share(list(copies.values()))
+        hosts = self._tier.allocate(sum(map(len, saved)) - len(copies))
         if hosts is None:
+            self._tier.free(list(copies.values()))
             return False
         hosts.reverse()
-        memory.host_blocks = [[hosts.pop() for _ in blocks] for blocks in saved]
+        memory.host_blocks = [
+            [copies[block_id] if block_id in copies else hosts.pop() for block_id in blocks] for blocks in saved
+        ]
         sources = self._changes.forget_copies(block_id for blocks in saved for block_id in blocks)
         for blocks, host_blocks in zip(saved, memory.host_blocks, strict=True):
-            devices = (sources.get(block_id, block_id) for block_id in blocks)
-            self._changes.moves_out.extend(map(BlockMove, devices, host_blocks))
+            for block_id, host_id in zip(blocks, host_blocks, strict=True):
+                if block_id not in copies:
+                    self._changes.moves_out.append(BlockMove(sources.get(block_id, block_id), host_id))
+                    if self._tier.keeps and self._pool.blocks[block_id].entry is not None:
+                        self._tier.fill(host_id, self._pool.blocks[block_id])
         for table in memory.tables:
             self._pool.free_all(reversed(table.held))
             del table.block_ids[table.num_given_back :]
         request.num_slots = 0
         return True
+
+    def _copy(self, block_id: int) -> int:
+        """Return where the host has the content of a published block already, or `NO_BLOCK`."""
+        block = self._pool.blocks[block_id]
+        if block.entry is None or block.entry.host_ids is None:
+            return NO_BLOCK
+        return block.entry.host_ids[block.group]
 
     def give_back(self, memory: SequenceMemory, group: int, first: int) -> None:
         """Free the host blocks of a group before logical block `first`: they fell behind the window. Mutates."""
@@ -78,7 +95,7 @@ class Swap:
             self._pool.share(block_id)
         blocks = self._pool.allocate(num_moved)
         if blocks is None:
-            self._pool.free_all(reversed(present))
+            self._pool.unshare_all(reversed(present))
             return False
         self._fill_tables(request, memory, cached, blocks)
         _resume_publishing(memory, known)

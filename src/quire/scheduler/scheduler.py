@@ -516,7 +516,7 @@ class Scheduler:
     def _start_running(self, request: Request, start: int) -> None:
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = start
-            request.num_disk_tokens = self.memory.note_disk_hits(request, start)
+            request.num_host_tokens, request.num_disk_tokens = self.memory.note_hits(request, start)
         self.memory.end_loads(request)
         request.num_computed = request.num_planned = start
         request.backlog = len(request.tokens) - start

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Final, Protocol, TypeVar
 
 from quire.engine.text.tenant_pool import TenantPool
-from quire.serve.errors import bundle_under_way
+from quire.serve.errors import bundle_under_way, disk_cache_fails
 
 RETRY_S: Final = 2.0
 Result = TypeVar("Result")
@@ -51,5 +51,8 @@ class Bundles:
             self._is_busy = False
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` on files returns, off the event loop."""
-        return await self._pool.run("", work)
+        """Return what `work` on files returns, off the event loop; raises `ApiError` if the disk fails."""
+        try:
+            return await self._pool.run("", work)
+        except OSError as error:
+            raise disk_cache_fails(error.strerror or type(error).__name__) from error

@@ -203,7 +203,7 @@ def adapter_not_found(name: str, served: Sequence[str]) -> ApiError:
 def no_disk_cache() -> ApiError:
     """Return the answer to who would move blocks where none are on disk."""
     message = "this server keeps no blocks on disk; start it with --disk-cache DIR"
-    return ApiError(404, message, type=NOT_FOUND, code="no_disk_cache", headers=NO_RETRY)
+    return ApiError(404, message, type=NOT_FOUND, code="no_disk_cache")
 
 
 def scope_not_kept() -> ApiError:
@@ -358,10 +358,16 @@ def prompt_not_kept(found: int, wanted: int) -> ApiError:
     return ApiError(503, message, type=UNAVAILABLE, code="prompt_not_kept", headers=_retry_after(RESTART_S))
 
 
+def disk_cache_fails(reason: str) -> ApiError:
+    """Return the answer where the folder of the disk cache cannot be read or written."""
+    message = f"the folder of the disk cache cannot be used: {reason}; make room there, or restart the server"
+    return ApiError(500, message, type=SERVER, code="disk_cache_fails", headers=NO_RETRY)
+
+
 def disk_cache_is_off() -> ApiError:
     """Return the answer where the disk has failed too often."""
     message = "the disk cache is off because the disk failed; see the server's log, and restart the server"
-    return ApiError(503, message, type=UNAVAILABLE, code="disk_cache_is_off", headers=NO_RETRY)
+    return ApiError(500, message, type=SERVER, code="disk_cache_is_off", headers=NO_RETRY)
 
 
 def deadline_exceeded(limit_s: float) -> ApiError:

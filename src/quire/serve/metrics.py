@@ -225,6 +225,7 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
             "Prompt tokens found in the prefix cache.",
             stats.hit_tokens_total,
         ),
+        *_host_families(stats),
         *_disk_families(stats),
         counter("quire_evictions_total", "Cached blocks evicted.", stats.evictions_total),
         counter("quire_preemptions_total", "Preemptions of sequences.", stats.preemptions_total),
@@ -265,6 +266,17 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
         gauge("quire_step_tokens_max", "Maximum tokens per step.", stats.max_step_tokens),
         gauge("quire_step_prompt_tokens_max", "Maximum tokens of prompts per step; 0: any.", stats.prompt_limit),
         counter("quire_engine_busy_seconds_total", "Time spent in steps.", stats.busy_s_total),
+    ]
+
+
+def _host_families(stats: EngineStats) -> list[Family]:
+    """Return what the memory on the host does; nothing without one."""
+    if not stats.num_host_blocks:
+        return []
+    return [
+        gauge("quire_host_blocks", "KV blocks that the host has room for.", stats.num_host_blocks),
+        gauge("quire_host_blocks_cached", "KV blocks on the host kept as prefix cache.", stats.num_cached_host_blocks),
+        counter("quire_host_hit_tokens_total", "Prompt tokens that came from the host.", stats.host_hit_tokens_total),
     ]
 
 

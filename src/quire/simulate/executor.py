@@ -71,7 +71,7 @@ class SimExecutor:
         self._steady_texts: list[Iterator[int]] = []
         self._under_way: deque[tuple[StepPlan, StepResult, float]] = deque()
         self.plan = NO_PLAN
-        """The plan whose result was collected last, unless it was for the disk alone."""
+        """The plan whose result was collected last; not one for the disk alone, or for what a step has left over."""
 
     def start(self) -> None:
         """There is nothing to get ready."""
@@ -206,7 +206,9 @@ class SimExecutor:
         if not self._under_way:
             raise ExecutionError("no step is under way")
         plan, result, seconds = self._under_way.popleft()
-        if self.disk is None or not _is_for_disk(plan):
+        if self.plan.rows and not plan.rows:  # what is left to do when a step has ended everything
+            self.plan = replace(self.plan, moves_out=self.plan.moves_out + plan.moves_out)
+        elif self.disk is None or not _is_for_disk(plan):
             self.plan = plan
         self._clock.advance(seconds)
         if self.disk is None:

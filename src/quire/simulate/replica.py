@@ -64,6 +64,11 @@ class SimulatedEngine(Protocol):
         ...
 
     @property
+    def num_host_tokens(self) -> int:
+        """Tokens of prompts that came from the host."""
+        ...
+
+    @property
     def plan(self) -> StepPlan:
         """The plan of the last step."""
         ...
@@ -139,6 +144,11 @@ class ScheduledEngine:
         """Tokens of prompts that came from a disk."""
         disk = self._scheduler.memory.disk
         return 0 if disk is None else disk.num_hit_tokens
+
+    @property
+    def num_host_tokens(self) -> int:
+        """Tokens of prompts that came from the host."""
+        return self._scheduler.memory.host.num_hit_tokens
 
     def holders(self) -> array[int]:
         """Return who holds each block. Does not mutate; O(blocks)."""

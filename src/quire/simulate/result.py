@@ -24,6 +24,7 @@ class ReplicaResult:
     timeline: tuple[TimelinePoint, ...]
     ledger: MemoryLedger
     num_disk_tokens: int = 0
+    num_host_tokens: int = 0
 
     def mean_share(self, name: str) -> float:
         """Return the mean share of all slots that a count of the timeline took, over the time of steps that it shows.
@@ -99,6 +100,12 @@ class SimulationResult:
     def disk_hit_rate(self) -> float:
         """Share of the tokens of prompts that came from the disk; they count as served by the cache, too."""
         tokens = sum(replica.num_disk_tokens for replica in self.replicas)
+        return tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def host_hit_rate(self) -> float:
+        """Share of the tokens of prompts that came from the host; they count as served by the cache, too."""
+        tokens = sum(replica.num_host_tokens for replica in self.replicas)
         return tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def as_json(self) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class Replica:
             tuple(self.timeline.points),
             ledger,
             self.engine.num_disk_tokens,
+            self.engine.num_host_tokens,
         )
 
 

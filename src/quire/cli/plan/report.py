@@ -106,6 +106,7 @@ class PlanReport:
             ("one stream, tok/s at most", [NOTHING if rate is None else _rate(rate) for rate in streams]),
             ("its first token, ms at least", [NOTHING if each is None else _ms(each) for each in prompts]),
             ("a disk cache pays above, GB/s", [self._disk_speed(study) for study in self.studies]),
+            *self._link_rows(),
             speed("busy: decodes side by side", lambda each: f"{each.num_decodes:,.0f}"),
             speed("  tok/s at most", lambda each: _rate(each.tokens_per_s)),
             speed("  requests/s at most", lambda each: _rate(each.requests_per_s)),
@@ -113,6 +114,13 @@ class PlanReport:
             speed("  first token, p50, ms at least", lambda each: _ms(each.ttft_s)),
             speed("  first token, p95, ms at least", lambda each: _ms(each.ttft_p95_s)),
         ]
+
+    def _link_rows(self) -> list[Row]:
+        """Return what a host cache has to be faster than computing with; nothing without one."""
+        if not self.sizer.config.host_cache:
+            return []
+        speeds = [_rate(study.hardware.host_link_bandwidth / 1e9) for study in self.studies]
+        return [("  a host cache has, GB/s", speeds)]
 
     def _disk_speed(self, study: Study) -> str:
         """Return how fast a disk must be read so that loading a prefix is faster than computing it."""

@@ -22,11 +22,12 @@ from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import DoesNotFitError
 from quire.core.memory_needs import MemoryNeeds
-from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory
+from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory, require_host
 from quire.simulate.hardware import Hardware
 from quire.simulate.planner import Pool
 
 MIB: Final = 1 << 20
+UNLIMITED_BYTES: Final = 1 << 50
 MAX_MACHINES: Final = 1024
 ANY_SIZE: Final = 16
 """A size of blocks that every backend has."""
@@ -77,11 +78,13 @@ class EngineSizer:
 
     def _size(self, config: ResolvedConfig, memory_bytes: int) -> SizedEngine:
         facts = self._facts(config)
-        needs = MemoryNeeds(facts.weight_bytes, facts.activation_bytes, 0, memory_bytes)
+        host_bytes = UNLIMITED_BYTES if config.device == "cuda" else None  # a GPU's swap is in another memory
+        needs = MemoryNeeds(facts.weight_bytes, facts.activation_bytes, 0, memory_bytes, host_bytes=host_bytes)
+        require_host(config, facts.name)
         self._require(config, facts, needs)
         if config.kv_memory is None:
             block = facts.kv_spec.bytes_per_block
-            left = needs.left_bytes - int(config.swap_space) // block * block
+            left = needs.left_beside(int(config.swap_space) // block * block)
             config = replace(config, kv_memory=max(int(left * self._kv_share) // block, 1) * block)
         plan = plan_memory(config, facts.kv_spec, self.model.spec.context_length, needs)
         return SizedEngine(config, facts, plan)
@@ -104,7 +107,8 @@ class EngineSizer:
         length = config.max_model_len or min(self.model.spec.context_length, USEFUL_TOKENS)
         chunk = 1 + config.max_steps_under_way
         spec, memory = facts.kv_spec, needs.free_bytes or 0
-        kv_bytes = spec.num_blocks_for(length, longest_chunk=chunk) * spec.bytes_per_block + int(config.swap_space)
+        kv_bytes = spec.num_blocks_for(length, longest_chunk=chunk) * spec.bytes_per_block
+        kv_bytes += 0 if config.device == "cuda" else int(config.swap_space)
         needed = needs.weight_bytes + needs.activation_bytes + kv_bytes
         if memory >= needed:
             return

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from quire.cli.model_shapes import shape_of
-from quire.cli.plan.sizing import EngineSizer, SizedEngine, TooSmallError, resolved_on, whole_mebibytes
+from quire.cli.plan.sizing import UNLIMITED_BYTES, EngineSizer, SizedEngine, TooSmallError, resolved_on, whole_mebibytes
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
@@ -20,7 +20,6 @@ from quire.simulate.planner import Choices, Pool, Recommendation, UnreachableErr
 from quire.simulate.roofline import Numbers, Roofline
 
 NARROW_KV = ("int8", "fp8", "k8v4", "int4")
-UNLIMITED_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,8 @@ class Planner:
         engine = self._sizer.size(least, UNLIMITED_BYTES)
         parts = dict(engine.plan.parts)
         needed = Occupancy.of(engine.facts.kv_spec, self._lengths).blocks_for_one() * engine.plan.bytes_per_block
-        return needed, parts["weights"] + parts["activations"] + parts["swap"]
+        swap_bytes = 0 if engine.plan.needs.host_bytes is not None else engine.plan.swap_bytes
+        return needed, parts["weights"] + parts["activations"] + swap_bytes
 
     def _estimator(self, hardware: Hardware, engine: SizedEngine) -> Estimator:
         facts = engine.facts

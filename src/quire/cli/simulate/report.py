@@ -146,6 +146,10 @@ ROWS: tuple[tuple[str, Callable[[SimulationResult], str]], ...] = (
     ("sequences running, mean", lambda result: f"{result.mean_running:.1f}"),
     ("prompt tokens from the cache", lambda result: f"{100 * result.hit_rate:.1f} %"),
     (
+        "of all prompt tokens, from the host",
+        lambda result: f"{100 * result.host_hit_rate:.1f} %" if result.host_hit_rate else NOTHING,
+    ),
+    (
         "of all prompt tokens, from disk",
         lambda result: f"{100 * result.disk_hit_rate:.1f} %" if result.disk_hit_rate else NOTHING,
     ),

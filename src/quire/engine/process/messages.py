@@ -107,6 +107,7 @@ class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     cumulative_logprob: float | None = None
     waited_s: float | None = None
     num_disk_tokens: int = 0
+    num_host_tokens: int = 0
     vector: bytes = b""
 
 
@@ -132,6 +133,7 @@ class Updates(Message, frozen=True):
                     each.cumulative_logprob,
                     each.waited_s,
                     each.num_disk_tokens,
+                    each.num_host_tokens,
                     each.vector,
                 )
                 for each in updates
@@ -154,6 +156,7 @@ class Updates(Message, frozen=True):
                 each.cumulative_logprob,
                 each.waited_s,
                 each.num_disk_tokens,
+                each.num_host_tokens,
                 each.vector,
             )
             for each in self.entries

@@ -40,6 +40,7 @@ class EngineReport:
     num_parameters: int = 0
     recommends_sampling: bool = False
     disk_cache: str = ""
+    has_host_cache: bool = False
     labels: tuple[str, ...] = ()
 
     def facts(self) -> list[tuple[str, str]]:
@@ -56,12 +57,15 @@ class EngineReport:
         pace = "" if self.itl_slo_ms is None else f"; {self.itl_slo_ms:g} ms while others generate"
         guesses = "" if self.speculation == "off" else f"; guesses tokens ahead ({self.speculation})"
         cut = f" of the model's {self.context_length:,}" if plan.max_model_len < self.context_length else ""
+        kept = f"{plan.num_host_blocks:,} blocks, for copies of cached ones and for swap"
+        host = [("host cache", kept)] if self.has_host_cache else []
         disk = [("disk cache", f"{plan.num_disk_slots:,} blocks in {self.disk_cache}")] if self.disk_cache else []
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
             ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
             ("KV memory", f"{plan.num_blocks:,} blocks of {self.block_size} tokens, {at_once}"),
+            *host,
             *disk,
             (
                 "a step",

@@ -43,6 +43,7 @@ class EngineStats:
     `num_disk_slots` is the room of the disk cache, `num_kept_blocks` what it holds, and `num_landing_blocks` are on
     their way from it. `disk_blocks` counts blocks by what became of them: stored, loaded, evicted, or why they were not
     loaded or stored. `disk_is_off`: it failed too often. `adapters`: by digest, whether each is ready, or what else.
+    `num_host_blocks` is the memory on the host, of which `num_cached_host_blocks` hold copies of the prefix cache.
     `jobs`: what operators have asked of the cache, by name; `disk_store`: the folder of the store of the disk cache.
     """
 
@@ -68,6 +69,9 @@ class EngineStats:
     drafts_total: int = 0
     verified_guesses: dict[str, tuple[int, ...]] = field(default_factory=dict)
     right_guesses: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    num_host_blocks: int = 0
+    num_cached_host_blocks: int = 0
+    host_hit_tokens_total: int = 0
     num_disk_slots: int = 0
     num_kept_blocks: int = 0
     num_landing_blocks: int = 0

@@ -197,7 +197,7 @@ class RequestText:
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._untold_prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        self.num_cached_tokens = self.num_disk_tokens = 0
+        self.num_cached_tokens = self.num_disk_tokens = self.num_host_tokens = 0
         self.waited_s: float | None = None
         self.vector = b""
 
@@ -252,6 +252,7 @@ class RequestText:
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
             num_disk_tokens=self.num_disk_tokens,
+            num_host_tokens=self.num_host_tokens,
             metrics=self.metrics,
             prompt_logprobs=self._prompt_logprobs,
         )
@@ -283,6 +284,7 @@ class RequestText:
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_disk_tokens=self.num_disk_tokens,
+            num_host_tokens=self.num_host_tokens,
             num_generated_tokens=self._num_generated,
             prompt_logprobs=prompt_logprobs,
             waited_s=self.waited_s,
@@ -326,6 +328,7 @@ class OutputProcessor:
             touched[update.request_id] = entry
             entry[0].num_cached_tokens = update.num_cached_tokens
             entry[0].num_disk_tokens = update.num_disk_tokens
+            entry[0].num_host_tokens = update.num_host_tokens
             if update.waited_s is not None:
                 entry[0].waited_s = update.waited_s
             self._extend(entry[0], update)

@@ -27,12 +27,13 @@ from quire.core.python_process import start_python
 from quire.core.request import CacheScope
 from quire.engine.factory import plan_engine
 from quire.instruments.bench.disk_probe import first_token_s, wait_stored
+from quire.instruments.bench.disk_turns import run_turns
 from quire.instruments.bench.disturbance import disturbed_run
 from quire.instruments.bench.flags import add_count, add_model_options, add_size, count
 from quire.instruments.bench.measured_engine import MeasuredEngine
 from quire.instruments.bench.shapes import measured_config
 from quire.instruments.bench.startup import load_once
-from quire.instruments.bench.workload_file import Workload, read_workload
+from quire.instruments.bench.workload_file import read_workload
 from quire.reporting.report import Goal, Section, cell
 from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import percentile, ratios, summarize
@@ -42,7 +43,8 @@ TAIL: Final = 16
 TIERS: Final = ("cold", "device", "page cache", "disk", "killed")
 MOST_TO_COLD: Final = {"device": 0.01, "page cache": 0.06, "disk": 0.10}
 MOST_KILLED_TO_DISK: Final = 1.1
-WRITES: Final = ("off", "on_hit", "always")
+WRITES: Final = ("on_hit", "always")
+SECTIONS: Final = ("tiers", "throughput", "loads", "start")
 LEAST_THROUGHPUT: Final = {"on_hit": 0.98, "always": 0.95}
 MOST_GAP: Final = 1.05
 MOST_START_S: Final = 0.2
@@ -69,6 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_size(parser, "store-size", "10GiB", "size of the store that an engine starts with")
     parser.add_argument("--workload", metavar="FILE", help="requests to measure throughput with; default: not measured")
     parser.add_argument("--limit", metavar="N", type=count, default=0, help="only the first N requests of the workload")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="measure only these; default: all")
     add_model_options(parser)
 
 
@@ -78,11 +81,15 @@ def run(options: argparse.Namespace) -> int:
     def measure(tell: Tell) -> Iterator[Section]:
         with measured_config(options) as config, tempfile.TemporaryDirectory(prefix="quire-disk-") as name:
             own = replace(config, disk_cache=config.disk_cache or name, touch_kv_memory="start")
-            yield measure_tiers(own, options.prefix, options.repeat, tell)
-            if options.workload:
-                yield measure_throughput(own, read_workload(options.workload, options.limit), options.repeat, tell)
-            yield measure_loads(own, options.prefix, options.chats, options.repeat, tell)
-            yield measure_start(own, options.store_size, options.repeat, tell)
+            wanted = options.only or SECTIONS
+            if "tiers" in wanted:
+                yield measure_tiers(own, options.prefix, options.repeat, tell)
+            if "throughput" in wanted and options.workload:
+                yield measure_throughput(own, options.workload, options.limit, options.repeat, tell)
+            if "loads" in wanted:
+                yield measure_loads(own, options.prefix, options.chats, options.repeat, tell)
+            if "start" in wanted:
+                yield measure_start(own, options.store_size, options.repeat, tell)
 
     return run_benchmark(options, "A cache on disk", measure)
 
@@ -120,29 +127,43 @@ def measure_tiers(config: EngineConfig, num_tokens: int, repeat: int, tell: Tell
     return Section("First token by tier", text, ("from", "first token, ms", "to cold"), rows, {"s": found}, goals)
 
 
-def measure_throughput(config: EngineConfig, workload: Workload, repeat: int, tell: Tell) -> Section:
-    """Measure a workload without a disk, and with both rules of what is written to it."""
-    found: dict[str, list[float]] = {write: [] for write in WRITES}
-    for index in range(repeat):
-        for write in WRITES:
-            tell(f"{workload.name}, disk {write}: run {index + 1} of {repeat}")
-            folder = str(_folder(config, f"{write}-{index}"))
-            own = replace(config, disk_cache=None) if write == "off" else replace(config, disk_cache=folder)
-            with MeasuredEngine(own if write == "off" else replace(own, disk_write=write)) as engine:
-                engine.warm_up()
-                run = engine.run(workload.shifted(index + 1, engine.vocab_size).requests)
-            found[write].append(run.num_output_tokens / run.wall_s)
-    shares = {write: summarize(ratios(found[write], found["off"])) for write in WRITES[1:]}
-    rows = [(write, cell(summarize(found[write])), cell(shares.get(write), "×")) for write in WRITES]
+def measure_throughput(config: EngineConfig, path: str, limit: int, repeat: int, tell: Tell) -> Section:
+    """Measure a workload without a disk, and with both rules of what is written to it.
+
+    Each rule has a pair of processes that take turns, so that both see the same machine.
+    """
+    workload = read_workload(path, limit)
+    found: dict[str, dict[str, list[float]]] = {}
+    stored = {}
+    for write in WRITES:
+        tell(f"{workload.name}: {repeat} turns without a disk and with {write}")
+        folder = str(_folder(config, write))
+        pair = {"off": replace(config, disk_cache=None), write: replace(config, disk_cache=folder, disk_write=write)}
+        turns = run_turns(pair, path, limit, range(1, repeat + 1))
+        found[write] = {name: [turn[name]["tokens_per_s"] for turn in turns] for name in pair}
+        stored[write] = turns[-1][write]["stored"]
+    shares = {write: summarize(ratios(found[write][write], found[write]["off"])) for write in WRITES}
+    rows = [
+        (
+            write,
+            cell(summarize(found[write][write])),
+            cell(summarize(found[write]["off"])),
+            cell(shares[write], "×"),
+            f"{stored[write]:,}",
+        )
+        for write in WRITES
+    ]
     goals = [
         Goal(f"{workload.name}: throughput with {write} to none", shares[write].median, least, at_least=True)
         for write, least in LEAST_THROUGHPUT.items()
     ]
     text = (
         f"{len(workload.requests)} requests of {workload.name}, {workload.num_prompt_tokens:,} tokens of prompts and "
-        f"{workload.num_output_tokens:,} of outputs, in turn. Median of {repeat} runs (min–max)."
+        f"{workload.num_output_tokens:,} of outputs. An engine with a disk and one without, in a process each, take "
+        f"turns. Median of {repeat} turns (min–max)."
     )
-    return Section("Throughput with a disk", text, ("--disk-write", "tok/s", "to none"), rows, {"tok/s": found}, goals)
+    heads = ("--disk-write", "tok/s", "without a disk", "to that", "blocks stored")
+    return Section("Throughput with a disk", text, heads, rows, {"tok/s": found, "stored": stored}, goals)
 
 
 def measure_loads(config: EngineConfig, num_tokens: int, num_chats: int, repeat: int, tell: Tell) -> Section:

@@ -40,12 +40,13 @@ class KeptSlots:
 class PrefixEntry:
     """One block's worth of tokens after its parent. Mutated by its index (links) and the manager (`block_ids`)."""
 
-    __slots__ = ("parent", "key", "block_ids", "num_children", "attached", "digest", "kept")
+    __slots__ = ("parent", "key", "block_ids", "host_ids", "num_children", "attached", "digest", "kept")
 
     def __init__(self, parent: PrefixEntry | None, key: bytes, num_groups: int) -> None:
         self.parent = parent
         self.key = key  # the packed tokens; of a root, the salt and extra keys
         self.block_ids = [NO_BLOCK] * num_groups
+        self.host_ids: list[int] | None = None  # blocks of the host, if there ever were some
         self.num_children = 0
         self.attached = True  # False once it was dropped from the index
         self.digest = b""  # chained hash of the path; an index that does not need it leaves it to `digest_of`
@@ -53,8 +54,10 @@ class PrefixEntry:
 
     @property
     def holds_blocks(self) -> bool:
-        """Whether some group has a block for these tokens, on the device or on disk."""
-        return max(self.block_ids) >= 0 or (self.kept is not None and max(self.kept.slots) >= 0)
+        """Whether some group has a block for these tokens, on the device, on the host or on disk."""
+        if max(self.block_ids) >= 0 or (self.host_ids is not None and max(self.host_ids) >= 0):
+            return True
+        return self.kept is not None and max(self.kept.slots) >= 0
 
 
 class PrefixIndex(Protocol):

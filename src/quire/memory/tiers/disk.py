@@ -250,7 +250,9 @@ class DiskTier:
             for group, kind in enumerate(self._spec.groups)
             for entry in known[kind.first_needed(end) // self._spec.block_size : reach]
         ]
-        wanted = [(entry, group) for entry, group in needed if entry.block_ids[group] == NO_BLOCK]
+        wanted = [(entry, group) for entry, group in needed if _in_memory(entry, group) == NO_BLOCK]
+        if not wanted:
+            return False
         if not self.rates.pays(len(wanted), end - match.num_tokens):
             self.counts["not worth loading"] += 1
             if self.counts["not worth loading"] % RETRY_EVERY:
@@ -260,7 +262,7 @@ class DiskTier:
             self._pool.share(block_id)
         blocks = self._pool.allocate(len(wanted))
         if blocks is None:
-            self._pool.free_all(reversed(present))
+            self._pool.unshare_all(reversed(present))
             return False
         self._attempted[request] = reach
         self._land(request, first, wanted, blocks, present)
@@ -479,13 +481,20 @@ class DiskTier:
 
 
 def _places(entry: PrefixEntry, writing: Collection[int]) -> list[int]:
-    """For each group, where the block of an entry is: on the device, or on disk and written."""
+    """For each group, where the block of an entry is: in memory, or on disk and written."""
+    groups = range(len(entry.block_ids))
     if entry.kept is None:
-        return entry.block_ids
+        return [_in_memory(entry, group) for group in groups]
     return [
-        block_id if block_id != NO_BLOCK or slot in writing else slot
-        for block_id, slot in zip(entry.block_ids, entry.kept.slots, strict=True)
+        place if (place := _in_memory(entry, group)) != NO_BLOCK or slot in writing else slot
+        for group, slot in zip(groups, entry.kept.slots, strict=True)
     ]
+
+
+def _in_memory(entry: PrefixEntry, group: int) -> int:
+    """Where the block of an entry is in memory, on the device or on the host."""
+    block_id = entry.block_ids[group]
+    return block_id if block_id != NO_BLOCK or entry.host_ids is None else entry.host_ids[group]
 
 
 def _frontier(entry: PrefixEntry) -> Frontier:

@@ -1,19 +1,32 @@
-"""HostTier: blocks in the host's memory, for requests that were swapped out.
+"""HostTier: blocks in the host's memory, of requests that were swapped out and of the prefix cache.
 
-Moves to the host come first in a plan, moves back last. A host block that a plan moves back therefore must not be
-the target of a move of the same plan: it is given back when the plan is complete.
+    in use   a sequence that is swapped out holds it, or the plan in the making reads or fills it
+    cached   a copy of a published block; evicted when the host needs room, the one used longest ago first
+    free     neither
+
+A block is copied to the host when its last holder on the device lets it go, so its eviction there costs nothing. Moves
+to the host come first in a plan, moves back last. So a block of the host that a plan fills cannot be read by that plan,
+and one that it reads cannot be filled: both stay in use until the plan is complete.
 """
 
 from __future__ import annotations
 
-from quire.core.errors import InvariantError
-from quire.memory.free_list import FreeList
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from quire.core.step import NO_BLOCK, BlockMove
+from quire.memory.block import Block
+from quire.memory.block_pool import BlockPool
+from quire.memory.changes import MemoryChanges
+from quire.memory.eviction.lru import LRUEviction
+from quire.memory.prefix.base import PrefixEntry
+from quire.memory.quota import TenantQuota
 
 
 class HostTier:
-    """The host blocks, by their ids.
+    """The host blocks, by their ids. With `on_evict` it is a cache, and calls it with entries that lost a block.
 
-    >>> tier = HostTier(2)
+    >>> tier = HostTier(2, MemoryChanges())
     >>> tier.allocate(2), tier.allocate(1)
     ([0, 1], None)
     >>> tier.free_after_plan([0]); tier.allocate(1)
@@ -21,31 +34,67 @@ class HostTier:
     [0]
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self._num_blocks = num_blocks
-        self._free_list = FreeList(num_blocks)
+    def __init__(
+        self,
+        num_blocks: int,
+        changes: MemoryChanges,
+        *,
+        on_evict: Callable[[PrefixEntry], None] | None = None,
+        quota: TenantQuota | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.keeps = on_evict is not None and num_blocks > 0
+        self.num_hit_tokens = 0
+        self._changes = changes
+        self._pool: BlockPool | None = None
+        if num_blocks:
+            self._pool = BlockPool(
+                num_blocks, LRUEviction(), on_evict=on_evict or _ignore, quota=quota, places=_host_places
+            )
+        self._on_evict = on_evict or _ignore
         self._after_plan: list[int] = []
-
-    @property
-    def num_blocks(self) -> int:
-        """All blocks of the tier."""
-        return self._num_blocks
+        self._used: list[int] = []  # copies that the plan in the making reads or fills, those used last at the end
+        self._filling: set[int] = set()  # what the plan in the making moves here
 
     @property
     def num_in_use(self) -> int:
         """Blocks that cannot be taken now."""
-        return self._num_blocks - len(self._free_list)
+        return 0 if self._pool is None else self._pool.num_in_use
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that hold a copy and may be taken."""
+        return 0 if self._pool is None else self._pool.num_cached
+
+    def figures(self) -> dict[str, Any]:
+        """Return the counters for monitoring, by their names in `EngineStats`. Does not mutate."""
+        return {
+            "num_host_blocks": self.num_blocks,
+            "num_cached_host_blocks": self.num_cached,
+            "host_hit_tokens_total": self.num_hit_tokens,
+        }
+
+    def block(self, block_id: int) -> Block:
+        """Return a block of the host."""
+        assert self._pool is not None  # whose block it would be
+        return self._pool.blocks[block_id]
+
+    def place(self, entry: PrefixEntry, group: int) -> int:
+        """Return the host block that has an entry's content in a group, if a plan may read it now, or `NO_BLOCK`."""
+        if entry.host_ids is None or entry.host_ids[group] in self._filling:
+            return NO_BLOCK
+        return entry.host_ids[group]
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """Take blocks; None, and no change, if there are too few. Mutates."""
-        if num_blocks > len(self._free_list):
-            return None
-        return self._free_list.take(num_blocks)
+        """Take blocks, in place of cached copies if need be; None, and no change, if there are too few. Mutates."""
+        if self._pool is None:
+            return None if num_blocks else []
+        return self._pool.allocate(num_blocks)
 
     def free(self, block_ids: list[int]) -> None:
-        """Give blocks back whose content no plan reads any more. Mutates."""
-        for block_id in reversed(block_ids):
-            self._free_list.put(block_id)
+        """Give blocks back whose content no plan reads any more; copies of the cache stay. Mutates."""
+        if self._pool is not None:
+            self._pool.free_all(reversed(block_ids))
 
     def free_after_plan(self, block_ids: list[int]) -> None:
         """Give blocks back that the plan in the making still reads. Mutates."""
@@ -53,12 +102,88 @@ class HostTier:
 
     def plan_made(self) -> None:
         """The plan in the making is complete. Mutates."""
+        self._filling.clear()
         if self._after_plan:
             self.free(self._after_plan)
             self._after_plan = []
+        if self._used and self._pool is not None:
+            self._pool.free_all(self._used)
+            self._used = []
+
+    # ---- the cache ------------------------------------------------------------------------------------------------
+
+    def copy_down(self, block: Block) -> None:
+        """A published block of the device has lost its last holder: copy it, or note that its copy is used. Mutates."""
+        entry, pool = block.entry, self._pool
+        if entry is None or pool is None:
+            return
+        host_id = NO_BLOCK if entry.host_ids is None else entry.host_ids[block.group]
+        if host_id != NO_BLOCK:
+            pool.share(host_id)
+            pool.free(host_id)
+            return
+        taken = pool.allocate(1) or self._taken_back()
+        if taken:
+            self.fill(taken[0], block)
+            self._changes.copies_down.append(BlockMove(block.block_id, taken[0]))
+            self._used += taken
+
+    def _taken_back(self) -> list[int]:
+        """Return the block of a copy that is not made after all, the first of this plan: a prefix is worth more."""
+        pool, copies = self._pool, self._changes.copies_down
+        if pool is None or not copies or pool.blocks[copies[0].host_block].ref_count > 1:
+            return []
+        host_id = copies.popleft().host_block
+        self._used.remove(host_id)
+        entry = pool.unpublish(host_id)
+        if entry is not None:
+            self._on_evict(entry)
+        return [host_id]
+
+    def fill(self, host_id: int, block: Block) -> None:
+        """Note that the plan in the making moves a published block of the device here. Mutates."""
+        if self._pool is not None:
+            self._pool.adopt(host_id, block)
+            self._filling.add(host_id)
+
+    def share(self, host_ids: list[int]) -> None:
+        """Keep copies from being evicted. Mutates."""
+        if self._pool is not None:
+            for host_id in host_ids:
+                self._pool.share(host_id)
+
+    def read_by_plan(self, host_ids: list[int]) -> None:
+        """Note that the plan in the making moves these copies to the device, parents first. Mutates."""
+        self.share(host_ids)
+        self._used.extend(reversed(host_ids))
+
+    @property
+    def used_by_plan(self) -> list[int]:
+        """The blocks that are in use until the plan in the making is complete, once for each use."""
+        return [*self._used, *self._after_plan]
+
+    def forget(self, entry: PrefixEntry) -> None:
+        """Drop the copies of an entry. Mutates."""
+        if self._pool is not None:
+            for host_id in entry.host_ids or ():
+                if host_id != NO_BLOCK:
+                    self._pool.unpublish(host_id)
+
+    def copies(self) -> Iterator[Block]:
+        """Walk the blocks that hold a copy."""
+        return iter(()) if self._pool is None else (block for block in self._pool.blocks if block.entry is not None)
 
     def check(self) -> None:
         """Raise `InvariantError` unless every block is accounted for once."""
-        known = [*self._free_list, *self._after_plan]
-        if len(set(known)) != len(known) or any(not 0 <= block < self._num_blocks for block in known):
-            raise InvariantError("a host block was given back twice, or is none")
+        if self._pool is not None:
+            self._pool.check()
+
+
+def _host_places(entry: PrefixEntry) -> list[int]:
+    if entry.host_ids is None:
+        entry.host_ids = [NO_BLOCK] * len(entry.block_ids)
+    return entry.host_ids
+
+
+def _ignore(entry: PrefixEntry) -> None:
+    """Nothing is published in a tier that is no cache."""

@@ -13,8 +13,9 @@ from quire.core.kept_block import CacheJob, KeptBlock
 from quire.core.request import CacheScope
 from quire.core.step import NO_BLOCK
 from quire.memory.block_hash import root_key
+from quire.memory.hits import PrefixHits
 from quire.memory.prefix import PrefixEntry, PrefixIndex
-from quire.memory.tiers.disk import DiskTier, Usable
+from quire.memory.tiers.disk import DiskTier
 
 
 @dataclass(slots=True)
@@ -33,11 +34,11 @@ class _Job:
 class CacheJobs:
     """The jobs, by the names that the server gave them."""
 
-    def __init__(self, block_size: int, index: PrefixIndex, disk: DiskTier | None, usable: Usable) -> None:
+    def __init__(self, block_size: int, index: PrefixIndex, disk: DiskTier | None, hits: PrefixHits) -> None:
         self._block_size = block_size
         self._index = index
         self._disk = disk
-        self._usable = usable
+        self._hits = hits
         self._jobs: dict[str, _Job] = {}
 
     def keep(self, name: str, tokens: array[int], scope: CacheScope, *, wants_slots: bool) -> None:
@@ -86,11 +87,11 @@ class CacheJobs:
 
     def _figures(self, job: _Job) -> CacheJob:
         size, endless = self._block_size, (len(job.path) + 1) * self._block_size
-        num_cached = self._usable([entry.block_ids for entry in job.path], endless)
+        num_cached = self._hits.usable(self._hits.places(job.path), endless)
         if self._disk is None:
             return CacheJob(0, num_cached * size, num_seen=job.num_seen, num_left_out=job.num_left_out)
         places = self._disk.written_slots(job.path)
-        num_stored = self._usable(places, endless)
+        num_stored = self._hits.usable(places, endless)
         slots = [slot for place in places[:num_stored] for slot in place if slot != NO_BLOCK] if job.wants_slots else ()
         num_pending = self._disk.num_storing({*job.path, *(entry for entry, _ in job.last)})
         return CacheJob(

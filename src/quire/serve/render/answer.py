@@ -76,8 +76,8 @@ async def chunks(
 
 def usage_of(counts: TokenCounts) -> Usage:
     """Return the tokens of a call, as a client reads them. Does not mutate."""
-    in_memory, from_disk = counts.cached - counts.from_disk, counts.from_disk
-    tiers = {"device": in_memory, "disk": from_disk} if from_disk else msgspec.UNSET
+    below = {name: count for name, count in (("host", counts.from_host), ("disk", counts.from_disk)) if count}
+    tiers = {"device": counts.cached - sum(below.values()), **below} if below else msgspec.UNSET
     details = PromptTokensDetails(counts.cached, tiers)
     return Usage(counts.prompt, counts.output, counts.prompt + counts.output, details)
 

@@ -39,6 +39,7 @@ class TokenCounts(NamedTuple):
     output: int
     cached: int
     from_disk: int = 0
+    from_host: int = 0
 
 
 class Step(NamedTuple):
@@ -134,6 +135,7 @@ class Generation:
             0 if self.request.prompts_only else sum(delta.num_generated_tokens for delta in known),
             sum(delta.num_cached_tokens for delta in known),
             sum(delta.num_disk_tokens for delta in known),
+            sum(delta.num_host_tokens for delta in known),
         )
 
     def index_of(self, prompt_index: int, output: CompletionDelta) -> int:

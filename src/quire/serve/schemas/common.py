@@ -10,7 +10,8 @@ import msgspec
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """Of the tokens of prompts: how many had their keys and values in the cache.
 
-    `by_tier`: how many of those were in memory, and how many came from disk for this call; absent if none did.
+    `by_tier`: how many of those were on the device, and how many came from the host or from disk for this call; absent
+    if none did.
     """
 
     cached_tokens: int

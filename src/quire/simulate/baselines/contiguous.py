@@ -112,6 +112,11 @@ class ContiguousEngine:
         return 0
 
     @property
+    def num_host_tokens(self) -> int:
+        """None: there is no cache."""
+        return 0
+
+    @property
     def plan(self) -> StepPlan:
         """The plan of the last step."""
         return self._executor.plan

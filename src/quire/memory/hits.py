@@ -1,0 +1,166 @@
+"""PrefixHits: what of a prompt is cached, in which tier, and how a sequence gets it.
+
+    on the device   shared, or copied if it will be written and others hold it
+    on the host     moved into a new block by the plan that admits the request, and hit by others from then on
+                    a tail that will be written is moved into a block of the sequence's own, and not published
+
+The plan in the making moves a block at most once. What it moves to the host can be hit from the next plan on, and a
+block that it fills from the host is not copied: the copy is moved from the host too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quire.core.errors import StaleMatchError
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.request import Request
+from quire.core.step import NO_BLOCK, BlockMove
+from quire.memory.block_hash import root_key
+from quire.memory.block_pool import BlockPool
+from quire.memory.changes import MemoryChanges
+from quire.memory.prefix import PrefixEntry, PrefixIndex
+from quire.memory.sequence import Frontier, PrefixMatch
+from quire.memory.tiers.host import HostTier
+
+
+class Hit(NamedTuple):
+    """A block of a match that is still read: that of the entry at `place`, counted from 0.
+
+    `block_id`: on the device; `NO_BLOCK`: it is moved from `host_id`.
+    `is_copied`: it will be written, and others hold it.
+    """
+
+    group: int
+    place: int
+    block_id: int
+    host_id: int
+    is_copied: bool
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the block of the device itself goes into the table."""
+        return self.block_id != NO_BLOCK and not self.is_copied
+
+
+class PrefixHits:
+    """Looks prompts up. Only `pin` and `bring` mutate."""
+
+    def __init__(
+        self, spec: KVCacheSpec, index: PrefixIndex, pool: BlockPool, host: HostTier, changes: MemoryChanges
+    ) -> None:
+        self._block_size = spec.block_size
+        self._groups = spec.groups
+        self.windows = [group for group, kind in enumerate(spec.groups) if kind.window is not None]
+        self._full_groups = [group for group, kind in enumerate(spec.groups) if kind.window is None]
+        self._index = index
+        self._pool = pool
+        self._host = host
+        self._changes = changes
+
+    def match(self, request: Request) -> PrefixMatch:
+        """Return what of the request's known tokens is cached: at most all but the last. O(blocks matched).
+
+        Nothing, for a request whose prompt must be computed whole.
+        """
+        if request.reads_whole_prompt:
+            return PrefixMatch([], 0, 0, None)
+        size, tokens = self._block_size, request.tokens
+        num_full = len(tokens) // size
+        root = root_key(request.scope)
+        known = self._index.match(root, tokens[: num_full * size].tobytes())
+        hits = self.usable(self.places(known), len(tokens))
+        num_tokens = min(hits * size, len(tokens) - 1)
+        frontier: Frontier | None = None
+        if hits < num_full:
+            after = known[hits - 1] if hits else root
+            frontier = (after, tokens[hits * size : (hits + 1) * size].tobytes())
+        return PrefixMatch(known[:hits], num_tokens, len(known), frontier, known)
+
+    def places(self, entries: Sequence[PrefixEntry]) -> list[list[int]]:
+        """Return for each entry where the block of each group is: on the device, or on the host."""
+        if not self._host.keeps:
+            return [entry.block_ids for entry in entries]
+        return [
+            [
+                block_id if block_id != NO_BLOCK else self._host.place(entry, group)
+                for group, block_id in enumerate(entry.block_ids)
+            ]
+            for entry in entries
+        ]
+
+    def usable(self, places: Sequence[Sequence[int]], num_tokens: int) -> int:
+        """Return how many leading entries can be hit: every group must have the blocks that it still reads.
+
+        `places`: for each entry, where the block of each group is.
+        """
+        hits = len(places)
+        for group in self._full_groups:
+            for index in range(hits):
+                if places[index][group] == NO_BLOCK:
+                    hits = index
+                    break
+        if not self.windows:
+            return hits
+        in_a_row = dict.fromkeys(self.windows, 0)  # blocks present one after another, up to the current one
+        best = 0
+        for index in range(hits):
+            next_position = min((index + 1) * self._block_size, num_tokens - 1)
+            complete = True
+            for group in self.windows:
+                present = places[index][group] != NO_BLOCK
+                in_a_row[group] = in_a_row[group] + 1 if present else 0
+                first = self._groups[group].first_needed(next_position) // self._block_size
+                complete = complete and in_a_row[group] >= index + 1 - first
+            if complete:
+                best = index + 1
+        return best
+
+    def of(self, match: PrefixMatch) -> list[Hit]:
+        """Return the blocks of a match that are still read; raises `StaleMatchError` if one of them is gone."""
+        num_hits = len(match.entries)
+        ends_within = match.ends_within_block(self._block_size)
+        found = []
+        for group, kind in enumerate(self._groups):
+            for index in range(kind.first_needed(match.num_tokens) // self._block_size, num_hits):
+                entry = match.entries[index]
+                block_id, host_id = entry.block_ids[group], self._host.place(entry, group)
+                is_written = ends_within and index == num_hits - 1
+                is_copied = is_written and block_id != NO_BLOCK and self._pool.blocks[block_id].ref_count > 0
+                if is_copied and host_id != NO_BLOCK and self._is_filled_now(block_id):
+                    block_id, is_copied = NO_BLOCK, False
+                if block_id == host_id == NO_BLOCK:
+                    raise StaleMatchError(
+                        f"block {index} of the prefix match was evicted since; match the prefix again"
+                    )
+                found.append(Hit(group, index, block_id, host_id, is_copied))
+        return found
+
+    def _is_filled_now(self, block_id: int) -> bool:
+        """Whether the plan in the making moves bytes into a block."""
+        return any(move.device_block == block_id for move in self._changes.moves_in)
+
+    def num_new_blocks(self, hit: Hit) -> int:
+        """Return how many available blocks a hit takes: a new one, or a cached one."""
+        return int(not hit.is_shared or not self._pool.blocks[hit.block_id].ref_count)
+
+    def bring(self, match: PrefixMatch, hits: Sequence[Hit], blocks: list[int]) -> dict[tuple[int, int], int]:
+        """Move what is on the host into blocks from the end of `blocks`; return those of a tail that will be written.
+
+        The others are published. Mutates.
+        """
+        own, places = {}, set[int]()
+        for hit in hits:
+            if hit.block_id != NO_BLOCK:
+                continue
+            block_id = blocks.pop()
+            self._changes.moves_in.append(BlockMove(block_id, hit.host_id))
+            places.add(hit.place)
+            if hit.place == len(match.entries) - 1 and match.ends_within_block(self._block_size):
+                own[hit.group, hit.place] = block_id
+            else:
+                self._pool.adopt(block_id, self._host.block(hit.host_id))
+        size = self._block_size
+        match.num_host_tokens = sum(min((index + 1) * size, match.num_tokens) - index * size for index in places)
+        return own
