@@ -1,6 +1,7 @@
 """Write the held-out questions with their answers as a workload: what `quire bench quality` reads.
 
     .venv/bin/python scripts/guide/held_out.py
+    .venv/bin/python scripts/guide/held_out.py --questions FILE    the questions alone, for `quire bench speculation`
 
 Each line is a conversation, by the guide's own template and tokenizer. The questions are in no conversation of the
 training; the answers are.
@@ -8,6 +9,7 @@ training; the answers are.
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -22,6 +24,14 @@ WORKLOAD = Path(__file__).parents[2] / "benchmarks" / "workload_guide_held_out.j
 
 def main() -> None:
     """Write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=Path, metavar="FILE", help="write the questions alone, one a line")
+    options = parser.parse_args()
+    if options.questions is not None:
+        questions = [question for topic in read_topics() for question in topic.held_out]
+        options.questions.write_text("".join(f"{question}\n" for question in questions), encoding="utf-8")
+        print(f"{len(questions)} questions")
+        return
     vocab_size = json.loads((GUIDE_FOLDER / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     tokenizer = Tokenizer.open(ModelFolder(GUIDE_FOLDER), vocab_size=vocab_size)
     lines = []

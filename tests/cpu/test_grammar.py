@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from quire.compute.grammar import GrammarCompiler, GrammarLimits, GrammarVerdicts, HeldText, MaskService, Vocabulary
 from quire.compute.grammar.trial import TrialSettings
-from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
+from quire.compute.worker.grammar_rows import MOST_UNSURE, GrammarRows, RowMasks
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.core.guesses import Guesses
@@ -194,7 +194,7 @@ def test_guesses_are_cut_at_the_first_that_the_grammar_refuses(name: str, data: 
         masks = held.mask({0: prompt}, {0: guesses[:2]}, step_s=1.0, num_entries=1)
     assert kept[7] == asked[7]
     expected: list[int] = []
-    for token in guesses:
+    for token in guesses[:MOST_UNSURE]:
         if ENDS.intersection(expected) or token not in mask_after(grammar, expected):
             break
         expected.append(token)
@@ -288,7 +288,9 @@ def test_a_row_that_cannot_go_on_fails_alone() -> None:
 
 def test_a_step_waits_for_dear_masks_only_where_nothing_else_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(MaskService, "ask", lambda masks, text, drafts=(): setattr(text, "asked", (0, ())))
+    monkeypatch.setattr(
+        MaskService, "ask", lambda masks, text, drafts=(), most_forced=0: setattr(text, "asked", (0, ()))
+    )
     monkeypatch.setattr(
         MaskService, "wait", lambda masks, texts, seconds, enough=all: waits.append(seconds if texts else 0.0)
     )
@@ -515,7 +517,9 @@ def test_what_is_forced_is_the_longest_token_where_all_others_begin_it(grammar: 
     if known:
         matcher.advance(tokens[:known])
     before = matcher.mask()
-    found = matcher.forced(drafts, 5)
+    behind = matcher.masks_behind(drafts)
+    found, masks = matcher.forced(drafts, [before, *behind][-1], 5) if len(behind) == len(drafts) else ([], [])
+    assert masks == matcher.masks_behind([*drafts, *found])[len(drafts) :]
     assert matcher.mask() == before
     text = tokens[:known] + drafts
     for token in [*found, None]:

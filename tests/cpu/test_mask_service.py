@@ -104,9 +104,13 @@ def test_only_where_masks_are_cheap_is_anything_foreseen(monkeypatch: pytest.Mon
     monkeypatch.setattr(service, "is_cheap", lambda text: is_cheap)
     try:
         text = service.follow(Grammar.regex("(thequickbrownfox){3}"))
-        masks = write_on(service, text, 5)
-        assert len(masks) == 5
-        assert len(text.forced) == (3 if is_cheap else 0)
+        assert len(write_on(service, text, 5)) == 5
+        assert not text.forced  # nobody has asked for it
+        service.ask(text, most_forced=9)
+        service.wait([text], LONG_S)
+        num_forced = 3 if is_cheap else 0
+        assert len(text.forced) == num_forced and len(text.masks or ()) == 1 + num_forced
+        assert text.has_asked(text.forced)
     finally:
         service.close()
 

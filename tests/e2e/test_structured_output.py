@@ -367,11 +367,11 @@ def test_who_leaves_while_masks_are_awaited_leaves_nothing_behind(
     slow = Grammar.regex("slow[a-z]{200,}")
     ask = MaskService.ask
 
-    def unless_slow(masks: MaskService, text: HeldText, drafts: Sequence[int] = ()) -> None:
+    def unless_slow(masks: MaskService, text: HeldText, drafts: Sequence[int] = (), **options: int) -> None:
         if text.grammar == slow:
             text.asked = 0, ()
         else:
-            ask(masks, text, drafts)
+            ask(masks, text, drafts, **options)
 
     async def test() -> None:
         monkeypatch.setattr(MaskService, "ask", unless_slow)

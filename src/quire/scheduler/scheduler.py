@@ -261,7 +261,7 @@ class Scheduler:
         proposals: dict[int, int] = {}
         running = self._running.requests
         if not self.drafts.could_pay(len(running)) or any(request.backlog > 1 for request in running):
-            return proposals  # not even a sure guess would be verified, or a prompt comes first
+            return proposals  # not even sure guesses would be worth a search, or a prompt comes first
         for request, start in asked:
             most = min(self.config.max_drafts, request.max_total_tokens - 2 - start)
             if most <= 0 or is_beam(request) or self.isolation.is_under_way:

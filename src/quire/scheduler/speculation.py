@@ -39,6 +39,10 @@ LONGEST_REST: Final = 256
 """Steps that a draft model rests at most; its rest doubles with each guess that is tried and wrong."""
 FIRST_DEPTH: Final = 3
 """How many tokens a draft model guesses until steps have been measured."""
+LEAST_GAIN: Final = 1.15
+"""What guesses have to bring to be searched for, if all are right; some will be wrong, and the search takes time."""
+MARGIN: Final = 1.1
+"""What a guess has to bring for its time in the step: to find it, and to learn what a grammar says, takes time too."""
 HOPE: Final = 0.7
 """A guess is tried only where one with this chance would pay."""
 
@@ -70,7 +74,7 @@ class StepTimes:
             slowest = max(slowest, mean)  # more tokens take no less time, whatever was measured
             self._points.append((tokens, slowest))
 
-    def of(self, num_tokens: int) -> float:
+    def of(self, num_tokens: float) -> float:
         """Return the time of a step. One larger than any measured is taken to cost no more, until it is tried."""
         points = self._points
         place = bisect_left(points, (float(num_tokens), 0.0))
@@ -80,6 +84,11 @@ class StepTimes:
             return points[-1][1]
         (low, fast), (high, slow) = points[place - 1], points[place]
         return min(slow, fast + (slow - fast) * (num_tokens - low) / (high - low))
+
+    @property
+    def sizes(self) -> Iterable[float]:
+        """The numbers of tokens, in the mean, of the steps measured: between them, times are on straight lines."""
+        return (tokens for tokens, _ in self._points)
 
     @property
     def least(self) -> float:
@@ -137,6 +146,10 @@ class DraftBudget:
         """Cut the drafts of requests to those that pay in the next step. Mutates them."""
         found = [request for request in requests if request.drafts]
         if not found:
+            return
+        if not self.could_pay(num_running):
+            for request in found:
+                request.drafts = NO_DRAFTS
             return
         counts = [0] * len(found)
         total, expected = num_running, float(num_running)
@@ -209,13 +222,24 @@ class DraftBudget:
         return found * self.times.of(num_rows) / self.times.of(round(least)) if 0 < num_rows < least else found
 
     def could_pay(self, num_running: int) -> bool:
-        """Return whether a guess that is surely right would pay in a step of this many requests. Does not mutate."""
-        return self._pays(1.0, num_running, float(num_running))
+        """Return whether guesses are worth a search in steps of this many requests. Does not mutate.
+
+        They are if a step brought `LEAST_GAIN` times as much for its time with guesses that are all right, and until
+        larger steps have been measured.
+        """
+        alone_us, most = self.times.of(num_running), num_running + min(MAX_STEP_DRAFTS, MOST_DRAFTS * num_running)
+        sizes = [size for size in self.times.sizes if size > LEAST_GAIN * num_running]
+        if not sizes:
+            return True
+        times = [(size, self.times.of(size)) for size in sizes if size < most]
+        slope = (self.times.of(sizes[-1]) - alone_us) / (sizes[-1] - num_running)
+        times.append((most, alone_us + slope * (most - num_running)))
+        return any(alone_us * size >= LEAST_GAIN * num_running * step_us for size, step_us in times)
 
     def _pays(self, chance: float, total: int, expected: float) -> bool:
         """Whether one more token in the step, right with this chance, brings more for its time than the step does."""
         now = self.times.of(total)
-        return chance * (now + self._passes_us) >= expected * (self.times.of(total + 1) - now)
+        return chance * (now + self._passes_us) >= expected * MARGIN * (self.times.of(total + 1) - now)
 
     def _is_rested(self, request: Request) -> bool:
         left = self._rests.get(request, 1) - 1

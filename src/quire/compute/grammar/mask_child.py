@@ -54,7 +54,10 @@ class MaskMaker:
         began_s = time.process_time()
         matcher = self._matchers[job.text]
         masks = _masks(matcher, job)
-        forced = matcher.forced(job.drafts, job.most_forced) if job.most_forced and not matcher.failure else ()
+        forced = list[int]()
+        if job.most_forced and len(masks) == 1 + len(job.drafts) and not matcher.failure:
+            forced, behind = matcher.forced(job.drafts, masks[-1], job.most_forced)
+            masks += behind
         signal.setitimer(signal.ITIMER_PROF, 0)
         return MaskAnswer(job.job, time.process_time() - began_s, matcher.failure, b"".join(masks), forced)
 

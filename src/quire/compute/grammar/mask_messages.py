@@ -21,7 +21,7 @@ _LENGTH = struct.Struct("<I")
 class MaskJob:
     """Advance a text by some tokens, then make the next mask and those after drafts.
 
-    Up to `most_forced` tokens behind the drafts are foreseen where the grammar leaves no choice.
+    Up to `most_forced` tokens behind the drafts are foreseen where the grammar leaves no choice, with their masks.
 
     `grammar` is sent if the worker does not know the text. A job that takes more than `limit_s` of processor time,
     without compiling, ends the worker.

@@ -82,8 +82,8 @@ class Cost:
 class MaskService:
     """Makes masks over one vocabulary in its own processes. Belongs to one thread, except for `open` and `close`.
 
-    `most_forced`: how many tokens to foresee with each mask where a grammar leaves no choice. Each costs a mask, so it
-    is done only where masks are known to be cheap: no text may fail, or come late, for what is only foreseen.
+    `most_forced`: how many tokens to foresee at most, on request, where a grammar leaves no choice. Each costs a mask,
+    so it is done only where masks are known to be cheap: no text may fail, or come late, for what is only foreseen.
     """
 
     def __init__(
@@ -119,8 +119,10 @@ class MaskService:
         self._num_texts += 1
         return HeldText(grammar, self._num_texts)
 
-    def ask(self, text: HeldText, drafts: Sequence[int] = ()) -> None:
+    def ask(self, text: HeldText, drafts: Sequence[int] = (), most_forced: int = 0) -> None:
         """Ask for the masks of a text with its present tokens, unless already asked. Mutates the text.
+
+        Up to `most_forced` tokens behind the drafts, about which there is no choice, are foreseen.
 
         Masks behind more drafts than these, of which these are the first, will do. The next `flush` sends the job,
         together with others.
@@ -146,7 +148,7 @@ class MaskService:
         if not worker.jobs:
             worker.since_s = self._clock.now()
         worker.jobs[text.job] = text
-        most_forced = self._most_forced if self.is_cheap(text) else 0
+        most_forced = min(most_forced, self._most_forced) if self.is_cheap(text) else 0
         worker.send(MaskJob(text.job, text.number, limit_s, grammar, new, text.drafts, most_forced).to_bytes())
 
     def flush(self) -> None:
@@ -241,6 +243,8 @@ class MaskService:
             size = 4 * self.vocabulary.num_words
             text.masks = [answer.masks[at : at + size] for at in range(0, len(answer.masks), size)]
             text.forced = answer.forced
+            if text.asked is not None:  # the masks behind what is forced are there as well
+                text.asked = text.asked[0], (*text.drafts, *text.forced)
             text.failure = text.failure or answer.failure
 
     def _bury(self, worker: MaskWorker) -> None:

@@ -16,8 +16,8 @@ CHUNK_BYTES = 1 << 16
 class HeldText:
     """A text that must follow a grammar: its `tokens`, without the end, and the masks asked for last.
 
-    `masks`: for the next token and after drafts; None while they are awaited. `forced`: the tokens behind the drafts
-    about which there is no choice. `failure`: why there will be no more.
+    `masks`: for the next token, after drafts and after `forced`, the tokens behind the drafts about which there is no
+    choice; None while they are awaited. `failure`: why there will be no more.
     """
 
     grammar: Grammar

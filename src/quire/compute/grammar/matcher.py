@@ -83,29 +83,32 @@ class TextMatcher:
             self._matcher.rollback(len(found))
         return found
 
-    def forced(self, after: Sequence[int], most: int) -> list[int]:
-        """Return the tokens that the grammar leaves no choice about, after the text and some drafts. Does not advance.
+    def forced(self, after: Sequence[int], mask: bytes, most: int) -> tuple[list[int], list[bytes]]:
+        """Return the tokens that the grammar leaves no choice about, and the masks behind them. Does not advance.
 
-        Where all tokens that may come are the beginning of one of them, it is that one: `{`, or `{"`. A text may be
-        written with the shorter ones, so these are guesses. None for a text whose lexer has been made again: looking
-        ahead could cost it the states that it needs itself.
+        They come after the text and some drafts, whose last mask is `mask`. Where all tokens that may come are the
+        beginning of one of them, it is that one: `{`, or `{"`. A text may be written with the shorter ones, so these
+        are guesses. None for a text whose lexer has been made again: looking ahead could cost it the states that it
+        needs itself.
         """
-        found: list[int] = []
-        if self._renew is None:
-            return found
+        found, masks = list[int](), list[bytes]()
+        longest = -1 if self._renew is None else self._longest_of_one_way(mask)
+        if longest < 0:
+            return found, masks
         num_taken = self._matcher.try_consume_tokens(list(after)) if after else 0
-        while num_taken == len(after) + len(found) and len(found) < most and not self._matcher.is_stopped():
-            longest = self._longest_of_one_way(self._mask())
-            if longest < 0:
+        while longest >= 0 and num_taken == len(after) + len(found) and len(found) < most:
+            if self._matcher.is_stopped() or self._matcher.try_consume_tokens([longest]) != 1:
                 break
+            num_taken += 1
             found.append(longest)
-            num_taken += self._matcher.try_consume_tokens([longest])
+            masks.append(self._mask())
+            longest = self._longest_of_one_way(masks[-1])
         if self._matcher.is_error():
             self._retry()
-            return []
+            return [], []
         if num_taken:
             self._matcher.rollback(num_taken)
-        return found
+        return found, masks
 
     def _longest_of_one_way(self, mask: bytes) -> int:
         """Return the longest of the tokens in a mask, if all others are its beginnings; -1: they are not."""

@@ -138,7 +138,7 @@ class LoadedModel:
 
 
 def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None = None) -> LoadedModel:
-    """Return a model on its device, and its draft model. Checks a whole checkpoint before it reads a weight of it.
+    """Return a model on its device, and its draft model. Checks each whole checkpoint before it reads weights.
 
     Calls `note_loaded` with the progress of the model. Raises `ExecutionError` for a device that cannot be opened,
     `OutOfMemoryError` for weights that do not fit.

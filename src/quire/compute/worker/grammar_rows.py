@@ -25,6 +25,7 @@ import time
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -43,6 +44,9 @@ NO_MASKS_MADE = "a grammar needs the tokens of the model, and this worker was ma
 PATIENCE_SHARE: Final = 0.25
 MAX_PATIENCE_S: Final = 0.02
 """The most waiting time that steps without waits can save up for later steps."""
+MOST_UNSURE: Final = 6
+"""Guesses of a row with a grammar that does not force them: each costs a mask."""
+NO_GUESSES: Final[Mapping[int, int]] = MappingProxyType({})
 FORESIGHT_S: Final = 0.0005
 """How long a step waits at most to learn what a grammar says of guesses: for that long many masks are made."""
 PATIENCE_ALONE_S: Final = 0.02
@@ -123,23 +127,34 @@ class GrammarRows:
         if found is not None and self._masks is not None:
             self._masks.drop(found.held)
 
-    def ask(self, texts: Mapping[int, array[int]]) -> None:
-        """Ask for the masks that rows need next, by their texts. Mutates what is known of texts."""
+    def ask(self, texts: Mapping[int, array[int]], guesses: Mapping[int, int] = NO_GUESSES) -> None:
+        """Ask for the masks that rows need next, by their texts. Mutates what is known of texts.
+
+        `guesses`: how many tokens to foresee for rows at most, where their grammars leave no choice.
+        """
         for row, text in texts.items():
             if row in self._rows and self._masks is not None:
                 self._rows[row].follow(text, self._eos_token_ids)
                 if not self._rows[row].has_ended:
-                    self._masks.ask(self._rows[row].held)
+                    self._masks.ask(self._rows[row].held, most_forced=guesses.get(row, 0))
         if self._masks is not None and self._rows:
             self._masks.flush()
 
-    def ask_behind(self, texts: Mapping[int, array[int]], drafts: Mapping[int, Sequence[int]]) -> None:
-        """Ask for the masks behind drafts, while a step computes them. Mutates what is known of texts."""
+    def ask_behind(
+        self,
+        texts: Mapping[int, array[int]],
+        drafts: Mapping[int, Sequence[int]],
+        guesses: Mapping[int, int] = NO_GUESSES,
+    ) -> None:
+        """Ask for the masks behind drafts, while a step computes them. Mutates what is known of texts.
+
+        `guesses`: how many tokens to foresee behind them at most.
+        """
         if self._masks is None or not self._rows:
             return
-        for row, guesses in drafts.items():
+        for row, tokens in drafts.items():
             if row in self._rows:
-                self._ask_behind(self._rows[row], texts[row], guesses)
+                self._ask_behind(self._rows[row], texts[row], tokens, guesses.get(row, 0))
         self._masks.flush()
 
     def may_guess(self, row: int) -> bool:
@@ -159,10 +174,12 @@ class GrammarRows:
     def cut(self, texts: Mapping[int, array[int]], guesses: Mapping[int, Guesses]) -> dict[int, Guesses]:
         """Return guesses of texts up to the first that a grammar refuses. Mutates what is known of texts.
 
-        They are left whole where the answer does not come in a moment.
+        They are left whole, up to `MOST_UNSURE`, where the answer does not come in a moment.
         """
         unsure = {
-            row: found.tokens for row, found in guesses.items() if row in self._rows and found.guesser != "forced"
+            row: found.tokens[:MOST_UNSURE]
+            for row, found in guesses.items()
+            if row in self._rows and found.guesser != "forced"
         }
         if not unsure:
             return dict(guesses)
@@ -238,10 +255,10 @@ class GrammarRows:
         self._masks.wait(cheap, max(0.0, min(self._patience_s, FORESIGHT_S)))
         self._patience_s -= time.perf_counter() - began_s
 
-    def _ask_behind(self, row: GrammarRow, text: array[int], drafts: Sequence[int]) -> None:
+    def _ask_behind(self, row: GrammarRow, text: array[int], drafts: Sequence[int], most_forced: int = 0) -> None:
         row.follow(text, self._eos_token_ids)
         if self._masks is not None and not row.has_ended:
-            self._masks.ask(row.held, before_end(drafts, self._eos_token_ids))
+            self._masks.ask(row.held, before_end(drafts, self._eos_token_ids), most_forced)
 
     def _collected(self, rows: Iterable[int], drafts: Mapping[int, Sequence[int]]) -> RowMasks:
         found = _Collected()

@@ -73,6 +73,7 @@ class Worker:
         self._transfers: BlockTransfers | None = None
         self._batch: InputBatch | None = None
         self._step_s = 0.0  # compute time of the last step
+        self._collected_s = 0.0  # when the last result was collected
         self._results: deque[StepResult | Launched | ExecutionError] = deque()
 
     def start(self) -> None:
@@ -120,6 +121,7 @@ class Worker:
             self._results.clear()
             raise behind[0] if behind else result
         transfers = NO_OUTCOME if self._transfers is None else self._transfers.collect()
+        self._collected_s = time.perf_counter()
         return replace(result, transfers=transfers) if transfers else result
 
     def shutdown(self) -> None:
@@ -182,7 +184,7 @@ class Worker:
         have_new = {row for row, count in zip(plan.rows, result.num_tokens, strict=True) if count}
         texts = {row: batch.tokens(row) for row in plan.proposals if row in have_new and self._grammars.may_guess(row)}
         proposals = self._guess(plan, texts, self._proposer)
-        duration_us = _microseconds_since(began_s)
+        duration_us = self._microseconds_with_plan(began_s)
         if self._draft is None:
             return replace(result, proposals=proposals, duration_us=duration_us)
         self._draft.note(plan, batch)
@@ -192,6 +194,14 @@ class Worker:
         guesses = self._grammars.cut(texts, guesses)
         self._rivals.note(guesses, texts)
         return replace(result, proposals=proposals | guesses, duration_us=duration_us, draft_us=draft_us)
+
+    def _microseconds_with_plan(self, began_s: float) -> int:
+        """Return how long a step took that began then, with the time since the last result, in which it was planned.
+
+        Guesses make plans slower too. A pause between requests is no part of that: at most the step's own time counts.
+        """
+        now_s = time.perf_counter()
+        return round(1e6 * (now_s - began_s + min(began_s - self._collected_s, now_s - began_s)))
 
     def _guess(self, plan: StepPlan, texts: Mapping[int, array[int]], proposer: Proposer) -> dict[int, Guesses]:
         """Return guesses for the rows of which the plan asks them, and which have a new token."""
@@ -213,7 +223,7 @@ class Worker:
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         vectors: dict[int, bytes] = {}
         if inputs.entries:
-            self._grammars.ask_behind({row: batch.tokens(row) for row in plan.drafts}, plan.drafts)
+            self._grammars.ask_behind({row: batch.tokens(row) for row in plan.drafts}, plan.drafts, plan.proposals)
             began_s = time.perf_counter()
             outputs = self._runner.run(self._adapters.with_adapters(inputs), self.cache)
             self._step_s = time.perf_counter() - began_s
@@ -341,7 +351,7 @@ class Worker:
             # A row that opens into several sequences continues as the first one.
             batch.append(plan.rows[entry], tokens if guesses else tokens[:1])
             first += count
-        self._grammars.ask({plan.rows[entry]: batch.tokens(plan.rows[entry]) for entry in entries})
+        self._grammars.ask({plan.rows[entry]: batch.tokens(plan.rows[entry]) for entry in entries}, plan.proposals)
         return sampled
 
     def _mask(self, plan: StepPlan, inputs: StepInputs, rows: list[int], batch: InputBatch) -> RowMasks:

@@ -5,6 +5,8 @@
     chat    an explanation, and
     free    a story: nothing repeats; for a draft model (`--speculation MODEL`)
 
+`--questions FILE` asks the questions of a file in place of made ones, for a pair of models that know one subject.
+
 Two engines, one without guesses and one with them, answer the same requests in turn; no prompt is asked twice, so no
 answer is known from before. Every pair of answers is compared, to the token. No prefix cache: each request is computed
 alike.
@@ -17,10 +19,11 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from quire.core.config import SPECULATIONS, EngineConfig
-from quire.core.errors import ExecutionError
+from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.grammar import Grammar
 from quire.core.sampling_params import SamplingParams
 from quire.engine.llm import LLM
@@ -71,6 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2", metavar="MODEL", help="a chat model; default: smollm2")
     parser.add_argument("--speculation", default="auto", metavar="NAME", help="or a draft model; default: auto")
     add_choices(parser, "workloads", WORKLOADS, WORKLOADS, "what is asked for")
+    parser.add_argument("--questions", metavar="FILE", help="questions for chat, one a line; default: made ones")
     add_counts(parser, "sequences", (1, 4, 8, 16, MANY), "sequences at once")
     add_count(parser, "output-tokens", 96, "most tokens of an answer")
     add_count(parser, "repeat", 5, "repetitions of each kind")
@@ -130,6 +134,7 @@ def measure_speculation(options: argparse.Namespace, tell: Tell) -> Section:
         model=options.model, kv_memory="1GiB", touch_kv_memory="start", enable_prefix_caching=False, max_model_len=1024
     )
     rows, samples, goals = [], dict[str, object](), list[Goal]()
+    questions = _questions(options)
     with LLM(config) as off, LLM(replace(config, speculation=options.speculation)) as on:
         for workload in options.workloads:
             for temperature in TEMPERATURES:
@@ -139,7 +144,12 @@ def measure_speculation(options: argparse.Namespace, tell: Tell) -> Section:
                     sampling = SamplingParams(temperature=temperature, max_tokens=options.output_tokens)
                     if workload == "json":
                         sampling = replace(sampling, grammar=Grammar.json_schema(PERSON))
-                    turns = [_turn(off, on, workload, sampling, rng, (count, n)) for n in range(-1, options.repeat)][1:]
+                    turns = list[Turn]()
+                    for number in range(-1, options.repeat):  # the first does not count
+                        asked = [_next_question(questions, workload, rng) for _ in range(count)]
+                        draws = [replace(sampling, seed=rng.randrange(1 << 30)) for _ in range(count)]
+                        turns.append(_turn(off, on, asked, draws, guesses_first=number % 2 == 0))
+                    turns = turns[1:]
                     gains = ratios([turn.off_s for turn in turns], [turn.on_s for turn in turns])
                     rows.append((workload, f"{temperature:g}", str(count), *_cells(turns, gains)))
                     samples[f"{workload} {temperature:g} {count}"] = [asdict(turn) for turn in turns]
@@ -183,23 +193,43 @@ def _cells(turns: Sequence[Turn], gains: Sequence[float]) -> tuple[str, ...]:
     )
 
 
+def _questions(options: argparse.Namespace) -> list[str]:
+    """Return the questions of the file that the options name, in any order; empty without one."""
+    if options.questions is None:
+        return []
+    try:
+        found = [line for line in Path(options.questions).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError("questions", options.questions, "a text file in UTF-8, one question a line") from error
+    num_asked = len(TEMPERATURES) * (1 + options.repeat) * sum(options.sequences)
+    if len(found) < num_asked:
+        allowed = f"a file of {num_asked} questions or more, not {len(found)}: none is asked twice"
+        raise InvalidConfigError("questions", options.questions, allowed)
+    random.Random(0).shuffle(found)
+    return found
+
+
+def _next_question(questions: list[str], workload: str, rng: random.Random) -> list[dict[str, str]]:
+    """Return a question of a workload; for chat, one of those from a file if there are any. Mutates `questions`."""
+    if workload == "chat" and questions:
+        return [{"role": "user", "content": questions.pop()}]
+    return conversation(workload, rng)
+
+
 def _turn(
-    off: LLM, on: LLM, workload: str, sampling: SamplingParams, rng: random.Random, place: tuple[int, int]
+    off: LLM, on: LLM, asked: list[list[dict[str, str]]], draws: Sequence[SamplingParams], *, guesses_first: bool
 ) -> Turn:
-    """Ask both engines the same; which is first changes from turn to turn. `place`: how many at once, which turn."""
-    count, number = place
-    asked = [conversation(workload, rng) for _ in range(count)]
-    draws = [replace(sampling, seed=rng.randrange(1 << 30)) for _ in range(count)]
+    """Ask both engines the same."""
     times: dict[bool, float] = {}
     texts: dict[bool, list[list[int]]] = {}
     before, foreseen = on.stats(), replace(on.engine.scheduler.drafts.foreseen)
-    for guesses in (False, True) if number % 2 else (True, False):
+    for guesses in (guesses_first, not guesses_first):
         began_s = time.perf_counter()
         outputs = (on if guesses else off).chat(asked, draws, use_tqdm=False)
         times[guesses] = time.perf_counter() - began_s
         texts[guesses] = [output.outputs[0].token_ids for output in outputs]
     if texts[False] != texts[True]:
-        raise ExecutionError(f"guesses have changed a text of the workload {workload}")
+        raise ExecutionError(f"guesses have changed an answer to one of {[each[0]['content'] for each in asked]}")
     after, now = on.stats(), on.engine.scheduler.drafts.foreseen
     return Turn(
         off_s=times[False],
