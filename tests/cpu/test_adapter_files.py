@@ -159,6 +159,20 @@ def test_fused_matrices_share_a_and_have_their_rows_of_b(tmp_path: Path) -> None
     assert not first[Part.KEY].b[:, 4:].any()
 
 
+def test_keys_and_values_of_latents_that_a_file_splits_have_their_rows_of_one_adapter(tmp_path: Path) -> None:
+    spec, attention = SPECS["latent"], "model.layers.{layer}.self_attn."
+    fused = {
+        Part.KEY_UP: WeightSource(f"{attention}kv_b_proj", run=12, period=28),
+        Part.VALUE_UP: WeightSource(f"{attention}kv_b_proj", first_row=12, run=16, period=28),
+    }
+    split = {Part.KEY_UP: WeightSource(f"{attention}k_b_proj"), Part.VALUE_UP: WeightSource(f"{attention}v_b_proj")}
+    one, other = (replace(spec, sources={**spec.sources, **sources}) for sources in (fused, split))
+    folder = write_adapter(tmp_path, adapter_tensors(one, parts=(Part.KEY_UP, Part.VALUE_UP)))
+    for mine, theirs in zip(read_adapter(folder, one, 32).read(), read_adapter(folder, other, 32).read(), strict=True):
+        assert (mine.layer, mine.part) == (theirs.layer, theirs.part)
+        assert np.array_equal(mine.a, theirs.a) and np.array_equal(mine.b, theirs.b)
+
+
 def stacked(spec: DecoderSpec, experts: Tensors, rank: int) -> Tensors:
     """Return the adapter of experts as that of two parameters of a module, as PEFT wraps one in the other."""
     assert spec.experts is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ MATRICES = {
     "mlp.down_proj": "ffn_down",
 }
 RANK, ALPHA = 5, 10.0
+CASES = Path(__file__).parents[1] / "golden" / "data" / "families" / "cases.json"
 
 
 def turned(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
@@ -45,14 +47,21 @@ def write_gguf_adapter(
     for key, value in ({"general.type": "adapter", "adapter.type": "lora"} | (settings or {})).items():
         writer.add_string(key, value)
     writer.add_float32("adapter.lora.alpha", ALPHA)
+    experts: dict[str, list[NDArray[np.float32]]] = {}
     for name, numbers in tensors.items():
         layer, _, rest = name.removeprefix(f"{PEFT}model.layers.").partition(".")
         module, _, which = rest.removesuffix(".weight").rpartition(".lora_")
+        if module.startswith("mlp.experts."):
+            stack = f"blk.{layer}.{MATRICES['mlp.' + module.rpartition('.')[2]]}_exps.weight.lora_{which.lower()}"
+            experts.setdefault(stack, []).append(numbers)
+            continue
         rows = numbers
         if architecture == "llama" and which == "B" and module in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = spec.attention.num_heads if "q_proj" in module else spec.attention.num_kv_heads
             rows = turned(numbers, heads)
         writer.add_tensor(f"blk.{layer}.{MATRICES[module]}.weight.lora_{which.lower()}", rows)
+    for name, each in experts.items():
+        writer.add_tensor(name, np.stack(each))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -80,6 +89,27 @@ def test_it_is_the_adapter_that_it_was_converted_from(tmp_path: Path, architectu
             (output,) = llm.generate([[5, 6, 7]], adapter="tune", max_tokens=8, temperature=0, use_tqdm=False)
             texts.append(output.outputs[0].token_ids)
     assert texts[0] == texts[1]
+
+
+def test_experts_are_those_that_were_stacked(tmp_path: Path) -> None:
+    case = json.loads(CASES.read_text())["forms"]["qwen3-moe"]
+    (tmp_path / "config.json").write_text(json.dumps(case["config"]))
+    spec = read_model(ModelFolder(tmp_path)).spec
+    tensors = adapter_tensors(spec, rank=RANK)
+    folder = write_adapter(tmp_path / "tune", tensors, {"lora_alpha": ALPHA})
+    file = write_gguf_adapter(tmp_path / "tune.gguf", tensors, spec, "qwen3moe")
+    ones, others = (
+        {(each.layer, each.part, each.expert): each for each in read_adapter(path, spec, 16).read()}
+        for path in (folder, file)
+    )
+    assert ones.keys() == others.keys() and len(ones) > 2 * 3 * 6
+    for place, one in ones.items():
+        assert np.array_equal(one.a, others[place].a) and np.array_equal(one.b, others[place].b), place
+    for which in "AB":
+        half = {name: each for name, each in tensors.items() if not name.endswith(f"up_proj.lora_{which}.weight")}
+        path = write_gguf_adapter(tmp_path / f"{which}.gguf", half, spec, "qwen3moe")
+        with pytest.raises(CheckpointError, match="alone"):
+            read_adapter(path, spec, 16)
 
 
 def test_files_that_are_no_adapter_of_the_model_are_refused(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """An adapter in a GGUF file, as llama.cpp converts it: its tensors by the names of PEFT.
 
-    blk.3.attn_q.weight.lora_a   [rank, in]      general.type     adapter
-    blk.3.attn_q.weight.lora_b   [out, rank]     adapter.type     lora
-                                                 adapter.lora.alpha
+    blk.3.attn_q.weight.lora_a          [rank, in]               general.type     adapter
+    blk.3.attn_q.weight.lora_b          [out, rank]              adapter.type     lora
+    blk.3.ffn_up_exps.weight.lora_a     [experts, rank, in]      adapter.lora.alpha
 
 Where a model's file has the rows of a matrix in another order (gguf/tensors.py), an adapter has those of B so.
 """
@@ -19,7 +19,7 @@ from quire.compute.adapters.settings import AdapterSettings
 from quire.compute.arrays import FloatArray
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.settings import architecture_of
-from quire.compute.gguf.tensors import GgufEntry, GgufTensors
+from quire.compute.gguf.tensors import EXPERTS, GgufEntry, GgufTensors
 from quire.compute.models.base import DecoderSpec
 from quire.core.errors import CheckpointError
 
@@ -48,13 +48,24 @@ class GgufAdapter:
         key = f"{architecture_of(header)}.attention.head_count"
         counts = {key: spec.attention.num_heads, f"{key}_kv": spec.attention.num_kv_heads}
         self._b = GgufTensors(replace(header, settings={**header.settings, **counts}, tensors=sides[B]))
-        self._a = GgufTensors(replace(header, tensors={OF_A + stem: each for stem, each in sides[A].items()}))
-        modules = {entry.tensor.start: ours.removesuffix(".weight") for ours, entry in self._b.entries.items()}
-        self._of_b = {f"{module}.lora_B.weight": f"{module}.weight" for module in modules.values()}
-        self._of_a = {}
-        for stem in sides[A]:
-            module = modules[sides[B][stem].start] if stem in sides[B] else stem.removesuffix(".weight")
-            self._of_a[f"{module}.lora_A.weight"] = OF_A + stem
+        # Those of experts are in no other order, and their names stand for one matrix of each expert.
+        self._a = GgufTensors(
+            replace(
+                header, tensors={(stem if _is_of_experts(stem) else OF_A + stem): sides[A][stem] for stem in sides[A]}
+            )
+        )
+        stems = {sides[B][stem].start: stem for stem in sides[B]}
+        self._of_b, self._of_a = dict[str, str](), dict[str, str]()
+        for ours, entry in self._b.entries.items():
+            module, stem = ours.removesuffix(".weight"), stems[entry.tensor.start]
+            self._of_b[f"{module}.lora_B.weight"] = ours
+            of_a = ours if _is_of_experts(stem) else OF_A + stem
+            if of_a in self._a.entries:
+                self._of_a[f"{module}.lora_A.weight"] = of_a
+        for name in sorted(
+            self._a.entries.keys() - self._of_a.values()
+        ):  # without B: refused by the name of its module
+            self._of_a[f"{name.removeprefix(OF_A).removesuffix('.weight')}.lora_A.weight"] = name
 
     @property
     def entries(self) -> Mapping[str, GgufEntry]:
@@ -79,6 +90,10 @@ def gguf_settings(header: GgufHeader) -> AdapterSettings:
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < math.inf:
         raise CheckpointError(f"{header.path}: adapter.lora.alpha", alpha, "a number above 0")
     return AdapterSettings(str(header.path), None, float(alpha), False, (), ())
+
+
+def _is_of_experts(stem: str) -> bool:
+    return stem.removesuffix(".weight").rpartition(".")[2] in EXPERTS
 
 
 def is_gguf(path: Path) -> bool:

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from quire.compute.models.base import Activation, DecoderSpec, Part
-from quire.compute.weights.decoder_weights import expected_tensors
+from quire.compute.models.base import Activation, DecoderSpec, Part, WeightSource
 
 ADAPTED: Final = frozenset(
     {Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}
@@ -31,6 +30,8 @@ PREFIXES: Final = ("model.language_model.", "language_model.model.", "language_m
 """Before the layers, by release and by how a model was opened for training."""
 
 INNER: Final = ".base_layer"
+FUSED: Final = ".kv_b_proj"
+SPLIT_KEY: Final = ".k_b_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +90,10 @@ def bare_name(module: str) -> str:
 
 def modules_of(spec: DecoderSpec) -> Mapping[str, Sequence[Module]]:
     """Return the modules that can have an adapter, by bare name; a name may be that of either of two parameters."""
-    shapes, places = expected_tensors(spec), dict[str, list[Place]]()
+    places: dict[str, list[Place]] = {}
     for stem, place in _places(spec):
         places.setdefault(bare_name(stem), []).append(place)
-    totals = {
-        bare_name(name.removesuffix(".weight")): shape for name, shape in shapes.items() if name.endswith(".weight")
-    }
-    modules: dict[str, list[Module]] = {}
-    for name, found in places.items():
-        is_transposed = spec.sources[found[0].part].transposed
-        modules[name] = [Module(found, totals[name][1 if is_transposed else 0])]
+    modules = {name: [Module(found, sum(place.num_outputs for place in found))] for name, found in places.items()}
     for name, each in _parameters(spec):
         modules.setdefault(name, []).append(each)
         modules.setdefault(name + INNER, []).append(each)
@@ -107,17 +102,28 @@ def modules_of(spec: DecoderSpec) -> Mapping[str, Sequence[Module]]:
 
 def _places(spec: DecoderSpec) -> Iterator[tuple[str, Place]]:
     """Yield each matrix that can have an adapter, with the name of its tensor."""
+    sources = {**spec.sources, **_fused_by_head(spec)}
     for index, layer in enumerate(spec.layers):
         count = spec.experts.num_experts if spec.experts is not None and layer.sparse else 0
         parts = [(part, shape, 0) for part, shape in spec.layer_parts(layer).items()]
         parts += [(part, shape, expert) for expert in range(count) for part, shape in spec.expert_parts().items()]
         for part, shape, expert in parts:
             if part in ADAPTED:
-                source, (outputs, inputs) = spec.sources[part], shape.weight
-                yield (
-                    source.stem_of(index, expert),
-                    Place(index, part, expert, outputs, inputs, source.rows_of(outputs)),
-                )
+                source, (outputs, inputs) = sources[part], shape.weight
+                place = Place(index, part, expert, outputs, inputs, source.rows_of(outputs))
+                yield source.stem_of(index, expert), place
+
+
+def _fused_by_head(spec: DecoderSpec) -> dict[Part, WeightSource]:
+    """Return where an adapter has what makes keys and values of latents, if a GGUF file has them in two tensors."""
+    latent, key = spec.attention.latent, spec.sources.get(Part.KEY_UP)
+    if latent is None or key is None or not key.stem.endswith(SPLIT_KEY):
+        return {}
+    stem, period = key.stem.removesuffix(SPLIT_KEY) + FUSED, latent.plain_dim + latent.value_dim
+    return {
+        Part.KEY_UP: WeightSource(stem, run=latent.plain_dim, period=period),
+        Part.VALUE_UP: WeightSource(stem, first_row=latent.plain_dim, run=latent.value_dim, period=period),
+    }
 
 
 def _parameters(spec: DecoderSpec) -> Iterator[tuple[str, Module]]:
