@@ -45,7 +45,7 @@ SPARE_TASKS: Final = 128
 SPARE_ENTRIES: Final = 512
 """Additional entries, for contexts that are cut."""
 LEAST_TOKENS_OF_TASK: Final = 4
-"""Of longer queries: there is room for so many tasks that each has this many tokens."""
+"""Of longer queries: there is room for a task for every few tokens, this many."""
 MOST_MERGED: Final = 256
 """Tokens of longer queries that are computed in parts, of the room for a step."""
 LONGEST_SHARE: Final = 0.75
@@ -210,13 +210,13 @@ class Room:
 
     @classmethod
     def of_short(cls, num_tokens: int) -> Room:
-        """Return room for so many tokens of short queries."""
+        """Return room for this number of tokens of short queries."""
         num_entries = ENTRIES_EACH * num_tokens + SPARE_ENTRIES
         return cls(TASKS_EACH * num_tokens + SPARE_TASKS, num_entries, num_tokens, num_entries)
 
     @classmethod
     def of_longer(cls, num_tokens: int) -> Room:
-        """Return room for so many tokens of longer queries."""
+        """Return room for this number of tokens of longer queries."""
         num_tasks = num_tokens // LEAST_TOKENS_OF_TASK + SPARE_TASKS
         return cls(num_tasks, num_tokens + MOST_PARTS, min(num_tokens, MOST_MERGED), MOST_PARTS)
 
