@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import struct
 import threading
 import time
@@ -337,6 +338,38 @@ def test_bundles_go_from_process_to_process_and_outlive_a_kill(tmp_path: Path) -
         answer = server.complete(fields)
         assert answer["choices"] == expected
         assert answer["usage"]["prompt_tokens_details"]["by_tier"] == {"device": 0, "disk": 64}
+
+
+def test_an_engine_that_dies_under_an_import_ends_only_that_call(tmp_path: Path, bundle: bytes) -> None:
+    cache = tmp_path / "cache"
+    with served_process(tmp_path, "--disk-cache", str(cache)) as server:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)) as connection:
+            connection.putrequest("POST", "/cache/import")
+            connection.putheader("content-type", "application/octet-stream")
+            connection.putheader("content-length", str(len(bundle)))
+            connection.endheaders(bundle[: len(bundle) // 2])
+            wait_until(lambda: list(cache.glob("incoming-*")))
+            (engine,) = engines_of(server.process.pid)
+            os.kill(engine, signal.SIGKILL)
+            connection.send(bundle[len(bundle) // 2 :])
+            answer = Answer.of(connection.getresponse())
+        assert answer.status in (200, 503), "200: it was started again meanwhile"
+        wait_until(lambda: not list(cache.glob("incoming-*")))
+        server.wait_ready()
+        taken = json.loads(posted(server, "/cache/import", bundle, BUNDLE))
+        assert taken["added"] + taken["known"] == 4
+        details = server.complete({"prompt": PROMPT, "max_tokens": 1})["usage"]["prompt_tokens_details"]
+        assert details["by_tier"] == {"device": 0, "disk": 64}
+
+
+def engines_of(server: int) -> list[int]:
+    """Return the engines among the processes that a server has started."""
+    found = []
+    for task in Path(f"/proc/{server}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            if b"engine_host" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
 
 
 def posted(server: ServedProcess, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:

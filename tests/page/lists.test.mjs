@@ -94,7 +94,7 @@ test("the list is filtered from the beginning, and when the choice changes", () 
 
 function openRequests() {
     const span = (name) => new Element("span", { class: name });
-    const bar = new Element("div", { role: "progressbar" }, ...["from-disk", "from-cache", "computed", "missing"].map(span));
+    const bar = new Element("div", { role: "progressbar" }, ...["from-disk", "from-host", "from-cache", "computed", "missing"].map(span));
     const cells = ["status", "tenant", "own", "call", "tokens", "cached"].map(span);
     const row = new Element("tr", {}, new Element("button", {}, span("swatch")), ...cells, bar);
     openDocument({ "request-row": { content: new Element("fragment", {}, row) } });
@@ -114,6 +114,7 @@ const request = (id, more = {}) => ({
     total: 20,
     cached: 8,
     fromDisk: 0,
+    fromHost: 0,
     preemptions: 0,
     look: id % 24,
     call: `req-${id}234567890`,
@@ -177,21 +178,21 @@ test("the bars of all requests have one scale, and their parts add up to the len
         request(1, { computed: 12, total: 20, cached: 8 }),
         request(2, { computed: 4, total: 10, cached: 6 }), // hit, but not yet counted as computed
         request(3, { computed: 42, total: 40, cached: 0 }), // the last step computed past its end
-        request(4, { computed: 12, total: 20, cached: 8, fromDisk: 6 }),
+        request(4, { computed: 12, total: 20, cached: 8, fromDisk: 3, fromHost: 4 }),
     ];
     table.update(requests, []);
-    const parts = body.children.map((row) => [".from-disk", ".from-cache", ".computed", ".missing"].map((name) => width(row, name)));
+    const parts = body.children.map((row) => [".from-disk", ".from-host", ".from-cache", ".computed", ".missing"].map((name) => width(row, name)));
     assert.deepEqual(parts, [
-        ["0%", "20%", "10%", "20%"],
-        ["0%", "10%", "0%", "15%"],
-        ["0%", "0%", "105%", "0%"],
-        ["15%", "5%", "10%", "20%"],
+        ["0%", "0%", "20%", "10%", "20%"],
+        ["0%", "0%", "10%", "0%", "15%"],
+        ["0%", "0%", "0%", "105%", "0%"],
+        ["7.5%", "10%", "2.5%", "10%", "20%"],
     ]);
     assert.equal(text(body.children[0], ".tokens"), "10 + 10");
     const bar = body.children[0].querySelector("[role=progressbar]");
     assert.equal(bar.ariaValueText, "12 of 20 tokens computed, 8 of them from the cache");
     const other = body.children[3].querySelector("[role=progressbar]");
-    assert.equal(other.ariaValueText, "12 of 20 tokens computed, 8 of them from the cache, 6 of those from disk");
+    assert.equal(other.ariaValueText, "12 of 20 tokens computed, 8 of them from the cache, 3 of those from disk, 4 of those from the host");
     assert.deepEqual([bar.ariaValueNow, bar.ariaValueMax, bar.ariaLabel], [12, 20, "request 1"]);
 });
 

@@ -109,7 +109,7 @@ def test_a_frame_tells_only_what_has_changed() -> None:
         control.step()
     frame = journal.take(1.0, EngineStats())
     assert len(list(unpacked(frame.blocks, 6))) == 4
-    assert len(list(unpacked(frame.requests, 9))) == 1
+    assert len(list(unpacked(frame.requests, 10))) == 1
     assert frame.is_whole and not frame.begins
     idle = journal.take(1.0, EngineStats())
     assert (idle.blocks, idle.gone, idle.events, idle.tenants) == (b"", b"", b"", [])

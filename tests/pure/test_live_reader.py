@@ -172,7 +172,7 @@ def frame_of(num_blocks: int, block_ids: range, **fields: Any) -> LiveFrame:
         "tenants": ["a"],
         "blocks": packed((block_id, 1, 1, 0, -2, 0) for block_id in block_ids),
         "block_times": b"\x00" * 8 * len(block_ids),
-        "requests": packed([(0, 1, 0, 5, 4, 6, 0, 0, 0)]),
+        "requests": packed([(0, 1, 0, 5, 4, 6, 0, 0, 0, 0)]),
         "ids": ["31"],
         "gone": b"",
         "slots": b"",
@@ -376,11 +376,11 @@ def test_a_request_is_shown_with_the_id_of_its_call() -> None:
     reader = live.join(ANYBODY)
     live.note_call("31", "req-1f2a")
     model.show(frame_of(4, range(1)))
-    assert line_of(live, reader)["requests"] == [[0, "running", "a", 5, 4, 6, 0, 0, "req-1f2a", 0]]
-    model.show(frame_of(4, range(1), begins=False, requests=packed([(0, 1, 0, 5, 5, 7, 4, 0, 3)]), ids=[""]))
-    assert line_of(live, reader)["requests"] == [[0, "running", "a", 5, 5, 7, 4, 0, "req-1f2a", 3]]
-    model.show(frame_of(4, range(1), begins=False, requests=b"", ids=[], gone=packed([(0, 6, 8, 4, 3)])))
-    assert line_of(live, reader)["gone"] == [[0, 6, 8, 4, 3]]
+    assert line_of(live, reader)["requests"] == [[0, "running", "a", 5, 4, 6, 0, 0, "req-1f2a", 0, 0]]
+    model.show(frame_of(4, range(1), begins=False, requests=packed([(0, 1, 0, 5, 5, 7, 4, 0, 3, 1)]), ids=[""]))
+    assert line_of(live, reader)["requests"] == [[0, "running", "a", 5, 5, 7, 4, 0, "req-1f2a", 3, 1]]
+    model.show(frame_of(4, range(1), begins=False, requests=b"", ids=[], gone=packed([(0, 6, 8, 4, 3, 1)])))
+    assert line_of(live, reader)["gone"] == [[0, 6, 8, 4, 3, 1]]
 
 
 def test_ids_of_calls_are_forgotten_when_there_are_too_many() -> None:
@@ -389,6 +389,6 @@ def test_ids_of_calls_are_forgotten_when_there_are_too_many() -> None:
     for number in range(MOST_CALLS + 31):
         live.note_call(str(number), f"req-{number}")
     reader = live.join(ANYBODY)
-    requests = packed([(number, 1, 0, 5, 4, 6, 0, 0, 0) for number in range(2)])
+    requests = packed([(number, 1, 0, 5, 4, 6, 0, 0, 0, 0) for number in range(2)])
     model.show(frame_of(4, range(1), requests=requests, ids=["30", "31"]))
     assert [row[8] for row in line_of(live, reader)["requests"]] == ["", "req-31"]

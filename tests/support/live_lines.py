@@ -39,9 +39,9 @@ class Picture:
                 del self.blocks[row[0]]
         for row in frame["requests"]:
             self.requests[row[0]] = row
-        for number, computed, total, cached, from_disk in frame["gone"]:
+        for number, computed, total, cached, from_disk, from_host in frame["gone"]:
             del self.requests[number]
-            assert total > 0 and computed >= 0 and cached >= from_disk >= 0
+            assert total > 0 and computed >= 0 and cached >= from_disk + from_host >= from_host >= 0
             self.tokens_from_disk += from_disk
         self.events += frame["events"]
         self.last = frame

@@ -44,7 +44,7 @@ class LivePicture:
         if mirror is None or not mirror.is_whole:
             return
         requests = self._scan_requests()
-        assert sorted(row[1:9] for row in mirror.requests.values()) == sorted(requests.values())
+        assert sorted(row[1:10] for row in mirror.requests.values()) == sorted(requests.values())
         memory = self.scheduler.memory
         for block in memory.pool.blocks:
             row = mirror.block(block.block_id)
@@ -86,6 +86,7 @@ class LivePicture:
                 request.num_cached_tokens,
                 request.num_preemptions,
                 request.num_disk_tokens,
+                request.num_host_tokens,
             )
             for request in alive
         }

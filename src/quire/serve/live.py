@@ -257,12 +257,13 @@ class Live:
             evictions, preemptions = stats.evictions_total, stats.preemptions_total
             guesses = stats.num_verified_guesses, stats.num_right_guesses, stats.drafts_total
             disk = stats.num_disk_slots, stats.num_kept_blocks, stats.disk_hit_tokens_total
+            host = stats.num_host_blocks, stats.num_cached_host_blocks, stats.host_hit_tokens_total
         else:
             every = [self._totals.get(reader.name, LiveTotals())]
             queried, hit = every[0].prompt_tokens, every[0].cached_tokens
             held = Holdings() if mirror is None else mirror.holdings(reader.name)
             evictions, preemptions = held.evictions, held.preemptions
-            guesses = disk = 0, 0, 0  # how many of others' were right, or kept, would tell what they say
+            guesses = disk = host = 0, 0, 0  # how many of others' were right, or kept, would tell what they say
         return {
             "prompt_tokens": sum(each.prompt_tokens for each in every),
             "generated_tokens": sum(each.generated_tokens for each in every),
@@ -276,6 +277,9 @@ class Live:
             "disk_slots": disk[0],
             "disk_blocks": disk[1],
             "disk_tokens": disk[2],
+            "host_blocks": host[0],
+            "host_cached": host[1],
+            "host_tokens": host[2],
             "rejected": self._num_rejected(reader),
         }
 

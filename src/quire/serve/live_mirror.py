@@ -58,6 +58,7 @@ class RequestRow(NamedTuple):
     num_cached: int
     num_preemptions: int
     num_from_disk: int
+    num_from_host: int
     engine_id: str = ""
 
 
@@ -117,9 +118,9 @@ class LiveMirror:
         requests = self._set_requests(zip(unpacked(frame.requests, REQUEST_COLUMNS), frame.ids, strict=True))
         gone = [
             self.requests.pop(number)._replace(
-                num_computed=computed, num_known=known, num_cached=cached, num_from_disk=from_disk
+                num_computed=computed, num_known=known, num_cached=cached, num_from_disk=disk, num_from_host=host
             )
-            for number, computed, known, cached, from_disk in unpacked(frame.gone, GONE_COLUMNS)
+            for number, computed, known, cached, disk, host in unpacked(frame.gone, GONE_COLUMNS)
             if number in self.requests
         ]
         for held in self._holdings:

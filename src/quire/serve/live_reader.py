@@ -225,11 +225,12 @@ class LiveReader:
             row.num_preemptions,
             self._calls.get(row.engine_id, ""),
             row.num_from_disk,
+            row.num_from_host,
         ]
 
     def _gone_row(self, row: RequestRow) -> Row:
         number = self._number(self._names.requests, row.number)
-        return [number, row.num_computed, row.num_known, row.num_cached, row.num_from_disk]
+        return [number, row.num_computed, row.num_known, row.num_cached, row.num_from_disk, row.num_from_host]
 
     def _event_row(self, event: EventRow) -> Row:
         number = self._number(self._names.requests, event.request)

@@ -32,10 +32,10 @@ UNCHANGED_S: Final = -1.0
 
 BLOCK_COLUMNS: Final = 6
 """Id, state, reference count, owner, parent, tenant."""
-REQUEST_COLUMNS: Final = 9
-"""Number, status, tenant, tokens of the prompt, computed, known, from the cache, preemptions, from disk."""
-GONE_COLUMNS: Final = 5
-"""Number, and as they were at the end: tokens computed, known, from the cache, from disk."""
+REQUEST_COLUMNS: Final = 10
+"""Number, status, tenant, tokens of the prompt, computed, known, from the cache, preemptions, from disk, from host."""
+GONE_COLUMNS: Final = 6
+"""Number, and as they were at the end: tokens computed, known, from the cache, from disk, from host."""
 EVENT_COLUMNS: Final = 4
 """Kind, request, number, tenant."""
 SLOT_COLUMNS: Final = 3
@@ -216,7 +216,7 @@ class LiveJournal:
             number = self._numbers.pop(request, NOBODY)
             if request in self._told:
                 self._told.remove(request)
-                from_cache = request.num_cached_tokens, request.num_disk_tokens
+                from_cache = request.num_cached_tokens, request.num_disk_tokens, request.num_host_tokens
                 gone.append((number, request.num_computed, len(request.tokens), *from_cache))
         self._moving = moving
         return rows, ids, gone
@@ -232,6 +232,7 @@ class LiveJournal:
             request.num_cached_tokens,
             request.num_preemptions,
             request.num_disk_tokens,
+            request.num_host_tokens,
         )
 
     def _number(self, request: Request) -> int:

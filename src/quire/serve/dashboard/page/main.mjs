@@ -218,6 +218,12 @@ class Page {
             set("disk", count(kept));
             find("tile-disk").title = `${count(kept)} of ${count(slots)} blocks; ${count(hits)} tokens came from there`;
         }
+        const { host_blocks: room, host_cached: copies, host_tokens: moved } = totals;
+        find("tile-host").hidden = find("key-host").hidden = moved === 0 && copies === 0;
+        if (room > 0) {
+            set("host", count(copies));
+            find("tile-host").title = `${count(copies)} of ${count(room)} blocks; ${count(moved)} tokens came from there`;
+        }
         set("saved", count(ledger.saved));
         set("evictions", count(totals.evictions));
         set("preemptions", count(totals.preemptions));

@@ -1,6 +1,6 @@
 // The table of requests: what each has had computed, and what of its prompt came from the cache.
 //
-//     |▓▓▓▓▒▒▒▒████████░░░░|      from disk · cached · computed · still to be computed; all bars on one scale
+//     |▓▓▓▓▒▒▒▒████████░░░░|      from disk · from the host · cached · computed · still to be computed; all bars on one scale
 //
 // Rows are kept from frame to frame and only their cells are written again, so that a button keeps its focus.
 
@@ -87,7 +87,7 @@ export class Requests {
     }
 
     write(row, request, longest) {
-        const { promptTokens, computed, total, cached, fromDisk } = request;
+        const { promptTokens, computed, total, cached, fromDisk, fromHost } = request;
         const set = (name, text) => {
             const cell = row.querySelector(name);
             if (cell.textContent !== text) cell.textContent = text;
@@ -105,12 +105,16 @@ export class Requests {
         bar.ariaValueMax = total;
         bar.ariaValueNow = computed;
         const disk = fromDisk ? `, ${fromDisk} of those from disk` : "";
-        bar.ariaValueText = `${computed} of ${total} tokens computed, ${cached} of them from the cache${disk}`;
+        const host = fromHost ? `, ${fromHost} of those from the host` : "";
+        bar.ariaValueText = `${computed} of ${total} tokens computed, ${cached} of them from the cache${disk}${host}`;
         bar.ariaLabel = `request ${request.id}`;
         const part = (name, tokens) => (bar.querySelector(name).style.width = `${(100 * tokens) / longest}%`);
         const fromCache = Math.min(cached, computed);
-        part(".from-disk", Math.min(fromDisk, fromCache));
-        part(".from-cache", fromCache - Math.min(fromDisk, fromCache));
+        const disks = Math.min(fromDisk, fromCache);
+        const hosts = Math.min(fromHost, fromCache - disks);
+        part(".from-disk", disks);
+        part(".from-host", hosts);
+        part(".from-cache", fromCache - disks - hosts);
         part(".computed", computed - fromCache);
         part(".missing", Math.max(total - computed, 0));
     }

@@ -97,8 +97,8 @@ export class Memory {
 }
 
 /** Return a request as an object. */
-function readRequest([id, status, tenant, promptTokens, computed, total, cached, preemptions, call, fromDisk]) {
-    return { id, status, tenant, promptTokens, computed, total, cached, preemptions, call, fromDisk };
+function readRequest([id, status, tenant, promptTokens, computed, total, cached, preemptions, call, fromDisk, fromHost]) {
+    return { id, status, tenant, promptTokens, computed, total, cached, preemptions, call, fromDisk, fromHost };
 }
 
 /** Everything known of a server. `step` is -1 until the first frame, and null for a tenant. */
@@ -176,13 +176,13 @@ export class Model {
     }
 
     /** A request has ended, with these tokens; its events say how. Mutates. */
-    end([id, computed, total, cached, fromDisk], events) {
+    end([id, computed, total, cached, fromDisk, fromHost], events) {
         const request = this.requests.get(id);
         if (!request) return;
         this.requests.delete(id);
         this.looks[request.look] -= 1;
         const how = events.findLast(([, kind, who]) => who === id && ENDS.includes(kind));
-        this.ended.unshift({ ...request, computed, total, cached, fromDisk, status: how ? how[1] : "ended" });
+        this.ended.unshift({ ...request, computed, total, cached, fromDisk, fromHost, status: how ? how[1] : "ended" });
         if (this.ended.length > MAX_ENDED) this.ended.pop();
     }
 
