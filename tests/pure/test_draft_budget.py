@@ -27,7 +27,8 @@ def requests_with(counts: Sequence[int]) -> list[Request]:
 def budget_with(times: dict[int, float]) -> DraftBudget:
     budget = DraftBudget()
     for num_tokens, microseconds in times.items():
-        budget.note_step(num_tokens, round(microseconds))
+        budget.note_step(num_tokens, num_tokens, round(microseconds))
+        budget.note_step(0, num_tokens, round(microseconds))
     return budget
 
 
@@ -171,6 +172,20 @@ def test_guesses_are_searched_for_where_sure_ones_would_bring_much(num_running: 
     assert budget_with(FLAT).could_pay(num_running)
 
 
+@pytest.mark.parametrize(("plain_us", "are_verified"), [(1000, False), (1450, True)])
+def test_what_any_guess_costs_a_step_is_weighed_too(plain_us: int, are_verified: bool) -> None:
+    """More tokens cost nothing here, but a step with guesses takes longer than one without: it is planned with care."""
+    budget, requests = DraftBudget(), requests_with([4, 0, 0, 0])
+    budget.note_step(4, 4, plain_us)
+    for num_tokens in (5, 8, 16):
+        budget.note_step(4, num_tokens, 1500)
+    for _ in range(30):
+        budget.note_verified(requests[0], 1, 0)  # it has shown little
+    budget.note_verified(requests[0], 1, 1)
+    budget.share_out(requests, 4)
+    assert any(len(request.drafts) for request in requests) == are_verified
+
+
 def model_budget(num_running: int, times: dict[int, int], pass_us: int) -> tuple[DraftBudget, list[Request]]:
     """A budget that has measured steps and passes, and requests that a draft model may guess for."""
     budget, requests = (
@@ -268,7 +283,8 @@ def test_what_is_foreseen_is_the_gain_of_guesses_that_are_as_right_as_they_were(
     budget, request = DraftBudget(), Request("r", [1])
     assert budget.foreseen.gain == 1.0
     for num_tokens, duration_us in ((1, 10_000), (2, 11_000), (4, 13_000)):
-        budget.note_step(num_tokens, duration_us)
+        budget.note_step(num_tokens, num_tokens, duration_us)
+        budget.note_step(0, num_tokens, duration_us)
     budget.note_pass(1, 1_000)
     request.guesser = "draft_model"
     for _ in range(80):

@@ -294,7 +294,7 @@ class Scheduler:
         if record.requests and record.is_without_prompts:  # without requests, a step is for the disk alone
             drafts = [(chunk.request, len(chunk.drafts)) for chunk in record.chunks if chunk.drafts]
             self.drafts.foresee(len(record.requests), drafts, list(record.depths.values()))
-            self.drafts.note_step(record.num_tokens, result.duration_us)
+            self.drafts.note_step(len(record.requests), record.num_tokens, result.duration_us)
             self.drafts.note_pass(len(record.depths), result.draft_us)
         for chunk, count in zip(record.chunks, result.num_tokens[len(record.decodes) :], strict=True):
             if chunk.drafts and count:

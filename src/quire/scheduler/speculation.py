@@ -5,11 +5,12 @@ guesses were right, and one more. The text is the same either way: a guess count
 have been drawn. So the one question is time.
 
     chance of a request   how often its guesses were right lately, those of each kind of proposer by themselves
-    t(r)                  how long a step with r tokens takes, measured
+    t(r)                  how long a step with r tokens takes, measured; one without guesses by itself
 
 The next guess of a request is verified while its chance of being reached and right, for the time that it adds, beats
 what the step brings so far for the time that it takes. While memory binds, a few tokens more cost next to nothing; when
-arithmetic binds, each costs its full share, and guesses vanish by themselves.
+arithmetic binds, each costs its full share, and guesses vanish by themselves. A step with guesses also takes longer to
+plan and to draw from, so it must beat the step without any.
 
 Chances and times come from results, so the scheduler reads no clock, and a log replays.
 """
@@ -130,7 +131,8 @@ class DraftBudget:
     """Decides which guesses are verified, and remembers how requests and steps have fared."""
 
     def __init__(self) -> None:
-        self.times = StepTimes()
+        self.plain_times = StepTimes()  # of steps without guesses
+        self.times = StepTimes()  # of steps with guesses: planning and drawing take longer in them
         self.pass_times = StepTimes()  # of a draft model, by the number of rows
         self.foreseen = Foreseen()
         self._passes_us = 0.0  # of the draft model in a step, as last planned
@@ -156,10 +158,13 @@ class DraftBudget:
         # The likeliest guess first: (chance that it is reached and right, negated; which request).
         queue = [(-self._chance(request), place) for place, request in enumerate(found)]
         heapify(queue)
+        now = self._step_us(num_running, total)
         while queue and total - num_running < MAX_STEP_DRAFTS:
             negated, place = queue[0]
-            if not self._pays(-negated, total, expected):
+            then = self._step_us(num_running, total + 1)
+            if not self._pays(-negated, expected, now, then):
                 break
+            now = then
             request = found[place]
             counts[place] += 1
             total += 1
@@ -168,9 +173,13 @@ class DraftBudget:
                 heapreplace(queue, (negated * self._chance(request), place))
             else:
                 heappop(queue)
+        alone_us = self._step_us(num_running, num_running)
+        if expected * alone_us < num_running * now:  # the step is faster without any
+            counts, total, expected, now = [0] * len(found), num_running, float(num_running), alone_us
+        hopeful = self._pays(HOPE, expected, now, self._step_us(num_running, total + 1))
         for place, request in enumerate(found):
-            if not counts[place] and self._is_rested(request) and self._pays(HOPE, total, expected):
-                counts[place], total = 1, total + 1
+            if not counts[place] and self._is_rested(request) and hopeful:
+                counts[place] = 1
             request.drafts = request.drafts[: counts[place]] if counts[place] else NO_DRAFTS
 
     def depths(self, requests: Sequence[Request], num_running: int, most: int) -> dict[Request, int]:
@@ -181,7 +190,7 @@ class DraftBudget:
         apart from one guess now and then.
         """
         self._passes_us = 0.0
-        if not self.times.of(num_running):
+        if not self.times.least:
             return dict.fromkeys(requests, min(most, FIRST_DEPTH, MAX_STEP_DRAFTS // max(1, len(requests))))
         chances = [self._chance_by(request, "draft_model") for request in requests]
         likeliest = sorted(range(len(requests)), key=lambda place: -chances[place])
@@ -200,7 +209,7 @@ class DraftBudget:
 
     def _best_passes(self, chances: Sequence[float], num_running: int, most: int) -> tuple[int, int]:
         """Return for how many of the requests, the first ones, how many passes bring most; (0, 0): none do."""
-        best, best_rate = (0, 0), num_running / self.times.of(num_running)
+        best, best_rate = (0, 0), num_running / self._step_us(num_running, num_running)
         reached, gained = [1.0] * len(chances), [0.0] * len(chances)
         for depth in range(1, most + 1):
             expected, is_better = float(num_running), False
@@ -209,7 +218,7 @@ class DraftBudget:
                 gained[place] += reached[place]
                 expected += gained[place]
                 count = place + 1
-                step_us = self.times.of(num_running + count * depth) + depth * self._pass_us(count)
+                step_us = self._step_us(num_running, num_running + count * depth) + depth * self._pass_us(count)
                 if expected > best_rate * step_us:
                     best, best_rate, is_better = (count, depth), expected / step_us, True
             if not is_better:
@@ -219,7 +228,21 @@ class DraftBudget:
     def _pass_us(self, num_rows: int) -> float:
         """Return the time of a pass of the draft model, which shrinks with its rows as steps do."""
         least, found = self.pass_times.least, self.pass_times.of(num_rows)
-        return found * self.times.of(num_rows) / self.times.of(round(least)) if 0 < num_rows < least else found
+        if not 0 < num_rows < least:
+            return found
+        return found * self._step_us(num_rows, num_rows) / self._step_us(round(least), round(least))
+
+    def _step_us(self, num_running: int, num_tokens: float) -> float:
+        """Return the time of a step of this many requests, whose other tokens are guesses; 0: none was measured.
+
+        With fewer guesses than were measured, it is on the line from the step without any.
+        """
+        alone_us = self.plain_times.of(num_running) or self.times.of(num_running)
+        if num_tokens <= num_running:
+            return alone_us
+        least, with_us = self.times.least, max(alone_us, self.times.of(num_tokens))
+        share = (num_tokens - num_running) / (least - num_running) if num_tokens < least else 1.0
+        return alone_us + share * (with_us - alone_us)
 
     def could_pay(self, num_running: int) -> bool:
         """Return whether guesses are worth a search in steps of this many requests. Does not mutate.
@@ -227,19 +250,19 @@ class DraftBudget:
         They are if a step brought `LEAST_GAIN` times as much for its time with guesses that are all right, and until
         larger steps have been measured.
         """
-        alone_us, most = self.times.of(num_running), num_running + min(MAX_STEP_DRAFTS, MOST_DRAFTS * num_running)
+        alone_us = self._step_us(num_running, num_running)
+        most = num_running + min(MAX_STEP_DRAFTS, MOST_DRAFTS * num_running)
         sizes = [size for size in self.times.sizes if size > LEAST_GAIN * num_running]
         if not sizes:
             return True
-        times = [(size, self.times.of(size)) for size in sizes if size < most]
-        slope = (self.times.of(sizes[-1]) - alone_us) / (sizes[-1] - num_running)
+        times = [(size, self._step_us(num_running, size)) for size in sizes if size < most]
+        slope = (self._step_us(num_running, sizes[-1]) - alone_us) / (sizes[-1] - num_running)
         times.append((most, alone_us + slope * (most - num_running)))
         return any(alone_us * size >= LEAST_GAIN * num_running * step_us for size, step_us in times)
 
-    def _pays(self, chance: float, total: int, expected: float) -> bool:
-        """Whether one more token in the step, right with this chance, brings more for its time than the step does."""
-        now = self.times.of(total)
-        return chance * (now + self._passes_us) >= expected * MARGIN * (self.times.of(total + 1) - now)
+    def _pays(self, chance: float, expected: float, now: float, then: float) -> bool:
+        """Whether one more token, right with this chance, brings more for its time than what the step takes now."""
+        return chance * (now + self._passes_us) >= expected * MARGIN * (then - now)
 
     def _is_rested(self, request: Request) -> bool:
         left = self._rests.get(request, 1) - 1
@@ -251,7 +274,7 @@ class DraftBudget:
 
         `depths`: how many tokens the draft model guessed, for each request that it guessed for.
         """
-        alone_us = self.times.of(num_requests)
+        alone_us = self._step_us(num_requests, num_requests)
         if not alone_us:
             return
         expected = float(num_requests)
@@ -259,13 +282,15 @@ class DraftBudget:
             chance = self._chance(request)
             expected += sum(chance**place for place in range(1, count + 1))
         num_tokens = num_requests + sum(count for _, count in drafts)
-        self.foreseen.with_us += self.times.of(num_tokens) + max(depths, default=0) * self._pass_us(len(depths))
+        step_us, passes = self._step_us(num_requests, num_tokens), max(depths, default=0)
+        self.foreseen.with_us += step_us + passes * self._pass_us(len(depths))
         self.foreseen.without_us += alone_us * expected / num_requests
 
-    def note_step(self, num_tokens: int, duration_us: int) -> None:
-        """A step of decodes and guesses took so long; 0: nobody measured. Mutates."""
+    def note_step(self, num_requests: int, num_tokens: int, duration_us: int) -> None:
+        """A step of decodes, and of guesses if it has more tokens, took so long; 0: nobody measured. Mutates."""
         if duration_us > 0:
-            self.times.note(num_tokens, float(duration_us))
+            times = self.times if num_tokens > num_requests else self.plain_times
+            times.note(num_tokens, float(duration_us))
 
     def note_pass(self, num_rows: int, duration_us: int) -> None:
         """A pass of a draft model for this many rows took so long; 0: there was none. Mutates."""
