@@ -11,7 +11,7 @@ import pytest
 
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.engine.commands import OPERATOR_COMMANDS
-from quire.engine.process.supervised import SupervisedLLM
+from quire.engine.replicas.supervised import SupervisedLLM
 from support.server import running_server
 
 PROMPT = [5] * 40

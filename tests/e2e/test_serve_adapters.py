@@ -24,8 +24,8 @@ from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvalidConfigError, InvalidRequestError
 from quire.engine.door import Ticket
-from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.stats import ModelState
+from quire.engine.replicas.supervised import SupervisedLLM
 from quire.guide import GUIDE_FOLDER
 from quire.serve.config import ServerConfig
 from quire.serve.loading.build import make_model_set

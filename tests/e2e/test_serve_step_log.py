@@ -20,9 +20,9 @@ import pytest
 from quire import EngineConfig, ExecutionError, SamplingParams
 from quire.cli import main
 from quire.engine.commands import Abort, Add, Clear, Stop, read_command
-from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.stats import ModelState
 from quire.engine.records.step_log import COMMANDED, PLANNED, read_records, replay
+from quire.engine.replicas.supervised import SupervisedLLM
 from support.server import RunningServer, running_server
 
 SCHEMA = {"type": "object", "properties": {"name": {"enum": ["block", "table"]}}, "required": ["name"]}

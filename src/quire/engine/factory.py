@@ -92,6 +92,13 @@ class EngineBlueprint:
         return pooling_of(self.model.source) if self.config.pooling == "auto" else self.config.pooling
 
     @property
+    def fingerprint(self) -> str:
+        """Names what the bits of the engine depend on: two of the same machine that are equal here compute the same."""
+        from quire.compute.worker.store.identity import files_digest, fingerprint, identity_of
+
+        return fingerprint(identity_of(self.model, self.backend.facts, files_digest))
+
+    @property
     def adapters(self) -> dict[str, AdapterFacts]:
         """The adapters that the settings name, by name."""
         return {name: self._facts_of(adapter) for name, adapter in self.model.adapters.items()}

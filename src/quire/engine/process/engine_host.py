@@ -123,6 +123,7 @@ class EngineHost:
         self._connection = connection
         self._clock = clock
         self._next_loaded_s = 0.0
+        self._num_delivered = 0
         self._thread: EngineThread | None = None  # once the engine is built
         self._patience = PATIENCE
         self._step, self._server = Standstill(clock), Standstill(clock)
@@ -162,7 +163,7 @@ class EngineHost:
             blueprint.masks.open()  # so that the first grammar need not wait for the vocabulary
         blueprint = blueprint.measured(self._note_loaded)
         core = blueprint.build(self._clock, self._note_loaded)
-        return core, Ready(core.scheduler.limits, blueprint.report)
+        return core, Ready(core.scheduler.limits, blueprint.report, blueprint.fingerprint)
 
     def _obey(self, thread: EngineThread) -> None:
         """Pass messages on until there are no more."""
@@ -191,7 +192,8 @@ class EngineHost:
             self._die(f"a step took more than {max_step_s:g} s (max_step_s)")
 
     def _deliver(self, updates: list[SequenceUpdate]) -> None:
-        self._connection.send(Updates.of(updates))
+        self._connection.send(Updates.of(updates, self._num_delivered))
+        self._num_delivered += 1
 
     def _die(self, message: str) -> None:
         """End the process because the engine has failed: log the reason and tell the server."""

@@ -72,10 +72,11 @@ class Loaded(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The engine takes requests, with these limits."""
+    """The engine takes requests, with these limits. Engines of equal `fingerprint` compute the same bits."""
 
     limits: RequestLimits
     report: EngineReport
+    fingerprint: str = ""
 
 
 class Failed(Message, frozen=True):
@@ -111,12 +112,13 @@ class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Updates(Message, frozen=True):
-    """The updates of sequences."""
+    """The updates of sequences, in messages that are numbered from 0."""
 
     entries: list[Update]
+    number: int = 0
 
     @classmethod
-    def of(cls, updates: Iterable[SequenceUpdate]) -> Updates:
+    def of(cls, updates: Iterable[SequenceUpdate], number: int = 0) -> Updates:
         """Return the message of some updates."""
         return cls(
             [
@@ -135,7 +137,8 @@ class Updates(Message, frozen=True):
                     each.vector,
                 )
                 for each in updates
-            ]
+            ],
+            number,
         )
 
     @property

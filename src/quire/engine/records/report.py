@@ -41,6 +41,7 @@ class EngineReport:
     recommends_sampling: bool = False
     disk_cache: str = ""
     labels: tuple[str, ...] = ()
+    num_replicas: int = 1
 
     def facts(self) -> list[tuple[str, str]]:
         """Return labels and texts, without the memory. Does not mutate."""
@@ -60,6 +61,7 @@ class EngineReport:
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
             ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
+            *([("replicas", f"{self.num_replicas}, each with what follows")] if self.num_replicas > 1 else ()),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
             ("KV memory", f"{plan.num_blocks:,} blocks of {self.block_size} tokens, {at_once}"),
             *disk,
