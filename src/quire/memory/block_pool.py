@@ -37,6 +37,12 @@ class BlockJournal(Protocol):
         ...
 
 
+class EntryJournal(Protocol):
+    """Notes which entries of the index got or lost a block, while a router asks for it."""
+
+    touched: dict[PrefixEntry, None]
+
+
 class BlockPool:
     """A fixed number of blocks; calls `on_evict` with each entry that lost its block to an eviction.
 
@@ -67,6 +73,7 @@ class BlockPool:
         self.num_evictions = 0
         self.num_extra_holders = 0  # sum over blocks of (ref_count - 1): blocks that sharing saves
         self.journal: BlockJournal | None = None
+        self.cache_journal: EntryJournal | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -165,6 +172,8 @@ class BlockPool:
         block.priority = request.priority
         block.published_at = self._num_published
         entry.block_ids[group] = block_id
+        if self.cache_journal is not None:
+            self.cache_journal.touched[entry] = None
         if self.journal is not None:
             self.journal.touched.add(block_id)
 
@@ -181,6 +190,8 @@ class BlockPool:
             if self._quota is not None:
                 self._quota.remove(block)
             self._free_list.put(block_id)
+        if self.cache_journal is not None:
+            self.cache_journal.touched[entry] = None
         if self.journal is not None:
             self.journal.touched.add(block_id)
         return entry
@@ -204,6 +215,8 @@ class BlockPool:
         block.entry = None
         self._free_list.put(block.block_id)
         self.num_evictions += 1
+        if self.cache_journal is not None:
+            self.cache_journal.touched[entry] = None
         if self.journal is not None:
             self.journal.note_eviction(block)
         self._on_evict(entry)
