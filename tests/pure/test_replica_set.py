@@ -18,7 +18,7 @@ from quire.engine.commands import Abort, Add, Clear, Stop
 from quire.engine.process.heartbeat import BEAT_S
 from quire.engine.records.stats import ModelState
 from quire.engine.replicas import replica as replica_module
-from quire.engine.replicas import replica_set
+from quire.engine.replicas import rolling
 from quire.engine.replicas.replica_set import AT_FAULT, MOST_WAIT_S
 from support.fake_engines import POISON, VOCAB, Fleet
 from support.shadow import expected_search, expected_tokens
@@ -28,7 +28,7 @@ from support.shadow import expected_search, expected_tokens
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine is started again without a delay."""
     monkeypatch.setattr(replica_module, "FIRST_RESTART_S", 0.0)
-    monkeypatch.setattr(replica_set, "LOOK_S", 0.0)
+    monkeypatch.setattr(rolling, "LOOK_S", 0.0)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

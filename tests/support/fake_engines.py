@@ -33,6 +33,7 @@ from quire.engine.process.messages import (
 from quire.engine.replicas.replica_set import ReplicaSet
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.memory.manager import KVCacheManager
+from quire.routing.router import Router
 from quire.scheduler.scheduler import Scheduler
 from support.shadow import ShadowExecutor
 
@@ -154,7 +155,7 @@ class Fleet:
         self.engines: list[FakeEngine | None] = [None] * num_replicas
         self.starts: list[int] = []
         self.fingerprints = list(fingerprints)  # of the engines in the order in which they start
-        self.set = ReplicaSet(self._start, ReplicaSettings(num_replicas, **options), self.clock)
+        self.set = ReplicaSet(self._start, ReplicaSettings(num_replicas, **options), Router(4, b"key"), self.clock)
         self.set.serve(self.reader)
 
     async def _start(self, index: int) -> FakeEngine:

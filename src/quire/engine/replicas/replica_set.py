@@ -4,10 +4,10 @@
           ▲                              │  ▲   └───► Replica 1 ──► engine
           └────────── updates ───────────┘  └── lost: its parts go on in others, before new requests
 
-To the streams of a server this is one engine (`EngineLink`). A request goes to the engine with the fewest tokens to
-compute. Every token that an engine reports is kept, so when the engine dies, its texts go on in another one with the
-same bits (`parts`), and the request that killed it is found (`suspects`). An engine that is drained gives its requests
-away in the same manner, so that a rolling restart ends none.
+To the streams of a server this is one engine (`EngineLink`). The router chooses the engine of a request. Every token
+that an engine reports is kept, so when the engine dies, its texts go on in another one with the same bits (`parts`),
+and the request that killed it is found (`suspects`). An engine that is drained gives its requests away in the same
+manner, so that a rolling restart ends none.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ from quire.engine.records.live import LiveFrame, ShowLive
 from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats, joined_stats
 from quire.engine.replicas.parts import Part, TrackedRequest
 from quire.engine.replicas.replica import Replica
+from quire.engine.replicas.rolling import roll
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.suspects import Suspects
+from quire.routing.prompts import RoutedPrompt
+from quire.routing.router import Router
 
 logger = logging.getLogger("quire.engine")
 
 MOST_WAIT_S: Final = 30.0
 """How long a request under way waits for an engine that can go on with it."""
-DRAIN_S: Final = 5.0
-"""How long the requests of an engine that is to be restarted may go on there; those left are moved."""
-MOVED_AT_ONCE: Final = 8
-LOOK_S: Final = 0.02
 AT_FAULT: Final = "three engines have ended while they computed it, the last one with nothing else"
 STATES: Final = (
     ModelState.READY,
@@ -76,6 +75,7 @@ class ReplicaSet:
         self,
         start: StartEngine,
         settings: ReplicaSettings,
+        router: Router,
         clock: Clock,
         *,
         note_loaded: NoteLoaded | None = None,
@@ -85,6 +85,7 @@ class ReplicaSet:
         self.replicas = [Replica(index, start, self, clock, silence_s) for index in indices]
         self.settled = asyncio.Event()  # one is ready for the first time, or all failed for good
         self.num_continued = self.num_moved = self.num_at_fault = 0
+        self._router = router
         self._clock = clock
         self._continue_on = settings.continue_on
         self._note_loaded = note_loaded
@@ -95,8 +96,7 @@ class ReplicaSet:
         self._parts: dict[str, Part] = {}  # that engines have, by name
         self._pending: list[Part] = []  # without an engine
         self._num_parts: dict[Replica, int] = dict.fromkeys(self.replicas, 0)
-        self._num_tokens: dict[Replica, int] = dict.fromkeys(self.replicas, 0)  # to compute before they go on
-        self._uncomputed: dict[Part, int] = {}  # those of each part that has not gone on
+        self._unstarted: set[Part] = set()  # those of which an engine has not reported anything yet
         self._draining: set[Replica] = set()
         self._rolling = asyncio.Lock()
         self._suspects = Suspects()
@@ -206,44 +206,31 @@ class ReplicaSet:
         await asyncio.gather(*(replica.close() for replica in self.replicas))
         self.settled.set()
 
+    def close_to_requests(self, replica: Replica) -> None:
+        """Send an engine nothing new until `open_to_requests`; it goes on with what it has. Mutates."""
+        self._draining.add(replica)
+
+    def open_to_requests(self, replica: Replica) -> None:
+        """An engine may get requests again. Mutates."""
+        self._draining.discard(replica)
+        self._place_all()
+
+    def move(self, replica: Replica, most: int) -> list[Part]:
+        """Take at most this many parts from a healthy engine; return those that go on elsewhere instead. Mutates."""
+        parts = [part for part in self._parts.values() if part.replica is replica][:most]
+        return self._move(parts)
+
+    def has_started(self, part: Part) -> bool:
+        """Whether an engine has computed the tokens that a part began with, or need not. Does not mutate."""
+        return part not in self._unstarted
+
     async def roll(self) -> None:
         """Restart the engines one after another; requests under way go on in others. Mutates.
 
         Raises `ExecutionError` if an engine does not come back; those after it are left as they are.
         """
         async with self._rolling:
-            for replica in self.replicas:
-                if replica.is_ready:
-                    await self._restart(replica)
-
-    async def _restart(self, replica: Replica) -> None:
-        epoch = replica.epoch
-        self._draining.add(replica)
-        try:
-            await self._drain(replica)
-            if replica.epoch == epoch:
-                replica.recycle()
-            while replica.epoch == epoch or not replica.is_ready:
-                if replica.state in (ModelState.FAILED, ModelState.CLOSED):
-                    raise ExecutionError(f"replica {replica.index} has not come back: {replica.failure}")
-                await asyncio.sleep(LOOK_S)
-        finally:
-            self._draining.discard(replica)
-            self._place_all()
-
-    async def _drain(self, replica: Replica) -> None:
-        """Wait for the requests of an engine, then move those that are left, a few at a time. Mutates."""
-        end_s, may_move = self._clock.now() + DRAIN_S, self._continue_on != "never"
-        while self.num_parts_of(replica) and replica.is_ready:
-            if not may_move or (self._clock.now() < end_s and self._others(replica)):
-                await asyncio.sleep(LOOK_S)
-                continue
-            moved = self._move([part for part in self._parts.values() if part.replica is replica][:MOVED_AT_ONCE])
-            while self._others(replica) and any(part in self._uncomputed for part in moved):
-                await asyncio.sleep(LOOK_S)
-
-    def _others(self, replica: Replica) -> list[Replica]:
-        return [other for other in self.replicas if other is not replica and other.is_ready]
+            await roll(self, self._clock, may_move=self._continue_on != "never")
 
     async def _tick(self) -> None:
         """End what has waited too long for an engine; once a second."""
@@ -270,6 +257,7 @@ class ReplicaSet:
 
     def replica_ready(self, replica: Replica) -> None:
         """An engine takes requests: those that go on come first. Mutates."""
+        self._router.add(replica.index)
         self._note_ready(replica)
         self._show_one()
         self._place_all()
@@ -288,7 +276,7 @@ class ReplicaSet:
             if part is None or part.replica is not replica:
                 continue  # of one that has ended here, or goes on elsewhere
             told.append(part.take(update))
-            self._note_computed(part)
+            self._note_started(part)
             part.fingerprint = replica.fingerprint
             if part is self._suspects.on_trial and self._suspects.has_passed(part):
                 passed.append(part)
@@ -308,6 +296,7 @@ class ReplicaSet:
 
     def replica_lost(self, replica: Replica, *, is_planned: bool) -> None:
         """An engine is gone: its requests go on in others, except one that is at fault. Mutates."""
+        self._router.lose(replica.index)
         parts = [part for part in self._parts.values() if part.replica is replica]
         for part in parts:
             self._leave(part)
@@ -359,21 +348,32 @@ class ReplicaSet:
         return self._continue_on == "any" or not part.output or part.fingerprint == replica.fingerprint
 
     def _place(self, part: Part, among: Sequence[Replica] | None = None) -> bool:
-        """Send a part to the engine with the fewest tokens to compute; False: none can take it. Mutates."""
+        """Send a part to the engine that the router chooses; False: none can take it. Mutates."""
         engines = [each for each in among or self.replicas if self._is_open(each) and self._has_same_bits(each, part)]
-        if not engines:
-            return False
-        self._put(part, min(engines, key=lambda each: (self._num_tokens[each], self.num_parts_of(each), each.index)))
-        return True
+        if engines:
+            self._put(part, engines)
+        return bool(engines)
 
-    def _put(self, part: Part, replica: Replica) -> None:
-        part.replica = replica
+    def _put(self, part: Part, among: Sequence[Replica]) -> None:
+        """Send a part to one of these engines. Mutates."""
+        router, add = self._router, part.next_add()
+        for each in self.replicas:
+            if each.state.has_engine:
+                (router.resume if each in among else router.pause)(each.index)
+        index = router.choose(part.name, self._routed(add))
+        if index is None:
+            raise InvariantError(f"no engine of {len(among)} was chosen for request {part.name}")
+        part.replica = replica = self.replicas[index]
         self._num_parts[replica] += 1
-        add = part.next_add()
         self._parts[part.name] = part
-        self._uncomputed[part] = part.num_tokens
-        self._num_tokens[replica] += part.num_tokens
+        self._unstarted.add(part)
         replica.send(add)
+
+    def _routed(self, add: Add) -> RoutedPrompt:
+        """Return a request as the router takes it. Does not mutate."""
+        if len(self.replicas) == 1:
+            return RoutedPrompt(len(add.prompt_token_ids), ())
+        return self._router.prompt(add.prompt_token_ids + add.output_token_ids, add.scope)
 
     def _place_all(self) -> None:
         """Send what waits, the oldest first, to engines that can take it. Mutates."""
@@ -424,7 +424,7 @@ class ReplicaSet:
         if idle is not None:
             self.num_continued += 1
             suspects.begin(part, idle)
-            self._put(part, idle)
+            self._put(part, [idle])
         elif all(each.is_ready or each.state is ModelState.FAILED for each in self.replicas):
             suspects.engine = min(allowed, key=self.num_parts_of)  # it runs empty
 
@@ -461,16 +461,17 @@ class ReplicaSet:
             self._requests.pop(request_id, None)
         self._place_all()
 
-    def _note_computed(self, part: Part) -> None:
+    def _note_started(self, part: Part) -> None:
         """The tokens that a part began with are computed. Mutates."""
-        num_tokens = self._uncomputed.pop(part, 0)
-        if part.replica is not None:
-            self._num_tokens[part.replica] -= num_tokens
+        if part in self._unstarted:
+            self._unstarted.remove(part)
+            self._router.started(part.name)
 
     def _leave(self, part: Part) -> None:
         """A part is at no engine any more. Mutates."""
-        self._note_computed(part)
+        self._unstarted.discard(part)
         if part.replica is not None:
+            self._router.finished(part.name)
             self._num_parts[part.replica] -= 1
             del self._parts[part.name]
         part.replica, part.waits_since_s = None, self._clock.now()
@@ -541,9 +542,11 @@ class ReplicaSet:
         )
         if places != under_way:
             raise InvariantError("a sequence under way has no part, or two")
-        for replica, num_tokens in self._num_tokens.items():
-            if num_tokens != sum(count for part, count in self._uncomputed.items() if part.replica is replica):
-                raise InvariantError(f"replica {replica.index}: the tokens to compute are not those of its parts")
+        self._router.check()
+        for replica in self.replicas:
+            names = {name for name, part in self._parts.items() if part.replica is replica}
+            if names != set(self._router.under_way(replica.index)) or len(names) != self._num_parts[replica]:
+                raise InvariantError(f"replica {replica.index}: the router knows other parts than it has")
         on_trial = self._suspects.on_trial
         if on_trial is not None and any(
             part is not on_trial and part.replica is on_trial.replica for part in self._parts.values()

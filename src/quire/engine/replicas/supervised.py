@@ -13,6 +13,7 @@ in the new one. Settings are checked here before any process is started.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import TracebackType
@@ -42,6 +43,7 @@ from quire.engine.streams import RequestStreams
 from quire.engine.text.output_processor import PreparedRequest
 from quire.engine.text.prompts import ChatOptions, Prompt
 from quire.engine.text.tenant_pool import TenantPool
+from quire.routing.router import Router
 
 if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
@@ -77,9 +79,11 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
 
         super().__init__(Door(blueprint or plan_engine(config), text_pool=text_pool))
         self._settings = replicas
+        self._hash_key = secrets.token_bytes(32)
         self._set = ReplicaSet(
             self._start_local,
             replicas,
+            Router(self.config.block_size, self._hash_key),
             clock or SystemClock(),
             note_loaded=note_loaded,
             note_ready=self._note_ready,
