@@ -307,7 +307,7 @@ def test_a_rolling_restart_ends_no_text() -> None:
             for request in requests:
                 fleet.set.send(request)
             await fleet.step()
-            rolling = asyncio.create_task(fleet.set.roll())
+            rolling = asyncio.gather(*(fleet.set.roll() for _ in range(3)))  # it is done once
             while not rolling.done():
                 fleet.clock.advance(2.0)
                 await fleet.step()
@@ -317,6 +317,29 @@ def test_a_rolling_restart_ends_no_text() -> None:
             await fleet.run()
             require_whole(fleet, *requests)
             assert fleet.set.num_continued == 0, "nobody is a suspect"
+
+    run(test)
+
+
+def test_engines_are_restarted_while_a_suspect_is_on_trial() -> None:
+    async def test() -> None:
+        async with Fleet(2) as fleet:
+            requests = [add(str(index), [20 + index] * 5, 60) for index in range(4)]
+            for request in requests:
+                fleet.set.send(request)
+            for _ in range(2):
+                await fleet.step()
+                fleet.engine(0).kill()
+                fleet.engine(1).kill()
+                await fleet.settle()
+            assert fleet.set.num_pending > 0, "some wait for their trial"
+            rolling = asyncio.create_task(fleet.set.roll())
+            while not rolling.done():
+                fleet.clock.advance(2.0)
+                await fleet.step()
+            await rolling
+            await fleet.run()
+            require_whole(fleet, *requests)
 
     run(test)
 

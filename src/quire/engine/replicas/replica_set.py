@@ -118,9 +118,8 @@ class ReplicaSet:
     @property
     def failure(self) -> str:
         """Why no engine takes requests; empty while one does."""
-        return (
-            "" if self.state is ModelState.READY else next((each.failure for each in self.replicas if each.failure), "")
-        )
+        is_ready = self.state is ModelState.READY
+        return "" if is_ready else next((each.failure for each in self.replicas if each.failure), "")
 
     @property
     def num_under_way(self) -> int:
@@ -227,9 +226,13 @@ class ReplicaSet:
     async def roll(self) -> None:
         """Restart the engines one after another; requests under way go on in others. Mutates.
 
-        Raises `ExecutionError` if an engine does not come back; those after it are left as they are.
+        Raises `ExecutionError` if an engine does not come back; those after it are left as they are. Where that is going
+        on already, returns at its end.
         """
+        is_rolling = self._rolling.locked()
         async with self._rolling:
+            if is_rolling:
+                return
             await roll(self, self._clock, may_move=self._continue_on != "never")
 
     async def _tick(self) -> None:
@@ -391,6 +394,8 @@ class ReplicaSet:
 
     def _move(self, parts: Sequence[Part]) -> list[Part]:
         """Take parts from their healthy engine; return those that go on in their place. Mutates."""
+        if self._suspects.on_trial in parts:
+            self._suspects.end_trial()
         for part in parts:
             if part.replica is not None:
                 part.replica.send(Abort(part.name))
@@ -433,7 +438,8 @@ class ReplicaSet:
         self._suspects.end_trial()
         if self._suspects.waiting:
             self._move([part for part in parts if not part.is_over])
-        self._place_all()
+        else:
+            self._place_all()
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 

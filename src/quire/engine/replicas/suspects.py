@@ -70,7 +70,7 @@ class Suspects:
         return part is self.on_trial and (part.is_over or part.progress >= self._goal)
 
     def end_trial(self) -> None:
-        """The part on trial has passed, was lost with a healthy engine, or has ended. Mutates."""
+        """The part on trial has passed, or leaves its engine for another reason than a death. Mutates."""
         self.on_trial = None
 
     def forget(self, part: Part) -> None:
