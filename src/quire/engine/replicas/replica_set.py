@@ -226,8 +226,8 @@ class ReplicaSet:
     async def roll(self) -> None:
         """Restart the engines one after another; requests under way go on in others. Mutates.
 
-        Raises `ExecutionError` if an engine does not come back; those after it are left as they are. Where that is going
-        on already, returns at its end.
+        Raises `ExecutionError` if an engine does not come back; those after it are left as they are. While that goes on
+        already, returns at its end.
         """
         is_rolling = self._rolling.locked()
         async with self._rolling:
@@ -291,6 +291,8 @@ class ReplicaSet:
             self._tell(told)
         if passed:
             self._end_trial(passed)
+        elif self._suspects.waiting:
+            self._begin_trial()  # what has ended may have left an engine to itself
 
     def take_live(self, replica: Replica, frame: LiveFrame) -> None:
         """Show the events in the memory that is watched. Mutates nothing."""
