@@ -151,7 +151,7 @@ class InProcessClient:
                 self._require_engine()
                 self._core.send(command)
                 if command.sampling.num_beams == 1:
-                    self._num_sent[self._core.scheduler.requests[request_id]] = 0
+                    self._num_sent[self._core.scheduler.requests[request_id]] = len(command.output_token_ids)
             case Abort(request_id) | Fail(request_id):
                 if self._forget(request_id):
                     self._core.send(command)
@@ -229,7 +229,7 @@ class InProcessClient:
                 request_id=request.request_id,
                 branch=branch,
                 token_ids=tokens,
-                logprobs=request.logprobs[num_sent:],
+                logprobs=request.logprobs[-len(tokens) :] if tokens else [],  # there are none of tokens it began with
                 num_cached_tokens=request.num_cached_tokens,
                 finish_reason=request.finish_reason,
                 error=request.error,
