@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from quire.core.errors import InvalidConfigError, InvariantError
 from quire.core.request import CacheScope
 from quire.memory.cache_journal import CacheNews
+from quire.routing import router as routing
 from quire.routing.held_blocks import HeldBlocks
-from quire.routing.router import LEAST_LOADED, LEAST_WORK, OWN_WEIGHT, ROUND_ROBIN, Router
+from quire.routing.router import LEAST_LOADED, LEAST_WORK, ROUND_ROBIN, Router
 
 BLOCK = 2
 SCOPES = (CacheScope("a"), CacheScope("b", salt="s"), CacheScope("a", adapter="d"))
@@ -84,7 +85,8 @@ class PlainTarget:
 
     def cost(self, path: list[Prefix], num_tokens: int) -> int:
         own = max(1, num_tokens - BLOCK * self.known(path))
-        return OWN_WEIGHT * own + sum(request.waiting for request in self.requests.values())
+        waiting = sum(request.waiting for request in self.requests.values())
+        return own + waiting + routing.REQUEST_WEIGHT * len(self.requests)
 
     def learn(self, holds: set[Prefix]) -> None:
         for request in self.requests.values():
@@ -103,7 +105,7 @@ class PlainRouter:
         self.finished(name)
         path = prefixes(scope, tokens)
         costs = {
-            index: (target.cost(path, len(tokens)), len(target.requests), target.last_chosen, index)
+            index: (target.cost(path, len(tokens)), target.last_chosen, index)
             for index, target in self.targets.items()
             if target.is_open
         }
@@ -247,8 +249,10 @@ class Play:
 @given(seed=st.integers(0, 1 << 40))
 def test_choices_are_those_of_a_plain_model_that_knows_all_sets(seed: int) -> None:
     play = Play(seed)
-    for _ in range(150):
-        play.turn(is_lossy=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routing, "REQUEST_WEIGHT", seed % 4)  # the prompts are short
+        for _ in range(150):
+            play.turn(is_lossy=False)
 
 
 @settings(max_examples=60, deadline=None)
@@ -287,15 +291,19 @@ def test_nothing_is_kept_of_requests_that_ended_and_engines_that_were_lost() -> 
 # ---- what it is for -------------------------------------------------------------------------------------------------
 
 
-def test_a_burst_of_equal_prefixes_stays_together_until_its_engine_has_too_much_to_do() -> None:
+def test_equal_prefixes_stay_together_until_their_engine_has_more_to_do_than_the_prefix_saves() -> None:
     router = make_router(num_engines=2)
-    shared = list(range(100))
-    chosen = [router.choose(f"r{n}", router.prompt(array("i", [*shared, n, n]))) for n in range(200)]
+    shared = list(range(10_000))
+    chosen = []
+    for number in range(400):
+        chosen.append(router.choose(f"r{number}", router.prompt(array("i", [*shared, number, number]))))
+        if number == 0:
+            router.started("r0")
     changed = chosen.index(1)
     assert chosen[:changed] == [0] * changed
-    assert 100 + 2 * changed >= OWN_WEIGHT * 100, "what waits there is more than computing the prefix elsewhere"
-    assert changed > 40
-    assert chosen[-100:].count(0) == 50, "both have it now"
+    work_there = (2 + routing.REQUEST_WEIGHT) * changed
+    assert work_there >= len(shared) > work_there - 3 * (2 + routing.REQUEST_WEIGHT)
+    assert chosen[changed:].count(0) > 50, "for one request, not for good"
 
 
 def test_equal_requests_in_the_same_moment_do_not_go_to_the_same_engine() -> None:
@@ -348,12 +356,12 @@ def test_an_engine_is_added_once() -> None:
 
 def test_progress_of_a_long_prompt_is_read_from_its_blocks() -> None:
     router = make_router(num_engines=2)
-    long, short = router.prompt(array("i", [7] * 100)), [array("i", [n] * 30) for n in range(8)]
+    long, short = router.prompt(array("i", [7] * 1000)), [array("i", [n] * 300) for n in range(8)]
     assert router.choose("long", long) == 0
     assert router.choose("other", router.prompt(short[0])) == 1
     assert router.choose("more", router.prompt(short[1])) == 1
-    router.note(0, CacheNews(1, 1, True, b"".join(long.digests[:45]), b""))
-    assert router.choose("next", router.prompt(short[2])) == 0, "10 tokens wait there, and 60 at the other"
+    router.note(0, CacheNews(1, 1, True, b"".join(long.digests[:450]), b""))
+    assert router.choose("next", router.prompt(short[2])) == 0, "100 tokens wait there, and 600 at the other"
 
 
 def test_a_survey_is_asked_for_once_for_a_gap_and_again_if_it_was_lost() -> None:

@@ -2,19 +2,19 @@
 
     round_robin    one after another
     least_loaded   the engine with the fewest requests
-    least_work     the engine with the least work: the tokens of this prompt that it would compute, and those of other
-                   prompts that it has still to compute
+    least_work     the engine with the least work: the tokens of this prompt that it would compute, those of other
+                   prompts that it has still to compute, and the requests that it generates for
 
 An engine that holds the prompt's first blocks has less to compute, so equal prefixes stay together. When that engine
 has fallen behind by more than the prefix would save, another one is cheaper, for this request alone: nothing is
-switched over, and no threshold is set.
+switched over, and there is no threshold. Why requests weigh what they weigh: docs/design/routing.md.
 
     choose ──────────────► counts the request at once: the next choice, a microsecond later, sees it
     note(news) ──────────► what each engine can hit, block by block; a block that was waited for is computed
     started, finished ───► nothing of the prompt waits any more; nothing is under way any more
 
-Blocks of prompts under way count as held by the engine that they were sent to, so a burst of equal prefixes goes to one
-place although nothing is computed yet. A wrong entry costs time, never a wrong token: the engine compares tokens
+Blocks of prompts under way count as held by the engine that they were sent to, so equal prefixes stay together although
+nothing is computed yet. A wrong entry costs time, never a wrong token: the engine compares tokens
 itself. So digests suffice, and no tree of texts is kept. What the router remembers is bounded by what the engines hold
 and by the requests under way.
 """
@@ -34,8 +34,8 @@ from quire.routing.held_blocks import HeldBlocks
 from quire.routing.prompts import PromptNames, RoutedPrompt
 
 ROUND_ROBIN, LEAST_LOADED, LEAST_WORK = "round_robin", "least_loaded", "least_work"
-OWN_WEIGHT: Final = 2
-"""A token to compute counts twice: this request waits for it, and so does the next one."""
+REQUEST_WEIGHT: Final = 128
+"""A request under way counts like this many waiting tokens: each step also generates for it."""
 
 
 class RequestUnderWay:
@@ -76,6 +76,10 @@ class Target:
     def num_to_compute(self, prompt: RoutedPrompt) -> int:
         """Return the tokens of a prompt that the engine would compute: the last one at least."""
         return max(min(1, prompt.num_tokens), prompt.num_tokens - self.num_known(prompt) * self._block_size)
+
+    def work(self, prompt: RoutedPrompt) -> int:
+        """Return what there is to do, with a prompt, in tokens. Does not mutate; O(blocks)."""
+        return self.num_to_compute(prompt) + self.num_waiting + REQUEST_WEIGHT * len(self.requests)
 
     def take(self, request_id: str, prompt: RoutedPrompt) -> None:
         """Count a request. Mutates; O(blocks)."""
@@ -133,16 +137,13 @@ class Target:
             raise InvariantError("the awaited blocks are not those of the requests")
 
 
-Cost = Callable[[Target, RoutedPrompt], tuple[int, ...]]
+Cost = Callable[[Target, RoutedPrompt], int]
 
 COSTS: Final = MappingProxyType[str, Cost](
     {
-        ROUND_ROBIN: lambda target, prompt: (),
-        LEAST_LOADED: lambda target, prompt: (len(target.requests),),
-        LEAST_WORK: lambda target, prompt: (
-            OWN_WEIGHT * target.num_to_compute(prompt) + target.num_waiting,
-            len(target.requests),
-        ),
+        ROUND_ROBIN: lambda target, prompt: 0,
+        LEAST_LOADED: lambda target, prompt: len(target.requests),
+        LEAST_WORK: Target.work,
     }
 )
 """What an engine costs a prompt, by the name of the policy; of equal ones the least recently chosen is taken."""
@@ -156,16 +157,18 @@ class Router:
 
     >>> router = Router(block_size=2, hash_key=b"one for all")
     >>> router.add(0); router.add(1)
-    >>> shared = array("i", range(100))
+    >>> shared = array("i", range(1000))
     >>> [router.choose(f"request {number}", router.prompt(shared + array("i", [number]))) for number in range(3)]
-    [0, 0, 0]
-    >>> router.choose("short", router.prompt(array("i", [7, 8])))
-    1
+    [0, 1, 0]
+    >>> router.started("request 0"); router.choose("request 3", router.prompt(shared))
+    0
     """
 
     def __init__(self, block_size: int, hash_key: bytes, policy: str = LEAST_WORK) -> None:
         if policy not in COSTS:
             raise InvalidConfigError("router", policy, f"one of {', '.join(ROUTERS)}")
+        self.reads_blocks = policy == LEAST_WORK
+        """Whether it goes by what engines hold, so that they are to report it."""
         self._names = PromptNames(block_size, hash_key)
         self._cost = COSTS[policy]
         self._targets: dict[int, Target] = {}
@@ -208,7 +211,7 @@ class Router:
 
     def prompt(self, tokens: array[int], scope: CacheScope = DEFAULT_SCOPE) -> RoutedPrompt:
         """Return a prompt as `choose` takes it. Pure, so any thread may call it; about 1 µs for each block."""
-        return self._names.of(tokens, scope)
+        return self._names.of(tokens, scope) if self.reads_blocks else RoutedPrompt(len(tokens), ())
 
     def choose(self, request_id: str, prompt: RoutedPrompt) -> int | None:
         """Return the engine for a request, and count it there; None if no engine may be chosen.
@@ -220,7 +223,7 @@ class Router:
         if not open_targets:
             return None
         cost = self._cost
-        index, target = min(open_targets, key=lambda each: (*cost(each[1], prompt), each[1].last_chosen, each[0]))
+        index, target = min(open_targets, key=lambda each: (cost(each[1], prompt), each[1].last_chosen, each[0]))
         self._num_choices += 1
         target.last_chosen = self._num_choices
         target.take(request_id, prompt)
