@@ -81,6 +81,17 @@ def metric(server: ServedProcess, name: str) -> float:
     return float(found[1])
 
 
+def frame(server: ServedProcess) -> dict[str, Any]:
+    """Return the first frame of /live, once the engine that was killed is back."""
+    while metric(server, 'quire_replica_ready{replica="1"}') == 0:
+        time.sleep(0.02)
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)) as connection:
+        connection.request("GET", "/live")
+        answer = connection.getresponse()
+        found: dict[str, Any] = next(line for line in map(json.loads, answer) if line["type"] == "frame")
+    return found
+
+
 def all_streams(server: ServedProcess, trouble: Any = None) -> list[tuple[Any, ...]]:
     """Return what streams say, while something happens once each of them has begun."""
     begun = threading.Semaphore(0)
@@ -104,6 +115,7 @@ def test_clients_notice_neither_a_kill_nor_a_rolling_restart(tmp_path: Path) -> 
         assert metric(server, 'quire_replica_restarts_total{replica="1"}') == 1
         assert metric(server, "quire_texts_continued_total") > 0
         assert ask(server, "GET", "/health")[0] == 200
+        assert [state for state, _, _ in frame(server)["replicas"]] == ["ready"] * 3
 
         answers: list[tuple[int, str]] = []
         assert all_streams(server, lambda: answers.append(ask(server, "POST", "/restart_engines"))) == calm
