@@ -93,8 +93,8 @@ class EngineProcess:
         self._home = Home()
 
     @classmethod
-    async def start(cls, config: EngineConfig, patience: Patience) -> EngineProcess:
-        """Start a process that builds the engine of some settings."""
+    async def start(cls, config: EngineConfig, patience: Patience, hash_key: bytes = b"") -> EngineProcess:
+        """Start a process that builds the engine of some settings. `hash_key`: as in `Configure`."""
         ours, theirs = socket.socketpair()
         try:
             arguments = ("-m", "quire.engine.process.engine_host", str(theirs.fileno()))
@@ -105,7 +105,7 @@ class EngineProcess:
         finally:
             theirs.close()
         started = cls(process, *await asyncio.open_connection(sock=ours))
-        started.send(Configure(config, patience))
+        started.send(Configure(config, patience, hash_key))
         return started
 
     @property
