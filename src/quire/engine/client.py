@@ -30,6 +30,7 @@ from quire.engine.core import EngineCore
 from quire.engine.process.interrupts import InterruptsDeferred
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import EngineStats
+from quire.memory.cache_journal import CacheNews
 from quire.scheduler.commit import StepOutcome
 
 ASK_S: Final = 0.02
@@ -97,6 +98,15 @@ class EngineClient(Protocol):
 
     def live(self) -> LiveFrame | None:
         """Return what has happened since the last call; None while nothing is noted. Mutates; O(changes + running)."""
+        ...
+
+    @property
+    def has_cache_news(self) -> bool:
+        """Whether `take_cache_news` would tell something."""
+        ...
+
+    def take_cache_news(self) -> CacheNews | None:
+        """Return which blocks can be hit since the last call, and which no more; None: none. Mutates; O(changes)."""
         ...
 
     def close(self) -> None:
@@ -187,6 +197,15 @@ class InProcessClient:
     def live(self) -> LiveFrame | None:
         """Return what has happened since the last call. Mutates."""
         return self._core.take_live()
+
+    @property
+    def has_cache_news(self) -> bool:
+        """Whether `take_cache_news` would tell something."""
+        return self._core.has_cache_news
+
+    def take_cache_news(self) -> CacheNews | None:
+        """Return which blocks can be hit since the last call, and which no more. Mutates."""
+        return self._core.take_cache_news()
 
     def close(self) -> None:
         """Let the engine go. Blocks that are on their way to the disk may arrive, within some seconds."""

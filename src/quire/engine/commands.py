@@ -147,7 +147,12 @@ class Watch(Command):
     every_s: float | None
 
 
-AnyCommand = Add | Abort | Fail | Stop | Clear | LimitPrompts | AskDisk | LoadAdapter | DropAdapter | Watch
+@dataclass(frozen=True, slots=True)
+class Survey(Command):
+    """Report from now on which blocks can be hit, for a router; begin with those that are there."""
+
+
+AnyCommand = Add | Abort | Fail | Stop | Clear | LimitPrompts | AskDisk | LoadAdapter | DropAdapter | Watch | Survey
 
 
 OPERATOR_COMMANDS: Final[Mapping[str, AnyCommand]] = MappingProxyType({"reset_prefix_cache": Clear()})
@@ -169,7 +174,7 @@ class OperatorVerbs(ABC):
 def carry_out(command: Command, scheduler: Scheduler) -> None:
     """Have a scheduler do what a command says. Mutates the scheduler.
 
-    What `Watch` asks for is no decision; nor are adapters, which change what is computed, but not when.
+    What `Watch` and `Survey` ask for is no decision; nor are adapters, which change what is computed, but not when.
     """
     match command:
         case Add():

@@ -158,14 +158,17 @@ class EngineBlueprint:
         clock: Clock,
         note_loaded: NoteLoaded | None = None,
         make_executor: Callable[[WorkerParts], Executor] = Worker,
+        *,
+        hash_key: bytes = b"",
     ) -> EngineCore:
         """Load the weights, allocate the memory, and return the engine. Does not mutate the blueprint.
 
         Calls `note_loaded` with the progress of the weights, if the backend reports it, as the native one does.
-        `make_executor`: for instruments, which change the parts or watch the worker made from them.
+        `make_executor`: for instruments, which change the parts or watch the worker made from them. `hash_key`: that of
+        several engines; empty: one of its own.
         """
         plan = self.report.plan
-        key, path = secrets.token_bytes(32), self.config.step_log
+        key, path = hash_key or secrets.token_bytes(32), self.config.step_log
         memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, key, plan.num_disk_slots)
         scheduler = self.config.scheduler_config(plan.max_model_len)
 
