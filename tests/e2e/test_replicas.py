@@ -174,6 +174,24 @@ def test_a_rolling_restart_ends_no_stream(calm: list[list[Any]]) -> None:
     assert replicas.num_continued == 0
 
 
+def test_requests_that_begin_alike_stay_together() -> None:
+    async def cached(llm: SupervisedLLM, begins: int, number: int) -> int:
+        sampling = SamplingParams(max_tokens=4, temperature=0.0)
+        prompt = [20 + (7 * begins + 3 * i) % 900 for i in range(160)] + [20 + number] * 9
+        deltas = [delta async for delta in llm.deltas(await llm.prepare(prompt, sampling))]
+        return deltas[-1].num_cached_tokens
+
+    async def test() -> None:
+        async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(3)) as llm:
+            await all_ready(llm)
+            for number in range(4):
+                found = [await cached(llm, begins, number) for begins in range(5)]
+                assert found == [160 if number else 0] * 5
+            assert all(replica.stats.hit_tokens_total > 0 for replica in llm.replicas.replicas)
+
+    run(test)
+
+
 def test_a_request_that_kills_engines_ends_alone(calm: list[list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAILPOINTS_VARIABLE, "kill:token=777")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from quire.core.errors import ExecutionError
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
-from quire.engine.commands import Abort, Add, Clear, Stop
+from quire.engine.commands import Abort, Add, Clear, Stop, Survey
 from quire.engine.process.heartbeat import BEAT_S
 from quire.engine.records.stats import ModelState
 from quire.engine.replicas import replica as replica_module
@@ -117,6 +117,37 @@ def test_requests_go_to_the_engine_with_the_fewest_tokens_to_compute() -> None:
             assert len(fleet.engine(0).scheduler.requests) == 2
             await fleet.run()
             require_whole(fleet, long, short, shorter)
+
+    run(test)
+
+
+def test_requests_that_begin_alike_go_where_their_blocks_are() -> None:
+    async def test() -> None:
+        async with Fleet(3) as fleet:
+            shared = [list(range(100 * number, 100 * number + 60)) for number in range(1, 4)]
+            for number in range(9):
+                request = add(str(number), [*shared[number % 3], number], 4)
+                fleet.set.send(request)
+                await fleet.run()
+                require_whole(fleet, request)
+            hits = [fleet.engine(index).client.stats().hit_tokens_total for index in range(3)]
+            assert hits == [120, 120, 120], "each beginning is computed once, in an engine of its own"
+
+    run(test)
+
+
+def test_after_a_report_that_was_lost_an_engine_is_surveyed() -> None:
+    async def test() -> None:
+        async with Fleet(2) as fleet:
+            first, second = list(range(200, 260)), list(range(300, 360))
+            for number, (prompt, fault) in enumerate([(first, "silent"), (second, ""), (first, ""), (first, "")]):
+                fleet.set.send(add(str(number), [*prompt, number], 4))
+                for _ in range(8):
+                    await fleet.step(fault=fault)
+            assert not fleet.set.num_under_way
+            surveys = [fleet.engine(index).commands.count(Survey()) for index in (0, 1)]
+            assert max(surveys) > 1
+            assert sum(fleet.engine(index).client.stats().hit_tokens_total for index in (0, 1)) >= 60
 
     run(test)
 
@@ -386,7 +417,7 @@ def test_commands_for_all_go_to_all_and_closing_ends_everything() -> None:
         fleet = Fleet(2)
         async with fleet:
             fleet.set.send(Clear())
-            assert [fleet.engine(index).commands for index in (0, 1)] == [[Clear()]] * 2
+            assert [fleet.engine(index).commands for index in (0, 1)] == [[Survey(), Clear()]] * 2
             fleet.set.send(add("r", [5] * 4))
         assert fleet.reader.lost == {"r": "the engine is closed"}
         assert fleet.set.state is ModelState.CLOSED

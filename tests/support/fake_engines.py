@@ -21,6 +21,7 @@ from quire.engine.commands import Add, AnyCommand, Command
 from quire.engine.core import EngineCore
 from quire.engine.process.messages import (
     LENGTH_BYTES,
+    Blocks,
     Close,
     FromEngine,
     Message,
@@ -40,6 +41,7 @@ from support.shadow import ShadowExecutor
 VOCAB = 1000
 SPEC = KVCacheSpec.from_layers([None], block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
 LIMITS = RequestLimits(VOCAB, 128, 400, 8)
+KEY = b"one for all"
 POISON = 13
 """An engine that has given a request with this token in its prompt a second token dies."""
 
@@ -49,7 +51,7 @@ class FakeEngine:
 
     def __init__(self, fingerprint: str = "same") -> None:
         config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
-        scheduler = Scheduler(config, KVCacheManager(SPEC, MemoryConfig(num_blocks=100)), LIMITS)
+        scheduler = Scheduler(config, KVCacheManager(SPEC, MemoryConfig(num_blocks=100, hash_key=KEY)), LIMITS)
         self.client = InProcessClient(EngineCore(scheduler, ShadowExecutor(SPEC, VOCAB), ManualClock()))
         self.scheduler = scheduler
         self.is_dead = False
@@ -92,7 +94,10 @@ class FakeEngine:
     # ---- the side of the test ---------------------------------------------------------------------------------------
 
     def step(self, fault: str = "") -> None:
-        """Do a step; `fault`: what becomes of the message about it: lost, doubled, late or torn."""
+        """Do a step; `fault`: what becomes of the message about it: lost, doubled, late, torn or silent.
+
+        A silent engine does not say which blocks it can hit.
+        """
         if self.is_dead or self.client.is_idle:
             return
         updates = self.client.receive()
@@ -101,8 +106,16 @@ class FakeEngine:
             for request in self._alive()
         ):
             self.kill()
-        elif updates:
+            return
+        self._report(fault)
+        if updates:
             self._deliver(updates, fault)
+
+    def _report(self, fault: str) -> None:
+        """Say what can be hit, as the engine's thread does before the updates of a step; it may be lost."""
+        news = self.client.take_cache_news()
+        if news is not None and fault != "silent":
+            self._queue.put_nowait(encode_message(Blocks(news))[LENGTH_BYTES:])
 
     def tell_stats(self) -> None:
         self._queue.put_nowait(Stats(self.client.stats()))
@@ -155,7 +168,7 @@ class Fleet:
         self.engines: list[FakeEngine | None] = [None] * num_replicas
         self.starts: list[int] = []
         self.fingerprints = list(fingerprints)  # of the engines in the order in which they start
-        self.set = ReplicaSet(self._start, ReplicaSettings(num_replicas, **options), Router(4, b"key"), self.clock)
+        self.set = ReplicaSet(self._start, ReplicaSettings(num_replicas, **options), Router(4, KEY), self.clock)
         self.set.serve(self.reader)
 
     async def _start(self, index: int) -> FakeEngine:

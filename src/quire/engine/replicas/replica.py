@@ -24,10 +24,11 @@ from quire.engine.client import SequenceUpdate
 from quire.engine.commands import AnyCommand
 from quire.engine.process.connection import EngineConnection, StartEngine
 from quire.engine.process.heartbeat import BEAT_S, QUIET_S, Standstill
-from quire.engine.process.messages import Beat, Close, Failed, Live, Loaded, Ready, Stats, Updates
+from quire.engine.process.messages import Beat, Blocks, Close, Failed, Live, Loaded, Ready, Stats, Updates
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.report import EngineReport
 from quire.engine.records.stats import EngineStats, ModelState
+from quire.memory.cache_journal import CacheNews
 
 logger = logging.getLogger("quire.engine")
 
@@ -52,6 +53,10 @@ class ReplicaOwner(Protocol):
 
     def take_updates(self, replica: Replica, updates: list[SequenceUpdate]) -> None:
         """An engine has got further with requests."""
+        ...
+
+    def take_blocks(self, replica: Replica, news: CacheNews) -> None:
+        """An engine reports which blocks it can hit now, and which no more."""
         ...
 
     def take_live(self, replica: Replica, frame: LiveFrame) -> None:
@@ -195,6 +200,8 @@ class Replica:
                         owner.take_updates(self, message.updates)
                 case Stats(stats):
                     self.stats = stats
+                case Blocks(news):
+                    owner.take_blocks(self, news)
                 case Live(frame):
                     owner.take_live(self, frame)
                 case Loaded():

@@ -23,7 +23,7 @@ from quire.core.errors import ExecutionError, InvariantError
 from quire.core.executor import NoteLoaded
 from quire.core.request import FinishReason
 from quire.engine.client import SequenceUpdate
-from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop, Watch
+from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop, Survey, Watch
 from quire.engine.process.connection import StartEngine
 from quire.engine.process.heartbeat import BEAT_S
 from quire.engine.process.messages import Loaded
@@ -34,7 +34,7 @@ from quire.engine.replicas.replica import Replica
 from quire.engine.replicas.rolling import roll
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.suspects import Suspects
-from quire.routing.prompts import RoutedPrompt
+from quire.memory.cache_journal import CacheNews
 from quire.routing.router import Router
 
 logger = logging.getLogger("quire.engine")
@@ -261,6 +261,8 @@ class ReplicaSet:
     def replica_ready(self, replica: Replica) -> None:
         """An engine takes requests: those that go on come first. Mutates."""
         self._router.add(replica.index)
+        if self._router.reads_blocks:
+            replica.send(Survey())
         self._note_ready(replica)
         self._show_one()
         self._place_all()
@@ -293,6 +295,11 @@ class ReplicaSet:
             self._end_trial(passed)
         elif self._suspects.waiting:
             self._begin_trial()  # what has ended may have left an engine to itself
+
+    def take_blocks(self, replica: Replica, news: CacheNews) -> None:
+        """Tell the router what an engine can hit. Mutates."""
+        if self._router.note(replica.index, news):
+            replica.send(Survey())
 
     def take_live(self, replica: Replica, frame: LiveFrame) -> None:
         """Show the events in the memory that is watched. Mutates nothing."""
@@ -365,7 +372,8 @@ class ReplicaSet:
         for each in self.replicas:
             if each.state.has_engine:
                 (router.resume if each in among else router.pause)(each.index)
-        index = router.choose(part.name, self._routed(add))
+        prompt = router.prompt(add.prompt_token_ids + add.output_token_ids, add.scope)
+        index = router.choose(part.name, prompt)
         if index is None:
             raise InvariantError(f"no engine of {len(among)} was chosen for request {part.name}")
         part.replica = replica = self.replicas[index]
@@ -373,12 +381,6 @@ class ReplicaSet:
         self._parts[part.name] = part
         self._unstarted.add(part)
         replica.send(add)
-
-    def _routed(self, add: Add) -> RoutedPrompt:
-        """Return a request as the router takes it. Does not mutate."""
-        if len(self.replicas) == 1:
-            return RoutedPrompt(len(add.prompt_token_ids), ())
-        return self._router.prompt(add.prompt_token_ids + add.output_token_ids, add.scope)
 
     def _place_all(self) -> None:
         """Send what waits, the oldest first, to engines that can take it. Mutates."""

@@ -43,7 +43,7 @@ from quire.engine.streams import RequestStreams
 from quire.engine.text.output_processor import PreparedRequest
 from quire.engine.text.prompts import ChatOptions, Prompt
 from quire.engine.text.tenant_pool import TenantPool
-from quire.routing.router import Router
+from quire.routing.router import LEAST_LOADED, LEAST_WORK, Router
 
 if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
@@ -83,7 +83,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         self._set = ReplicaSet(
             self._start_local,
             replicas,
-            Router(self.config.block_size, self._hash_key),
+            Router(self.config.block_size, self._hash_key, LEAST_WORK if replicas.num_replicas > 1 else LEAST_LOADED),
             clock or SystemClock(),
             note_loaded=note_loaded,
             note_ready=self._note_ready,
@@ -210,7 +210,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         await self.close()
 
     async def _start_local(self, index: int) -> EngineConnection:
-        configure = Configure(self.config, self._settings.patience)
+        configure = Configure(self.config, self._settings.patience, self._hash_key)
         is_alone = self._settings.num_replicas == 1
         return await LocalEngine.start(configure, None if is_alone else environment_of(self.config, index, os.environ))
 
