@@ -12,11 +12,24 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from quire.core.sampling_params import MAX_SEED
 from quire.engine.client import SequenceUpdate
 from quire.engine.commands import Add
 from quire.engine.replicas.replica import Replica
+
+AGAIN: Final = "~"
+"""Stands in the name of a part that was sent again, before its number; the door's ids have none."""
+
+
+def request_id_of(name: str) -> str:
+    """Return the id of the request that a part is of. Pure.
+
+    >>> request_id_of("17~2"), request_id_of("17"), request_id_of("")
+    ('17', '17', '')
+    """
+    return name.partition(AGAIN)[0]
 
 
 class TrackedRequest:
@@ -94,7 +107,7 @@ class Part:
         """Return the command that makes an engine begin it, or go on with it, under a new name. Mutates the name."""
         request, output = self.request, self.output
         if request.num_names:
-            self.name = f"{request.add.request_id}~{request.num_names}"
+            self.name = f"{request.add.request_id}{AGAIN}{request.num_names}"
         request.num_names += 1
         sampling = request.add.sampling
         if self.branch is not None:

@@ -23,16 +23,17 @@ from quire.core.errors import ExecutionError, InvariantError
 from quire.core.executor import NoteLoaded
 from quire.core.request import FinishReason
 from quire.engine.client import SequenceUpdate
-from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop, Survey, Watch
+from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop, Survey
 from quire.engine.process.connection import StartEngine
 from quire.engine.process.heartbeat import BEAT_S
 from quire.engine.process.messages import Loaded
-from quire.engine.records.live import LiveFrame, ShowLive
+from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats, joined_stats
 from quire.engine.replicas.parts import Part, TrackedRequest
 from quire.engine.replicas.replica import Replica
 from quire.engine.replicas.rolling import roll
 from quire.engine.replicas.settings import ReplicaSettings
+from quire.engine.replicas.shown_memory import ShownMemory
 from quire.engine.replicas.suspects import Suspects
 from quire.memory.cache_journal import CacheNews
 from quire.routing.router import Router
@@ -100,8 +101,7 @@ class ReplicaSet:
         self._draining: set[Replica] = set()
         self._rolling = asyncio.Lock()
         self._suspects = Suspects()
-        self._watched: tuple[float, ShowLive] | None = None
-        self._shown: Replica | None = None  # whose memory is watched
+        self.memory = ShownMemory(self.replicas)
         self._ticks: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -170,23 +170,9 @@ class ReplicaSet:
                     self._place_all()
             case Stop(request_id, branch):
                 self._stop(request_id, branch)
-            case Watch():
-                if self._shown is not None:
-                    self._shown.send(command)
             case _:
                 for replica in self.replicas:
                     replica.send(command)
-
-    def watch(self, every_s: float, show: ShowLive) -> None:
-        """Call `show` with the events in the memory of one engine: the first that takes requests. Mutates."""
-        self._watched = every_s, show
-        self._shown = None
-        self._show_one()
-
-    def unwatch(self) -> None:
-        """Stop showing memory events. Mutates."""
-        self.send(Watch(None))
-        self._watched = self._shown = None
 
     # ---- its life ---------------------------------------------------------------------------------------------------
 
@@ -264,7 +250,7 @@ class ReplicaSet:
         if self._router.reads_blocks:
             replica.send(Survey())
         self._note_ready(replica)
-        self._show_one()
+        self.memory.choose()
         self._place_all()
         self.settled.set()
 
@@ -303,8 +289,7 @@ class ReplicaSet:
 
     def take_live(self, replica: Replica, frame: LiveFrame) -> None:
         """Show the events in the memory that is watched. Mutates nothing."""
-        if replica is self._shown and self._watched is not None:
-            self._watched[1](frame)
+        self.memory.take(replica, frame)
 
     def replica_lost(self, replica: Replica, *, is_planned: bool) -> None:
         """An engine is gone: its requests go on in others, except one that is at fault. Mutates."""
@@ -312,9 +297,7 @@ class ReplicaSet:
         parts = [part for part in self._parts.values() if part.replica is replica]
         for part in parts:
             self._leave(part)
-        if replica is self._shown:
-            self._shown = None
-            self._show_one()
+        self.memory.lose(replica)
         if self._is_closed:
             return
         if all(each.state is ModelState.FAILED for each in self.replicas):
@@ -527,14 +510,6 @@ class ReplicaSet:
     def _tell(self, updates: list[SequenceUpdate]) -> None:
         if self._owner is not None:
             self._owner.process(updates)
-
-    def _show_one(self) -> None:
-        """Watch the memory of an engine, if one is to be shown and none is. Mutates."""
-        if self._watched is None or self._shown is not None:
-            return
-        self._shown = next((replica for replica in self.replicas if replica.is_ready), None)
-        if self._shown is not None:
-            self._shown.send(Watch(self._watched[0]))
 
     def check(self) -> None:
         """Raise `InvariantError` unless every part is in one place, and every sequence under way has one part."""

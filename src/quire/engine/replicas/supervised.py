@@ -155,11 +155,11 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
 
         The first frames describe the present state, also after a restart of the engine. Mutates.
         """
-        self._set.watch(every_s, show)
+        self._set.memory.watch(every_s, show)
 
     def unwatch(self) -> None:
         """Stop showing memory events. Mutates."""
-        self._set.unwatch()
+        self._set.memory.unwatch()
 
     def send(self, command: AnyCommand) -> None:
         """Send a command, which takes effect before the next step; without an engine, drop it. Mutates."""
