@@ -60,8 +60,8 @@ class EngineReport:
         disk = [("disk cache", f"{plan.num_disk_slots:,} blocks in {self.disk_cache}")] if self.disk_cache else []
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
-            ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             *([("replicas", f"{self.num_replicas}, each with what follows")] if self.num_replicas > 1 else ()),
+            ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
             ("KV memory", f"{plan.num_blocks:,} blocks of {self.block_size} tokens, {at_once}"),
             *disk,
