@@ -412,6 +412,51 @@ def test_a_silent_engine_gets_nothing_new() -> None:
     run(test)
 
 
+def test_an_engine_that_cannot_be_started_keeps_no_other_from_serving() -> None:
+    async def test() -> None:
+        fleet = Fleet(3)
+        fleet.broken = {0, 2}
+        async with fleet:
+            states = [replica.state for replica in fleet.set.replicas]
+            assert states == [ModelState.FAILED, ModelState.READY, ModelState.FAILED]
+            assert fleet.set.state is ModelState.READY
+            assert fleet.set.settled.is_set()
+            request = add("r", [5] * 4)
+            fleet.set.send(request)
+            for _ in range(12):
+                await fleet.step(1)
+            require_whole(fleet, request)
+
+    run(test)
+
+
+def test_where_no_engine_can_be_started_the_set_has_failed_and_says_why() -> None:
+    async def test() -> None:
+        fleet = Fleet(2)
+        fleet.broken = {0, 1}
+        async with fleet:
+            assert fleet.set.state is ModelState.FAILED
+            assert fleet.set.settled.is_set()
+            assert fleet.set.failure == "the engine process: no process for engine 0"
+
+    run(test)
+
+
+def test_an_engine_that_does_not_come_back_ends_what_waits_for_it() -> None:
+    async def test() -> None:
+        async with Fleet(1) as fleet:
+            fleet.set.send(add("r", [5] * 4))
+            await fleet.step()
+            fleet.broken = {0}
+            fleet.engine(0).kill()
+            while fleet.set.state is not ModelState.FAILED:
+                await fleet.settle()
+            assert fleet.reader.lost == {"r": "the engine process: no process for engine 0"}
+            assert len(fleet.starts) == 1 + replica_module.MOST_FAILED_STARTS
+
+    run(test)
+
+
 def test_commands_for_all_go_to_all_and_closing_ends_everything() -> None:
     async def test() -> None:
         fleet = Fleet(2)

@@ -167,12 +167,15 @@ class Fleet:
         self.clock, self.reader = ManualClock(), Reader()
         self.engines: list[FakeEngine | None] = [None] * num_replicas
         self.starts: list[int] = []
+        self.broken: set[int] = set()  # engines that cannot be started
         self.fingerprints = list(fingerprints)  # of the engines in the order in which they start
         self.set = ReplicaSet(self._start, ReplicaSettings(num_replicas, **options), Router(4, KEY), self.clock)
         self.set.serve(self.reader)
 
     async def _start(self, index: int) -> FakeEngine:
         self.starts.append(index)
+        if index in self.broken:
+            raise OSError(f"no process for engine {index}")
         engine = self.engines[index] = FakeEngine(self.fingerprints.pop(0) if self.fingerprints else "same")
         return engine
 
