@@ -5,7 +5,7 @@ The scheduler and the memory manager are the ones that serve; only the model is 
 
 from quire import MemoryConfig, SchedulerConfig
 from quire.cli.model_shapes import find_shape
-from quire.engine.routing import ROUTERS, create_router
+from quire.routing.router import ROUTERS, Router
 from quire.simulate.cost.roofline import RooflineCost
 from quire.simulate.hardware import find_hardware
 from quire.simulate.replica import EngineSetup, PagedEngine
@@ -25,8 +25,8 @@ prompts, turns = DrawnPrompts(ALPACA, longest=8192), Turns(num_turns=6, thinking
 hit_rates = {}
 for name in ROUTERS:
     chats = Conversations(Arrivals(rate=0.5), prompts, turns, duration_s=200.0, seed=7)
-    result = Simulation([PagedEngine(setup) for _ in range(3)], chats, router=create_router(name)).run()
+    result = Simulation([PagedEngine(setup) for _ in range(3)], chats, router=Router(16, b"", name)).run()
     hit_rates[name] = result.hit_rate
     print(f"{name:<16} {result.num_requests} turns, {result.hit_rate:.0%} of their prompts from a cache")
 
-assert hit_rates["prefix_affinity"] > max(hit_rates["round_robin"], hit_rates["least_loaded"])
+assert hit_rates["least_work"] > max(hit_rates["round_robin"], hit_rates["least_loaded"])

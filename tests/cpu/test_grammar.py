@@ -472,7 +472,7 @@ def test_a_server_leaves_grammars_to_its_engine() -> None:
 import asyncio, sys
 from quire import EngineConfig, SamplingParams
 from quire.core.grammar import Grammar
-from quire.engine.process.supervised import SupervisedLLM
+from quire.engine.replicas.supervised import SupervisedLLM
 
 async def ask():
     async with SupervisedLLM(EngineConfig(model="guide", kv_memory="4MiB")) as llm:

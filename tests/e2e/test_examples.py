@@ -50,7 +50,7 @@ FACTS = {
     "tool_calls.py": ["temperature(Oslo)"],
     "simulated_traffic.py": [
         "round_robin      678 turns, 48% of their prompts from a cache",
-        "prefix_affinity  678 turns, 86% of their prompts from a cache",
+        "least_work       678 turns, 77% of their prompts from a cache",
     ],
     "whole_engine.py": [
         "step  0: tokens of a 12 (2 blocks)",

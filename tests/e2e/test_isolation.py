@@ -17,8 +17,9 @@ from quire import LLM, AsyncLLM, EngineConfig, SamplingParams
 from quire.core.errors import ExecutionError, ExecutorLostError, InvalidConfigError
 from quire.core.failpoints import FAILPOINTS_VARIABLE
 from quire.engine.outputs import RequestOutput
-from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.stats import ModelState
+from quire.engine.replicas.settings import ReplicaSettings
+from quire.engine.replicas.supervised import SupervisedLLM
 
 NUM_REQUESTS = 16
 CULPRIT = 6
@@ -225,7 +226,9 @@ def test_an_engine_that_gave_up_is_started_again(monkeypatch: pytest.MonkeyPatch
                     raise ExecutionError("it was tried alone")
 
     async def test() -> None:
-        async with SupervisedLLM(EngineConfig(model="guide", **SETTINGS)) as llm:
+        async with SupervisedLLM(
+            EngineConfig(model="guide", **SETTINGS), replicas=ReplicaSettings(continue_on="never")
+        ) as llm:
             await asyncio.gather(*(read(llm, number) for number in range(NUM_REQUESTS)))
             while llm.state is not ModelState.READY:
                 await asyncio.sleep(0.01)

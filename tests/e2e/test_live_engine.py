@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from quire import AsyncLLM, EngineConfig, SamplingParams
-from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.live import LiveFrame
+from quire.engine.replicas.supervised import SupervisedLLM
 from quire.scheduler.journal import EventKind
 from quire.serve.live_mirror import LiveMirror
 from support.live_picture import LivePicture

@@ -11,7 +11,7 @@ import pytest
 
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.engine.commands import OPERATOR_COMMANDS
-from quire.engine.process.supervised import SupervisedLLM
+from quire.engine.replicas.supervised import SupervisedLLM
 from support.server import running_server
 
 PROMPT = [5] * 40
@@ -64,13 +64,15 @@ def test_over_http_it_takes_an_operator(tmp_path: Path) -> None:
             assert server.ask("POST", "/v1/completions", json.dumps(body).encode(), headers).status == 200
             return server.llm.engine.stats().hit_tokens_total - before
 
-        def reset(headers: dict[str, str]) -> tuple[int, str]:
-            answer = server.ask("POST", "/reset_prefix_cache", None, headers)
+        def reset(headers: dict[str, str], path: str = "/reset_prefix_cache") -> tuple[int, str]:
+            answer = server.ask("POST", path, None, headers)
             return answer.status, answer.error["code"] if answer.status != 200 else ""
 
         assert [hits(), hits()] == [0, 32]
         assert reset({"Authorization": "Bearer alice"}) == (403, "operator_required")
         assert reset({}) == (401, "invalid_api_key")
+        assert reset({"Authorization": "Bearer alice"}, "/restart_engines") == (403, "operator_required")
+        assert reset({"Authorization": "Bearer owner"}, "/restart_engines") == (200, "")
         assert hits() == 32
         assert reset({"Authorization": "Bearer owner"}) == (200, "")
         assert hits() == 0
@@ -82,4 +84,4 @@ def test_without_keys_everybody_is_an_operator_and_each_is_in_the_document() -> 
         assert server.ask("POST", "/reset_prefix_cache", None, {}).status == 200
         assert server.ask("POST", "/reset_prefix_cache", None, {"Origin": "http://evil.example"}).status == 403
         document = json.loads(server.get("/openapi.json").body)
-        assert {f"/{name}" for name in OPERATOR_COMMANDS} <= document["paths"].keys()
+        assert {"/restart_engines", *(f"/{name}" for name in OPERATOR_COMMANDS)} <= document["paths"].keys()

@@ -95,7 +95,7 @@ def test_a_stream_that_meets_another_thread_ends(llm: LLM) -> None:
 HEAD = """
 import asyncio, gc, os, sys, time
 from quire import LLM, AsyncLLM, EngineConfig, Grammar, RequestStateError, SamplingParams
-from quire.engine.process.supervised import SupervisedLLM
+from quire.engine.replicas.supervised import SupervisedLLM
 
 SETTINGS = {"kv_memory": "4MiB", "num_threads": 2}
 SAMPLING = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)

@@ -24,8 +24,9 @@ from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvalidConfigError, InvalidRequestError
 from quire.engine.door import Ticket
-from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.stats import ModelState
+from quire.engine.replicas.settings import ReplicaSettings
+from quire.engine.replicas.supervised import SupervisedLLM
 from quire.guide import GUIDE_FOLDER
 from quire.serve.config import ServerConfig
 from quire.serve.loading.build import make_model_set
@@ -271,6 +272,34 @@ def test_an_engine_that_is_started_again_has_what_it_had(folder: Path, tmp_path:
 
     before, after = asyncio.run(work())
     assert before == after != ""
+
+
+def test_the_text_of_an_adapter_goes_on_in_another_engine(folder: Path) -> None:
+    async def work(num_kills: int) -> list[str]:
+        config = EngineConfig(model="guide", kv_memory="4MiB", num_threads=1, adapter={"mine": str(folder)})
+        async with SupervisedLLM(config, replicas=ReplicaSettings(2)) as llm:
+            replicas, left = llm.replicas.replicas, num_kills
+            while not all(replica.is_ready for replica in replicas):
+                await asyncio.sleep(0.01)
+
+            async def text(number: int) -> str:
+                nonlocal left
+                sampling, found = SamplingParams(max_tokens=300, seed=number, ignore_eos=True), ""
+                ticket = Ticket(adapter="mine" if number % 2 else None)
+                async for each in llm.deltas(await llm.prepare(PROMPT, sampling, ticket)):
+                    found += "".join(delta.text for delta in each.outputs)
+                    if left and replicas[left - 1].process_id is not None:
+                        left -= 1
+                        os.kill(replicas[left].process_id or -1, signal.SIGKILL)
+                return found
+
+            texts = await asyncio.gather(*map(text, range(6)))
+            assert sum(replica.num_restarts for replica in replicas) == num_kills
+            return texts
+
+    calm = asyncio.run(work(0))
+    assert len(set(calm)) == 6
+    assert asyncio.run(work(2)) == calm
 
 
 def test_a_key_may_be_limited_to_names(folder: Path, tmp_path: Path) -> None:

@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 
-from quire import EngineConfig, ExecutionError, SamplingParams
+from quire import EngineConfig, SamplingParams
 from quire.cli import main
 from quire.engine.commands import Abort, Add, Clear, Stop, read_command
-from quire.engine.process.supervised import SupervisedLLM
-from quire.engine.records.stats import ModelState
 from quire.engine.records.step_log import COMMANDED, PLANNED, read_records, replay
+from quire.engine.replicas.supervised import SupervisedLLM
 from support.server import RunningServer, running_server
 
 SCHEMA = {"type": "object", "properties": {"name": {"enum": ["block", "table"]}}, "required": ["name"]}
@@ -126,16 +125,21 @@ def test_an_engine_that_is_started_again_writes_on_in_another_file(tmp_path: Pat
     async def test() -> None:
         async with asyncio.timeout(300), SupervisedLLM(config) as llm:
             await read(llm, "The memory", lambda: None)
-            with pytest.raises(ExecutionError):
-                await read(llm, "A block", lambda: os.kill(llm.engine_process_id or 0, signal.SIGKILL), 1200)
-            while llm.state is not ModelState.READY:
-                await asyncio.sleep(0.01)
+            first = llm.engine_process_id
+
+            def kill() -> None:
+                if llm.engine_process_id == first is not None:
+                    os.kill(first, signal.SIGKILL)
+
+            await read(llm, "A block", kill, 1200)
+            assert llm.stats().restarts_total == 1
             await read(llm, "The pool", lambda: None)
 
     asyncio.run(test())
     logs = [io.BytesIO((tmp_path / name).read_bytes()) for name in ("run.steplog", "run.steplog.1")]
     asked = [[read_command(each.payload) for each in read_records(log) if each.kind == COMMANDED] for log in logs]
-    assert [[type(each) for each in commands] for commands in asked] == [[Add, Add], [Add]]
+    assert [[type(each) for each in commands] for commands in asked] == [[Add, Add], [Add, Add]]
+    assert [len(each.output_token_ids) > 0 for each in asked[1] if isinstance(each, Add)] == [True, False]
     for log in logs:
         log.seek(0)
         assert replay(log) >= 5  # the one that was killed, too: nothing waits in a buffer

@@ -31,8 +31,8 @@ from quire.compute.worker.grammar_rows import GrammarRow
 from quire.core.clock import SystemClock
 from quire.engine.core import EngineCore
 from quire.engine.factory import plan_engine
-from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.step_log import StepLogWriter, replay
+from quire.engine.replicas.supervised import SupervisedLLM
 from support.guesses import Guesser, verify_all_guesses
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_qwen3

@@ -23,8 +23,9 @@ from quire.engine.outputs import RequestDelta
 from quire.engine.process.engine_host import ORPHANED
 from quire.engine.process.heartbeat import QUIET_S, Patience
 from quire.engine.process.messages import Configure, Ready, body_length, encode_message, message_from_engine
-from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.stats import ModelState
+from quire.engine.replicas.settings import ReplicaSettings
+from quire.engine.replicas.supervised import SupervisedLLM
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
 
@@ -35,6 +36,7 @@ WANTED = (
 )
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 SETTINGS: dict[str, Any] = {"kv_memory": "2MiB", "num_threads": 1}
+NEVER = ReplicaSettings(continue_on="never")
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,7 @@ def test_who_leaves_has_ended_the_request(folder: Path) -> None:
 
 def test_an_engine_that_is_killed_is_started_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        async with SupervisedLLM(config(folder)) as llm:
+        async with SupervisedLLM(config(folder), replicas=NEVER) as llm:
             expected = await read(llm, "hello", WANTED[0])
             waiting = [asyncio.create_task(read(llm, "hello", ENDLESS)) for _ in range(3)]
             await until(lambda: llm.stats().num_running == 3)
@@ -150,7 +152,9 @@ def test_an_engine_that_is_killed_is_started_again(folder: Path, caplog: pytest.
 
 def test_an_engine_that_is_stopped_is_told_apart_and_started_again(folder: Path) -> None:
     async def test() -> None:
-        async with SupervisedLLM(config(folder), patience=Patience(max_silence_s=QUIET_S + 2)) as llm:
+        async with SupervisedLLM(
+            config(folder), replicas=replace(NEVER, patience=Patience(max_silence_s=QUIET_S + 2))
+        ) as llm:
             task = asyncio.create_task(read(llm, "hello", ENDLESS))
             await until(lambda: llm.stats().num_running == 1)
             first = llm.engine_process_id
@@ -190,7 +194,9 @@ def test_neither_an_idle_hour_nor_a_long_step_is_silence(folder: Path, monkeypat
     clock = JumpingClock()
 
     async def test() -> None:
-        async with SupervisedLLM(config(folder), patience=Patience(60.0, 8.0), clock=clock) as llm:
+        async with SupervisedLLM(
+            config(folder), replicas=ReplicaSettings(patience=Patience(60.0, 8.0)), clock=clock
+        ) as llm:
             await asyncio.sleep(1.5)  # a beat or two
             clock.jump_s = 3600.0
             await asyncio.sleep(1.5)
@@ -205,7 +211,7 @@ def test_a_step_longer_than_the_limit_ends_the_engine(folder: Path, monkeypatch:
     monkeypatch.setenv("QUIRE_FAILPOINTS", "sleep600:token=77")
 
     async def test() -> None:
-        async with SupervisedLLM(config(folder), patience=Patience(max_step_s=5.0)) as llm:
+        async with SupervisedLLM(config(folder), replicas=replace(NEVER, patience=Patience(max_step_s=5.0))) as llm:
             with pytest.raises(ExecutionError, match=r"a step took more than 5 s \(max_step_s\)"):
                 await read(llm, [5, 77, 6], WANTED[0])
             await until(lambda: llm.state is ModelState.READY)
@@ -225,7 +231,7 @@ def test_an_engine_that_gives_up_says_why(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("QUIRE_FAILPOINTS", "error:tokens=1")  # every step fails, whoever is in it
 
     async def test() -> None:
-        async with SupervisedLLM(config(folder)) as llm:
+        async with SupervisedLLM(config(folder), replicas=NEVER) as llm:
             results = await asyncio.gather(
                 *(read(llm, [token], WANTED[0]) for token in range(20)), return_exceptions=True
             )

@@ -62,21 +62,27 @@ def test_what_is_no_decision_is_not_for_a_scheduler() -> None:
     assert scheduler.calls == []
 
 
-def test_a_request_is_added_as_it_was_before_it_wrote_anything() -> None:
+def test_a_request_is_added_with_the_output_that_it_has() -> None:
     request = Request(
         "r", [5, 6, 7], SamplingParams(seed=3), scope=CacheScope("t", "s", ("k",)), priority=-2, arrival_s=1.5
     )
     request.tokens.extend([8, 9])
     command = Add.of(request)
-    assert command == Add("r", array("i", [5, 6, 7]), SamplingParams(seed=3), CacheScope("t", "s", ("k",)), -2, 1.5)
+    scope, output = CacheScope("t", "s", ("k",)), array("i", [8, 9])
+    assert command == Add(
+        "r", array("i", [5, 6, 7]), SamplingParams(seed=3), scope, -2, 1.5, None, output_token_ids=output
+    )
     scheduler = Noted()
     carry_out(command, scheduler)  # type: ignore[arg-type]
     ((name, added),) = scheduler.calls
     assert name == "add"
-    assert (added.request_id, added.tokens, added.sampling) == ("r", array("i", [5, 6, 7]), SamplingParams(seed=3))
+    assert (added.request_id, added.num_prompt_tokens, added.sampling) == ("r", 3, SamplingParams(seed=3))
+    assert added.tokens == array("i", [5, 6, 7, 8, 9])
     assert (added.scope, added.priority, added.arrival_s) == (CacheScope("t", "s", ("k",)), -2, 1.5)
     added.tokens.append(1)
-    assert len(command.prompt_token_ids) == 3, "each request that is made of it has tokens of its own"
+    assert (len(command.prompt_token_ids), len(command.output_token_ids)) == (3, 2), (
+        "each request that is made of it has tokens of its own"
+    )
     assert Add("r", array("i", [1]), SamplingParams()).to_request().arrival_s == 0.0
 
 
@@ -102,6 +108,7 @@ def test_a_prompt_crosses_as_columns_of_32_bits() -> None:
         [],
         ["Add", "r", [1, 2], {}],
         ["Add", "r", b"\x01\x00\x00", {}, {}, 0, 0.0],
+        ["Add", "r", b"\x01\x00\x00\x00", {}, {}, 0, 0.0, None, b"\x01\x00\x00"],
         ["Command"],
         ["__class__", "r"],
     ],

@@ -7,18 +7,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from quire.cli.options import environment_name
+from quire.core.byte_sizes import parse_bytes
 from quire.core.clock import ManualClock
 from quire.core.config import EngineConfig
 from quire.engine.records.stats import EngineStats
 from quire.serve.config import ServerConfig
+from quire.serve.frame import OPEN_PATHS
 from quire.serve.gate import Gate, GateLimits
 from quire.serve.metrics import CallMetrics, Metrics
 from quire.serve.model import ModelState
 from quire.serve.prometheus import render
+from quire.serve.server import END_S
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 ROOT = DEPLOY.parent
@@ -122,3 +126,83 @@ def test_the_image_is_built_from_files_that_are_there_and_runs_as_nobody() -> No
     assert json.loads(next(line for line in text.splitlines() if line.startswith("CMD ")).removeprefix("CMD ")) == [
         "serve"
     ]
+
+
+# ---- Kubernetes -----------------------------------------------------------------------------------------------------
+
+
+def objects() -> dict[str, dict[str, Any]]:
+    """All objects of the manifests, by kind and name."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))]
+    found = [each for text in texts for each in yaml.safe_load_all(text)]
+    return {f"{each['kind']} {each['metadata']['name']}": each for each in found}
+
+
+def pod() -> dict[str, Any]:
+    spec: dict[str, Any] = objects()["StatefulSet quire"]["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("version", ["1.30", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("name", objects())
+def test_the_manifests_are_what_the_api_of_kubernetes_takes(name: str, version: str) -> None:
+    kubernetes_validate.validate(objects()[name], version, strict=True)
+
+
+def test_a_misspelt_field_of_a_manifest_would_be_found() -> None:
+    changed = objects()["StatefulSet quire"]
+    changed["spec"]["template"]["spec"]["terminationGracePeriod"] = 75
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(changed, "1.30", strict=True)
+
+
+def test_a_pod_runs_the_image_as_it_is_meant_to_run() -> None:
+    [container] = pod()["containers"]
+    image = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    assert container["image"] == read_yaml("compose.yaml")["services"]["quire"]["image"]
+    assert container["args"][0] == "serve"
+    assert f"USER {pod()['securityContext']['runAsUser']}:{pod()['securityContext']['runAsGroup']}" in image
+    [port] = [port["containerPort"] for port in container["ports"]]
+    assert f"QUIRE_PORT={port}" in image
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert f"VOLUME {mounts['cache']}" in image
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    paths = OPEN_PATHS
+    assert container["livenessProbe"]["httpGet"]["path"] in paths - {"/readyz"}, (
+        "a server that loads must not be killed"
+    )
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert "/readyz" in paths
+
+
+def test_the_settings_of_a_pod_are_settings_and_its_disk_cache_fits() -> None:
+    [container] = pod()["containers"]
+    known = {environment_name(name) for config in (EngineConfig, ServerConfig) for name in config.__dataclass_fields__}
+    settings = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+    assert set(settings) <= known
+    services = {name.partition(" ")[2] for name in objects() if name.startswith("Service ")}
+    assert "quire" in services and "quire" in settings["QUIRE_ALLOWED_HOST"].split(",")
+    assert "QUIRE_PORT" in known and pod()["enableServiceLinks"] is False, "a service named quire would set QUIRE_PORT"
+    [claim] = objects()["StatefulSet quire"]["spec"]["volumeClaimTemplates"]
+    assert settings["QUIRE_DISK_CACHE"].startswith("/var/cache/quire/")
+    room = parse_bytes(claim["spec"]["resources"]["requests"]["storage"] + "B", "storage")
+    assert parse_bytes(settings["QUIRE_DISK_CACHE_SIZE"], "disk_cache_size") < room
+
+
+def test_a_pod_has_time_to_end_its_requests() -> None:
+    [container] = pod()["containers"]
+    sleeps_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod()["terminationGracePeriodSeconds"] > sleeps_s + ServerConfig().drain_timeout_s + END_S
+
+
+def test_pods_are_added_by_a_number_that_the_server_tells() -> None:
+    scaler = objects()["HorizontalPodAutoscaler quire"]["spec"]
+    target = scaler["scaleTargetRef"]
+    assert f"{target['kind']} {target['name']}" in objects()
+    assert objects()[f"{target['kind']} {target['name']}"]["apiVersion"] == target["apiVersion"]
+    [metric] = [each["pods"]["metric"]["name"] for each in scaler["metrics"]]
+    assert told()[metric] == "gauge"
+    labels = objects()["StatefulSet quire"]["spec"]["template"]["metadata"]["labels"]
+    for name, service in objects().items():
+        if name.startswith("Service "):
+            assert service["spec"]["selector"].items() <= labels.items()

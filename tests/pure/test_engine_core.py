@@ -14,7 +14,7 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import FinishReason, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
-from quire.engine.commands import Abort, Add, Fail, Stop, Watch
+from quire.engine.commands import Abort, Add, Fail, Stop, Survey, Watch
 from quire.engine.core import EngineCore
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
@@ -237,6 +237,13 @@ def test_commands_do_what_they_say_and_a_watch_only_watches():
     assert engine.has_news
     engine.send(Watch(None))
     assert (engine.take_live(), engine.has_news) == (None, False)
+    assert (engine.take_cache_news(), engine.has_cache_news) == (None, False)
+    engine.send(Survey())
+    assert engine.has_cache_news
+    news = engine.take_cache_news()
+    assert news is not None
+    assert news.begins
+    assert (engine.take_cache_news(), engine.has_cache_news) == (None, False)
     engine.send(Fail("a", "enough"))
     engine.send(Abort("b"))
     assert (len(engine.scheduler.requests), engine.step()) == (0, None)

@@ -19,8 +19,8 @@ from quire.core.errors import ExecutionError, InvalidRequestError, QuireError
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import SequenceUpdate
-from quire.engine.commands import Abort, Add, AskDisk, Clear, Watch
-from quire.engine.process.engine_thread import STATS_EVERY_S, EngineThread
+from quire.engine.commands import Abort, Add, AskDisk, Clear, Survey, Watch
+from quire.engine.process.engine_thread import STATS_EVERY_S, EngineCallbacks, EngineThread
 from quire.engine.records.stats import EngineStats
 from support.waiting import wait_until
 
@@ -41,6 +41,7 @@ class ScriptedClient:
         self.frame_is_whole = True
         self.num_stats = 0
         self.num_to_store = 0
+        self.cache_news: list[str | None] = []
         self._clock = clock
 
     def send(self, command: Any) -> None:
@@ -71,6 +72,13 @@ class ScriptedClient:
         self.has_news = not self.frame_is_whole
         return SimpleNamespace(is_whole=self.frame_is_whole)
 
+    @property
+    def has_cache_news(self) -> bool:
+        return bool(self.cache_news)
+
+    def take_cache_news(self) -> Any:
+        return self.cache_news.pop(0) if self.cache_news else None
+
     def close(self) -> None:
         self.heard.put("close")
 
@@ -88,8 +96,8 @@ class Running:
         def call(name: str) -> Callable[[Any], None]:
             return lambda value: self.calls.put((name, value))
 
-        names = ("deliver", "fail", "tell", "show")
-        self.thread = EngineThread(self.client, *map(call, names), self.clock)  # type: ignore[arg-type]
+        callbacks = EngineCallbacks(*map(call, ("deliver", "fail", "tell", "show", "report")))
+        self.thread = EngineThread(self.client, callbacks, self.clock)  # type: ignore[arg-type]
 
     def next_call(self, name: str) -> Any:
         """Return what it is called with next; counters between are left out."""
@@ -235,6 +243,21 @@ def test_frames_are_shown_when_they_are_due_and_parts_of_one_at_once() -> None:
         assert [engine.heard(), engine.heard()] == [Watch(None), "step"]
         client.steps.put([UPDATE])
         engine.next_call("deliver")
+
+
+def test_what_can_be_hit_is_reported_before_the_updates_of_its_step_and_a_survey_while_the_engine_is_idle() -> None:
+    with running() as engine:
+        client = engine.client
+        client.cache_news = ["begins", None, "more", None, "last"]  # parts of a survey; some have nothing to tell
+        engine.thread.send(Survey())
+        assert [engine.next_call("report") for _ in range(3)] == ["begins", "more", "last"]
+        engine.thread.send(add())
+        assert [engine.heard() for _ in range(3)] == [Survey(), add(), "step"]
+        client.cache_news = ["published", "of the next step"]
+        client.steps.put([UPDATE])
+        assert [engine.next_call("report"), engine.next_call("deliver")] == ["published", [UPDATE]]
+        client.steps.put([])
+        assert engine.next_call("report") == "of the next step"
 
 
 def test_an_idle_engine_asks_the_disk_until_all_is_stored() -> None:

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from quire import EngineConfig
 from quire.core.clock import ManualClock
 from quire.engine.process import engine_host, heartbeat
 from quire.engine.process.engine_host import FAILED, ORPHANED, EngineHost, MessageSocket
 from quire.engine.process.engine_thread import EngineThread
 from quire.engine.process.heartbeat import QUIET_S, Heart, Patience, Standstill
 from quire.engine.process.messages import Beat, Failed, Message
-from quire.engine.process.supervised import EngineProcess, SupervisedLLM
 from quire.engine.records.stats import ModelState
+from quire.engine.replicas.replica import Replica
+from quire.engine.replicas.settings import LOST_S, ReplicaSettings
 
 HOUR_S = 3600
 
@@ -134,8 +134,10 @@ def test_a_time_in_which_nobody_ran_accuses_nobody(engine: Engine, away_s: float
 # ---- the side of the server -----------------------------------------------------------------------------------------
 
 
-class Process:
-    """What the judge needs of an engine process."""
+class Judged:
+    """What the judge needs of a connection."""
+
+    process_id = 1
 
     def __init__(self) -> None:
         self.num_kills = 0
@@ -144,38 +146,56 @@ class Process:
         self.num_kills += 1
 
 
-def judged(patience: Patience) -> tuple[SupervisedLLM, Process]:
-    llm = SupervisedLLM(EngineConfig(kv_memory="4MiB"), patience=patience, clock=ManualClock())
-    process = Process()
-    llm._link.process, llm._state = cast(EngineProcess, process), ModelState.READY
-    return llm, process
+class Owner:
+    """Notes when a replica has changed."""
+
+    def __init__(self) -> None:
+        self.states: list[ModelState] = []
+
+    def replica_changed(self, replica: Replica) -> None:
+        self.states.append(replica.state)
+
+
+def judged(silence_s: float | None) -> tuple[Replica, Judged, Owner]:
+    owner, connection = Owner(), Judged()
+    replica = Replica(0, cast(Any, None), cast(Any, owner), ManualClock(), silence_s)
+    replica._connection, replica.state = cast(Any, connection), ModelState.READY
+    return replica, connection, owner
 
 
 def test_a_silent_engine_is_first_not_ready_and_then_killed() -> None:
-    llm, process = judged(Patience(max_silence_s=60.0))
+    replica, connection, owner = judged(60.0)
     for silent_s, state, num_kills in (
         (QUIET_S - 1, ModelState.READY, 0),
         (QUIET_S, ModelState.UNRESPONSIVE, 0),
         (60.0, ModelState.UNRESPONSIVE, 0),
         (61.0, ModelState.UNRESPONSIVE, 1),
     ):
-        llm._judge(cast(Any, process), silent_s)
-        assert (llm.state, process.num_kills) == (state, num_kills)
-    assert llm.state.has_engine
-    assert "silent" in llm.failure
+        replica.judge(silent_s)
+        assert (replica.state, connection.num_kills) == (state, num_kills)
+    assert replica.state.has_engine
+    assert "silent" in replica.failure
+    assert owner.states == [ModelState.UNRESPONSIVE]
 
 
 def test_an_engine_that_is_being_built_is_not_judged() -> None:
-    llm, process = judged(Patience(max_silence_s=60.0))
-    llm._link.process, llm._state = None, ModelState.STARTING
-    llm._judge(cast(Any, process), 1e6)
-    assert (llm.state, process.num_kills) == (ModelState.STARTING, 0)
+    replica, connection, _ = judged(60.0)
+    replica.state = ModelState.STARTING
+    replica.judge(1e6)
+    assert (replica.state, connection.num_kills) == (ModelState.STARTING, 0)
 
 
 def test_without_a_limit_a_silent_engine_is_not_ready_and_lives() -> None:
-    llm, process = judged(Patience(max_silence_s=None))
-    llm._judge(cast(Any, process), 1e6)
-    assert (llm.state, process.num_kills) == (ModelState.UNRESPONSIVE, 0)
+    replica, connection, _ = judged(None)
+    replica.judge(1e6)
+    assert (replica.state, connection.num_kills) == (ModelState.UNRESPONSIVE, 0)
+
+
+def test_where_others_can_go_on_a_silent_engine_is_lost_sooner() -> None:
+    assert ReplicaSettings(patience=Patience(max_silence_s=60.0)).silence_s == 60.0
+    assert ReplicaSettings(3, patience=Patience(max_silence_s=60.0)).silence_s == LOST_S
+    assert ReplicaSettings(3, patience=Patience(max_silence_s=6.0)).silence_s == 6.0
+    assert ReplicaSettings(3, patience=Patience(max_silence_s=None)).silence_s is None
 
 
 def test_a_look_counts_for_two_beats_at_most() -> None:

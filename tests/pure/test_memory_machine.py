@@ -44,6 +44,7 @@ from quire.memory.manager import KVCacheManager
 from quire.memory.prefix import PrefixEntry
 from quire.memory.sequence import PrefixMatch
 from support.block_picture import BlockPicture
+from support.cache_picture import CachePicture
 from support.shadow import Content, ShadowCache, extend, root_digest
 from support.shadow_disk import DiskChaos, ShadowDisk
 
@@ -236,6 +237,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.under_way: deque[list[Work]] = deque()
         self.num_added = 0
         self.picture = BlockPicture(self.manager, taken_every=1 + num_blocks % 3)
+        self.news = CachePicture(self.manager, SCOPES, taken_every=1 + window % 3)
         self.clear_plan()
         self.is_sound = True
 
@@ -895,6 +897,8 @@ class MemoryMachine(RuleBasedStateMachine):
         manager = self.manager
         manager.check()
         self.picture.follow()
+        if self.setting.hash_bits == 128:  # with fewer, blocks share their names
+            self.news.follow()
         ledger = manager.ledger()
         held = sum(memory.num_held for memory in manager.memories.values())
         held += 0 if manager.disk is None else len(list(manager.disk.held_blocks()))

@@ -13,10 +13,11 @@ from quire.core.logprobs import TokenLogprobs
 from quire.core.request import CacheScope, FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import SequenceUpdate
-from quire.engine.commands import Abort, Add, Clear, Fail, Stop, Watch, command_bytes, read_command
+from quire.engine.commands import Abort, Add, Clear, Fail, Stop, Survey, Watch, command_bytes, read_command
 from quire.engine.process import messages
 from quire.engine.process.messages import (
     LENGTH_BYTES,
+    Blocks,
     Close,
     Configure,
     Failed,
@@ -31,6 +32,7 @@ from quire.engine.process.messages import (
 )
 from quire.engine.records.live import LiveFrame, packed
 from quire.engine.records.stats import EngineStats
+from quire.memory.cache_journal import CacheNews
 
 LOGPROBS = TokenLogprobs(-0.1 - 0.2, 3, array("i", [5, 2147483647]), array("d", [-1e-300, float("-inf")]))
 SAMPLING = SamplingParams(
@@ -58,7 +60,9 @@ TO_ENGINE = [
     Fail("r", "why"),
     Stop("r", 1),
     Watch(0.125),
+    Configure(EngineConfig(model="guide"), hash_key=bytes(range(32))),
     Watch(None),
+    Survey(),
     Clear(),
     Close(),
 ]
@@ -88,6 +92,7 @@ FROM_ENGINE = [
     Updates.of(UPDATES),
     Stats(EngineStats(num_running=3, busy_s_total=1.5)),
     Live(FRAME),
+    Blocks(CacheNews(1 << 40, 3, True, bytes(range(16)), b"")),
 ]
 
 

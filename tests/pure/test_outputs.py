@@ -58,6 +58,7 @@ class Door:
         assert self.tokenizer is not None or isinstance(tokens, list)
         ids = self.tokenizer.encode(tokens) if isinstance(tokens, str) and tokens else list(tokens)  # type: ignore[union-attr]
         logprobs = fields.pop("logprobs", [])
+        fields.setdefault("waited_s", 0.0)
         self.processor.process([SequenceUpdate(name, branch, ids, logprobs, 1, **fields)])  # type: ignore[arg-type]
         return self.request.output()
 

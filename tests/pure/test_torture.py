@@ -22,7 +22,7 @@ def test_every_case_of_the_list_is_there_once() -> None:
     expected = [f"{part}{number}" for part, most in (("F", 21), ("I", 24), ("L", 9)) for number in range(1, most + 1)]
     expected += [*(f"I{number}" for number in (*range(25, 29), *range(30, 44))), "L10", "L11"]
     assert set(expected) <= set(numbers) and len(set(numbers)) == len(numbers)
-    assert [case.number for case in CASES if case.run is None] == ["F13"]
+    assert all(case.run is not None for case in CASES)
 
 
 def num_of(part: str) -> int:

@@ -15,6 +15,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from quire.core.failpoints import FAILPOINTS_VARIABLE
+
 
 class ServedProcess:
     """Ways to ask a server, and to kill it."""
@@ -47,6 +49,13 @@ class ServedProcess:
             time.sleep(0.02)
         raise AssertionError("the model is not loaded after 300 s")
 
+    @property
+    def engines(self) -> list[int]:
+        """The processes of its engines, in the order in which they were started."""
+        process = self.process.pid
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        return sorted(int(child) for child in children if b"engine_host" in Path(f"/proc/{child}/cmdline").read_bytes())
+
     def wait_stored(self, num_blocks: int) -> None:
         """Wait until the disk cache has stored so many blocks: it writes behind the answers."""
         end = time.monotonic() + 300
@@ -68,10 +77,12 @@ class ServedProcess:
 
 
 @contextmanager
-def served_process(folder: Path, *arguments: str) -> Iterator[ServedProcess]:
+def served_process(folder: Path, *arguments: str, failpoints: str = "") -> Iterator[ServedProcess]:
     """Start `quire serve guide` with these arguments in a group of its own, and wait until it can answer."""
     command = [sys.executable, "-m", "quire", "serve", "guide", "--port", "0", "--num-threads", "1", *arguments]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
+    if failpoints:
+        variables[FAILPOINTS_VARIABLE] = failpoints
     with (
         (folder / "stderr").open("w") as errors,
         subprocess.Popen(

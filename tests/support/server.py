@@ -42,6 +42,9 @@ class ServedLLM(AsyncLLM):
     async def wait_ready(self) -> None:
         pass
 
+    async def restart(self) -> None:
+        pass
+
     async def opened(self) -> SupervisedModel:
         return self
 

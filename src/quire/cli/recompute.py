@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from quire.compute.worker.store.closed import meta_of
-from quire.compute.worker.store.identity import fingerprint, identity_of
+from quire.compute.worker.store.identity import fingerprint, identity_of, weights_digest
 from quire.compute.worker.store.slot_file import SlotFile
 from quire.compute.worker.worker import Worker
 from quire.core.clock import SystemClock
@@ -78,7 +78,7 @@ def _config(meta: Mapping[str, Any], model: str | None) -> EngineConfig:
 
 
 def _require_same(wanted: Mapping[str, object], blueprint: EngineBlueprint, path: Path) -> None:
-    found = identity_of(blueprint.model, blueprint.backend.facts, path.parent)
+    found = identity_of(blueprint.model, blueprint.backend.facts, lambda paths: weights_digest(paths, path.parent))
     if fingerprint(found) != fingerprint(wanted):
         names = {
             name

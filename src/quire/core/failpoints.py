@@ -5,6 +5,7 @@
     memory:tokens=64    memory runs out whenever a step computes 64 tokens or more
     error:step=3        only the third computation raises: a fault that does not return
     sleep9:token=17     the computation takes nine seconds longer whenever token 17 is computed
+    kill:token=17       the process that computes is killed whenever token 17 is computed
 
 Every effect works with every trigger; commas separate several failpoints. A trigger names tokens and not a request id,
 because the engine chooses the ids. By default there are none: a failpoint comes from the code that builds an engine, or
@@ -49,8 +50,8 @@ def parse_failpoints(text: str) -> tuple[Failpoint, ...]:
 
 
 def _parse(part: str) -> Failpoint:
-    found = re.fullmatch(r"(error|nan|memory|sleep[0-9]{1,4}):(token|tokens|step)=([0-9]{1,18})", part)
+    found = re.fullmatch(r"(error|nan|memory|kill|sleep[0-9]{1,4}):(token|tokens|step)=([0-9]{1,18})", part)
     if found is None:
-        allowed = "an effect (error, nan, memory, sleep9), a colon, token, tokens or step, =, a number"
+        allowed = "an effect (error, nan, memory, kill, sleep9), a colon, token, tokens or step, =, a number"
         raise InvalidConfigError(FAILPOINTS_VARIABLE, part, allowed)
     return Failpoint(found[1], found[2], int(found[3]))

@@ -185,6 +185,17 @@ class Request:
         self.cumulative_logprob: float | None = None  # of a beam search's text, once it is over
         self.vector = b""  # float32 numbers, once a pooled request is over
 
+    def begin_with(self, output: Iterable[int]) -> None:
+        """Make tokens that were generated elsewhere the beginning of the output, before the request runs. Mutates.
+
+        >>> request = Request("r", [5, 6, 7])
+        >>> request.begin_with([8, 9])
+        >>> request.num_prompt_tokens, request.output_token_ids, request.backlog
+        (3, [8, 9], 5)
+        """
+        self.tokens += token_array(output, "output_token_ids")
+        self.backlog = len(self.tokens)
+
     def open_branch(self, branch: int) -> Request:
         """Return a sibling with the same progress and its own tokens. Its memory is forked elsewhere."""
         sibling = Request.__new__(Request)
@@ -261,7 +272,7 @@ class Request:
                 raise InvariantError(f"request {self.request_id!r}: not true that {fact}")
 
 
-def token_array(tokens: Iterable[int]) -> array[int]:
+def token_array(tokens: Iterable[int], field: str = "prompt") -> array[int]:
     """Return token ids as 32-bit integers; raises `InvalidRequestError` for anything but integers that fit.
 
     >>> token_array([1, 2.5])
@@ -272,16 +283,16 @@ def token_array(tokens: Iterable[int]) -> array[int]:
     if isinstance(tokens, array) and tokens.typecode == "i":
         return tokens[:]
     if isinstance(tokens, str | bytes | bytearray | dict | set | frozenset):
-        raise InvalidRequestError("prompt", tokens, "a list of token ids")
+        raise InvalidRequestError(field, tokens, "a list of token ids")
     try:
         values = list(tokens)
     except TypeError:
-        raise InvalidRequestError("prompt", tokens, "a list of token ids") from None
+        raise InvalidRequestError(field, tokens, "a list of token ids") from None
     if not set(map(type, values)) <= {int}:
         index = next(i for i, value in enumerate(values) if type(value) is not int)
-        raise InvalidRequestError(f"prompt[{index}]", values[index], "a token id (an integer)")
+        raise InvalidRequestError(f"{field}[{index}]", values[index], "a token id (an integer)")
     try:
         return array("i", values)
     except OverflowError:
         index = next(i for i, value in enumerate(values) if not -(1 << 31) <= value < 1 << 31)
-        raise InvalidRequestError(f"prompt[{index}]", values[index], "a token id from 0 to 2147483647") from None
+        raise InvalidRequestError(f"{field}[{index}]", values[index], "a token id from 0 to 2147483647") from None

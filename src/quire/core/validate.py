@@ -99,7 +99,9 @@ def validate(request: Request, limits: RequestLimits) -> None:
         allowed = "a text to classify or to score (/classify, /score, /rerank): this model continues none"
         raise InvalidRequestError("prompt", "a text to continue", allowed)
     validate_length(request, limits)  # first, as looking at each token of a prompt that is too long takes long
-    _validate_prompt(request, limits)
+    _validate_tokens(request, limits)
+    if request.num_output_tokens:
+        _validate_beginning(request, limits)
 
 
 def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
@@ -274,20 +276,42 @@ def _validate_scope(scope: CacheScope) -> None:
     _require_text("adapter", scope.adapter, 0, MAX_NAME_LENGTH)
 
 
-def _validate_prompt(request: Request, limits: RequestLimits) -> None:
-    tokens = request.tokens
-    if not tokens:
+def _validate_tokens(request: Request, limits: RequestLimits) -> None:
+    tokens, num_prompt_tokens = request.tokens, request.num_prompt_tokens
+    if not num_prompt_tokens:
         raise InvalidRequestError("prompt", [], "at least one token id")
     values = tokens.tolist()  # a list is walked faster
     if min(values) < 0 or max(values) >= limits.vocab_size:
         index = next(i for i, token in enumerate(tokens) if not 0 <= token < limits.vocab_size)
-        raise InvalidRequestError(f"prompt[{index}]", tokens[index], f"a token id from 0 to {limits.vocab_size - 1}")
+        place = f"prompt[{index}]"
+        if index >= num_prompt_tokens:
+            place = f"output_token_ids[{index - num_prompt_tokens}]"
+        raise InvalidRequestError(place, tokens[index], f"a token id from 0 to {limits.vocab_size - 1}")
+
+
+def _validate_beginning(request: Request, limits: RequestLimits) -> None:
+    """A request may begin with output that another engine generated, unless its text had ended there."""
+    sampling, output = request.sampling, request.tokens[request.num_prompt_tokens :]
+    if request.pooling is not None or sampling.num_sequences > 1:
+        allowed = "none for a vector, or for n, best_of and beams above 1: each sequence goes on as a request"
+        raise InvalidRequestError("output_token_ids", f"{len(output)} tokens", allowed)
+    if sampling.prompt_logprobs is not None:
+        raise InvalidRequestError("prompt_logprobs", sampling.prompt_logprobs, "None, because the text has begun")
+    if sampling.max_tokens is not None and len(output) >= sampling.max_tokens:
+        allowed = f"fewer than max_tokens, which is {sampling.max_tokens}"
+        raise InvalidRequestError("output_token_ids", f"{len(output)} tokens", allowed)
+    ends = sampling.ending_tokens(frozenset(limits.eos_token_ids))
+    first = max(sampling.min_tokens, 1) - 1
+    if not ends.isdisjoint(output[first:]):
+        index = next(index for index, token in enumerate(output) if index >= first and token in ends)
+        allowed = "a token that does not end the text"
+        raise InvalidRequestError(f"output_token_ids[{index}]", output[index], allowed)
 
 
 def validate_length(request: Request, limits: RequestLimits) -> None:
     """Raise `RequestTooLargeError` unless the request fits into the context and the memory. Does not mutate."""
     prompt, asked = request.num_prompt_tokens, request.sampling.max_tokens
-    total = prompt + (1 if asked is None else asked)
+    total = prompt + (request.num_output_tokens + 1 if asked is None else asked)
     if total > limits.max_model_len:
         raise RequestTooLargeError(
             "prompt and max_tokens together",

@@ -29,7 +29,7 @@ from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.commands import Abort, AnyCommand, OperatorVerbs, Watch
 from quire.engine.door import NO_TICKET, LocalModel, Ticket, make_config, open_engine
 from quire.engine.outputs import RequestDelta, RequestOutput
-from quire.engine.process.engine_thread import EngineThread
+from quire.engine.process.engine_thread import EngineCallbacks, EngineThread
 from quire.engine.process.ownership import Home
 from quire.engine.records.live import LiveFrame, ShowLive
 from quire.engine.records.stats import EngineStats, ModelState
@@ -64,7 +64,8 @@ class AsyncLLM(LocalModel, OperatorVerbs):
         super().__init__(*open_engine(make_config(model, settings), clock, note_loaded))
         self._client = InProcessClient(self._core)
         self._stats = self._client.stats()
-        self._thread = EngineThread(self._client, self._receive, self._lose, self._take_stats, self._take_live, clock)
+        callbacks = EngineCallbacks(self._receive, self._lose, self._take_stats, self._take_live)
+        self._thread = EngineThread(self._client, callbacks, clock)
         self._streams = RequestStreams(self._thread, self._door.tokenizer, clock, self._door.condemn)
         self._streams.hold_adapters(self._door.adapters, self.stats)
         self._loop: asyncio.AbstractEventLoop | None = None

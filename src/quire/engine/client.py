@@ -30,6 +30,7 @@ from quire.engine.core import EngineCore
 from quire.engine.process.interrupts import InterruptsDeferred
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import EngineStats
+from quire.memory.cache_journal import CacheNews
 from quire.scheduler.commit import StepOutcome
 
 ASK_S: Final = 0.02
@@ -100,6 +101,15 @@ class EngineClient(Protocol):
         """Return what has happened since the last call; None while nothing is noted. Mutates; O(changes + running)."""
         ...
 
+    @property
+    def has_cache_news(self) -> bool:
+        """Whether `take_cache_news` would tell something."""
+        ...
+
+    def take_cache_news(self) -> CacheNews | None:
+        """Return which blocks can be hit since the last call, and which no more; None: none. Mutates; O(changes)."""
+        ...
+
     def close(self) -> None:
         """Let the engine go; may be called twice."""
         ...
@@ -152,7 +162,7 @@ class InProcessClient:
                 self._require_engine()
                 self._core.send(command)
                 if command.sampling.num_beams == 1:
-                    self._num_sent[self._core.scheduler.requests[request_id]] = 0
+                    self._num_sent[self._core.scheduler.requests[request_id]] = len(command.output_token_ids)
             case Abort(request_id) | Fail(request_id):
                 if self._forget(request_id):
                     self._core.send(command)
@@ -188,6 +198,15 @@ class InProcessClient:
     def live(self) -> LiveFrame | None:
         """Return what has happened since the last call. Mutates."""
         return self._core.take_live()
+
+    @property
+    def has_cache_news(self) -> bool:
+        """Whether `take_cache_news` would tell something."""
+        return self._core.has_cache_news
+
+    def take_cache_news(self) -> CacheNews | None:
+        """Return which blocks can be hit since the last call, and which no more. Mutates."""
+        return self._core.take_cache_news()
 
     def close(self) -> None:
         """Let the engine go. Blocks that are on their way to the disk may arrive, within some seconds."""
@@ -230,7 +249,7 @@ class InProcessClient:
                 request_id=request.request_id,
                 branch=branch,
                 token_ids=tokens,
-                logprobs=request.logprobs[num_sent:],
+                logprobs=request.logprobs[-len(tokens) :] if tokens else [],  # there are none of tokens it began with
                 num_cached_tokens=request.num_cached_tokens,
                 finish_reason=request.finish_reason,
                 error=request.error,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, get_args
 
@@ -41,7 +41,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Add(Command):
-    """Take a request in. `arrival_s` is the engine's to say."""
+    """Take a request in. `arrival_s` is the engine's to say.
+
+    `output_token_ids`: tokens of its text that another engine has generated already. It goes on after them, as if it
+    had been here from the beginning; only what comes after them is reported.
+    """
 
     request_id: str
     prompt_token_ids: TokenIds
@@ -50,13 +54,20 @@ class Add(Command):
     priority: int = 0
     arrival_s: float = 0.0
     pooling: Pooling | None = None
+    output_token_ids: TokenIds = field(default_factory=lambda: array("i"))
 
     @classmethod
     def of(cls, request: Request) -> Add:
         """Return the command that adds a request as it is. Does not mutate."""
-        tokens, scope = request.tokens[: request.num_prompt_tokens], request.scope
         return cls(
-            request.request_id, tokens, request.sampling, scope, request.priority, request.arrival_s, request.pooling
+            request.request_id,
+            request.tokens[: request.num_prompt_tokens],
+            request.sampling,
+            request.scope,
+            request.priority,
+            request.arrival_s,
+            request.pooling,
+            request.tokens[request.num_prompt_tokens :],
         )
 
     def to_request(self) -> Request:
@@ -70,6 +81,8 @@ class Add(Command):
             arrival_s=self.arrival_s,
         )
         request.pooling = self.pooling
+        if self.output_token_ids:
+            request.begin_with(self.output_token_ids)
         return request
 
 
@@ -161,6 +174,11 @@ class Watch(Command):
     every_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Survey(Command):
+    """Report from now on which blocks can be hit, for a router; begin with those that are there."""
+
+
 AnyCommand = (
     Add
     | Abort
@@ -175,6 +193,7 @@ AnyCommand = (
     | LoadAdapter
     | DropAdapter
     | Watch
+    | Survey
 )
 
 
@@ -197,7 +216,7 @@ class OperatorVerbs(ABC):
 def carry_out(command: Command, scheduler: Scheduler) -> None:
     """Have a scheduler do what a command says. Mutates the scheduler.
 
-    What `Watch` asks for is no decision; nor are adapters, which change what is computed, but not when.
+    What `Watch` and `Survey` ask for is no decision; nor are adapters, which change what is computed, but not when.
     """
     match command:
         case Add():

@@ -17,10 +17,11 @@ from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor
 from quire.core.request import FinishReason, Request
 from quire.core.step import StepPlan
-from quire.engine.commands import Add, AnyCommand, DropAdapter, LimitPrompts, LoadAdapter, Watch, carry_out
+from quire.engine.commands import Add, AnyCommand, DropAdapter, LimitPrompts, LoadAdapter, Survey, Watch, carry_out
 from quire.engine.records.live import LiveFrame, LiveJournal
 from quire.engine.records.stats import EngineStats
 from quire.engine.records.step_log import StepLogWriter
+from quire.memory.cache_journal import CacheNews
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.pace import StepPace
 from quire.scheduler.scheduler import Scheduler
@@ -77,6 +78,9 @@ class EngineCore:
                 return
             case Watch(every_s):
                 self._watch(every_s is not None)
+                return
+            case Survey():
+                self.scheduler.memory.survey()
                 return
             case LoadAdapter() | DropAdapter():
                 self._change_adapters(command)
@@ -267,6 +271,20 @@ class EngineCore:
         To be called by the thread that steps the engine, between steps.
         """
         return None if self._live is None else self._live.take(self._clock.now(), self.stats())
+
+    @property
+    def has_cache_news(self) -> bool:
+        """Whether a router asks what can be hit, and has not received everything."""
+        journal = self.scheduler.memory.cache_journal
+        return journal is not None and journal.has_news
+
+    def take_cache_news(self) -> CacheNews | None:
+        """Return what can be hit now and could not before, or the reverse; None: nothing changed. Mutates; O(changes).
+
+        To be called by the thread that steps the engine, between steps.
+        """
+        journal = self.scheduler.memory.cache_journal
+        return None if journal is None else journal.take()
 
     def close(self) -> None:
         """Let the executor go."""

@@ -92,6 +92,13 @@ class EngineBlueprint:
         return pooling_of(self.model.source) if self.config.pooling == "auto" else self.config.pooling
 
     @property
+    def fingerprint(self) -> str:
+        """Names what the bits of the engine depend on: two of the same machine that are equal here compute the same."""
+        from quire.compute.worker.store.identity import files_digest, fingerprint, identity_of
+
+        return fingerprint(identity_of(self.model, self.backend.facts, files_digest))
+
+    @property
     def adapters(self) -> dict[str, AdapterFacts]:
         """The adapters that the settings name, by name."""
         return {name: self._facts_of(adapter) for name, adapter in self.model.adapters.items()}
@@ -151,14 +158,17 @@ class EngineBlueprint:
         clock: Clock,
         note_loaded: NoteLoaded | None = None,
         make_executor: Callable[[WorkerParts], Executor] = Worker,
+        *,
+        hash_key: bytes = b"",
     ) -> EngineCore:
         """Load the weights, allocate the memory, and return the engine. Does not mutate the blueprint.
 
         Calls `note_loaded` with the progress of the weights, if the backend reports it, as the native one does.
-        `make_executor`: for instruments, which change the parts or watch the worker made from them.
+        `make_executor`: for instruments, which change the parts or watch the worker made from them. `hash_key`: that of
+        several engines; empty: one of its own.
         """
         plan = self.report.plan
-        key, path = secrets.token_bytes(32), self.config.step_log
+        key, path = hash_key or secrets.token_bytes(32), self.config.step_log
         memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, key, plan.num_disk_slots)
         scheduler = self.config.scheduler_config(plan.max_model_len)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -88,9 +88,12 @@ class RequestStreams:
             if stream.shown_id == shown_id:
                 self._processor.abort(internal_id)
 
-    def lose(self, message: str) -> None:
-        """The engine is gone: the requests under way raise `ExecutionError` to their readers. Mutates."""
-        for stream in self._streams.values():
+    def lose(self, message: str, request_ids: Sequence[str] | None = None) -> None:
+        """These requests cannot go on, or none can: they raise `ExecutionError` to their readers. Mutates."""
+        for request_id in list(self._streams) if request_ids is None else request_ids:
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue
             stream.failure = stream.failure or message
             stream.changed.set()
 

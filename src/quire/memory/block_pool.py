@@ -38,6 +38,12 @@ class BlockJournal(Protocol):
         ...
 
 
+class EntryJournal(Protocol):
+    """Notes which entries of the index got or lost a block, while a router asks for it."""
+
+    touched: dict[PrefixEntry, None]
+
+
 class BlockPool:
     """A fixed number of blocks; calls `on_evict` with each entry that lost its block to an eviction.
 
@@ -71,6 +77,7 @@ class BlockPool:
         self.num_evictions = 0
         self.num_extra_holders = 0  # sum over blocks of (ref_count - 1): blocks that sharing saves
         self.journal: BlockJournal | None = None
+        self.cache_journal: EntryJournal | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -181,8 +188,7 @@ class BlockPool:
         block.priority = request.priority
         block.published_at = self._num_published
         self._places(entry)[group] = block_id
-        if self.journal is not None:
-            self.journal.touched.add(block_id)
+        self._note_entry(block_id, entry)
 
     def adopt(self, block_id: int, original: Block) -> None:
         """Note that a block in use gets the content of a published block of another pool. Mutates; O(1)."""
@@ -194,6 +200,12 @@ class BlockPool:
         block.request_id, block.tenant, block.priority = original.request_id, original.tenant, original.priority
         block.published_at = self._num_published
         self._places(entry)[block.group] = block_id
+        self._note_entry(block_id, entry)
+
+    def _note_entry(self, block_id: int, entry: PrefixEntry) -> None:
+        """Note in the journals that a block, and what can be hit of an entry, has changed. Mutates them."""
+        if self.cache_journal is not None:
+            self.cache_journal.touched[entry] = None
         if self.journal is not None:
             self.journal.touched.add(block_id)
 
@@ -210,6 +222,8 @@ class BlockPool:
             if self._quota is not None:
                 self._quota.remove(block)
             self._free_list.put(block_id)
+        if self.cache_journal is not None:
+            self.cache_journal.touched[entry] = None
         if self.journal is not None:
             self.journal.touched.add(block_id)
         return entry
@@ -233,6 +247,8 @@ class BlockPool:
         block.entry = None
         self._free_list.put(block.block_id)
         self.num_evictions += 1
+        if self.cache_journal is not None:
+            self.cache_journal.touched[entry] = None
         if self.journal is not None:
             self.journal.note_eviction(block)
         self._on_evict(entry)

@@ -32,6 +32,7 @@ from quire.memory.block_hash import BlockHasher, root_key
 from quire.memory.block_pool import BlockPool
 from quire.memory.block_table import BlockTable
 from quire.memory.bookkeeping import MemoryBooks
+from quire.memory.cache_journal import SURVEYED_AT_ONCE, CacheJournal
 from quire.memory.changes import MemoryChanges
 from quire.memory.copy_on_write import CopyOnWrite
 from quire.memory.eviction import EvictionPolicy, create_eviction_policy
@@ -82,7 +83,9 @@ class KVCacheManager:
         self.config = config
         self._block_size = spec.block_size
         self._groups = spec.groups
-        hasher = BlockHasher(config.hash_key, config.hash_bits)
+        self._windows = [group for group, kind in enumerate(spec.groups) if kind.window is not None]
+        self._full_groups = [group for group, kind in enumerate(spec.groups) if kind.window is None]
+        self._hasher = hasher = BlockHasher(config.hash_key, config.hash_bits)
         self.index = create_prefix_index(
             config.prefix_index, block_bytes=4 * spec.block_size, num_groups=len(spec.groups), hasher=hasher
         )
@@ -111,6 +114,7 @@ class KVCacheManager:
         self._publisher = Publisher(spec.block_size, self.index, self.pool, self._changes, self._books)
         self._copy_on_write = CopyOnWrite(spec.block_size, self.index, self.pool, self._changes, self._books)
         self._swap = Swap(spec.block_size, self.index, self.pool, self.host, self._changes)
+        self.cache_journal: CacheJournal | None = None  # while a router asks what can be hit
         self.kept = tuple(kept)
         self.disk: DiskTier | None = None
         if config.num_disk_slots and self.index.keeps_entries:
@@ -525,6 +529,13 @@ class KVCacheManager:
     def unwatch(self) -> None:
         """Nobody watches any more. Mutates."""
         self.pool.journal = self._changes.journal = None
+
+    def survey(self, at_once: int = SURVEYED_AT_ONCE) -> None:
+        """Report from now on which blocks can be hit, those that are there already first. Mutates; O(1)."""
+        if self.cache_journal is None:
+            self.cache_journal = CacheJournal(self.pool, self._hasher, tuple(self._full_groups or self._windows))
+            self.pool.cache_journal = self.cache_journal
+        self.cache_journal.survey(at_once)
 
     def check(self) -> None:
         """Raise `InvariantError` unless all books agree. O(everything)."""

@@ -24,6 +24,7 @@ guesses, and the next plan of the request verifies them.
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 from quire.core.config import SchedulerConfig
 from quire.core.errors import (
@@ -50,6 +51,8 @@ from quire.scheduler.preemption import Preemption
 from quire.scheduler.running import RunningSet
 from quire.scheduler.speculation import DraftBudget
 from quire.scheduler.stopping import Stopping
+
+OLDER: Final = 1 << 62
 
 
 class Scheduler:
@@ -88,14 +91,15 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
+        if request.status is not RequestStatus.WAITING:
+            raise RequestStateError(f"request {request.request_id!r} has run already; make a new one")
         validate(request, self.limits)
         limits = self._admission.limits_for(request, self.limits)
         validate_length(request, limits)
         if request.request_id in self.requests:
             raise InvalidRequestError("request_id", request.request_id, "an id that no other request uses")
-        if request.status is not RequestStatus.WAITING:
-            raise RequestStateError(f"request {request.request_id!r} has run already; make a new one")
-        request.serial = self._num_added
+        # One that was at work in another engine is older than all that begin here.
+        request.serial = self._num_added - (OLDER if request.num_output_tokens else 0)
         self._num_added += 1
         request.max_total_tokens = max_total_tokens(request, limits)
         if request.sampling.num_sequences > 1:

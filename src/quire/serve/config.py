@@ -15,11 +15,13 @@ from quire.core.byte_sizes import parse_bytes
 from quire.core.config import require_int, require_number, require_one_of, setting
 from quire.core.errors import InvalidConfigError
 from quire.engine.process.heartbeat import MAX_SILENCE_S, MAX_STEP_S
+from quire.engine.replicas.settings import CONTINUE_ON
 from quire.serve.host_names import allowed_name, allowed_origin
 from quire.serve.loading.keep_alive import keep_alive_s
 from quire.serve.reasoning import is_thinking_format
 from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format
 
+MAX_REPLICAS = 256
 METRICS_COMPAT = ("none", "vllm")
 LOG_FORMATS = ("text", "json")
 MAX_KEY_LENGTH = 512
@@ -60,6 +62,12 @@ class ServerConfig:
     models_at_once: int = setting(3, "with several models: number of models that the memory is divided among")
     max_load_wait_s: float | None = setting(
         120.0, "with several models: seconds that a request waits for its model to be loaded; none: any time"
+    )
+    replicas: int = setting(
+        1, "engines of the model, each in its own process with its share of threads and memory, or with its own GPU"
+    )
+    continue_on: str = setting(
+        "same", "engines on which a text goes on when its engine dies: same (equal model and settings), any or never"
     )
     api_key: tuple[str, ...] = setting((), "API key that clients must send; each key is a separate tenant", secret=True)
     api_keys_file: str | None = setting(None, "YAML file with tenants: keys, names and limits")
@@ -132,6 +140,8 @@ class ServerConfig:
             raise InvalidConfigError("keep_alive", self.keep_alive, str(error)) from None
         object.__setattr__(self, "keep_alive", seconds)
         require_int("models_at_once", self.models_at_once, 1, 1 << 10)
+        require_int("replicas", self.replicas, 1, MAX_REPLICAS)
+        require_one_of("continue_on", self.continue_on, CONTINUE_ON)
         require_int("max_choices", self.max_choices, 1, 1 << 20)
         require_int("max_live_readers", self.max_live_readers, 0, 1 << 20)
         require_int("max_connections", self.max_connections, 1, 1 << 20)

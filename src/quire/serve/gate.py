@@ -71,11 +71,11 @@ class GateLimits:
 
 def gate_limits(config: ServerConfig, model: ServedModel, num_tenants: int) -> GateLimits:
     """Return the limits that are set, and where none are, those that suit the engine. Does not mutate."""
-    engine, plan = model.config, model.report.plan
+    engine, plan, num_engines = model.config, model.report.plan, config.replicas
     sequences, tokens = config.max_queued_sequences, config.max_queued_tokens
     return GateLimits(
-        QUEUED_PER_SEQUENCE * engine.max_num_seqs if sequences is None else sequences,
-        QUEUED_POOLS * plan.num_blocks * engine.block_size if tokens is None else tokens,
+        QUEUED_PER_SEQUENCE * engine.max_num_seqs * num_engines if sequences is None else sequences,
+        QUEUED_POOLS * plan.num_blocks * engine.block_size * num_engines if tokens is None else tokens,
         config.max_wait_s,
         has_tenants=num_tenants > 1,
         takes_turns=engine.policy == "fair_share",

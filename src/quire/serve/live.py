@@ -21,7 +21,7 @@ import quire
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError
 from quire.engine.records.live import LiveFrame
-from quire.engine.records.stats import ModelState
+from quire.engine.records.stats import EngineStats, ModelState
 from quire.serve.gate import Gate
 from quire.serve.greeting import example_calls
 from quire.serve.json_line import encode
@@ -199,6 +199,9 @@ class Live:
         at_s = 0.0 if mirror is None else mirror.at_s + self._clock.now() - self._received_s
         owed, block_parts = reader.take(mirror, at_s)
         running, waiting = reader.num_running_and_waiting(mirror)
+        stats = self._model.stats() if reader.name is None else EngineStats()
+        if len(stats.replicas) > 1:  # the mirror is of one of them
+            running, waiting = stats.num_running, stats.num_waiting
         rejected = self._num_rejected(reader)
         if rejected > reader.num_rejected:
             owed["events"].append([owed["t"], "rejected", -1, rejected - reader.num_rejected])
@@ -212,6 +215,7 @@ class Live:
             "running": running,
             "waiting": waiting,
             "state": reader.state,
+            "replicas": [[each.state.value, each.num_texts, round(each.kv_usage, 3)] for each in stats.replicas],
             **reader.take_latencies(),
         }
         piece = encode(line)[:-1] + b',"blocks":['

@@ -14,16 +14,16 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import quire
 from quire.core.granted import resident_bytes
-from quire.engine.records.stats import EngineStats, ModelState
+from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats
 from quire.engine.text.tenant_pool import TenantPool
 from quire.serve.gate import Gate, Refusal
-from quire.serve.prometheus import Family, Histogram, Labels, Sample, by_label, counter, gauge, histogram
+from quire.serve.prometheus import Family, Histogram, Kind, Labels, Sample, by_label, counter, gauge, histogram
 from quire.serve.read.body_budget import BodyBudget
 
 SHORT_S: Final = (
@@ -262,6 +262,7 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
             stats.corrupted_requests_total,
         ),
         counter("quire_engine_restarts_total", "Restarts of the engine.", stats.restarts_total),
+        *_replica_families(stats),
         gauge("quire_suspects", "Requests run apart from others after a failed step.", stats.num_suspects),
         gauge("quire_step_tokens_max", "Maximum tokens per step.", stats.max_step_tokens),
         gauge("quire_step_prompt_tokens_max", "Maximum tokens of prompts per step; 0: any.", stats.prompt_limit),
@@ -277,6 +278,42 @@ def _host_families(stats: EngineStats) -> list[Family]:
         gauge("quire_host_blocks", "KV blocks that the host has room for.", stats.num_host_blocks),
         gauge("quire_host_blocks_cached", "KV blocks on the host kept as prefix cache.", stats.num_cached_host_blocks),
         counter("quire_host_hit_tokens_total", "Prompt tokens that came from the host.", stats.host_hit_tokens_total),
+    ]
+
+
+def _replica_families(stats: EngineStats) -> list[Family]:
+    """Return what the engines of a model do, each by its number."""
+
+    def by_replica(name: str, kind: Kind, text: str, value: Callable[[ReplicaStats], float]) -> Family:
+        values = {str(index): value(replica) for index, replica in enumerate(stats.replicas)}
+        return by_label(name, kind, text, "replica", values)
+
+    return [
+        by_replica(
+            "quire_replica_ready",
+            "gauge",
+            "1 if the replica takes requests.",
+            lambda each: each.state is ModelState.READY,
+        ),
+        by_replica("quire_replica_texts", "gauge", "Texts that the replica computes.", lambda each: each.num_texts),
+        by_replica(
+            "quire_replica_kv_usage_ratio",
+            "gauge",
+            "Share of KV blocks of the replica held by requests.",
+            lambda each: each.kv_usage,
+        ),
+        by_replica(
+            "quire_replica_restarts_total", "counter", "Restarts of the replica.", lambda each: each.restarts_total
+        ),
+        counter(
+            "quire_texts_continued_total",
+            "Texts that went on in another engine because theirs died.",
+            stats.continued_total,
+        ),
+        counter("quire_texts_moved_total", "Texts moved from an engine to be restarted.", stats.moved_total),
+        counter(
+            "quire_requests_at_fault_total", "Requests ended because engines died with them.", stats.at_fault_total
+        ),
     ]
 
 

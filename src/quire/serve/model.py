@@ -124,6 +124,10 @@ class SupervisedModel(ServedModel, Protocol):
         """Wait until it takes requests; raises where it never will."""
         ...
 
+    async def restart(self) -> None:
+        """Restart its engines one after another; requests go on. Raises `ExecutionError` if one does not come back."""
+        ...
+
 
 class ReloadableModel(SupervisedModel, Protocol):
     """A model that can be started, unloaded and started again."""

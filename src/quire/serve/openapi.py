@@ -245,9 +245,11 @@ def _paths() -> Schema:
     for prefix in ("", "/v1"):
         paths[f"{prefix}/tokenize"] = _post("The token ids of a text.", TokenizeRequest, TokenizeAnswer)
         paths[f"{prefix}/detokenize"] = _post("The text of token ids.", DetokenizeRequest, DetokenizeAnswer)
+    done = _answers({"application/json": {"schema": {"type": "object"}}})
     for name, command in OPERATOR_COMMANDS.items():
-        done = _answers({"application/json": {"schema": {"type": "object"}}})
         paths[f"/{name}"] = {"post": {"summary": f"{type(command).__doc__} For operators.", "responses": done}}
+    summary = "Restart the engines, one after another, while requests go on; answers when all are back. For operators."
+    paths["/restart_engines"] = {"post": {"summary": summary, "responses": done}}
     for path in SCORE_PATHS:
         paths[path] = _post("Score pairs of texts.", ScoreRequest, ScoreAnswer)
     for path in RERANK_PATHS:

@@ -42,7 +42,7 @@ class Latencies:
 
 
 @dataclass(slots=True)
-class _Track:
+class Track:
     """One sequence on its way."""
 
     due_s: float
@@ -56,7 +56,7 @@ class Meter:
 
     def __init__(self, latencies: Latencies) -> None:
         self._latencies = latencies
-        self._tracks: dict[Key, _Track] = {}
+        self._tracks: dict[Key, Track] = {}
         self._holders: dict[int, Key] = {}  # by row
         self._last_s: dict[int, float] = {}  # by row, when its last token came, but of those in `_steady_rows`
         self._steady_rows = array("i")  # whose last token came at the same time
@@ -73,9 +73,21 @@ class Meter:
         self.num_copied_blocks = 0
         self.num_moved_blocks = 0
 
-    def took(self, request: Request, due_s: float) -> None:
-        """A request was taken in. Mutates."""
-        self._tracks[request.request_id, 0] = _Track(due_s)
+    def took(self, request: Request, due_s: float, track: Track | None = None) -> None:
+        """A request was taken in; `track`: as another replica has left it. Mutates."""
+        self._tracks[request.request_id, 0] = Track(due_s) if track is None else track
+
+    def give_up(self) -> dict[str, Track]:
+        """Forget the sequences under way, which the replica has lost; return those of each request. Mutates."""
+        self._last_s.update(dict.fromkeys(self._steady_rows, self._steady_s))
+        for row, key in self._holders.items():
+            if key in self._tracks:
+                self._tracks[key].last_s = self._last_s[row]
+        tracks = {request_id: track for (request_id, _), track in self._tracks.items()}
+        self._tracks.clear()
+        self._holders.clear()
+        self._steady_rows = array("i")
+        return tracks
 
     def note(self, plan: StepPlan, outcome: StepOutcome, began_s: float, now_s: float) -> None:
         """Note that a step has ended. Mutates; O(sequences in the step), mostly in C."""
@@ -143,7 +155,7 @@ class Meter:
         key = (sibling.request_id, sibling.branch)
         if key not in self._tracks:
             leader = self._tracks[sibling.request_id, 0]
-            self._tracks[key] = _Track(leader.due_s, leader.first_s, now_s)
+            self._tracks[key] = Track(leader.due_s, leader.first_s, now_s)
 
     def _end(self, request: Request, now_s: float) -> None:
         track = self._tracks.pop((request.request_id, request.branch))

@@ -23,6 +23,7 @@ from quire.core.step import StepPlan
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.records.step_log import StepLogWriter
+from quire.memory.cache_journal import CacheNews
 from quire.memory.ledger import MemoryLedger
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
@@ -89,6 +90,14 @@ class SimulatedEngine(Protocol):
         """Return who holds each block, as `holders` says it. Does not mutate; O(blocks)."""
         ...
 
+    def survey(self) -> None:
+        """Report from now on what can be hit, all that is there already first. Mutates."""
+        ...
+
+    def take_cache_news(self) -> CacheNews | None:
+        """Return the report of what can be hit since the last one; None: nothing changed. Mutates."""
+        ...
+
     def check(self) -> None:
         """Raise `InvariantError` unless the books agree, and the memory is free once nothing runs or waits."""
         ...
@@ -149,6 +158,15 @@ class ScheduledEngine:
     def num_host_tokens(self) -> int:
         """Tokens of prompts that came from the host."""
         return self._scheduler.memory.host.num_hit_tokens
+
+    def survey(self) -> None:
+        """Report from now on what can be hit. Mutates."""
+        self._scheduler.memory.survey()
+
+    def take_cache_news(self) -> CacheNews | None:
+        """Return the report of what can be hit since the last one. Mutates."""
+        journal = self._scheduler.memory.cache_journal
+        return None if journal is None else journal.take()
 
     def holders(self) -> array[int]:
         """Return who holds each block. Does not mutate; O(blocks)."""

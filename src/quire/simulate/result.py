@@ -55,7 +55,8 @@ class SimulationResult:
     """What came of a run.
 
     Computed tokens are those of all steps. What requests needed and did not find in the cache was computed once;
-    `recomputed_tokens` are what was computed beyond that, because preemption had thrown it away.
+    `recomputed_tokens` are what was computed beyond that, because preemption had thrown it away, or because a replica
+    was lost; `num_moved_requests`: those that went on at another one.
     """
 
     duration_s: float
@@ -70,6 +71,7 @@ class SimulationResult:
     mean_running: float
     latencies: Mapping[str, Distribution]
     replicas: tuple[ReplicaResult, ...]
+    num_moved_requests: int = 0
 
     @property
     def num_preemptions(self) -> int:

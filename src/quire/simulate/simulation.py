@@ -1,15 +1,17 @@
 """Simulation: requests come, replicas step, until all requests have ended.
 
-    source ──► router ──► replica 0: engine, clock ──┐
-      ▲                   replica 1: engine, clock ──┼──► meter, timeline ──► SimulationResult
-      └────────────────── what ended ────────────────┘
+    source ──► Front: router ──► replica 0: engine, clock ──┐
+      ▲          ▲               replica 1: engine, clock ──┼──► meter, timeline ──► SimulationResult
+      │          └────────────── what can be hit ───────────┤
+      └───────────────────────── what ended ────────────────┘
 
 Each replica has a clock of its own, and the one that is furthest behind does the next step. A request that is due
 before the next step begins is handed over first; one that is due while a step is under way waits for its end, as it
-would at an engine. Time passes only in steps and in waiting for requests, so idle hours cost nothing.
+would at an engine. Time passes only in steps and in waiting for requests, so idle hours cost nothing. Replicas may be
+lost on the way (`faults`); what they had then goes on elsewhere.
 
 Every run checks itself at its end: each request that was taken has ended with the tokens that it asked for, what was
-computed is what was needed less what was hit, no memory is held, and all ledgers add up.
+computed is what was needed less what was hit, and more what was lost, no memory is held, and all ledgers add up.
 
 The collector of cycles rests while a run lasts: what comes and goes makes none, and every search for them walks the
 whole pool again, which took a fifth of the time.
@@ -21,13 +23,27 @@ import gc
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 from quire.core.errors import InvalidRequestError, InvariantError
 from quire.core.request import Request
-from quire.engine.routing import RoundRobin, Router
-from quire.memory.ledger import MemoryLedger
+from quire.routing.router import ROUND_ROBIN, Router
 from quire.scheduler.commit import StepOutcome
-from quire.simulate.meter import Latencies, Meter
+from quire.simulate.faults import (
+    BACK_S,
+    DRAIN,
+    NO_FAULTS,
+    NOTICED_S,
+    QUIET_S,
+    SILENT,
+    Agenda,
+    FaultPlan,
+    ReplicaFault,
+    continued,
+)
+from quire.simulate.front import Front, Reports
+from quire.simulate.meter import Latencies, Meter, Track
 from quire.simulate.replica import SimulatedEngine
 from quire.simulate.result import ReplicaResult, SimulationResult
 from quire.simulate.timeline import Timeline, TimelinePoint
@@ -38,21 +54,28 @@ Watcher = Callable[[int, SimulatedEngine], None]
 
 
 class Replica:
-    """An engine and its record."""
+    """An engine and its record. Another engine takes the place of one that was lost."""
 
     def __init__(self, engine: SimulatedEngine, latencies: Latencies) -> None:
         self.engine = engine
         self.meter = Meter(latencies)
         self.timeline = Timeline()
         self.num_requests = 0
+        self.is_up = True  # takes steps
+        self.is_draining = False
+        self._before: list[SimulatedEngine] = []  # that were lost
 
-    def take(self, request: Request, due_s: float) -> None:
-        """Hand a request to the engine; an engine that was idle has waited until then. Mutates."""
+    def take(self, request: Request, times_s: tuple[float, float], track: Track | None = None) -> None:
+        """Hand a request to the engine, and note when it was due; an engine that was idle has waited until now.
+
+        `times_s`: when it was due, and now. Mutates.
+        """
+        due_s, now_s = times_s
         clock = self.engine.clock
         if not self.is_busy:
-            clock.advance(max(0.0, due_s - clock.now()))
+            clock.advance(max(0.0, now_s - clock.now()))
         self.engine.add(request)
-        self.meter.took(request, due_s)
+        self.meter.took(request, due_s, track)
         self.num_requests += 1
 
     @property
@@ -77,21 +100,51 @@ class Replica:
         counts = engine.num_running, engine.num_waiting, engine.num_preemptions
         return TimelinePoint.of(now_s, busy_s, counts, engine.ledger())
 
-    def result(self, ledger: MemoryLedger) -> ReplicaResult:
-        """Return the result. Does not mutate."""
+    def replace(self, engine: SimulatedEngine) -> dict[str, Track]:
+        """Put an empty engine in the place of this one, which is not up yet; return how far requests were. Mutates."""
+        before = self.engine
+        before.check()
+        self._before.append(before)
+        engine.clock.advance(before.clock.now())
+        self.engine, self.is_up, self.is_draining = engine, False, False
+        return self.meter.give_up()
+
+    @property
+    def engines(self) -> list[SimulatedEngine]:
+        """All engines that have been here."""
+        return [*self._before, self.engine]
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence has yielded."""
+        return sum(engine.num_preemptions for engine in self.engines)
+
+    def result(self) -> ReplicaResult:
+        """Return the result; the ledger is that of the last engine. Does not mutate."""
         meter = self.meter
         return ReplicaResult(
             self.num_requests,
             meter.num_steps,
             meter.busy_s,
-            self.engine.num_preemptions,
+            self.num_preemptions,
             meter.num_copied_blocks,
             meter.num_moved_blocks,
             tuple(self.timeline.points),
-            ledger,
-            self.engine.num_disk_tokens,
-            self.engine.num_host_tokens,
+            self.engine.ledger(),
+            sum(engine.num_disk_tokens for engine in self.engines),
+            sum(engine.num_host_tokens for engine in self.engines),
         )
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A request that was offered and has not ended."""
+
+    offered: OfferedRequest
+    request: Request
+    num_left: int  # sequences that have not ended
+    index: int | None = None  # its replica; None: there is none that takes requests
+    track: Track | None = None  # as a lost replica has left it
 
 
 @contextmanager
@@ -106,7 +159,10 @@ def _without_collector() -> Iterator[None]:
 
 
 class Simulation:
-    """One run. Make another for another run. Watchers are called after each step; they must not change the engine."""
+    """One run. Make another for another run. Watchers are called after each step; they must not change the engine.
+
+    `router`: for several replicas; None: round robin.
+    """
 
     def __init__(
         self,
@@ -115,14 +171,26 @@ class Simulation:
         *,
         router: Router | None = None,
         watchers: Sequence[Watcher] = (),
+        reports: Reports | None = None,
+        faults: FaultPlan = NO_FAULTS,
     ) -> None:
+        faults.require_for(len(engines))
         self._latencies = Latencies()
         self._replicas = [Replica(engine, self._latencies) for engine in engines]
         self._source = source
-        self._router = RoundRobin() if router is None else router
+        self._front: Front | None = None  # one replica that stays needs none
+        if len(engines) > 1 or faults.faults:
+            self._front = Front(engines, router or Router(1, b"", ROUND_ROBIN), reports or Reports())
+        self._make_engine = faults.make_engine
+        self._agenda = Agenda()
+        for fault in faults.faults:
+            self._agenda.put(fault.at_s, partial(self._begin_fault, fault))
         self._watchers = watchers
-        self._loads = [0] * len(self._replicas)
+        self._under_way: dict[str, UnderWay] = {}
+        self._num_requests = 0
         self._num_refused = 0
+        self._num_moved = 0
+        self._num_lost_tokens = 0  # computed or hit for requests that moved
         self._num_sequences = 0
         self._prompt_tokens = 0
         self._output_tokens = 0
@@ -135,49 +203,118 @@ class Simulation:
         return self._result()
 
     def _run(self) -> None:
-        source, replicas = self._source, self._replicas
+        source, replicas, agenda = self._source, self._replicas, self._agenda
         while True:
-            due_s = source.next_due_s()
-            busy = [index for index, replica in enumerate(replicas) if replica.is_busy]
-            if not busy:
-                if due_s is None:
-                    break
-                self._hand_over(source.take())
-                continue
-            behind = min(busy, key=lambda index: replicas[index].engine.clock.now())
-            if due_s is not None and due_s <= replicas[behind].engine.clock.now():
-                self._hand_over(source.take())
+            due_s, event_s = source.next_due_s(), agenda.next_s()
+            next_s = min((time_s for time_s in (due_s, event_s) if time_s is not None), default=None)
+            busy = [index for index, replica in enumerate(replicas) if replica.is_up and replica.is_busy]
+            if busy:
+                behind = min(busy, key=lambda index: replicas[index].engine.clock.now())
+                if next_s is None or next_s > replicas[behind].engine.clock.now():
+                    self._step(behind)
+                    continue
+            elif next_s is None or (due_s is None and not self._under_way):
+                break
+            if event_s is not None and next_s == event_s:
+                agenda.run_next()
             else:
-                self._step(behind)
+                self._hand_over(source.take())
 
     def _hand_over(self, offered: OfferedRequest) -> None:
-        index = self._router.choose(offered.prompt, self._loads)
         if self._first_due_s is None:
             self._first_due_s = offered.due_s
-        try:
-            self._replicas[index].take(offered.request(), offered.due_s)
-        except InvalidRequestError:
-            self._num_refused += 1
-            self._source.ended(offered.request_id, array("i"), offered.due_s)
-            return
-        self._loads[index] += offered.num_sequences
+        self._num_requests += 1
+        entry = UnderWay(offered, offered.request(), offered.num_sequences)
+        self._under_way[offered.request_id] = entry
         self._num_sequences += offered.num_sequences
         self._prompt_tokens += len(offered.prompt)
         self._output_tokens += offered.num_sequences * offered.num_output_tokens
+        self._place(entry, offered.due_s)
+
+    def _place(self, entry: UnderWay, now_s: float) -> None:
+        """Send a request to a replica, if there is one; one that has failed unnoticed gets nothing done. Mutates."""
+        entry.index = 0 if self._front is None else self._front.choose(entry.request, now_s)
+        if entry.index is None or not self._replicas[entry.index].is_up:
+            return
+        try:
+            self._replicas[entry.index].take(entry.request, (entry.offered.due_s, now_s), entry.track)
+        except InvalidRequestError:
+            self._refuse(entry.offered)
+
+    def _refuse(self, offered: OfferedRequest) -> None:
+        del self._under_way[offered.request_id]
+        self._num_refused += 1
+        self._num_sequences -= offered.num_sequences
+        self._prompt_tokens -= len(offered.prompt)
+        self._output_tokens -= offered.num_sequences * offered.num_output_tokens
+        if self._front is not None:
+            self._front.refused(offered.request_id)
+        self._source.ended(offered.request_id, array("i"), offered.due_s)
 
     def _step(self, index: int) -> None:
-        replica = self._replicas[index]
-        for request in replica.step().finished:
-            self._loads[index] -= 1
+        replica, front = self._replicas[index], self._front
+        outcome = replica.step()
+        now_s = replica.engine.clock.now()
+        if front is not None:
+            front.step_ended(index, outcome, now_s)
+        for request in outcome.finished:
+            entry = self._under_way[request.request_id]
+            entry.num_left -= 1
+            if not entry.num_left:
+                del self._under_way[request.request_id]
+                if front is not None:
+                    front.request_ended(request.request_id, now_s)
             if not request.branch:
                 output = request.tokens[request.num_prompt_tokens :]
-                self._source.ended(request.request_id, output, replica.engine.clock.now())
+                self._source.ended(request.request_id, output, now_s)
         for watch in self._watchers:
             watch(index, replica.engine)
 
+    # ---- faults -----------------------------------------------------------------------------------------------
+
+    def _begin_fault(self, fault: ReplicaFault, at_s: float) -> None:
+        replica, front = self._replicas[fault.index], self._front
+        if front is None or not replica.is_up or replica.is_draining:
+            return
+        began_s = max(at_s, replica.engine.clock.now()) if replica.is_busy else at_s
+        if fault.kind == DRAIN:
+            replica.is_draining = True
+            front.pause(fault.index)
+        else:
+            replica.is_up = False
+        if fault.kind == SILENT:
+            self._agenda.put(began_s + QUIET_S, lambda _: front.pause(fault.index))
+        self._agenda.put(began_s + NOTICED_S[fault.kind], partial(self._lose, fault.index))
+
+    def _lose(self, index: int, at_s: float) -> None:
+        """A replica is given up: what it had goes on elsewhere. Mutates."""
+        replica, front = self._replicas[index], self._front
+        if front is None or self._make_engine is None:
+            raise InvariantError("a replica was lost, and there is no engine to take its place")
+        now_s = max(at_s, replica.engine.clock.now()) if replica.is_busy else at_s
+        front.lose(index, now_s)
+        tracks = replica.replace(self._make_engine())
+        self._agenda.put(now_s + BACK_S, partial(self._return, index))
+        for entry in [entry for entry in self._under_way.values() if entry.index == index]:
+            self._num_moved += 1
+            self._num_lost_tokens += entry.request.num_computed
+            entry.track = tracks.get(entry.offered.request_id, entry.track)
+            entry.request = continued(entry.request, entry.offered.request())
+            self._place(entry, now_s)
+
+    def _return(self, index: int, at_s: float) -> None:
+        replica = self._replicas[index]
+        replica.is_up = True
+        if self._front is not None:
+            self._front.add(index, replica.engine)
+        for entry in [entry for entry in self._under_way.values() if entry.index is None]:
+            self._place(entry, at_s)
+
+    # ---- the result -------------------------------------------------------------------------------------------
+
     def _result(self) -> SimulationResult:
         meters = [replica.meter for replica in self._replicas]
-        ledgers = [replica.engine.ledger() for replica in self._replicas]
+        ledgers = [engine.ledger() for replica in self._replicas for engine in replica.engines]
         hits = sum(ledger.hit_tokens + ledger.resumed_hit_tokens for ledger in ledgers)
         computed = sum(meter.num_computed_tokens for meter in meters)
         self._check(computed + hits - sum(meter.num_needed_tokens for meter in meters))
@@ -185,7 +322,7 @@ class Simulation:
         end_s = max(replica.engine.clock.now() for replica in self._replicas)
         return SimulationResult(
             duration_s=end_s - (self._first_due_s or 0.0),
-            num_requests=sum(replica.num_requests for replica in self._replicas) + self._num_refused,
+            num_requests=self._num_requests,
             num_refused=self._num_refused,
             num_sequences=self._num_sequences,
             prompt_tokens=self._prompt_tokens,
@@ -195,7 +332,8 @@ class Simulation:
             recomputed_tokens=sum(meter.num_recomputed_tokens for meter in meters),
             mean_running=sum(meter.sequence_seconds for meter in meters) / busy_s if busy_s else 0.0,
             latencies={name: getattr(self._latencies, name).distribution() for name in Latencies.NAMES},
-            replicas=tuple(replica.result(ledger) for replica, ledger in zip(self._replicas, ledgers, strict=True)),
+            replicas=tuple(replica.result() for replica in self._replicas),
+            num_moved_requests=self._num_moved,
         )
 
     def _check(self, beyond: int) -> None:
@@ -205,11 +343,12 @@ class Simulation:
             replica.engine.ledger().check()
         ended = sum(replica.meter.num_ended for replica in self._replicas)
         tokens = sum(replica.meter.num_output_tokens for replica in self._replicas)
-        if ended != self._num_sequences or any(self._loads):
+        if ended != self._num_sequences or self._under_way:
             raise InvariantError(f"{self._num_sequences} sequences went in, {ended} came out")
         if tokens != self._output_tokens:
             raise InvariantError(f"{self._output_tokens} tokens were asked for, {tokens} came out")
-        preempted = any(replica.engine.num_preemptions for replica in self._replicas)
+        beyond -= self._num_lost_tokens
+        preempted = any(replica.num_preemptions for replica in self._replicas)
         num_drafts = sum(replica.meter.num_drafts for replica in self._replicas)
         if beyond < 0 or (beyond > num_drafts and not preempted):
             raise InvariantError(f"{beyond} tokens were computed or hit beyond what was needed")

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from quire.cli.engine_options import NOT_STARTED, add_engine_options
 from quire.core.clock import SystemClock
-from quire.engine.routing import ROUND_ROBIN, ROUTERS
+from quire.routing.router import LEAST_WORK, ROUTERS
 from quire.simulate.baselines import SYSTEMS
+from quire.simulate.faults import NOTICED_S
 from quire.simulate.hardware import known_hardware
 from quire.simulate.paper import FIGURES
 from quire.simulate.workload.arrivals import PATTERNS, POISSON
@@ -66,8 +67,30 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--router",
         choices=ROUTERS,
-        default=ROUND_ROBIN,
-        help=f"how to choose the engine for a request; default: {ROUND_ROBIN}",
+        default=LEAST_WORK,
+        help=f"how to choose the engine for a request; default: {LEAST_WORK}",
+    )
+    group.add_argument(
+        "--report-delay",
+        metavar="S",
+        type=float,
+        default=0.0,
+        help="seconds until the router learns what engines hold",
+    )
+    group.add_argument(
+        "--report-loss",
+        metavar="P",
+        type=_probability,
+        default=0.0,
+        help="share of those reports that are lost; default: 0",
+    )
+    group.add_argument(
+        "--fault",
+        metavar="S:N:KIND",
+        nargs="+",
+        action="extend",
+        default=[],
+        help=f"after S seconds, engine N fails; kinds: {', '.join(NOTICED_S)}",
     )
     group.add_argument(
         "--system",

@@ -27,7 +27,7 @@ from quire.core.byte_sizes import format_bytes, parse_bytes
 from quire.core.config import EngineConfig, require_int, require_number
 from quire.core.errors import InvalidConfigError
 from quire.engine.records.step_log import MAGIC, replayed
-from quire.engine.routing import create_router
+from quire.routing.router import Router
 from quire.simulate.baselines import SYSTEMS
 from quire.simulate.baselines.contiguous import ContiguousEngine, ContiguousSetup
 from quire.simulate.baselines.published import contiguous_setup, vllm_setup
@@ -35,6 +35,8 @@ from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.fitted import FittedCost, read_steps
 from quire.simulate.cost.roofline import RooflineCost
 from quire.simulate.cost.unsteady import UnsteadyCost
+from quire.simulate.faults import FaultPlan, ReplicaFault
+from quire.simulate.front import Reports
 from quire.simulate.lengths import Length
 from quire.simulate.replica import EngineSetup, PagedEngine, SimulatedEngine
 from quire.simulate.result import SimulationResult
@@ -83,6 +85,7 @@ class Study:
         if arguments.trace == "-" and not alone:
             raise InvalidConfigError("trace", arguments.trace, "a file, which each variant can read again")
         self._steps = None if arguments.steps is None else _fit(arguments.steps, arguments.seed)
+        self._faults = tuple(map(ReplicaFault.parse, arguments.fault))
         self._trace: Trace | None = None
         self._is_torn = False
 
@@ -124,13 +127,15 @@ class Study:
         if self._arguments.trace is None:
             watchers = (*watchers, self._progress.until(self._arguments.duration))
         sized = self._size(variant.config)
-        router = create_router(variant.router)
+        router = Router(sized.config.block_size, b"", variant.router)
+        reports = Reports(self._arguments.report_delay, self._arguments.report_loss, self._arguments.seed)
         with contextlib.ExitStack() as files:
             log = None if self._arguments.log is None else files.enter_context(open(self._arguments.log, "wb"))
             make = self._engine_maker(variant, sized)
             engines = [make(log) for _ in range(variant.num_replicas)]
             source = self._source(sized.plan.max_model_len, files)
-            result = Simulation(engines, source, router=router, watchers=watchers).run()
+            faults = FaultPlan(self._faults, lambda: make(None))
+            result = Simulation(engines, source, router=router, watchers=watchers, reports=reports, faults=faults).run()
         if self._arguments.trace is not None and not result.num_requests:
             raise InvalidConfigError("trace", self._arguments.trace, "a file with one request or more")
         return result
@@ -231,6 +236,8 @@ def _require(arguments: argparse.Namespace) -> None:
     require_number("disk-bandwidth", arguments.disk_bandwidth, 1e-3, 1e3)
     if arguments.users is not None and arguments.turns > 1:
         raise InvalidConfigError("turns", arguments.turns, "1 with --users: chats start at a --rate")
+    if arguments.fault and max(arguments.samples, arguments.beams) > 1:
+        raise InvalidConfigError("fault", arguments.fault[0], "none with --samples or --beams")
     if arguments.beams > 1 and arguments.samples > 1:
         raise InvalidConfigError("beams", arguments.beams, "1 with --samples: leave out --samples for beam search")
 

@@ -7,6 +7,8 @@ uses the outputs. Without a failpoint that strikes, it changes nothing.
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,6 +43,8 @@ class FailingRunner:
                 raise MemoryError(str(failpoint))
             if failpoint.effect == "error":
                 raise RuntimeError(str(failpoint))
+            if failpoint.effect == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
             if failpoint.effect.startswith(SLEEP):
                 time.sleep(int(failpoint.effect.removeprefix(SLEEP)))
         outputs = self._runner.run(inputs, cache)

@@ -107,11 +107,11 @@ class AdapterSet:
     # ---- memory -----------------------------------------------------------------------------------------------------
 
     async def hold(self, facts: AdapterFacts, send: Send, stats: Stats) -> None:
-        """Return when the engine has an adapter; it keeps it until `release`. Mutates; raises as `load`."""
-        self._holds[facts.digest] += 1
-        if self._touch(facts.digest):
-            return
-        try:
+        """Return when the engine has an adapter; it keeps it until `release`. Mutates; raises as `load`.
+
+        Only those who need not wait any more hold one: a request that waits for its turn keeps nobody's room.
+        """
+        if not self._touch(facts.digest):
             if self._loop is not asyncio.get_running_loop():  # a model may be used in one after another
                 self._loop, self._lock, self._released = asyncio.get_running_loop(), asyncio.Lock(), asyncio.Event()
             async with self._lock:
@@ -121,9 +121,9 @@ class AdapterSet:
                 began_s = time.monotonic()
                 while not self._is_ready(facts, send, stats, began_s):
                     await asyncio.sleep(ASK_AGAIN_S)
-        except BaseException:
-            self.release(facts)
-            raise
+                self._holds[facts.digest] += 1  # before the next one makes room
+                return
+        self._holds[facts.digest] += 1
 
     def hold_now(self, facts: AdapterFacts, send: Send, stats: Stats) -> None:
         """The same, while the caller waits; raises `ExecutionError` if others hold all the room. Mutates."""

@@ -30,11 +30,12 @@ from quire.core.threaded_output import drain_output, thread_output
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.commands import Command
 from quire.engine.core import EngineCore
-from quire.engine.process.engine_thread import EngineThread
+from quire.engine.process.engine_thread import EngineCallbacks, EngineThread
 from quire.engine.process.heartbeat import PATIENCE, Heart, Standstill
 from quire.engine.process.messages import (
     LENGTH_BYTES,
     Beat,
+    Blocks,
     Configure,
     Failed,
     Live,
@@ -50,6 +51,7 @@ from quire.engine.process.messages import (
 )
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import EngineStats
+from quire.memory.cache_journal import CacheNews
 
 logger = logging.getLogger("quire.engine")
 
@@ -123,6 +125,7 @@ class EngineHost:
         self._connection = connection
         self._clock = clock
         self._next_loaded_s = 0.0
+        self._num_delivered = 0
         self._thread: EngineThread | None = None  # once the engine is built
         self._patience = PATIENCE
         self._step, self._server = Standstill(clock), Standstill(clock)
@@ -143,7 +146,8 @@ class EngineHost:
             self._connection.send(Failed(_in_one_line(message)))
             return FAILED
         client = InProcessClient(core)
-        thread = EngineThread(client, self._deliver, self._die, self._tell, self._show, self._clock)
+        callbacks = EngineCallbacks(self._deliver, self._die, self._tell, self._show, self._report)
+        thread = EngineThread(client, callbacks, self._clock)
         self._thread = thread
         gc.freeze()  # these objects stay, so garbage collection need not scan every block of the pool
         self._connection.send(ready)
@@ -161,8 +165,8 @@ class EngineHost:
         if blueprint.masks is not None:
             blueprint.masks.open()  # so that the first grammar need not wait for the vocabulary
         blueprint = blueprint.measured(self._note_loaded)
-        core = blueprint.build(self._clock, self._note_loaded)
-        return core, Ready(core.scheduler.limits, blueprint.report)
+        core = blueprint.build(self._clock, self._note_loaded, hash_key=configure.hash_key)
+        return core, Ready(core.scheduler.limits, blueprint.report, blueprint.fingerprint)
 
     def _obey(self, thread: EngineThread) -> None:
         """Pass messages on until there are no more."""
@@ -191,7 +195,8 @@ class EngineHost:
             self._die(f"a step took more than {max_step_s:g} s (max_step_s)")
 
     def _deliver(self, updates: list[SequenceUpdate]) -> None:
-        self._connection.send(Updates.of(updates))
+        self._connection.send(Updates.of(updates, self._num_delivered))
+        self._num_delivered += 1
 
     def _die(self, message: str) -> None:
         """End the process because the engine has failed: log the reason and tell the server."""
@@ -211,6 +216,9 @@ class EngineHost:
 
     def _show(self, frame: LiveFrame) -> None:
         self._connection.send(Live(frame))
+
+    def _report(self, news: CacheNews) -> None:
+        self._connection.send(Blocks(news))
 
     def _note_loaded(self, count: int, total: int, what: str) -> None:
         now = self._clock.now()

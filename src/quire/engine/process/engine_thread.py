@@ -1,6 +1,6 @@
 """EngineThread: runs an engine client in its own thread.
 
-    any thread ── send ──► queue ──► engine thread: commands, then one step ──► deliver(updates)
+    any thread ── send ──► queue ──► engine thread: commands, then one step ──► EngineCallbacks
 
 Without requests the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing. While
 blocks are on their way to the disk, it asks now and then what has been written, so that the rest follows.
@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from quire.core.clock import Clock
@@ -24,33 +25,39 @@ from quire.engine.client import EngineClient, SequenceUpdate, refused
 from quire.engine.commands import Add, AnyCommand, AskDisk, Watch
 from quire.engine.records.live import ShowLive
 from quire.engine.records.stats import EngineStats
+from quire.memory.cache_journal import CacheNews
 
 logger = logging.getLogger("quire.engine")
 
 STATS_EVERY_S: Final = 0.1
 
 
-class EngineThread:
-    """Owns a client; `deliver`, `fail`, `tell` and `show` are called from its thread.
+def ignore_news(news: CacheNews) -> None:
+    """Do nothing with a report of what can be hit: no router reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCallbacks:
+    """What a thread calls, from that thread.
 
     `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second. `show` gets the
-    events in the memory, while a `Watch` asks for them.
+    events in the memory, while a `Watch` asks for them. `report` gets what can be hit, after a `Survey`, before the
+    updates of the step in which that changed.
     """
 
-    def __init__(
-        self,
-        client: EngineClient,
-        deliver: Callable[[list[SequenceUpdate]], None],
-        fail: Callable[[str], None],
-        tell: Callable[[EngineStats], None],
-        show: ShowLive,
-        clock: Clock,
-    ) -> None:
+    deliver: Callable[[list[SequenceUpdate]], None]
+    fail: Callable[[str], None]
+    tell: Callable[[EngineStats], None]
+    show: ShowLive
+    report: Callable[[CacheNews], None] = ignore_news
+
+
+class EngineThread:
+    """Steps the engine of a client and passes on what each step brings."""
+
+    def __init__(self, client: EngineClient, callbacks: EngineCallbacks, clock: Clock) -> None:
         self._client = client
-        self._deliver = deliver
-        self._on_failure = fail
-        self._tell = tell
-        self._show = show
+        self._callbacks = callbacks
         self._clock = clock
         self._next_stats_s = 0.0
         self._turn: int | None = None  # the present step, with the commands before it
@@ -86,29 +93,34 @@ class EngineThread:
             while self._obey():
                 self._begin_turn()
                 updates = self._client.receive()
+                self._report()
                 if updates:
-                    self._deliver(updates)
+                    self._callbacks.deliver(updates)
                 if self._clock.now() >= self._next_stats_s:
                     self._tell_stats()
                 if self._seconds_to_frame() == 0.0:
                     self._show_frame()
         except BaseException as error:
             logger.exception("the engine has failed")
-            self._on_failure(f"the engine has failed: {type(error).__name__}: {error}")
+            self._callbacks.fail(f"the engine has failed: {type(error).__name__}: {error}")
         finally:
             self._client.close()
 
     def _obey(self) -> bool:
         """Carry out the queued commands, and wait for one if there are no requests; False: the thread must end."""
         while True:
-            if self._client.is_idle and self._commands.empty():
-                self._tell_stats()
+            if self._client.is_idle:
+                self._report()
+                if self._commands.empty():
+                    self._tell_stats()
             try:
                 self._turn = None if self._client.is_idle else self._turn
                 command = self._commands.get(self._client.is_idle, self._seconds_to_wait())
             except queue.Empty:
                 if not self._client.is_idle:
                     return True
+                if self._client.has_cache_news:
+                    continue
                 if self._client.ask_s is not None:
                     self._carry_out(AskDisk())
                 if self._seconds_to_frame() == 0.0:
@@ -125,7 +137,12 @@ class EngineThread:
 
     def _tell_stats(self) -> None:
         self._next_stats_s = self._clock.now() + STATS_EVERY_S
-        self._tell(self._client.stats())
+        self._callbacks.tell(self._client.stats())
+
+    def _report(self) -> None:
+        news = self._client.take_cache_news()
+        if news is not None:
+            self._callbacks.report(news)
 
     def _carry_out(self, command: AnyCommand) -> None:
         if isinstance(command, Watch):
@@ -135,10 +152,12 @@ class EngineThread:
         except QuireError as error:
             if not isinstance(command, Add):
                 raise
-            self._deliver(refused(command, str(error)))
+            self._callbacks.deliver(refused(command, str(error)))
 
     def _seconds_to_wait(self) -> float | None:
         """Return the seconds after which an idle engine has something to do; None: nothing."""
+        if self._client.has_cache_news:
+            return 0.0
         waits = [wait for wait in (self._seconds_to_frame(), self._client.ask_s) if wait is not None]
         return min(waits, default=None)
 
@@ -152,4 +171,4 @@ class EngineThread:
         frame = self._client.live()
         if frame is not None and self._every_s is not None:
             self._next_frame_s = self._clock.now() + (self._every_s if frame.is_whole else 0.0)
-            self._show(frame)
+            self._callbacks.show(frame)

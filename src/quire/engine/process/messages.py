@@ -4,7 +4,7 @@
       Configure ───────────────────────────────►            once: the settings
       ◄──────────────────── Loaded …, then Ready
       a command (`commands`) ──────────────────►
-      ◄──────────────────── Updates, Stats, Live            after a step
+      ◄──────────────────── Blocks, Updates, Stats, Live    after a step
       ◄──────────────────── Failed                          why it ends: it could not be built, or cannot go on
       Beat ────────────────►◄─────────────── Beat           once a second: the sender is alive
       Close, or the end of the connection ─────►            it ends
@@ -33,6 +33,7 @@ from quire.engine.process.heartbeat import PATIENCE, Patience
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.report import EngineReport
 from quire.engine.records.stats import EngineStats
+from quire.memory.cache_journal import CacheNews
 
 LENGTH_BYTES: Final = 4
 MAX_MESSAGE_BYTES: Final = 256 << 20
@@ -43,10 +44,14 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Configure(Message, frozen=True):
-    """Build the engine with these settings, and end it if it takes too long."""
+    """Build the engine with these settings, and end it if it takes too long.
+
+    `hash_key`: the key of its prefix hashes, for engines whose blocks have the same names; empty: one of its own.
+    """
 
     config: EngineConfig
     patience: Patience = PATIENCE
+    hash_key: bytes = b""
 
 
 class Asked(Message, frozen=True):
@@ -72,10 +77,11 @@ class Loaded(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The engine takes requests, with these limits."""
+    """The engine takes requests, with these limits. Engines of equal `fingerprint` compute the same bits."""
 
     limits: RequestLimits
     report: EngineReport
+    fingerprint: str = ""
 
 
 class Failed(Message, frozen=True):
@@ -112,12 +118,13 @@ class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Updates(Message, frozen=True):
-    """The updates of sequences."""
+    """The updates of sequences, in messages that are numbered from 0."""
 
     entries: list[Update]
+    number: int = 0
 
     @classmethod
-    def of(cls, updates: Iterable[SequenceUpdate]) -> Updates:
+    def of(cls, updates: Iterable[SequenceUpdate], number: int = 0) -> Updates:
         """Return the message of some updates."""
         return cls(
             [
@@ -137,7 +144,8 @@ class Updates(Message, frozen=True):
                     each.vector,
                 )
                 for each in updates
-            ]
+            ],
+            number,
         )
 
     @property
@@ -175,9 +183,15 @@ class Live(Message, frozen=True):
     frame: LiveFrame
 
 
+class Blocks(Message, frozen=True):
+    """Which blocks can be hit now, and which no more; after a `Survey`."""
+
+    news: CacheNews
+
+
 Sent = Configure | Asked | Beat | Close
 ToEngine = Configure | AnyCommand | Beat | Close
-FromEngine = Loaded | Ready | Failed | Updates | Stats | Live | Beat
+FromEngine = Loaded | Ready | Failed | Updates | Stats | Live | Blocks | Beat
 Received = TypeVar("Received")
 
 

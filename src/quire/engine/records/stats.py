@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any, Final
 
 from quire.core.kept_block import CacheJob
 
@@ -26,6 +28,16 @@ class ModelState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """One of several engines: its state, the texts that it has, its memory, and how often it was started again."""
+
+    state: ModelState
+    num_texts: int
+    kv_usage: float
+    restarts_total: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """The counters at one moment. Those named `…_total` only grow while the engine lives; the others rise and fall.
 
@@ -45,6 +57,10 @@ class EngineStats:
     loaded or stored. `disk_is_off`: it failed too often. `adapters`: by digest, whether each is ready, or what else.
     `num_host_blocks` is the memory on the host, of which `num_cached_host_blocks` hold copies of the prefix cache.
     `jobs`: what operators have asked of the cache, by name; `disk_store`: the folder of the store of the disk cache.
+
+    Of several engines these are sums, and `replicas` has what there is to tell of each. `continued_total` counts the
+    texts that went on in another engine because theirs died, `moved_total` those that left one to be restarted, and
+    `at_fault_total` the requests that ended because three engines had died with them.
     """
 
     num_running: int = 0
@@ -81,6 +97,10 @@ class EngineStats:
     adapters: dict[str, str] = field(default_factory=dict)
     jobs: dict[str, CacheJob] = field(default_factory=dict)
     disk_store: str = ""
+    replicas: tuple[ReplicaStats, ...] = ()
+    continued_total: int = 0
+    moved_total: int = 0
+    at_fault_total: int = 0
 
     @property
     def kv_usage(self) -> float:
@@ -100,3 +120,49 @@ class EngineStats:
     def num_right_guesses(self) -> int:
         """Guessed tokens that were right, of all proposers."""
         return sum(map(sum, self.right_guesses.values()))
+
+
+LEAST: Final = ("max_step_tokens", "prompt_limit")
+
+
+def joined_stats(each: Sequence[EngineStats]) -> EngineStats:
+    """Return the counters of several engines as those of one: sums, and of limits the least. Pure.
+
+    An adapter is as far as in the engine that is behind the others.
+
+    >>> one = EngineStats(num_blocks=8, num_used_blocks=2, max_step_tokens=512, adapters={"a": "ready"})
+    >>> joined = joined_stats([one, EngineStats(num_blocks=8, max_step_tokens=64, adapters={"a": "loading"})])
+    >>> joined.num_blocks, joined.kv_usage, joined.max_step_tokens, joined.adapters
+    (16, 0.125, 64, {'a': 'loading'})
+    """
+    if len(each) < 2:
+        return each[0] if each else EngineStats()
+    joined: dict[str, Any] = {}
+    for name in (one.name for one in fields(EngineStats)):
+        values = [getattr(stats, name) for stats in each]
+        if name in LEAST:
+            joined[name] = min(values)
+        elif name == "adapters":
+            known = set(values[0]).intersection(*values)
+            states = {digest: {states[digest] for states in values} for digest in known}
+            joined[name] = {digest: max(found, key=lambda state: state != "ready") for digest, found in states.items()}
+        elif isinstance(values[0], dict):
+            joined[name] = _sums(values)
+        else:
+            joined[name] = any(values) if isinstance(values[0], bool) else sum(values, type(values[0])())
+    return EngineStats(**joined)
+
+
+def _sums(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the sums of counts by name; counts by place are added place by place."""
+    total: dict[str, Any] = {}
+    for counts in each:
+        for name, count in counts.items():
+            known = total.get(name)
+            if known is None:
+                total[name] = count
+            elif isinstance(count, tuple):
+                total[name] = tuple(map(sum, zip(known, count, strict=True)))
+            else:
+                total[name] = known + count
+    return total

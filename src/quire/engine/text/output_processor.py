@@ -217,6 +217,13 @@ class RequestText:
     def _num_generated(self) -> int:
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
+    def note_start(self, update: SequenceUpdate) -> None:
+        """Keep what is told with a first token. A text that goes on in another engine has begun already. Mutates."""
+        if update.waited_s is not None:
+            self.waited_s = update.waited_s
+            self.num_cached_tokens, self.num_disk_tokens = update.num_cached_tokens, update.num_disk_tokens
+            self.num_host_tokens = update.num_host_tokens
+
     def note_prompt(self, entries: Sequence[TokenLogprobs]) -> None:
         """Keep the log-probabilities of the prompt, whose first token has none. Mutates."""
         if self._wanted.prompt_logprobs is None or self._prompt_logprobs is not None:
@@ -326,11 +333,7 @@ class OutputProcessor:
             if entry is None or entry[0].sequences[update.branch].finish_reason is not None:
                 continue  # ended here already, by an abort or a stop string
             touched[update.request_id] = entry
-            entry[0].num_cached_tokens = update.num_cached_tokens
-            entry[0].num_disk_tokens = update.num_disk_tokens
-            entry[0].num_host_tokens = update.num_host_tokens
-            if update.waited_s is not None:
-                entry[0].waited_s = update.waited_s
+            entry[0].note_start(update)
             self._extend(entry[0], update)
         now = self._clock.now()
         for request, deliver in touched.values():

@@ -15,28 +15,67 @@ from quire.instruments.http.server_process import ServerProcess, run_python
 from quire.instruments.http.sockets import Stream
 from quire.instruments.torture.case import Case
 from quire.instruments.torture.failure import require
-from quire.instruments.torture.stage import ServerSpec, Stage, wait_until
+from quire.instruments.torture.stage import ServerSpec, Stage, TortureServer, wait_until
 
 LONG: dict[str, Any] = {"prompt": [9] * 16, "max_tokens": 1500, "stream": True, "ignore_eos": True}
 READY_S = 20.0
+NUM_STREAMS = 9
 TRUTH_S = 1.0
 
 
 def engine_killed(stage: Stage) -> str:
-    """F10: the engine's process is killed; readiness reports it, streams end with an error, and it restarts."""
+    """F10: the engine's process is killed; readiness reports it, it restarts, and the stream goes on, unchanged."""
     with stage.serving(ServerSpec.of(max_num_seqs=32)) as server:
         server.may_lose_bystanders = True
-        engine = engine_process(server.process)
-        with Stream(server.address, "/v1/completions", {"model": server.model, **LONG}) as stream:
-            stream.read_events(3)
+        calm, engine = _text(server), engine_process(server.process)
+        with _stream(server) as stream:
+            events = stream.read_events(3)
             os.kill(engine, signal.SIGKILL)
             told = wait_until(lambda: not server.is_ready(), "telling that it is not ready", TRUTH_S)
-            events = stream.read_events(10_000)
-        require(bool(events) and b'"error"' in events[-1], f"the stream ended with {events[-1:]}")
+            events += stream.read_events(10_000)
+        require(_text_of(events) == calm, "the text is another one than without the kill")
         back = wait_until(server.is_ready, "back", READY_S)
         require(engine_process(server.process) != engine, "the engine's process is the old one")
         require(server.complete().status == 200, "the new engine does not serve")
-    return f"not ready after {1e3 * told:.0f} ms, back after {back:.1f} s"
+    return f"not ready after {1e3 * told:.0f} ms, back after {back:.1f} s, no text lost"
+
+
+def worker_lost(stage: Stage) -> str:
+    """F13: of three engines one is killed, then one stands still: no text is lost or changed, and none refused."""
+    with stage.serving(ServerSpec.of({"QUIRE_REPLICAS": "3"}, kv_memory="48MiB")) as server:
+        wait_until(lambda: len(_engines(server)) == 3, "three engines", READY_S)
+        calm, waits = _text(server), []
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            wait_until(lambda: server.metric("quire_replica_ready") == 3, "ready in each engine", READY_S)
+            streams = [_stream(server) for _ in range(NUM_STREAMS)]
+            begun = [stream.read_events(3) for stream in streams]
+            os.kill(_engines(server)[0], number)
+            began_s = time.monotonic()
+            for stream, first in zip(streams, begun, strict=True):
+                with stream:
+                    events = [*first, *stream.read_events(10_000)]
+                require(_text_of(events) == calm, f"after {number.name} a text is another one")
+            waits.append(time.monotonic() - began_s)
+        wait_until(lambda: server.metric("quire_replica_ready") == 3, "ready in each engine", READY_S)
+        num_continued = server.metric("quire_texts_continued_total")
+        require(num_continued > 0, "no text went on in another engine")
+    ended = f"all ended {waits[0]:.1f} s after a kill, {waits[1]:.1f} s after a stop"
+    return f"{num_continued:.0f} texts went on elsewhere; {ended}"
+
+
+def _stream(server: TortureServer) -> Stream:
+    return Stream(server.address, "/v1/completions", {"model": server.model, **LONG, "seed": 7})
+
+
+def _text(server: TortureServer) -> str:
+    with _stream(server) as stream:
+        return _text_of(stream.read_events(10_000))
+
+
+def _text_of(events: list[bytes]) -> str:
+    """Return the text of a stream that has ended in order."""
+    require(events[-1:] == [b"[DONE]"], f"a stream ended with {events[-1:]}")
+    return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
 
 
 def front_killed(stage: Stage) -> str:
@@ -126,6 +165,18 @@ def engine_process(server: ServerProcess) -> int:
     children = server.children()
     require(bool(children), "the engine has no process of its own")
     return max(children, key=_resident_pages)
+
+
+def _engines(server: TortureServer) -> list[int]:
+    """Return the processes of engines, by number; the server may have others, such as those that make masks."""
+    return [child for child in sorted(server.process.children()) if b"engine_host" in _command_line(child)]
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _resident_pages(pid: int) -> int:
@@ -225,7 +276,7 @@ PROCESS_FAULTS = (
     Case("F10", "an engine that is killed", engine_killed),
     Case("F11", "a front that is killed", front_killed),
     Case("F12", "a server that is stopped", stopped_under_load),
-    Case("F13", "a distributed worker that is lost", None),
+    Case("F13", "a worker of several that is lost", worker_lost),
     Case("F15", "model folders that are broken", broken_folders),
     Case("F16", "processes that stand still", frozen),
 )

@@ -17,7 +17,7 @@ from quire.serve.endpoints.embeddings import embeddings
 from quire.serve.endpoints.live import live
 from quire.serve.endpoints.llama_server import LLAMA_SERVER_ROUTES
 from quire.serve.endpoints.ollama import OLLAMA_ROUTES
-from quire.serve.endpoints.operator import operator_command
+from quire.serve.endpoints.operator import operator_command, restart_engines
 from quire.serve.endpoints.responses import responses
 from quire.serve.endpoints.scores import SCORE_ROUTES
 from quire.serve.endpoints.tokens import detokenize, model, models, tokenize
@@ -48,5 +48,6 @@ ROUTES: Final = (
     *LLAMA_SERVER_ROUTES,
     Route("/live", live, methods=["GET"]),
     Route("/openapi.json", openapi, methods=["GET"]),
+    Route("/restart_engines", restart_engines, methods=["POST"]),
     *(Route(f"/{name}", operator_command, methods=["POST"]) for name in OPERATOR_COMMANDS),
 )

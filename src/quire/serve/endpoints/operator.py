@@ -1,4 +1,4 @@
-"""What an operator can have the engine do: a path for each of `OPERATOR_COMMANDS`."""
+"""What an operator can have the engine do: a path for each of `OPERATOR_COMMANDS`, and a restart."""
 
 from __future__ import annotations
 
@@ -16,4 +16,17 @@ async def operator_command(request: Request) -> Response:
         raise operator_required(request.url.path)
     for services in require_ready(request).loaded:
         services.model.send(OPERATOR_COMMANDS[request.url.path.removeprefix("/")])
+    return _done()
+
+
+async def restart_engines(request: Request) -> Response:
+    """Restart the engines of each loaded model, one after another, while requests go on; answers when all are back."""
+    if not request.state.context.tenant.is_operator:
+        raise operator_required(request.url.path)
+    for services in require_ready(request).loaded:
+        await services.model.restart()
+    return _done()
+
+
+def _done() -> Response:
     return Response(b'{"status":"ok"}', media_type="application/json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,9 @@ from quire.core.clock import Clock
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
 from quire.engine.process.heartbeat import Patience
-from quire.engine.process.supervised import SupervisedLLM, server_text_pool
+from quire.engine.replicas.settings import ReplicaSettings
+from quire.engine.replicas.shares import share_of
+from quire.engine.replicas.supervised import SupervisedLLM, server_text_pool
 from quire.engine.text.tenant_pool import TenantPool
 from quire.serve.config import ServerConfig
 from quire.serve.loading.budget import plan_fleet
@@ -43,6 +46,8 @@ def make_model_set(
     The first `num_named` were named by the user: they must be possible, and the first of them is loaded at once.
     """
     _require_different_names(configs, config)
+    if config.replicas > 1:
+        configs = [_share_of(configs, config.replicas)]
     fleet = plan_fleet(configs, num_named, config.models_at_once)
     disk_cache = next((each.disk_cache for each in configs if each.disk_cache is not None), None)
     server = make_server_services(config, clock, disk_cache)
@@ -64,17 +69,28 @@ def make_model_set(
     )
 
 
+def _share_of(configs: Sequence[EngineConfig], num_replicas: int) -> EngineConfig:
+    """Return the settings of each engine of the only model."""
+    from quire.engine.factory import plan_engine  # imported late, because it imports numpy
+
+    if len(configs) > 1:
+        raise InvalidConfigError("replicas", num_replicas, "1 in a server of several models")
+    return share_of(plan_engine(configs[0]), num_replicas)
+
+
 class _ModelMaker:
     """Makes models that share threads."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self._patience = Patience(config.max_step_s, config.max_silence_s)
+        patience = Patience(config.max_step_s, config.max_silence_s)
+        self._replicas = ReplicaSettings(config.replicas, config.continue_on, patience)
         self._text_pool = server_text_pool()
         self._load_pool = TenantPool("quire-load", num_threads=1, max_waiting=MAX_READING)
 
     def model(self, blueprint: EngineBlueprint, *, opens: bool) -> LoadableModel:
         """Return a model; `opens` reads its tokenizer now, so that a server does not start with a broken one."""
-        plan = PlannedModel(blueprint.config, blueprint.report, blueprint.limits, blueprint.default_sampling)
+        report = replace(blueprint.report, num_replicas=self._replicas.num_replicas)
+        plan = PlannedModel(blueprint.config, report, blueprint.limits, blueprint.default_sampling)
         return LoadableModel(
             plan,
             partial(self._open, blueprint.config),
@@ -84,7 +100,7 @@ class _ModelMaker:
         )
 
     def _open(self, config: EngineConfig, blueprint: EngineBlueprint | None = None) -> SupervisedModel:
-        return SupervisedLLM(config, patience=self._patience, text_pool=self._text_pool, blueprint=blueprint)
+        return SupervisedLLM(config, replicas=self._replicas, text_pool=self._text_pool, blueprint=blueprint)
 
 
 def _require_different_names(configs: Sequence[EngineConfig], config: ServerConfig) -> None:

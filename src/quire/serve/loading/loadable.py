@@ -152,6 +152,10 @@ class LoadableModel:
         if self._model is not None:
             self._model.unwatch()
 
+    async def restart(self) -> None:
+        """Restart its engines one after another; requests go on. Raises `ExecutionError` if one does not come back."""
+        await self._present().restart()
+
     # ---- loading ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:

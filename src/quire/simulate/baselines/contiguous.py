@@ -270,6 +270,12 @@ class ContiguousEngine:
                 found[start : start + size] = array("i", [FIRST_OWNER + request.serial]) * size
         return found
 
+    def survey(self) -> None:
+        """There is no cache to report."""
+
+    def take_cache_news(self) -> None:
+        """There is no cache to report."""
+
     def check(self) -> None:
         """Raise `InvariantError` unless the books agree. O(everything)."""
         self._memory.check()

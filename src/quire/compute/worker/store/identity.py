@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -31,13 +31,15 @@ MAX_DIGESTS_BYTES: Final = 1 << 20
 READ_AT_ONCE: Final = 1 << 20
 
 
-def identity_of(model: ModelDescription, facts: BackendFacts, parent: Path) -> dict[str, object]:
-    """Return what the bits of an engine's blocks depend on; reads the weights unless `parent` has their digest."""
+def identity_of(
+    model: ModelDescription, facts: BackendFacts, digest: Callable[[Iterable[Path]], str]
+) -> dict[str, object]:
+    """Return what the bits of an engine's blocks depend on. `digest`: of files of weights."""
     config = facts.config
     identity: dict[str, object] = {
         "bits": BITS,
         "quire": _version("quire"),
-        "weights": weights_digest(model.source.weight_paths(), parent),
+        "weights": digest(model.source.weight_paths()),
         "model": fingerprint({"spec": _plain(model.spec)}),
         "backend": facts.name,
         "instruction_set": facts.instruction_set,
@@ -47,7 +49,7 @@ def identity_of(model: ModelDescription, facts: BackendFacts, parent: Path) -> d
         "kv": _plain(facts.kv_spec),
     }
     if model.draft is not None:  # its keys and values are in the same blocks
-        identity["draft"] = weights_digest(model.draft.source.weight_paths(), parent)
+        identity["draft"] = digest(model.draft.source.weight_paths())
         identity["draft_model"] = fingerprint({"spec": _plain(model.draft.spec)})
     if facts.name == "torch":
         identity["torch"] = [_version(name) for name in ("torch", "triton", "flashinfer")]
@@ -69,13 +71,22 @@ def weights_digest(paths: Iterable[Path], parent: Path) -> str:
     known = _read_digests(parent / DIGESTS)
     whole, used = hashlib.blake2b(digest_size=16), {}
     for path in paths:
-        status = os.stat(path)
-        key = f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
+        key = _file_state(path)
         used[key] = known.get(key) or _file_digest(path)
         whole.update(bytes.fromhex(used[key]))
     if used.items() - known.items():
         _write_digests(parent / DIGESTS, known | used)
     return whole.hexdigest()
+
+
+def files_digest(paths: Iterable[Path]) -> str:
+    """Return a digest of where files are, how large, and when they were changed; reads none of them."""
+    return hashlib.blake2b("\n".join(map(_file_state, paths)).encode(), digest_size=16).hexdigest()
+
+
+def _file_state(path: Path) -> str:
+    status = os.stat(path)
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
 def _file_digest(path: Path) -> str:

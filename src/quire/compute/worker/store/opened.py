@@ -7,7 +7,7 @@ from pathlib import Path
 from quire.compute.backend import BackendFacts
 from quire.compute.models import ModelDescription
 from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
-from quire.compute.worker.store.identity import fingerprint, identity_of
+from quire.compute.worker.store.identity import fingerprint, identity_of, weights_digest
 from quire.compute.worker.store.slot_file import SlotFile, StoreForm
 from quire.compute.worker.store.spool import remove_abandoned
 from quire.core.errors import InvalidConfigError
@@ -22,7 +22,7 @@ def open_store(parent: Path, model: ModelDescription, facts: BackendFacts, *, nu
     """
     make_private(parent)
     remove_abandoned(parent)
-    identity = identity_of(model, facts, parent)
+    identity = identity_of(model, facts, lambda paths: weights_digest(paths, parent))
     name = fingerprint(identity)
     folder = StoreFolder.open(parent, name)
     try:

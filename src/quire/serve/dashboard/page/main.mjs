@@ -224,6 +224,12 @@ class Page {
             set("host", count(copies));
             find("tile-host").title = `${count(copies)} of ${count(room)} blocks; ${count(moved)} tokens came from there`;
         }
+        const { replicas } = this.model;
+        find("tile-engines").hidden = replicas.length < 2;
+        set("engines", `${replicas.filter(([state]) => state === "ready").length} of ${replicas.length}`);
+        find("tile-engines").title = replicas
+            .map(([state, texts, held], index) => `${index}: ${state}, ${count(texts)} texts, ${percent(held)} held`)
+            .join("\n");
         set("saved", count(ledger.saved));
         set("evictions", count(totals.evictions));
         set("preemptions", count(totals.preemptions));

@@ -113,6 +113,7 @@ export class Model {
         this.events = []; // the newest last
         this.ledger = null;
         this.totals = null;
+        this.replicas = []; // [state, texts, share of its memory that is held]
         this.running = 0;
         this.waiting = 0;
         this.state = "starting";
@@ -144,6 +145,7 @@ export class Model {
         this.running = frame.running;
         this.waiting = frame.waiting;
         this.state = frame.state;
+        this.replicas = frame.replicas ?? [];
         this.step = frame.step;
         this.time = frame.t;
         this.numFrames += 1;

@@ -1,0 +1,140 @@
+"""What the server knows of requests under way, so that they can go on in another engine (ADR 50).
+
+    TrackedRequest  as the caller sent it, and the tokens of each sequence so far
+    Part            the request, or one of its sequences, in one engine after the other, each time under a new name
+
+A request is one part until it has to go on elsewhere after its samples have begun: then each sample that has not ended
+is a part. Nothing is shown of beams and vectors before they end, so they begin again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from quire.core.sampling_params import MAX_SEED
+from quire.engine.client import SequenceUpdate
+from quire.engine.commands import Add
+from quire.engine.replicas.replica import Replica
+
+AGAIN: Final = "~"
+"""Stands in the name of a part that was sent again, before its number; the door's ids have none."""
+
+
+def request_id_of(name: str) -> str:
+    """Return the id of the request that a part is of. Pure.
+
+    >>> request_id_of("17~2"), request_id_of("17"), request_id_of("")
+    ('17', '17', '')
+    """
+    return name.partition(AGAIN)[0]
+
+
+class TrackedRequest:
+    """A request under way. `order`: which came first."""
+
+    __slots__ = ("add", "ended", "num_names", "order", "outputs")
+
+    def __init__(self, add: Add, order: int) -> None:
+        self.add = add
+        self.order = order
+        self.outputs: dict[int, array[int]] = {}  # by branch
+        self.ended: set[int] = set()
+        self.num_names = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its sequences have ended."""
+        return len(self.ended) == self.add.sampling.num_sequences
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether its tokens are shown as they come, so that each sequence goes on with them."""
+        return self.add.pooling is None and self.add.sampling.num_beams == 1
+
+
+class Part:
+    """A request (`branch` None), or one of its sequences. `replica` None: it waits for an engine.
+
+    `fingerprint`: of the engine that generated what it has. `num_deaths`: engines that died while they had it.
+    """
+
+    __slots__ = ("branch", "fingerprint", "name", "num_deaths", "replica", "request", "waits_since_s")
+
+    def __init__(self, request: TrackedRequest, branch: int | None = None, num_deaths: int = 0) -> None:
+        self.request = request
+        self.branch = branch
+        self.num_deaths = num_deaths
+        self.name = request.add.request_id
+        self.replica: Replica | None = None
+        self.fingerprint = ""
+        self.waits_since_s = 0.0
+
+    @property
+    def output(self) -> array[int]:
+        """The tokens with which it goes on; empty: it begins."""
+        request, branch = self.request, self.branch or 0
+        is_whole = self.branch is None and request.add.sampling.num_sequences > 1
+        return array("i") if is_whole or not request.may_go_on else request.outputs.get(branch, array("i"))
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that an engine computes before it goes on."""
+        return len(self.request.add.prompt_token_ids) + len(self.output)
+
+    @property
+    def progress(self) -> int:
+        """The tokens of its longest sequence."""
+        outputs = self.request.outputs
+        branches = outputs if self.branch is None else (self.branch,)
+        return max((len(outputs[branch]) for branch in branches if branch in outputs), default=0)
+
+    def pieces(self) -> list[Part]:
+        """Return the parts that go on in its place: it, or each sample that has begun. Does not mutate."""
+        request = self.request
+        num_sequences = request.add.sampling.num_sequences
+        if self.branch is not None or num_sequences == 1 or not request.may_go_on or not request.outputs:
+            return [self]
+        going_on = [branch for branch in range(num_sequences) if branch not in request.ended]
+        pieces = [Part(request, branch, self.num_deaths) for branch in going_on]
+        for piece in pieces:
+            piece.fingerprint = self.fingerprint
+        return pieces
+
+    def next_add(self) -> Add:
+        """Return the command that makes an engine begin it, or go on with it, under a new name. Mutates the name."""
+        request, output = self.request, self.output
+        if request.num_names:
+            self.name = f"{request.add.request_id}{AGAIN}{request.num_names}"
+        request.num_names += 1
+        sampling = request.add.sampling
+        if self.branch is not None:
+            seed = None if sampling.seed is None else (sampling.seed + self.branch) & MAX_SEED
+            sampling = replace(sampling, n=1, best_of=None, seed=seed)
+        if output:
+            sampling = replace(sampling, prompt_logprobs=None)  # they came with the first token
+        return replace(request.add, request_id=self.name, sampling=sampling, output_token_ids=output[:])
+
+    def take(self, update: SequenceUpdate) -> SequenceUpdate:
+        """Keep the tokens of an update, and return it as one of the request. Mutates."""
+        request = self.request
+        branch = update.branch if self.branch is None else self.branch
+        if update.token_ids:
+            request.outputs.setdefault(branch, array("i")).extend(update.token_ids)
+        if update.finish_reason is not None:
+            request.ended.add(branch)
+        if self.name == request.add.request_id and self.branch is None:
+            return update
+        return replace(update, request_id=request.add.request_id, branch=branch)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its sequences have ended."""
+        return self.request.is_over if self.branch is None else self.branch in self.request.ended
+
+    def branches(self) -> Iterator[int]:
+        """Its sequences that have not ended. Does not mutate."""
+        every = range(self.request.add.sampling.num_sequences) if self.branch is None else (self.branch,)
+        return (branch for branch in every if branch not in self.request.ended)

@@ -1,0 +1,239 @@
+"""Replica: one engine, kept running. It is watched, given up when it is silent or gone, and started again.
+
+    start ──► starting ── Ready ──► ready ◄──► unresponsive (silent for 5 s)
+                 ▲                    │             │ silent for too long: killed
+                 └─── after a delay ──┴── it ends ◄─┘           each start is an epoch of its own
+
+What an engine says is believed as long as its connection lives. A message that cannot be read, or updates that are
+missing, end the epoch; updates that come twice are dropped. Nothing of an epoch is read after its end, so an engine
+that was stopped and wakes up late cannot speak again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from contextlib import suppress
+from typing import Final, Protocol
+
+from quire.core.clock import Clock
+from quire.core.errors import ExecutionError, InvariantError
+from quire.core.validate import RequestLimits
+from quire.engine.client import SequenceUpdate
+from quire.engine.commands import AnyCommand
+from quire.engine.process.connection import EngineConnection, StartEngine
+from quire.engine.process.heartbeat import BEAT_S, QUIET_S, Standstill
+from quire.engine.process.messages import Beat, Blocks, Close, Failed, Live, Loaded, Ready, Stats, Updates
+from quire.engine.records.live import LiveFrame
+from quire.engine.records.report import EngineReport
+from quire.engine.records.stats import EngineStats, ModelState
+from quire.memory.cache_journal import CacheNews
+
+logger = logging.getLogger("quire.engine")
+
+FIRST_RESTART_S: Final = 0.1
+LONGEST_RESTART_S: Final = 30.0
+STAYS_UP_S: Final = 60.0
+"""An engine that was up for this long is restarted at once."""
+MOST_FAILED_STARTS: Final = 5
+CLOSING_S: Final = 10.0
+
+
+class ReplicaOwner(Protocol):
+    """Who is told what becomes of a replica."""
+
+    def note_loaded(self, replica: Replica, message: Loaded) -> None:
+        """The weights of an engine are being loaded."""
+        ...
+
+    def replica_ready(self, replica: Replica) -> None:
+        """An engine takes requests."""
+        ...
+
+    def take_updates(self, replica: Replica, updates: list[SequenceUpdate]) -> None:
+        """An engine has got further with requests."""
+        ...
+
+    def take_blocks(self, replica: Replica, news: CacheNews) -> None:
+        """An engine reports which blocks it can hit now, and which no more."""
+        ...
+
+    def take_live(self, replica: Replica, frame: LiveFrame) -> None:
+        """An engine shows the events in its memory."""
+        ...
+
+    def replica_changed(self, replica: Replica) -> None:
+        """An engine has become silent, or speaks again."""
+        ...
+
+    def replica_lost(self, replica: Replica, *, is_planned: bool) -> None:
+        """An engine is gone, and what it was computing with it; `failure` says why."""
+        ...
+
+
+class Replica:
+    """One engine of a set. `silence_s`: it is killed when it is silent for longer; None: never."""
+
+    def __init__(
+        self, index: int, start: StartEngine, owner: ReplicaOwner, clock: Clock, silence_s: float | None
+    ) -> None:
+        self.index = index
+        self.state = ModelState.STARTING
+        self.failure = ""  # why the engine is not running
+        self.limits: RequestLimits | None = None  # known once it has been ready
+        self.report: EngineReport | None = None
+        self.fingerprint = ""
+        self.stats = EngineStats()
+        self.epoch = 0
+        self.num_restarts = 0
+        self._start = start
+        self._owner = owner
+        self._clock = clock
+        self._silence_s = silence_s
+        self._connection: EngineConnection | None = None
+        self._reason = ""  # why the present engine is about to end, if known
+        self._is_recycled = False  # it ends because it was asked to
+        self._num_heard = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests."""
+        return self.state is ModelState.READY
+
+    @property
+    def process_id(self) -> int | None:
+        """The id of the engine's process; None while it takes no requests."""
+        return self._connection.process_id if self._connection is not None and self.state.has_engine else None
+
+    def begin(self) -> None:
+        """Start the engine, and again whenever it ends, until `close`."""
+        if self._task is not None:
+            raise InvariantError("a replica can be started only once")
+        self._task = asyncio.create_task(self._supervise(), name=f"quire-replica-{self.index}")
+
+    def send(self, command: AnyCommand) -> None:
+        """Send a command to an engine that is there; nothing without one."""
+        if self._connection is not None and self.state.has_engine:
+            self._connection.send(command)
+
+    def recycle(self) -> None:
+        """End the engine in order and start another; `replica_lost` is told meanwhile. Mutates."""
+        if self._connection is not None:
+            self._is_recycled = True
+            self._connection.send(Close())
+
+    async def close(self) -> None:
+        """End the engine for good. May be called twice."""
+        self.state = ModelState.CLOSED
+        if self._task is not None:
+            if not self._task.cancelling():  # a second time would cut short its wait for the process
+                self._task.cancel()
+            await asyncio.wait([self._task])  # which, unlike `await`, tells whose end a `CancelledError` means
+
+    # ---- its life ---------------------------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        """Keep an engine running; returns when it cannot be built."""
+        delay_s, num_failed_starts = FIRST_RESTART_S, 0
+        while num_failed_starts < MOST_FAILED_STARTS:
+            started_s, self._is_recycled = self._clock.now(), False
+            was_ready = await self._run_once()
+            if self.limits is None:
+                break  # it was never ready, so it would fail again
+            self.num_restarts += 1
+            if self._is_recycled and was_ready:
+                continue
+            num_failed_starts = 0 if was_ready else num_failed_starts + 1
+            delay_s = FIRST_RESTART_S if self._clock.now() - started_s >= STAYS_UP_S else delay_s
+            logger.error("replica %d: %s; restarting it in %g s", self.index, self.failure, delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_RESTART_S)
+        self._lose(ModelState.FAILED, self.failure)
+
+    async def _run_once(self) -> bool:
+        """Run one engine until it is gone; returns whether it was ready."""
+        self._reason, self.epoch = "", self.epoch + 1
+        try:
+            connection = await self._start(self.index)
+        except (OSError, ExecutionError) as error:
+            self._lose(ModelState.RESTARTING, f"the engine process: {error}")
+            return False
+        self._connection = connection
+        heart = asyncio.create_task(self._beat(connection))
+        status, patience_s, was_ready = 0, CLOSING_S, False
+        try:
+            await self._listen(connection)
+            patience_s = 1.0  # the connection has ended, so the process will soon
+        except ExecutionError as error:
+            self._reason = f"the engine process: {error}"
+            connection.kill()
+        except asyncio.CancelledError:
+            with suppress(ExecutionError):
+                connection.send(Close())
+            raise
+        finally:
+            was_ready, self._connection = self.state.has_engine, None
+            heart.cancel()
+            if was_ready:
+                self.state = ModelState.RESTARTING  # nothing is sent to it any more
+            status = await asyncio.shield(connection.end(patience_s))
+            if self.state is not ModelState.CLOSED:
+                self._lose(ModelState.RESTARTING, self._reason or f"the engine process has ended with status {status}")
+        return was_ready
+
+    async def _listen(self, connection: EngineConnection) -> None:
+        """Receive an engine's messages until it is gone."""
+        owner, num_updates = self._owner, 0
+        while (message := await connection.receive()) is not None:
+            self._num_heard += 1
+            if self.state is ModelState.UNRESPONSIVE:
+                self.state, self.failure = ModelState.READY, ""
+                owner.replica_changed(self)
+            match message:
+                case Updates(_, number):
+                    if number > num_updates:
+                        raise ExecutionError(f"updates {num_updates} to {number - 1} of the engine are missing")
+                    if number == num_updates:
+                        num_updates += 1
+                        owner.take_updates(self, message.updates)
+                case Stats(stats):
+                    self.stats = stats
+                case Blocks(news):
+                    owner.take_blocks(self, news)
+                case Live(frame):
+                    owner.take_live(self, frame)
+                case Loaded():
+                    owner.note_loaded(self, message)
+                case Ready(limits, report, fingerprint):
+                    self.limits, self.report, self.fingerprint = limits, report, fingerprint
+                    self.state, self.failure = ModelState.READY, ""
+                    owner.replica_ready(self)
+                case Failed(reason):
+                    self._reason = reason
+
+    async def _beat(self, connection: EngineConnection) -> None:
+        """Send a beat once a second, and check that the engine is alive."""
+        still = Standstill(self._clock)
+        while True:
+            await asyncio.sleep(BEAT_S)
+            connection.send(Beat())
+            self.judge(still.look(self._num_heard))
+
+    def judge(self, silent_s: float) -> None:
+        """Judge an engine that has been silent for some time. During its start it may be: it imports libraries."""
+        if self._connection is None or not self.state.has_engine:
+            return
+        if silent_s >= QUIET_S and self.is_ready:
+            self.state, self.failure = ModelState.UNRESPONSIVE, f"the engine has been silent for {QUIET_S:g} s"
+            logger.warning("replica %d: %s", self.index, self.failure)
+            self._owner.replica_changed(self)
+        if silent_s > (self._silence_s or math.inf):
+            self._reason = f"the engine has been silent for {self._silence_s:g} s (max_silence_s)"
+            self._connection.kill()
+
+    def _lose(self, state: ModelState, message: str) -> None:
+        self.state, self.failure = state, message
+        self.stats = EngineStats()
+        self._owner.replica_lost(self, is_planned=self._is_recycled and not self._reason)

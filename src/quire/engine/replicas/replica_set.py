@@ -1,0 +1,539 @@
+"""ReplicaSet: the engines of a model, which requests go to which, and what becomes of them when one dies.
+
+    RequestStreams ── Add, Abort … ──► ReplicaSet ──► Replica 0 ──► engine
+          ▲                              │  ▲   └───► Replica 1 ──► engine
+          └────────── updates ───────────┘  └── lost: its parts go on in others, before new requests
+
+To the streams of a server this is one engine (`EngineLink`). The router chooses the engine of a request. Every token
+that an engine reports is kept, so when the engine dies, its texts go on in another one with the same bits (`parts`),
+and the request that killed it is found (`suspects`). An engine that is drained gives its requests away in the same
+manner, so that a rolling restart ends none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from quire.core.clock import Clock
+from quire.core.errors import ExecutionError, InvariantError
+from quire.core.executor import NoteLoaded
+from quire.core.request import FinishReason
+from quire.engine.client import SequenceUpdate
+from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop, Survey
+from quire.engine.process.connection import StartEngine
+from quire.engine.process.heartbeat import BEAT_S
+from quire.engine.process.messages import Loaded
+from quire.engine.records.live import LiveFrame
+from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats, joined_stats
+from quire.engine.replicas.parts import Part, TrackedRequest
+from quire.engine.replicas.replica import Replica
+from quire.engine.replicas.rolling import roll
+from quire.engine.replicas.settings import ReplicaSettings
+from quire.engine.replicas.shown_memory import ShownMemory
+from quire.engine.replicas.suspects import Suspects
+from quire.memory.cache_journal import CacheNews
+from quire.routing.router import Router
+
+logger = logging.getLogger("quire.engine")
+
+MOST_WAIT_S: Final = 30.0
+"""How long a request under way waits for an engine that can go on with it."""
+AT_FAULT: Final = "three engines have ended while they computed it, the last one with nothing else"
+STATES: Final = (
+    ModelState.READY,
+    ModelState.UNRESPONSIVE,
+    ModelState.STARTING,
+    ModelState.RESTARTING,
+    ModelState.CLOSED,
+    ModelState.FAILED,
+)
+"""What the set is: the first of these that one of its engines is."""
+
+
+class SetOwner(Protocol):
+    """Who is told what becomes of the requests of a set."""
+
+    def process(self, updates: list[SequenceUpdate]) -> None:
+        """Requests have got further."""
+        ...
+
+    def lose(self, message: str, request_ids: Sequence[str] | None = None) -> None:
+        """These requests cannot go on; None: none can."""
+        ...
+
+
+class ReplicaSet:
+    """The engines of a model. Implements `EngineLink`; use it in one event loop.
+
+    `note_ready`: called with each engine that takes requests, before it gets any.
+    """
+
+    def __init__(
+        self,
+        start: StartEngine,
+        settings: ReplicaSettings,
+        router: Router,
+        clock: Clock,
+        *,
+        note_loaded: NoteLoaded | None = None,
+        note_ready: Callable[[Replica], None] = lambda replica: None,
+    ) -> None:
+        indices, silence_s = range(settings.num_replicas), settings.silence_s
+        self.replicas = [Replica(index, start, self, clock, silence_s) for index in indices]
+        self.settled = asyncio.Event()  # one is ready for the first time, or all failed for good
+        self.num_continued = self.num_moved = self.num_at_fault = 0
+        self._router = router
+        self._clock = clock
+        self._continue_on = settings.continue_on
+        self._note_loaded = note_loaded
+        self._note_ready = note_ready
+        self._owner: SetOwner | None = None
+        self._num_added = 0
+        self._requests: dict[str, TrackedRequest] = {}
+        self._parts: dict[str, Part] = {}  # that engines have, by name
+        self._pending: list[Part] = []  # without an engine
+        self._num_parts: dict[Replica, int] = dict.fromkeys(self.replicas, 0)
+        self._unstarted: set[Part] = set()  # those of which an engine has not reported anything yet
+        self._draining: set[Replica] = set()
+        self._rolling = asyncio.Lock()
+        self._suspects = Suspects()
+        self.memory = ShownMemory(self.replicas)
+        self._ticks: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def serve(self, owner: SetOwner) -> None:
+        """Say whom to tell, before anything is sent. Mutates."""
+        self._owner = owner
+
+    @property
+    def state(self) -> ModelState:
+        """The state of the set: it takes requests while one of its engines does."""
+        states = {replica.state for replica in self.replicas}
+        return ModelState.CLOSED if self._is_closed else next(state for state in STATES if state in states)
+
+    @property
+    def failure(self) -> str:
+        """Why no engine takes requests; empty while one does."""
+        is_ready = self.state is ModelState.READY
+        return "" if is_ready else next((each.failure for each in self.replicas if each.failure), "")
+
+    @property
+    def num_under_way(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def num_pending(self) -> int:
+        """Requests, or sequences of them, that wait for an engine."""
+        return len(self._pending) + len(self._suspects.waiting)
+
+    def stats(self) -> EngineStats:
+        """Return the counters of all engines together, and of each what there is to tell. Does not mutate."""
+        joined = joined_stats([each.stats for each in self.replicas if each.state.has_engine])
+        return replace(
+            joined,
+            restarts_total=sum(each.num_restarts for each in self.replicas),
+            replicas=tuple(
+                ReplicaStats(each.state, self._num_parts[each], each.stats.kv_usage, each.num_restarts)
+                for each in self.replicas
+            ),
+            continued_total=self.num_continued,
+            moved_total=self.num_moved,
+            at_fault_total=self.num_at_fault,
+        )
+
+    def num_parts_of(self, replica: Replica) -> int:
+        """Return how many requests, or sequences of them, an engine has. Does not mutate."""
+        return self._num_parts[replica]
+
+    # ---- commands ---------------------------------------------------------------------------------------------------
+
+    def send(self, command: AnyCommand) -> None:
+        """Have a command carried out; raises `ExecutionError` for a request if no engine takes one. Mutates."""
+        match command:
+            case Add():
+                if self.state is not ModelState.READY:
+                    raise ExecutionError("the engine is not running")
+                request = TrackedRequest(command, self._num_added)
+                self._num_added += 1
+                self._requests[command.request_id] = request
+                part = Part(request)
+                if not self._place(part):
+                    self._wait([part])
+            case Abort(request_id) | Fail(request_id):
+                if request_id in self._requests:
+                    self._withdraw(self._requests[request_id], command)
+                    self._place_all()
+            case Stop(request_id, branch):
+                self._stop(request_id, branch)
+            case _:
+                for replica in self.replicas:
+                    replica.send(command)
+
+    # ---- its life ---------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the engines, each again whenever it ends, until `close`."""
+        self._ticks = asyncio.create_task(self._tick(), name="quire-replicas")
+        for replica in self.replicas:
+            replica.begin()
+
+    async def close(self) -> None:
+        """End all requests and all engines. May be called twice."""
+        self._is_closed = True
+        self._drop_all("the engine is closed")
+        if self._ticks is not None:
+            self._ticks.cancel()
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
+        self.settled.set()
+
+    def close_to_requests(self, replica: Replica) -> None:
+        """Send an engine nothing new until `open_to_requests`; it goes on with what it has. Mutates."""
+        self._draining.add(replica)
+
+    def open_to_requests(self, replica: Replica) -> None:
+        """An engine may get requests again. Mutates."""
+        self._draining.discard(replica)
+        self._place_all()
+
+    def move(self, replica: Replica, most: int) -> list[Part]:
+        """Take at most this many parts from a healthy engine; return those that go on elsewhere instead. Mutates."""
+        parts = [part for part in self._parts.values() if part.replica is replica][:most]
+        return self._move(parts)
+
+    def has_started(self, part: Part) -> bool:
+        """Whether an engine has computed the tokens that a part began with, or need not. Does not mutate."""
+        return part not in self._unstarted
+
+    async def roll(self) -> None:
+        """Restart the engines one after another; requests under way go on in others. Mutates.
+
+        Raises `ExecutionError` if an engine does not come back; those after it are left as they are. While that goes on
+        already, returns at its end.
+        """
+        is_rolling = self._rolling.locked()
+        async with self._rolling:
+            if is_rolling:
+                return
+            await roll(self, self._clock, may_move=self._continue_on != "never")
+
+    async def _tick(self) -> None:
+        """End what has waited too long for an engine; once a second."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            now = self._clock.now()
+            waiting = [*self._pending, *self._suspects.waiting]
+            late = dict.fromkeys(part.request for part in waiting if not self._may_still_wait(part, now))
+            for request in late:
+                self._give_up(request, f"no engine could go on with it within {MOST_WAIT_S:g} s")
+            self._place_all()
+
+    def _may_still_wait(self, part: Part, now: float) -> bool:
+        if now - part.waits_since_s <= MOST_WAIT_S:
+            return True
+        return any(each.is_ready and self._has_same_bits(each, part) for each in self.replicas)
+
+    # ---- what replicas tell -----------------------------------------------------------------------------------------
+
+    def note_loaded(self, replica: Replica, message: Loaded) -> None:
+        """Tell of the weights of the first engine. Mutates nothing."""
+        if self._note_loaded is not None and not replica.index:
+            self._note_loaded(message.count, message.total, message.what)
+
+    def replica_ready(self, replica: Replica) -> None:
+        """An engine takes requests: those that go on come first. Mutates."""
+        self._router.add(replica.index)
+        if self._router.reads_blocks:
+            replica.send(Survey())
+        self._note_ready(replica)
+        self.memory.choose()
+        self._place_all()
+        self.settled.set()
+
+    def replica_changed(self, replica: Replica) -> None:
+        """An engine has become silent, or speaks again. Mutates."""
+        if replica.is_ready:
+            self._place_all()
+
+    def take_updates(self, replica: Replica, updates: list[SequenceUpdate]) -> None:
+        """Pass on what is new of requests. Mutates."""
+        passed, told = [], []
+        for update in updates:
+            part = self._parts.get(update.request_id)
+            if part is None or part.replica is not replica:
+                continue  # of one that has ended here, or goes on elsewhere
+            told.append(part.take(update))
+            self._note_started(part)
+            part.fingerprint = replica.fingerprint
+            if part is self._suspects.on_trial and self._suspects.has_passed(part):
+                passed.append(part)
+            if part.is_over:
+                self._forget(part)
+                if part.request.is_over:
+                    self._requests.pop(part.request.add.request_id, None)
+        if told:
+            self._tell(told)
+        if passed:
+            self._end_trial(passed)
+        elif self._suspects.waiting:
+            self._begin_trial()  # what has ended may have left an engine to itself
+
+    def take_blocks(self, replica: Replica, news: CacheNews) -> None:
+        """Tell the router what an engine can hit. Mutates."""
+        if self._router.note(replica.index, news):
+            replica.send(Survey())
+
+    def take_live(self, replica: Replica, frame: LiveFrame) -> None:
+        """Show the events in the memory that is watched. Mutates nothing."""
+        self.memory.take(replica, frame)
+
+    def replica_lost(self, replica: Replica, *, is_planned: bool) -> None:
+        """An engine is gone: its requests go on in others, except one that is at fault. Mutates."""
+        self._router.lose(replica.index)
+        parts = [part for part in self._parts.values() if part.replica is replica]
+        for part in parts:
+            self._leave(part)
+        self.memory.lose(replica)
+        if self._is_closed:
+            return
+        if all(each.state is ModelState.FAILED for each in self.replicas):
+            self._drop_all(replica.failure)
+            self.settled.set()
+        elif self._continue_on == "never":
+            for request in dict.fromkeys(part.request for part in parts):
+                self._give_up(request, replica.failure)
+        elif is_planned:
+            if self._suspects.on_trial in parts:
+                self._suspects.end_trial()
+            self._wait([piece for part in parts for piece in part.pieces()])
+        elif parts:
+            self._go_on(parts)
+        if replica is self._suspects.engine:
+            self._suspects.engine = None
+        self._place_all()
+
+    def _go_on(self, parts: list[Part]) -> None:
+        """Have the parts of an engine that died go on: in halves, alone, or not at all. Mutates."""
+        first, second, at_fault = self._suspects.note_death(parts)
+        self.num_continued += len(first) + len(second)
+        ready = [each for each in self.replicas if self._is_open(each)]
+        middle = len(ready) // 2
+        if middle:
+            for half, engines in ((first, ready[:middle]), (second, ready[middle:])):
+                self._wait([part for part in half if not self._place(part, engines)])
+        else:
+            self._wait([*first, *second])
+        if at_fault is not None:
+            self.num_at_fault += 1
+            logger.error("request %s: %s", at_fault.request.add.request_id, AT_FAULT)
+            self._fail(at_fault.request, AT_FAULT)
+
+    # ---- which engine -----------------------------------------------------------------------------------------------
+
+    def _is_open(self, replica: Replica) -> bool:
+        """Whether an engine takes requests of any kind."""
+        return replica.is_ready and replica not in self._draining and replica is not self._suspects.engine
+
+    def _has_same_bits(self, replica: Replica, part: Part) -> bool:
+        """Whether an engine may go on with what a part has."""
+        return self._continue_on == "any" or not part.output or part.fingerprint == replica.fingerprint
+
+    def _place(self, part: Part, among: Sequence[Replica] | None = None) -> bool:
+        """Send a part to the engine that the router chooses; False: none can take it. Mutates."""
+        engines = [each for each in among or self.replicas if self._is_open(each) and self._has_same_bits(each, part)]
+        if engines:
+            self._put(part, engines)
+        return bool(engines)
+
+    def _put(self, part: Part, among: Sequence[Replica]) -> None:
+        """Send a part to one of these engines. Mutates."""
+        router, add = self._router, part.next_add()
+        for each in self.replicas:
+            if each.state.has_engine:
+                (router.resume if each in among else router.pause)(each.index)
+        prompt = router.prompt(add.prompt_token_ids + add.output_token_ids, add.scope)
+        index = router.choose(part.name, prompt)
+        if index is None:
+            raise InvariantError(f"no engine of {len(among)} was chosen for request {part.name}")
+        part.replica = replica = self.replicas[index]
+        self._num_parts[replica] += 1
+        self._parts[part.name] = part
+        self._unstarted.add(part)
+        replica.send(add)
+
+    def _place_all(self) -> None:
+        """Send what waits, the oldest first, to engines that can take it. Mutates."""
+        self._begin_trial()
+        if self._pending and any(map(self._is_open, self.replicas)):
+            waiting, self._pending = self._pending, []
+            self._pending = [part for part in waiting if not self._place(part)]
+
+    def _wait(self, parts: Sequence[Part]) -> None:
+        """Parts wait for an engine: those that have begun before those that have not, older ones first. Mutates."""
+        for part in parts:
+            part.waits_since_s = self._clock.now()
+        self._pending += parts
+        self._pending.sort(key=lambda part: (not part.output, part.request.order))
+
+    def _move(self, parts: Sequence[Part]) -> list[Part]:
+        """Take parts from their healthy engine; return those that go on in their place. Mutates."""
+        if self._suspects.on_trial in parts:
+            self._suspects.end_trial()
+        for part in parts:
+            if part.replica is not None:
+                part.replica.send(Abort(part.name))
+                self._leave(part)
+        pieces = [piece for part in parts for piece in part.pieces()]
+        self.num_moved += len(pieces)
+        self._wait(pieces)
+        self._place_all()
+        return pieces
+
+    # ---- trials -----------------------------------------------------------------------------------------------------
+
+    def _begin_trial(self) -> None:
+        """Have the next suspect go on alone, once there is an engine without any requests. Mutates."""
+        suspects = self._suspects
+        if suspects.on_trial is not None:
+            return
+        ready = [each for each in self.replicas if each.is_ready and each not in self._draining]
+        for part in suspects.waiting:
+            fitting = [each for each in ready if self._has_same_bits(each, part)]
+            if fitting:
+                self._try_alone(part, fitting)
+                return
+        suspects.engine = None
+
+    def _try_alone(self, part: Part, fitting: Sequence[Replica]) -> None:
+        """Have a suspect go on in one of these engines, or keep one free for it. Mutates."""
+        suspects = self._suspects
+        allowed = [each for each in fitting if each is suspects.engine] or fitting
+        idle = next((each for each in allowed if not self.num_parts_of(each)), None)
+        if idle is not None:
+            self.num_continued += 1
+            suspects.begin(part, idle)
+            self._put(part, [idle])
+        elif all(each.is_ready or each.state is ModelState.FAILED for each in self.replicas):
+            suspects.engine = min(allowed, key=self.num_parts_of)  # it runs empty
+
+    def _end_trial(self, parts: Sequence[Part]) -> None:
+        """The part on trial has passed: make place for the next. Mutates."""
+        self._suspects.end_trial()
+        if self._suspects.waiting:
+            self._move([part for part in parts if not part.is_over])
+        else:
+            self._place_all()
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _parts_of(self, request_id: str) -> list[Part]:
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        every = [*self._parts.values(), *self._pending, *self._suspects.waiting]
+        return [part for part in every if part.request is request]
+
+    def _stop(self, request_id: str, branch: int) -> None:
+        """End one sequence, because its text reached a stop string. Mutates."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        request.ended.add(branch)
+        for part in self._parts_of(request_id):
+            if part.branch not in (None, branch):
+                continue
+            if part.replica is not None:
+                part.replica.send(Stop(part.name, branch if part.branch is None else 0))
+            if part.is_over:
+                self._forget(part)
+        if request.is_over:
+            self._requests.pop(request_id, None)
+        self._place_all()
+
+    def _note_started(self, part: Part) -> None:
+        """The tokens that a part began with are computed. Mutates."""
+        if part in self._unstarted:
+            self._unstarted.remove(part)
+            self._router.started(part.name)
+
+    def _leave(self, part: Part) -> None:
+        """A part is at no engine any more. Mutates."""
+        self._unstarted.discard(part)
+        if part.replica is not None:
+            self._router.finished(part.name)
+            self._num_parts[part.replica] -= 1
+            del self._parts[part.name]
+        part.replica, part.waits_since_s = None, self._clock.now()
+
+    def _forget(self, part: Part) -> None:
+        """A part is over. Mutates."""
+        self._leave(part)
+        if part in self._pending:
+            self._pending.remove(part)
+        self._suspects.forget(part)
+
+    def _fail(self, request: TrackedRequest, message: str) -> None:
+        """End a request, all its sequences, with an error of its own. Mutates."""
+        request_id = request.add.request_id
+        told = [
+            SequenceUpdate(request_id, branch, [], [], 0, FinishReason.ERROR, message)
+            for branch in range(request.add.sampling.num_sequences)
+            if branch not in request.ended
+        ]
+        self._withdraw(request)
+        self._tell(told)
+
+    def _withdraw(self, request: TrackedRequest, command: Abort | Fail | None = None) -> None:
+        """Take a request from all its engines, and forget it. Mutates."""
+        request_id = request.add.request_id
+        for part in self._parts_of(request_id):
+            if part.replica is not None:
+                part.replica.send(replace(command or Abort(request_id), request_id=part.name))
+            self._forget(part)
+        self._requests.pop(request_id, None)
+
+    def _give_up(self, request: TrackedRequest, message: str) -> None:
+        """End a request because no engine can go on with it. Mutates."""
+        self._withdraw(request)
+        if self._owner is not None:
+            self._owner.lose(message, [request.add.request_id])
+
+    def _drop_all(self, message: str) -> None:
+        """End all requests: no engine will ever go on with them. Mutates."""
+        for request in list(self._requests.values()):
+            self._give_up(request, message)
+
+    def _tell(self, updates: list[SequenceUpdate]) -> None:
+        if self._owner is not None:
+            self._owner.process(updates)
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless every part is in one place, and every sequence under way has one part."""
+        waiting = [*self._pending, *self._suspects.waiting]
+        at_engines = self._parts.values()
+        if any(part.replica is not None for part in waiting) or any(part.replica is None for part in at_engines):
+            raise InvariantError("a part is at an engine and waits for one, or neither")
+        every = [*self._parts.values(), *waiting]
+        places = sorted((part.request.add.request_id, branch) for part in every for branch in part.branches())
+        under_way = sorted(
+            (name, branch)
+            for name, request in self._requests.items()
+            for branch in range(request.add.sampling.num_sequences)
+            if branch not in request.ended
+        )
+        if places != under_way:
+            raise InvariantError("a sequence under way has no part, or two")
+        self._router.check()
+        for replica in self.replicas:
+            names = {name for name, part in self._parts.items() if part.replica is replica}
+            if names != set(self._router.under_way(replica.index)) or len(names) != self._num_parts[replica]:
+                raise InvariantError(f"replica {replica.index}: the router knows other parts than it has")
+        on_trial = self._suspects.on_trial
+        if on_trial is not None and any(
+            part is not on_trial and part.replica is on_trial.replica for part in self._parts.values()
+        ):
+            raise InvariantError("a suspect is not alone in its engine")

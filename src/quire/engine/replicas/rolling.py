@@ -1,0 +1,54 @@
+"""A rolling restart: one engine after another, while their requests go on in the others.
+
+    closed to new requests ──► 5 s for those that it has ──► the rest moves, a few at a time ──► restart ──► open again
+
+A few at a time, because each has to be computed again, and the others have work of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from quire.core.clock import Clock
+from quire.core.errors import ExecutionError
+from quire.engine.records.stats import ModelState
+from quire.engine.replicas.replica import Replica
+
+if TYPE_CHECKING:
+    from quire.engine.replicas.replica_set import ReplicaSet
+
+DRAIN_S: Final = 5.0
+"""How long the requests of an engine may go on there; those left are moved."""
+MOVED_AT_ONCE: Final = 8
+LOOK_S: Final = 0.02
+
+
+async def roll(engines: ReplicaSet, clock: Clock, *, may_move: bool) -> None:
+    """Restart the engines of a set; with `may_move` off, each waits until its requests have ended. Mutates."""
+    for replica in engines.replicas:
+        if not replica.is_ready:
+            continue
+        engines.close_to_requests(replica)
+        try:
+            await _restart(engines, replica, clock, may_move)
+        finally:
+            engines.open_to_requests(replica)
+
+
+async def _restart(engines: ReplicaSet, replica: Replica, clock: Clock, may_move: bool) -> None:
+    epoch, end_s = replica.epoch, clock.now() + DRAIN_S
+    while engines.num_parts_of(replica) and replica.is_ready:
+        others = [other for other in engines.replicas if other is not replica and other.is_ready]
+        if not may_move or (clock.now() < end_s and others):
+            await asyncio.sleep(LOOK_S)
+            continue
+        moved = engines.move(replica, MOVED_AT_ONCE)
+        while others and not all(map(engines.has_started, moved)):
+            await asyncio.sleep(LOOK_S)
+    if replica.epoch == epoch:  # else it has died meanwhile, and was started again
+        replica.recycle()
+    while replica.epoch == epoch or not replica.is_ready:
+        if replica.state in (ModelState.FAILED, ModelState.CLOSED):
+            raise ExecutionError(f"replica {replica.index} has not come back: {replica.failure}")
+        await asyncio.sleep(LOOK_S)

@@ -1,0 +1,33 @@
+"""How many engines a model has, and what becomes of the texts of one that dies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from quire.engine.process.heartbeat import PATIENCE, Patience
+
+CONTINUE_ON: Final = ("same", "any", "never")
+LOST_S: Final = 10.0
+"""An engine that is silent for longer is lost, where another one can go on with its texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """How many engines a model has, which of them go on with the texts of one that died, and how patient they are.
+
+    `continue_on`: those that compute the same bits, any, or never.
+    """
+
+    num_replicas: int = 1
+    continue_on: str = "same"
+    patience: Patience = PATIENCE
+
+    @property
+    def silence_s(self) -> float | None:
+        """How long an engine may be silent before it is lost; None: for any time."""
+        limit_s = self.patience.max_silence_s
+        return limit_s if limit_s is None or self.num_replicas == 1 else min(limit_s, LOST_S)
+
+
+ONE_REPLICA: Final = ReplicaSettings()

@@ -1,0 +1,53 @@
+"""What each of several engines gets of a machine.
+
+Threads and memory of a CPU are shared out equally, so that as many engines take what one would have taken. Each engine
+on a GPU has a GPU of its own, and all of its memory; the memory of the host is shared out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quire.core.config import EngineConfig
+from quire.core.memory_needs import UNKNOWN_FREE_BYTES
+
+if TYPE_CHECKING:
+    from quire.engine.factory import EngineBlueprint
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def share_of(blueprint: EngineBlueprint, num_replicas: int) -> EngineConfig:
+    """Return the settings of each of several engines that together take what one would have taken. Pure."""
+    config, facts, needs = blueprint.config, blueprint.backend.facts, blueprint.report.plan.needs
+    if num_replicas == 1:
+        return config
+    share = replace(
+        config,
+        swap_space=int(config.swap_space) // num_replicas,
+        disk_cache_size=int(config.disk_cache_size) // num_replicas,
+    )
+    if facts.device != "cpu":
+        return replace(share, device="cuda")  # an engine without a GPU of its own says so
+    free = UNKNOWN_FREE_BYTES if needs.free_bytes is None else needs.free_bytes
+    return replace(
+        share,
+        num_threads=max(1, facts.num_threads // num_replicas) if facts.num_threads else config.num_threads,
+        max_memory=min(free, int(config.max_memory or free)) // num_replicas,
+        kv_memory=None if config.kv_memory is None else int(config.kv_memory) // num_replicas,
+    )
+
+
+def environment_of(config: EngineConfig, index: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of an engine: on GPUs it sees the one with its number, of those that we see. Pure.
+
+    >>> environment_of(EngineConfig(device="cuda"), 1, {"CUDA_VISIBLE_DEVICES": "4,6"})
+    {'CUDA_VISIBLE_DEVICES': '6'}
+    """
+    if config.device != "cuda":
+        return dict(environ)
+    visible = [name.strip() for name in environ.get(VISIBLE_GPUS, "").split(",") if name.strip()]
+    own = visible[index] if index < len(visible) else "" if visible else str(index)
+    return {**environ, VISIBLE_GPUS: own}

@@ -1,0 +1,228 @@
+"""SupervisedLLM: a model whose engines are other processes, which are restarted when they die.
+
+    event loop: Door, RequestStreams ──► ReplicaSet ──── messages ────► engine processes: scheduler, memory, model
+                      ▲                                                     │
+                      └─────────────── updates, stats ◄─────────────────────┘
+
+A server must answer while the model computes, and survive its crash. So everything about text stays here, and code that
+may run out of memory or crash runs there. When a process ends, or is silent for too long (`heartbeat`), a new one
+starts: at once at first, then with growing delays while it does not stay up. Its requests go on in another engine, or
+in the new one. Settings are checked here before any process is started.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from quire.core.adapters import AdapterFacts
+from quire.core.clock import Clock, SystemClock
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError
+from quire.core.executor import NoteLoaded
+from quire.core.sampling_params import SamplingParams
+from quire.core.validate import RequestLimits
+from quire.engine.commands import AnyCommand, OperatorVerbs
+from quire.engine.door import NO_TICKET, TEXT_THREADS, Door, OpenModel, Ticket
+from quire.engine.outputs import RequestDelta
+from quire.engine.process.connection import EngineConnection, LocalEngine
+from quire.engine.process.messages import Configure
+from quire.engine.process.ownership import Home
+from quire.engine.records.live import ShowLive
+from quire.engine.records.report import EngineReport
+from quire.engine.records.stats import EngineStats, ModelState
+from quire.engine.replicas.replica import Replica
+from quire.engine.replicas.replica_set import ReplicaSet
+from quire.engine.replicas.settings import ONE_REPLICA, ReplicaSettings
+from quire.engine.replicas.shares import environment_of
+from quire.engine.streams import RequestStreams
+from quire.engine.text.output_processor import PreparedRequest
+from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.engine.text.tenant_pool import TenantPool
+from quire.routing.router import LEAST_LOADED, LEAST_WORK, Router
+
+if TYPE_CHECKING:
+    from quire.engine.factory import EngineBlueprint
+
+MAX_WAITING_TEXTS: Final = 256
+"""Long texts of one tenant that may wait for a thread."""
+
+
+def server_text_pool() -> TenantPool:
+    """Return the threads for long texts of a server, which all its models share."""
+    return TenantPool("quire-text", num_threads=TEXT_THREADS, max_waiting=MAX_WAITING_TEXTS)
+
+
+class SupervisedLLM(OpenModel, OperatorVerbs):
+    """A model in separate processes, for the tasks of one event loop. Implements `quire.serve.model.ServedModel`.
+
+    Bad settings raise at once. `start` starts the engines and returns; `wait_ready` waits until one takes requests.
+    `config` is that of each engine. `text_pool`: the threads that it shares with other models; None: threads of its
+    own. `blueprint`: the plan of these settings, where it was made already.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        replicas: ReplicaSettings = ONE_REPLICA,
+        clock: Clock | None = None,
+        note_loaded: NoteLoaded | None = None,
+        text_pool: TenantPool | None = None,
+        blueprint: EngineBlueprint | None = None,
+    ) -> None:
+        from quire.engine.factory import plan_engine  # imported late, because it imports numpy
+
+        super().__init__(Door(blueprint or plan_engine(config), text_pool=text_pool))
+        self._settings = replicas
+        self._hash_key = secrets.token_bytes(32)
+        self._set = ReplicaSet(
+            self._start_local,
+            replicas,
+            Router(self.config.block_size, self._hash_key, LEAST_WORK if replicas.num_replicas > 1 else LEAST_LOADED),
+            clock or SystemClock(),
+            note_loaded=note_loaded,
+            note_ready=self._note_ready,
+        )
+        self._streams = RequestStreams(self._set, self._door.tokenizer, clock or SystemClock(), self._door.condemn)
+        self._streams.hold_adapters(self._door.adapters, self.stats)
+        self._set.serve(self._streams)
+        self._home = Home()
+        self._report = replace(self._door.report, num_replicas=replicas.num_replicas)
+        self._limits: RequestLimits | None = None
+
+    # ---- for callers ------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> ModelState:
+        """The state of the engines; they take requests only while one is ready."""
+        return self._set.state
+
+    @property
+    def report(self) -> EngineReport:
+        """The start-up table: as planned here, and once an engine is ready, with its own memory plan."""
+        return self._report
+
+    @property
+    def limits(self) -> RequestLimits:
+        """The limits of requests; known once an engine has been ready."""
+        if self._limits is None:
+            raise ExecutionError(self._set.failure or "the model is still being loaded")
+        return self._limits
+
+    def stats(self) -> EngineStats:
+        """Return the engines' last counts, and the number of restarts. Does not mutate."""
+        return self._set.stats()
+
+    @property
+    def replicas(self) -> ReplicaSet:
+        """The engines, to look at."""
+        return self._set
+
+    @property
+    def failure(self) -> str:
+        """Why no engine takes requests; empty while one does."""
+        return self._set.failure
+
+    @property
+    def engine_process_id(self) -> int | None:
+        """The id of the first engine's process; None while there is none."""
+        return self._set.replicas[0].process_id
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        ticket: Ticket = NO_TICKET,
+        *,
+        chat: ChatOptions | None = None,
+    ) -> PreparedRequest:
+        """Return a request that the engine can serve; raises `InvalidRequestError` if it cannot."""
+        return await self._door.prepare_beside(prompt, self.limits, sampling, ticket, chat)
+
+    def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
+        """Run a request; yield its new parts after each step. Closing the iterator ends the request."""
+        if self.state is not ModelState.READY:
+            raise ExecutionError(self.failure or "the model is still being loaded")
+        return self._streams.deltas(prepared)
+
+    def watch(self, every_s: float, show: ShowLive) -> None:
+        """Call `show` with the memory events of one engine, at most once per `every_s` seconds.
+
+        The first frames describe the present state, also after a restart of the engine. Mutates.
+        """
+        self._set.memory.watch(every_s, show)
+
+    def unwatch(self) -> None:
+        """Stop showing memory events. Mutates."""
+        self._set.memory.unwatch()
+
+    def send(self, command: AnyCommand) -> None:
+        """Send a command, which takes effect before the next step; without an engine, drop it. Mutates."""
+        self._set.send(command)
+
+    async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
+        """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""
+        return await self._door.adapters.load(name, folder, self.send, self.stats)
+
+    def unload_adapter(self, name: str) -> None:
+        """Take the name of an adapter away; requests that have it go on. Mutates."""
+        self._door.adapters.unload(name, self.send)
+
+    # ---- the engines ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engines, and again whenever they end, until `close`."""
+        self._set.begin()
+
+    async def wait_ready(self) -> None:
+        """Wait until an engine takes requests for the first time; raises `ExecutionError` if none can be built."""
+        await self._set.settled.wait()
+        if self.state is ModelState.FAILED:
+            raise ExecutionError(self.failure)
+
+    async def restart(self) -> None:
+        """Restart the engines one after another, without ending a request; raises if one does not come back."""
+        await self._set.roll()
+
+    async def close(self) -> None:
+        """End all requests and the processes. May be called twice; later requests are refused.
+
+        Does nothing in a forked process.
+        """
+        if not self._home.is_here:
+            return
+        await self._set.close()
+        self._door.close()
+
+    async def __aenter__(self) -> SupervisedLLM:
+        self.start()
+        await self.wait_ready()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _start_local(self, index: int) -> EngineConnection:
+        configure = Configure(self.config, self._settings.patience, self._hash_key)
+        is_alone = self._settings.num_replicas == 1
+        return await LocalEngine.start(configure, None if is_alone else environment_of(self.config, index, os.environ))
+
+    def _note_ready(self, replica: Replica) -> None:
+        """Keep what an engine says of itself: the first one its report, and of limits the least. Mutates."""
+        if replica.report is None or replica.limits is None:
+            return
+        self._report = replace(replica.report, num_replicas=self._settings.num_replicas)
+        every = [each.limits for each in self._set.replicas if each.limits is not None]
+        self._limits = replace(
+            replica.limits,
+            max_model_len=min(each.max_model_len for each in every),
+            max_sequence_tokens=min(each.max_sequence_tokens for each in every),
+        )
+        self._door.adapters.restore(replica.send)

@@ -1,0 +1,256 @@
+"""Router: which of several engines gets a request, and what it goes by.
+
+    round_robin    one after another
+    least_loaded   the engine with the fewest requests
+    least_work     the engine with the least work: the tokens of this prompt that it would compute, those of other
+                   prompts that it has still to compute, and the requests that it generates for
+
+An engine that holds the prompt's first blocks has less to compute, so equal prefixes stay together. When that engine
+has fallen behind by more than the prefix would save, another one is cheaper, for this request alone: nothing is
+switched over, and there is no threshold. Why requests weigh what they weigh: docs/design/routing.md.
+
+    choose ──────────────► counts the request at once: the next choice, a microsecond later, sees it
+    note(news) ──────────► what each engine can hit, block by block; a block that was waited for is computed
+    started, finished ───► nothing of the prompt waits any more; nothing is under way any more
+
+Blocks of prompts under way count as held by the engine that they were sent to, so equal prefixes stay together although
+nothing is computed yet. A wrong entry costs time, never a wrong token: the engine compares tokens
+itself. So digests suffice, and no tree of texts is kept. What the router remembers is bounded by what the engines hold
+and by the requests under way.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable
+from types import MappingProxyType
+from typing import Final
+
+from quire.core.errors import InvalidConfigError, InvariantError
+from quire.core.request import DEFAULT_SCOPE, CacheScope
+from quire.memory.cache_journal import CacheNews
+from quire.routing.held_blocks import HeldBlocks
+from quire.routing.prompts import PromptNames, RoutedPrompt
+
+ROUND_ROBIN, LEAST_LOADED, LEAST_WORK = "round_robin", "least_loaded", "least_work"
+REQUEST_WEIGHT: Final = 128
+"""A request under way counts like this many waiting tokens: each step also generates for it."""
+
+
+class RequestUnderWay:
+    """A request that was sent to an engine. `awaited`: the blocks that it is to compute; `num_waiting`: its tokens."""
+
+    __slots__ = ("awaited", "digests", "num_waiting", "request_id")
+
+    def __init__(self, request_id: str, prompt: RoutedPrompt, num_known: int, num_waiting: int) -> None:
+        self.request_id = request_id
+        self.digests = prompt.digests
+        self.awaited = set(prompt.digests[num_known:])
+        self.num_waiting = num_waiting
+
+
+class Target:
+    """One engine, as the router knows it."""
+
+    def __init__(self, block_size: int) -> None:
+        self.held = HeldBlocks()
+        self.is_open = True
+        self.num_waiting = 0  # tokens of prompts that are still to be computed
+        self.last_chosen = 0
+        self.requests: dict[str, RequestUnderWay] = {}
+        self._block_size = block_size
+        self._expected: Counter[bytes] = Counter()  # by how many requests under way
+        self._awaited: dict[bytes, list[RequestUnderWay]] = {}  # which requests are to compute a block
+
+    def num_known(self, prompt: RoutedPrompt) -> int:
+        """Return how many leading blocks are held, or will be once the requests under way are computed."""
+        held, expected = self.held, self._expected
+        num_known = 0
+        for digest in prompt.digests:
+            if digest not in expected and digest not in held:
+                break
+            num_known += 1
+        return num_known
+
+    def num_to_compute(self, prompt: RoutedPrompt) -> int:
+        """Return the tokens of a prompt that the engine would compute: the last one at least."""
+        return max(min(1, prompt.num_tokens), prompt.num_tokens - self.num_known(prompt) * self._block_size)
+
+    def work(self, prompt: RoutedPrompt) -> int:
+        """Return what there is to do, with a prompt, in tokens. Does not mutate; O(blocks)."""
+        return self.num_to_compute(prompt) + self.num_waiting + REQUEST_WEIGHT * len(self.requests)
+
+    def take(self, request_id: str, prompt: RoutedPrompt) -> None:
+        """Count a request. Mutates; O(blocks)."""
+        request = RequestUnderWay(request_id, prompt, self.num_known(prompt), self.num_to_compute(prompt))
+        self.requests[request_id] = request
+        self.num_waiting += request.num_waiting
+        self._expected.update(request.digests)
+        for digest in request.awaited:
+            self._awaited.setdefault(digest, []).append(request)
+
+    def note(self, news: CacheNews) -> bool:
+        """Take a report in; return whether a survey is to be asked for. Mutates; O(blocks in the report)."""
+        added = self.held.note(news)
+        for digest in added or ():
+            for request in self._awaited.pop(digest, ()):
+                request.awaited.remove(digest)
+                self._wait_less(request, self._block_size)
+        return added is None
+
+    def start(self, request_id: str) -> None:
+        """Nothing of the prompt of a request waits any more. Mutates; O(blocks that it computed)."""
+        request = self.requests[request_id]
+        self._wait_less(request, request.num_waiting)
+        for digest in request.awaited:
+            waiters = self._awaited[digest]
+            waiters.remove(request)
+            if not waiters:
+                del self._awaited[digest]
+        request.awaited.clear()
+
+    def end(self, request_id: str) -> None:
+        """Forget a request. Mutates; O(blocks)."""
+        self.start(request_id)
+        expected = self._expected
+        for digest in self.requests.pop(request_id).digests:
+            if expected[digest] == 1:
+                del expected[digest]
+            else:
+                expected[digest] -= 1
+
+    def _wait_less(self, request: RequestUnderWay, num_tokens: int) -> None:
+        num_tokens = min(num_tokens, request.num_waiting)
+        request.num_waiting -= num_tokens
+        self.num_waiting -= num_tokens
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless the counts are those of the requests."""
+        requests = self.requests.values()
+        if self.num_waiting != sum(request.num_waiting for request in requests):
+            raise InvariantError(f"{self.num_waiting} tokens wait, by the requests it is another number")
+        if self._expected != Counter(digest for request in requests for digest in request.digests):
+            raise InvariantError("the expected blocks are not those of the requests")
+        awaited = Counter(digest for request in requests for digest in request.awaited)
+        if {digest: len(waiters) for digest, waiters in self._awaited.items()} != awaited:
+            raise InvariantError("the awaited blocks are not those of the requests")
+
+
+Cost = Callable[[Target, RoutedPrompt], int]
+
+COSTS: Final = MappingProxyType[str, Cost](
+    {
+        ROUND_ROBIN: lambda target, prompt: 0,
+        LEAST_LOADED: lambda target, prompt: len(target.requests),
+        LEAST_WORK: Target.work,
+    }
+)
+"""What an engine costs a prompt, by the name of the policy; of equal ones the least recently chosen is taken."""
+ROUTERS: Final = tuple(COSTS)
+
+
+class Router:
+    """Sends requests to engines, which are numbered by the caller. For one thread.
+
+    `block_size`, `hash_key`: those of all engines.
+
+    >>> router = Router(block_size=2, hash_key=b"one for all")
+    >>> router.add(0); router.add(1)
+    >>> shared = array("i", range(1000))
+    >>> [router.choose(f"request {number}", router.prompt(shared + array("i", [number]))) for number in range(3)]
+    [0, 1, 0]
+    >>> router.started("request 0"); router.choose("request 3", router.prompt(shared))
+    0
+    """
+
+    def __init__(self, block_size: int, hash_key: bytes, policy: str = LEAST_WORK) -> None:
+        if policy not in COSTS:
+            raise InvalidConfigError("router", policy, f"one of {', '.join(ROUTERS)}")
+        self.reads_blocks = policy == LEAST_WORK
+        """Whether it goes by what engines hold, so that they are to report it."""
+        self._names = PromptNames(block_size, hash_key)
+        self._cost = COSTS[policy]
+        self._targets: dict[int, Target] = {}
+        self._places: dict[str, int] = {}  # of the requests under way
+        self._num_choices = 0
+
+    # ---- engines ----------------------------------------------------------------------------------------------
+
+    def add(self, index: int) -> None:
+        """An engine may be chosen from now on; it holds nothing yet. Mutates."""
+        if index in self._targets:
+            raise InvariantError(f"engine {index} is known to the router already")
+        self._targets[index] = Target(self._names.block_size)
+
+    def pause(self, index: int) -> None:
+        """Do not choose an engine that is silent or draining; its requests stay counted. Mutates; O(1)."""
+        self._targets[index].is_open = False
+
+    def resume(self, index: int) -> None:
+        """An engine that was paused may be chosen again. Mutates; O(1)."""
+        self._targets[index].is_open = True
+
+    def lose(self, index: int) -> list[str]:
+        """Forget an engine and what it held; return its requests under way, the oldest first. Mutates."""
+        target = self._targets.pop(index, None)
+        lost = [] if target is None else list(target.requests)
+        for request_id in lost:
+            del self._places[request_id]
+        return lost
+
+    def note(self, index: int, news: CacheNews) -> bool:
+        """Take an engine's report in; return whether it is to be asked for a survey. Mutates; O(blocks reported).
+
+        A report of an engine that was lost is ignored.
+        """
+        target = self._targets.get(index)
+        return target is not None and target.note(news)
+
+    # ---- requests ---------------------------------------------------------------------------------------------
+
+    def prompt(self, tokens: array[int], scope: CacheScope = DEFAULT_SCOPE) -> RoutedPrompt:
+        """Return a prompt as `choose` takes it. Pure, so any thread may call it; about 1 µs for each block."""
+        return self._names.of(tokens, scope) if self.reads_blocks else RoutedPrompt(len(tokens), ())
+
+    def choose(self, request_id: str, prompt: RoutedPrompt) -> int | None:
+        """Return the engine for a request, and count it there; None if no engine may be chosen.
+
+        A request that is under way already moves. Mutates; O(engines × blocks).
+        """
+        self.finished(request_id)
+        open_targets = [(index, target) for index, target in self._targets.items() if target.is_open]
+        if not open_targets:
+            return None
+        cost = self._cost
+        index, target = min(open_targets, key=lambda each: (cost(each[1], prompt), each[1].last_chosen, each[0]))
+        self._num_choices += 1
+        target.last_chosen = self._num_choices
+        target.take(request_id, prompt)
+        self._places[request_id] = index
+        return index
+
+    def started(self, request_id: str) -> None:
+        """The first token of a request came: its prompt is computed. Mutates; O(blocks that it computed)."""
+        index = self._places.get(request_id)
+        if index is not None:
+            self._targets[index].start(request_id)
+
+    def finished(self, request_id: str) -> None:
+        """A request ended, for any reason. Mutates; O(blocks)."""
+        index = self._places.pop(request_id, None)
+        if index is not None:
+            self._targets[index].end(request_id)
+
+    def under_way(self, index: int) -> Iterable[str]:
+        """Return the requests that an engine has, the oldest first. Does not mutate."""
+        target = self._targets.get(index)
+        return () if target is None else tuple(target.requests)
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless all counts agree. O(everything)."""
+        for target in self._targets.values():
+            target.check()
+        places = {name: index for index, target in self._targets.items() for name in target.requests}
+        if places != self._places:
+            raise InvariantError("the places of requests are not those of the engines")

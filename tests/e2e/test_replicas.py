@@ -1,0 +1,213 @@
+"""Several engines of one model, as real processes: killed, stopped and restarted under many streams."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from quire import EngineConfig, Grammar, SamplingParams
+from quire.core.failpoints import FAILPOINTS_VARIABLE
+from quire.engine.outputs import RequestDelta
+from quire.engine.process.heartbeat import Patience
+from quire.engine.records.stats import ModelState
+from quire.engine.replicas.replica_set import AT_FAULT
+from quire.engine.replicas.settings import ReplicaSettings
+from quire.engine.replicas.supervised import SupervisedLLM
+
+NUM_STREAMS = 36
+SEARCH = 5  # of six, the stream that tells nothing before its end
+CONFIG = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1, max_num_seqs=16)
+SUBJECTS = ("block table", "prefix cache", "scheduler", "worker")
+
+
+def wanted(number: int) -> SamplingParams:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.8},
+        {"temperature": 0.0, "frequency_penalty": 0.4, "logprobs": 1},
+        {"temperature": 0.7, "n": 3, "presence_penalty": 0.5},
+        {"temperature": 1.0, "min_tokens": 20, "stop": (" the", "ing "), "repetition_penalty": 1.1},
+        {"temperature": 0.9, "grammar": Grammar.regex("([a-z]{2,7} ){20,30}\\.")},
+        {"temperature": 0.0, "n": 1, "best_of": 3, "beam_search": True, "max_tokens": 30},
+    ]
+    return SamplingParams(**{"seed": number, "max_tokens": 400, "ignore_eos": number % 6 < 3} | kinds[number % 6])
+
+
+def prompt(number: int) -> str:
+    return f"Question {number}: what does the {SUBJECTS[number % 4]} do?" * (1 + number % 3)
+
+
+async def read(llm: SupervisedLLM, number: int, note: Callable[[], None] = lambda: None) -> list[Any]:
+    """Everything that a client is told of a call, whole, with its usage."""
+    deltas: list[RequestDelta] = []
+    async for delta in llm.deltas(await llm.prepare(prompt(number), wanted(number))):
+        deltas.append(delta)
+        note()
+    parts = [part for delta in deltas for part in delta.outputs]
+    return [
+        (
+            index,
+            [token for part in parts if part.index == index for token in part.token_ids],
+            "".join(part.text for part in parts if part.index == index),
+            [entry for part in parts if part.index == index for entry in part.logprobs or ()],
+            [part.finish_reason for part in parts if part.index == index and part.finish_reason],
+        )
+        for index in sorted({part.index for part in parts})
+    ] + [deltas[-1].num_prompt_tokens]
+
+
+def run(test: Callable[[], Awaitable[Any]]) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(300):
+            return await test()
+
+    return asyncio.run(limited())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def calm() -> list[list[Any]]:
+    """What each stream says where nothing happens."""
+
+    async def test() -> list[list[Any]]:
+        async with SupervisedLLM(CONFIG) as llm:
+            return await asyncio.gather(*(read(llm, number) for number in range(NUM_STREAMS)))
+
+    found: list[list[Any]] = run(test)
+    return found
+
+
+def process_of(llm: SupervisedLLM, index: int) -> int:
+    process_id = llm.replicas.replicas[index].process_id
+    assert process_id is not None
+    return process_id
+
+
+async def all_ready(llm: SupervisedLLM) -> None:
+    await until(lambda: all(replica.is_ready for replica in llm.replicas.replicas))
+
+
+async def begun(llm: SupervisedLLM, numbers: Iterable[int]) -> list[asyncio.Task[list[Any]]]:
+    """Return streams of which each has said something."""
+    told = Counter[int]()
+    streams = {number: asyncio.create_task(read(llm, number, partial(told.update, [number]))) for number in numbers}
+    await until(
+        lambda: all(told[number] or stream.done() or number % 6 == SEARCH for number, stream in streams.items())
+    )
+    return list(streams.values())
+
+
+def texts_through(trouble: Callable[[SupervisedLLM], Awaitable[None]], **settings: Any) -> tuple[list[list[Any]], Any]:
+    """Return what streams say while there is trouble, and the set of engines as it was at the end."""
+
+    async def test() -> tuple[list[list[Any]], Any]:
+        async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(3, **settings)) as llm:
+            await all_ready(llm)
+            streams = await begun(llm, range(NUM_STREAMS))
+            await trouble(llm)
+            texts = await asyncio.gather(*streams)
+            await all_ready(llm)
+            llm.replicas.check()
+            assert llm.replicas.num_under_way == 0
+            assert llm.state is ModelState.READY
+            await until(lambda: llm.stats().num_used_blocks == 0)
+            return texts, llm.replicas
+
+    found: tuple[list[list[Any]], Any] = run(test)
+    return found
+
+
+def test_streams_of_an_engine_that_is_killed_go_on_with_the_same_bits(calm: list[list[Any]]) -> None:
+    async def kill(llm: SupervisedLLM) -> None:
+        assert llm.replicas.num_parts_of(llm.replicas.replicas[1])
+        os.kill(process_of(llm, 1), signal.SIGKILL)
+
+    texts, replicas = texts_through(kill)
+    assert texts == calm
+    assert [replica.num_restarts for replica in replicas.replicas] == [0, 1, 0]
+    assert replicas.num_continued
+
+
+def test_all_engines_may_be_killed_at_once(calm: list[list[Any]]) -> None:
+    async def kill(llm: SupervisedLLM) -> None:
+        for index in range(3):
+            os.kill(process_of(llm, index), signal.SIGKILL)
+
+    texts, replicas = texts_through(kill)
+    assert texts == calm
+    assert [replica.num_restarts for replica in replicas.replicas] == [1, 1, 1]
+
+
+def test_an_engine_that_is_stopped_is_lost_and_cannot_speak_again(calm: list[list[Any]]) -> None:
+    async def stop(llm: SupervisedLLM) -> None:
+        stopped = process_of(llm, 2)
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: llm.replicas.replicas[2].num_restarts > 0)
+        with pytest.raises(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
+
+    texts, _ = texts_through(stop, patience=Patience(max_silence_s=7.0))
+    assert texts == calm
+
+
+def test_a_rolling_restart_ends_no_stream(calm: list[list[Any]]) -> None:
+    processes: list[int] = []
+
+    async def restart(llm: SupervisedLLM) -> None:
+        processes.extend(process_of(llm, index) for index in range(3))
+        await llm.restart()
+        processes.extend(process_of(llm, index) for index in range(3))
+
+    texts, replicas = texts_through(restart)
+    assert texts == calm
+    assert len(set(processes)) == 6
+    assert replicas.num_continued == 0
+
+
+def test_requests_that_begin_alike_stay_together() -> None:
+    async def cached(llm: SupervisedLLM, begins: int, number: int) -> int:
+        sampling = SamplingParams(max_tokens=4, temperature=0.0)
+        prompt = [20 + (7 * begins + 3 * i) % 900 for i in range(160)] + [20 + number] * 9
+        deltas = [delta async for delta in llm.deltas(await llm.prepare(prompt, sampling))]
+        return deltas[-1].num_cached_tokens
+
+    async def test() -> None:
+        async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(3)) as llm:
+            await all_ready(llm)
+            for number in range(4):
+                found = [await cached(llm, begins, number) for begins in range(5)]
+                assert found == [160 if number else 0] * 5
+            assert all(replica.stats.hit_tokens_total > 0 for replica in llm.replicas.replicas)
+
+    run(test)
+
+
+def test_a_request_that_kills_engines_ends_alone(calm: list[list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FAILPOINTS_VARIABLE, "kill:token=777")
+
+    async def test() -> None:
+        async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(2)) as llm:
+            await all_ready(llm)
+            poison = SamplingParams(max_tokens=9, temperature=0.0)
+
+            async def ends() -> tuple[str, str]:
+                deltas = [delta async for delta in llm.deltas(await llm.prepare([5, 777, 6], poison))]
+                return deltas[-1].outputs[-1].finish_reason or "", deltas[-1].outputs[-1].error
+
+            numbers = [number for number in range(12) if all(777 not in text[1] for text in calm[number][:-1])]
+            streams = await begun(llm, numbers)
+            assert await ends() == ("error", AT_FAULT)
+            assert await asyncio.gather(*streams) == [calm[number] for number in numbers]
+            assert sum(replica.num_restarts for replica in llm.replicas.replicas) == 3
+
+    run(test)
