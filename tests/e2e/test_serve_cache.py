@@ -127,7 +127,8 @@ def test_a_prompt_is_exported_and_hit_elsewhere_with_the_same_bits(tmp_path: Pat
 def test_a_bundle_of_one_tenant_becomes_that_of_who_takes_it_in(tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text(KEYS)
-    with running_server(settings=settings(tmp_path / "one"), api_keys_file=str(keys)) as server:
+    logs = [tmp_path / name for name in ("first", "second")]
+    with running_server(settings=settings(tmp_path / "one", step_log=logs[0]), api_keys_file=str(keys)) as server:
         complete(server, PROMPT, "bob")
         complete(server, PROMPT, "bob")
         answer = export(server, {"prompt": PROMPT}, "alice")
@@ -142,11 +143,17 @@ def test_a_bundle_of_one_tenant_becomes_that_of_who_takes_it_in(tmp_path: Path) 
         assert take(server, data, "carl").error["message"].endswith("set persist: true for it in the keys file")
         warm = {"authorization": "Bearer bob", **JSON}
         assert server.ask("POST", "/cache/warm", b'{"prompt": "a"}', warm).status == 403
-    with running_server(settings=settings(tmp_path / "two"), api_keys_file=str(keys)) as server:
+        alice = server.services.tenants.find(b"alice")
+    with running_server(settings=settings(tmp_path / "two", step_log=logs[1]), api_keys_file=str(keys)) as server:
         assert take(server, data, "bob").status == 403
         assert take(server, data, "alice", "?cache_salt=mine").value["added"] == 4
         assert [complete(server, PROMPT, key)[1]["cached_tokens"] for key in ("bob", "alice")] == [0, 0]
         assert complete(server, PROMPT, "alice", cache_salt="mine")[1]["by_tier"] == {"device": 0, "disk": 64}
+    assert alice is not None
+    for log in logs:
+        assert alice.scope.salt.encode() not in log.read_bytes()
+        with log.open("rb") as file:
+            assert replay(file) > 3
 
 
 def entries(data: bytes) -> tuple[dict[str, Any], list[tuple[KeptBlock, bytes]]]:

@@ -190,3 +190,16 @@ def test_what_failed_and_what_is_reset_is_gone_from_the_host_too() -> None:
     memory.manager.reset()
     memory.manager.check()
     assert (memory.manager.host.num_cached, memory.num_hit(range(9))) == (0, 0)
+
+
+def test_a_block_that_a_plan_fills_goes_to_the_disk_with_the_next_plan() -> None:
+    memory = ByHand(num_blocks=4, num_host_blocks=8, keeps_on_host=True, num_disk_slots=8)
+    memory.leave_cached(range(8))
+    memory.leave_cached(range(100, 116))
+    memory.changes()
+    first, second = memory.request([*range(8), 50], name="first"), memory.request([*range(8), 60], name="second")
+    assert memory.open(first) and memory.open(second)
+    changes = memory.changes()
+    assert len(changes.moves_in) == 2, "the second request hits them where the plan moves them"
+    assert changes.transfers.stores == (), "a store reads its block before the moves of its plan"
+    assert [store.block for store in memory.changes().transfers.stores] == memory.table(second)[:2]

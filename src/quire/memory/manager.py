@@ -277,7 +277,7 @@ class KVCacheManager:
             self._publisher.announce(request, memory, match.frontier)
         self._append(request, memory, missing, blocks)
         if self.disk is not None and memory.last_entry is not None:
-            if on_host:  # what the plan moves into blocks cannot be read before
+            if self.moves_in:  # what the plan moves into blocks, for this request or another, cannot be read before
                 self._moved_in.append((memory.last_entry, request.scope))
             else:
                 self.disk.keep_path(memory.last_entry, request.scope)
