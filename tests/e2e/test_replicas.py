@@ -117,8 +117,8 @@ def texts_through(trouble: Callable[[SupervisedLLM], Awaitable[None]], **setting
             await trouble(llm)
             texts = await asyncio.gather(*streams)
             await all_ready(llm)
-            llm.replicas.check()
-            assert llm.replicas.num_under_way == 0
+            llm.replicas.book.check()
+            assert not llm.replicas.book.requests
             assert llm.state is ModelState.READY
             await until(lambda: llm.stats().num_used_blocks == 0)
             return texts, llm.replicas
@@ -129,7 +129,7 @@ def texts_through(trouble: Callable[[SupervisedLLM], Awaitable[None]], **setting
 
 def test_streams_of_an_engine_that_is_killed_go_on_with_the_same_bits(calm: list[list[Any]]) -> None:
     async def kill(llm: SupervisedLLM) -> None:
-        assert llm.replicas.num_parts_of(llm.replicas.replicas[1])
+        assert llm.replicas.book.num_at(llm.replicas.replicas[1])
         os.kill(process_of(llm, 1), signal.SIGKILL)
 
     texts, replicas = texts_through(kill)

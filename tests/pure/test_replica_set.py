@@ -144,7 +144,7 @@ def test_after_a_report_that_was_lost_an_engine_is_surveyed() -> None:
                 fleet.set.send(add(str(number), [*prompt, number], 4))
                 for _ in range(8):
                     await fleet.step(fault=fault)
-            assert not fleet.set.num_under_way
+            assert not fleet.set.book.requests
             surveys = [fleet.engine(index).commands.count(Survey()) for index in (0, 1)]
             assert max(surveys) > 1
             assert sum(fleet.engine(index).client.stats().hit_tokens_total for index in (0, 1)) >= 60
@@ -286,16 +286,19 @@ def test_an_engine_of_other_bits_goes_on_with_nothing_but_what_has_not_begun() -
             fleet.fingerprints = ["other"]
             await fleet.settle()
             assert [each.fingerprint for each in fleet.set.replicas] == ["other", "other"]
-            assert fleet.set.num_pending == 1
+            assert len(fleet.set.book.waiting) == 1
             fleet.set.send(new)
             for _ in range(20):
                 await fleet.step()
             require_whole(fleet, new)
-            assert fleet.set.num_pending == 1
-            fleet.clock.advance(MOST_WAIT_S + 1)
+            assert len(fleet.set.book.waiting) == 1
+            fleet.clock.advance(MOST_WAIT_S - 1)
+            await asyncio.sleep(1.5 * BEAT_S)
+            assert not fleet.reader.lost
+            fleet.clock.advance(2)
             await asyncio.sleep(1.5 * BEAT_S)
             assert fleet.reader.lost == {"begun": f"no engine could go on with it within {MOST_WAIT_S:g} s"}
-            assert not fleet.set.num_under_way
+            assert not fleet.set.book.requests
 
     run(test)
 
@@ -363,7 +366,7 @@ def test_engines_are_restarted_while_a_suspect_is_on_trial() -> None:
                 fleet.engine(0).kill()
                 fleet.engine(1).kill()
                 await fleet.settle()
-            assert fleet.set.num_pending > 0, "some wait for their trial"
+            assert fleet.set.book.waiting, "some wait for their trial"
             rolling = asyncio.create_task(fleet.set.roll())
             while not rolling.done():
                 fleet.clock.advance(2.0)

@@ -191,7 +191,7 @@ class Fleet:
         """Let everything happen that has been said."""
         for _ in range(30):
             await asyncio.sleep(0)
-        self.set.check()
+        self.set.book.check()
 
     def engine(self, index: int) -> FakeEngine:
         engine = self.engines[index]
@@ -206,10 +206,10 @@ class Fleet:
     async def run(self, most: int = 2000) -> None:
         """Step until nothing is under way."""
         for _ in range(most):
-            if not self.set.num_under_way:
+            if not self.set.book.requests:
                 break
             await self.step()
-        assert not self.set.num_under_way
+        assert not self.set.book.requests
         for engine in self.engines:
             if engine is not None and not engine.is_dead:
                 engine.step()  # what was aborted leaves

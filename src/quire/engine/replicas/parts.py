@@ -20,7 +20,7 @@ from quire.engine.commands import Add
 from quire.engine.replicas.replica import Replica
 
 AGAIN: Final = "~"
-"""Stands in the name of a part that was sent again, before its number; the door's ids have none."""
+"""In the name of a part that was sent again, before the number of times; the door's ids have none."""
 
 
 def request_id_of(name: str) -> str:
@@ -100,7 +100,7 @@ class Part:
         going_on = [branch for branch in range(num_sequences) if branch not in request.ended]
         pieces = [Part(request, branch, self.num_deaths) for branch in going_on]
         for piece in pieces:
-            piece.fingerprint = self.fingerprint
+            piece.fingerprint, piece.waits_since_s = self.fingerprint, self.waits_since_s
         return pieces
 
     def next_add(self) -> Add:

@@ -29,12 +29,12 @@ from quire.engine.process.heartbeat import BEAT_S
 from quire.engine.process.messages import Loaded
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats, joined_stats
+from quire.engine.replicas.book import PartBook
 from quire.engine.replicas.parts import Part, TrackedRequest
 from quire.engine.replicas.replica import Replica
 from quire.engine.replicas.rolling import roll
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.shown_memory import ShownMemory
-from quire.engine.replicas.suspects import Suspects
 from quire.memory.cache_journal import CacheNews
 from quire.routing.router import Router
 
@@ -92,15 +92,10 @@ class ReplicaSet:
         self._note_loaded = note_loaded
         self._note_ready = note_ready
         self._owner: SetOwner | None = None
-        self._num_added = 0
-        self._requests: dict[str, TrackedRequest] = {}
-        self._parts: dict[str, Part] = {}  # that engines have, by name
-        self._pending: list[Part] = []  # without an engine
-        self._num_parts: dict[Replica, int] = dict.fromkeys(self.replicas, 0)
-        self._unstarted: set[Part] = set()  # those of which an engine has not reported anything yet
+        self.book = PartBook(self.replicas, router, clock)
         self._draining: set[Replica] = set()
         self._rolling = asyncio.Lock()
-        self._suspects = Suspects()
+        self._suspects = self.book.suspects
         self.memory = ShownMemory(self.replicas)
         self._ticks: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -121,16 +116,6 @@ class ReplicaSet:
         is_ready = self.state is ModelState.READY
         return "" if is_ready else next((each.failure for each in self.replicas if each.failure), "")
 
-    @property
-    def num_under_way(self) -> int:
-        """Requests that have not ended."""
-        return len(self._requests)
-
-    @property
-    def num_pending(self) -> int:
-        """Requests, or sequences of them, that wait for an engine."""
-        return len(self._pending) + len(self._suspects.waiting)
-
     def stats(self) -> EngineStats:
         """Return the counters of all engines together, and of each what there is to tell. Does not mutate."""
         joined = joined_stats([each.stats for each in self.replicas if each.state.has_engine])
@@ -138,17 +123,13 @@ class ReplicaSet:
             joined,
             restarts_total=sum(each.num_restarts for each in self.replicas),
             replicas=tuple(
-                ReplicaStats(each.state, self._num_parts[each], each.stats.kv_usage, each.num_restarts)
+                ReplicaStats(each.state, self.book.num_at(each), each.stats.kv_usage, each.num_restarts)
                 for each in self.replicas
             ),
             continued_total=self.num_continued,
             moved_total=self.num_moved,
             at_fault_total=self.num_at_fault,
         )
-
-    def num_parts_of(self, replica: Replica) -> int:
-        """Return how many requests, or sequences of them, an engine has. Does not mutate."""
-        return self._num_parts[replica]
 
     # ---- commands ---------------------------------------------------------------------------------------------------
 
@@ -158,15 +139,12 @@ class ReplicaSet:
             case Add():
                 if self.state is not ModelState.READY:
                     raise ExecutionError("the engine is not running")
-                request = TrackedRequest(command, self._num_added)
-                self._num_added += 1
-                self._requests[command.request_id] = request
-                part = Part(request)
+                part = self.book.track(command)
                 if not self._place(part):
-                    self._wait([part])
+                    self.book.wait([part])
             case Abort(request_id) | Fail(request_id):
-                if request_id in self._requests:
-                    self._withdraw(self._requests[request_id], command)
+                if request_id in self.book.requests:
+                    self._withdraw(self.book.requests[request_id], command)
                     self._place_all()
             case Stop(request_id, branch):
                 self._stop(request_id, branch)
@@ -202,12 +180,7 @@ class ReplicaSet:
 
     def move(self, replica: Replica, most: int) -> list[Part]:
         """Take at most this many parts from a healthy engine; return those that go on elsewhere instead. Mutates."""
-        parts = [part for part in self._parts.values() if part.replica is replica][:most]
-        return self._move(parts)
-
-    def has_started(self, part: Part) -> bool:
-        """Whether an engine has computed the tokens that a part began with, or need not. Does not mutate."""
-        return part not in self._unstarted
+        return self._move(self.book.at(replica)[:most])
 
     async def roll(self) -> None:
         """Restart the engines one after another; requests under way go on in others. Mutates.
@@ -226,8 +199,7 @@ class ReplicaSet:
         while True:
             await asyncio.sleep(BEAT_S)
             now = self._clock.now()
-            waiting = [*self._pending, *self._suspects.waiting]
-            late = dict.fromkeys(part.request for part in waiting if not self._may_still_wait(part, now))
+            late = dict.fromkeys(part.request for part in self.book.waiting if not self._may_still_wait(part, now))
             for request in late:
                 self._give_up(request, f"no engine could go on with it within {MOST_WAIT_S:g} s")
             self._place_all()
@@ -261,20 +233,18 @@ class ReplicaSet:
 
     def take_updates(self, replica: Replica, updates: list[SequenceUpdate]) -> None:
         """Pass on what is new of requests. Mutates."""
-        passed, told = [], []
+        book, passed, told = self.book, [], []
         for update in updates:
-            part = self._parts.get(update.request_id)
-            if part is None or part.replica is not replica:
-                continue  # of one that has ended here, or goes on elsewhere
+            part = book.named(update.request_id, replica)
+            if part is None:
+                continue
             told.append(part.take(update))
-            self._note_started(part)
+            book.start(part)
             part.fingerprint = replica.fingerprint
             if part is self._suspects.on_trial and self._suspects.has_passed(part):
                 passed.append(part)
             if part.is_over:
-                self._forget(part)
-                if part.request.is_over:
-                    self._requests.pop(part.request.add.request_id, None)
+                book.forget(part)
         if told:
             self._tell(told)
         if passed:
@@ -294,9 +264,9 @@ class ReplicaSet:
     def replica_lost(self, replica: Replica, *, is_planned: bool) -> None:
         """An engine is gone: its requests go on in others, except one that is at fault. Mutates."""
         self._router.lose(replica.index)
-        parts = [part for part in self._parts.values() if part.replica is replica]
+        parts = self.book.at(replica)
         for part in parts:
-            self._leave(part)
+            self.book.leave(part)
         self.memory.lose(replica)
         if self._is_closed:
             return
@@ -309,7 +279,7 @@ class ReplicaSet:
         elif is_planned:
             if self._suspects.on_trial in parts:
                 self._suspects.end_trial()
-            self._wait([piece for part in parts for piece in part.pieces()])
+            self.book.wait([piece for part in parts for piece in part.pieces()])
         elif parts:
             self._go_on(parts)
         if replica is self._suspects.engine:
@@ -324,9 +294,9 @@ class ReplicaSet:
         middle = len(ready) // 2
         if middle:
             for half, engines in ((first, ready[:middle]), (second, ready[middle:])):
-                self._wait([part for part in half if not self._place(part, engines)])
+                self.book.wait([part for part in half if not self._place(part, engines)])
         else:
-            self._wait([*first, *second])
+            self.book.wait([*first, *second])
         if at_fault is not None:
             self.num_at_fault += 1
             logger.error("request %s: %s", at_fault.request.add.request_id, AT_FAULT)
@@ -359,25 +329,14 @@ class ReplicaSet:
         index = router.choose(part.name, prompt)
         if index is None:
             raise InvariantError(f"no engine of {len(among)} was chosen for request {part.name}")
-        part.replica = replica = self.replicas[index]
-        self._num_parts[replica] += 1
-        self._parts[part.name] = part
-        self._unstarted.add(part)
-        replica.send(add)
+        self.book.enter(part, self.replicas[index])
+        self.replicas[index].send(add)
 
     def _place_all(self) -> None:
         """Send what waits, the oldest first, to engines that can take it. Mutates."""
         self._begin_trial()
-        if self._pending and any(map(self._is_open, self.replicas)):
-            waiting, self._pending = self._pending, []
-            self._pending = [part for part in waiting if not self._place(part)]
-
-    def _wait(self, parts: Sequence[Part]) -> None:
-        """Parts wait for an engine: those that have begun before those that have not, older ones first. Mutates."""
-        for part in parts:
-            part.waits_since_s = self._clock.now()
-        self._pending += parts
-        self._pending.sort(key=lambda part: (not part.output, part.request.order))
+        if any(map(self._is_open, self.replicas)):
+            self.book.wait([part for part in self.book.take_waiting() if not self._place(part)])
 
     def _move(self, parts: Sequence[Part]) -> list[Part]:
         """Take parts from their healthy engine; return those that go on in their place. Mutates."""
@@ -386,10 +345,10 @@ class ReplicaSet:
         for part in parts:
             if part.replica is not None:
                 part.replica.send(Abort(part.name))
-                self._leave(part)
+                self.book.leave(part)
         pieces = [piece for part in parts for piece in part.pieces()]
         self.num_moved += len(pieces)
-        self._wait(pieces)
+        self.book.wait(pieces)
         self._place_all()
         return pieces
 
@@ -412,13 +371,13 @@ class ReplicaSet:
         """Have a suspect go on in one of these engines, or keep one free for it. Mutates."""
         suspects = self._suspects
         allowed = [each for each in fitting if each is suspects.engine] or fitting
-        idle = next((each for each in allowed if not self.num_parts_of(each)), None)
+        idle = next((each for each in allowed if not self.book.num_at(each)), None)
         if idle is not None:
             self.num_continued += 1
             suspects.begin(part, idle)
             self._put(part, [idle])
         elif all(each.is_ready or each.state is ModelState.FAILED for each in self.replicas):
-            suspects.engine = min(allowed, key=self.num_parts_of)  # it runs empty
+            suspects.engine = min(allowed, key=self.book.num_at)  # it runs empty
 
     def _end_trial(self, parts: Sequence[Part]) -> None:
         """The part on trial has passed: make place for the next. Mutates."""
@@ -430,51 +389,20 @@ class ReplicaSet:
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
-    def _parts_of(self, request_id: str) -> list[Part]:
-        request = self._requests.get(request_id)
-        if request is None:
-            return []
-        every = [*self._parts.values(), *self._pending, *self._suspects.waiting]
-        return [part for part in every if part.request is request]
-
     def _stop(self, request_id: str, branch: int) -> None:
         """End one sequence, because its text reached a stop string. Mutates."""
-        request = self._requests.get(request_id)
+        request = self.book.requests.get(request_id)
         if request is None:
             return
         request.ended.add(branch)
-        for part in self._parts_of(request_id):
+        for part in self.book.of(request):
             if part.branch not in (None, branch):
                 continue
             if part.replica is not None:
                 part.replica.send(Stop(part.name, branch if part.branch is None else 0))
             if part.is_over:
-                self._forget(part)
-        if request.is_over:
-            self._requests.pop(request_id, None)
+                self.book.forget(part)
         self._place_all()
-
-    def _note_started(self, part: Part) -> None:
-        """The tokens that a part began with are computed. Mutates."""
-        if part in self._unstarted:
-            self._unstarted.remove(part)
-            self._router.started(part.name)
-
-    def _leave(self, part: Part) -> None:
-        """A part is at no engine any more. Mutates."""
-        self._unstarted.discard(part)
-        if part.replica is not None:
-            self._router.finished(part.name)
-            self._num_parts[part.replica] -= 1
-            del self._parts[part.name]
-        part.replica, part.waits_since_s = None, self._clock.now()
-
-    def _forget(self, part: Part) -> None:
-        """A part is over. Mutates."""
-        self._leave(part)
-        if part in self._pending:
-            self._pending.remove(part)
-        self._suspects.forget(part)
 
     def _fail(self, request: TrackedRequest, message: str) -> None:
         """End a request, all its sequences, with an error of its own. Mutates."""
@@ -489,12 +417,11 @@ class ReplicaSet:
 
     def _withdraw(self, request: TrackedRequest, command: Abort | Fail | None = None) -> None:
         """Take a request from all its engines, and forget it. Mutates."""
-        request_id = request.add.request_id
-        for part in self._parts_of(request_id):
+        for part in self.book.of(request):
             if part.replica is not None:
-                part.replica.send(replace(command or Abort(request_id), request_id=part.name))
-            self._forget(part)
-        self._requests.pop(request_id, None)
+                part.replica.send(replace(command or Abort(part.name), request_id=part.name))
+            self.book.forget(part)
+        self.book.requests.pop(request.add.request_id, None)
 
     def _give_up(self, request: TrackedRequest, message: str) -> None:
         """End a request because no engine can go on with it. Mutates."""
@@ -504,36 +431,9 @@ class ReplicaSet:
 
     def _drop_all(self, message: str) -> None:
         """End all requests: no engine will ever go on with them. Mutates."""
-        for request in list(self._requests.values()):
+        for request in list(self.book.requests.values()):
             self._give_up(request, message)
 
     def _tell(self, updates: list[SequenceUpdate]) -> None:
         if self._owner is not None:
             self._owner.process(updates)
-
-    def check(self) -> None:
-        """Raise `InvariantError` unless every part is in one place, and every sequence under way has one part."""
-        waiting = [*self._pending, *self._suspects.waiting]
-        at_engines = self._parts.values()
-        if any(part.replica is not None for part in waiting) or any(part.replica is None for part in at_engines):
-            raise InvariantError("a part is at an engine and waits for one, or neither")
-        every = [*self._parts.values(), *waiting]
-        places = sorted((part.request.add.request_id, branch) for part in every for branch in part.branches())
-        under_way = sorted(
-            (name, branch)
-            for name, request in self._requests.items()
-            for branch in range(request.add.sampling.num_sequences)
-            if branch not in request.ended
-        )
-        if places != under_way:
-            raise InvariantError("a sequence under way has no part, or two")
-        self._router.check()
-        for replica in self.replicas:
-            names = {name for name, part in self._parts.items() if part.replica is replica}
-            if names != set(self._router.under_way(replica.index)) or len(names) != self._num_parts[replica]:
-                raise InvariantError(f"replica {replica.index}: the router knows other parts than it has")
-        on_trial = self._suspects.on_trial
-        if on_trial is not None and any(
-            part is not on_trial and part.replica is on_trial.replica for part in self._parts.values()
-        ):
-            raise InvariantError("a suspect is not alone in its engine")
