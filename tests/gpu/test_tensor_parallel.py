@@ -137,7 +137,19 @@ def texts(folder: Path, **settings: Any) -> list[list[list[int]]]:
 def test_an_engine_of_two_ranks_copies_swaps_and_shares_blocks_as_one_does(folder: Path) -> None:
     block_bytes = 16 * 3 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, numbers, bytes
     memory = {"kv_memory": 16 * block_bytes, "swap_space": 32 * block_bytes, "preemption": "swap"}
-    assert texts(folder, **memory, tensor_parallel=2) == texts(folder, **memory)
+    chunks = {"max_num_batched_tokens": 24, "max_num_seqs": 8}  # steps without logits among them
+    assert texts(folder, **memory, **chunks, tensor_parallel=2) == texts(folder, **memory)
+
+
+def test_vectors_of_two_ranks_are_those_of_one(folder: Path) -> None:
+    vectors = []
+    for num_ranks in (1, 2):
+        settings = {"batch_invariant": True, "skip_tokenizer_init": True, "pooling": "last", "max_model_len": 96}
+        with LLM(str(folder), backend="torch", device="cpu", **settings, tensor_parallel=num_ranks) as llm:
+            outputs = llm.embed([list(range(20)), list(range(5, 60))])
+        vectors.append([output.embedding for output in outputs])
+    assert vectors[0] == vectors[1]
+    assert all(vectors[0])
 
 
 def test_a_rank_that_dies_ends_the_engine_and_a_leader_that_is_gone_ends_the_others(folder: Path) -> None:

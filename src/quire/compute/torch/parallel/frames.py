@@ -84,6 +84,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
 
     def to_tensor(self) -> torch.Tensor:
         """Return the tensor."""
+        if not self.data:  # torch makes no tensor of an empty buffer
+            return torch.empty(self.shape, dtype=torch.int32)
         return torch.frombuffer(bytearray(self.data), dtype=torch.int32).view(self.shape)
 
 

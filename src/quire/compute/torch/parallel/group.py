@@ -20,6 +20,7 @@ from quire.compute.torch.products import Matrix, Product
 from quire.core.errors import ExecutorLostError
 
 PATIENCE_S: Final = 300
+GONE: Final = "a rank of tensor_parallel is gone; its reason is in the log"
 INTERFACE: Final = {"GLOO_SOCKET_IFNAME": "lo"}
 """What a process of a group has in its environment: by default, ranks listen on an interface that others reach."""
 
@@ -34,7 +35,7 @@ class RankGroup:
             store = distributed.FileStore(str(meeting), rank.count)
             self._gloo = distributed.ProcessGroupGloo(store, rank.number, rank.count, timedelta(seconds=PATIENCE_S))
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise ExecutorLostError(GONE) from error
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows of which each rank has some columns, whole. Waits for all ranks.
@@ -48,13 +49,8 @@ class RankGroup:
         try:
             self._gloo.allgather([pieces], [ours]).wait()
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise ExecutorLostError(GONE) from error
         return torch.cat([piece.view(rows.dtype) for piece in pieces], dim=-1)
-
-
-def _lost(error: Exception) -> ExecutorLostError:
-    why = next(iter(str(error).splitlines()), type(error).__name__)
-    return ExecutorLostError(f"a rank of tensor_parallel is gone: {why}")
 
 
 class GatheringProduct:

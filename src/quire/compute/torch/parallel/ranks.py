@@ -27,7 +27,7 @@ from quire.compute.torch.attention.base import KVPair, StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs, Engines, TorchDecoder
 from quire.compute.torch.parallel.frames import Allocate, Begin, Frame, Moves, Step, receive_frame, send_frame
-from quire.compute.torch.parallel.group import RankGroup
+from quire.compute.torch.parallel.group import GONE, RankGroup
 from quire.compute.torch.parallel.loading import load_shard
 from quire.compute.torch.parallel.split import Rank
 from quire.compute.torch.settings import TorchSettings
@@ -61,14 +61,14 @@ class Followers:
         """Wait until all of them have started. Raises `ExecutorLostError` if one of them has ended."""
         for connection in self._connections:
             if not connection.recv(len(STARTED)):
-                raise ExecutorLostError("a rank of tensor_parallel could not start; its reason is in the log")
+                raise ExecutorLostError(GONE)
 
     def send(self, frame: Frame) -> None:
         """Have all of them do the same. Raises `ExecutorLostError` if one is gone."""
         try:
             send_frame(self._connections, frame)
         except OSError as error:
-            raise ExecutorLostError(f"a rank of tensor_parallel is gone: {error}") from error
+            raise ExecutorLostError(GONE) from error
 
     def end(self) -> None:
         """End them. May be called twice."""
