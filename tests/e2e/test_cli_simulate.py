@@ -290,6 +290,7 @@ def test_figures_of_the_paper_stand_beside_what_was_published(capsys: pytest.Cap
         (["--plot", "plot.pdf"], "plot is 'plot.pdf'; allowed: a file that ends in .svg or .png"),
         (["--prompt-tokens", "many"], "prompt-tokens is 'many'"),
         (["--log", "x", "--replicas", "2"], "log is 'x'"),
+        (["--log", "x", "--fault", "1:0:kill"], "log is 'x'"),
         (["--trace", "/dev/null"], "trace is '/dev/null'; allowed: a file with one request or more"),
         (["--trace", "-", "--what-if", "replicas=1,2"], "trace is '-'"),
         (["--what-if", "step_log=a"], "what-if is 'step_log=a'"),

@@ -14,7 +14,7 @@ from quire.core.errors import InvalidConfigError, InvariantError
 from quire.core.request import CacheScope
 from quire.memory.cache_journal import CacheNews
 from quire.routing import router as routing
-from quire.routing.held_blocks import HeldBlocks
+from quire.routing.held_blocks import NO_CHANGE, HeldBlocks
 from quire.routing.router import LEAST_LOADED, LEAST_WORK, ROUND_ROBIN, Router
 
 BLOCK = 2
@@ -282,6 +282,7 @@ def test_nothing_is_kept_of_requests_that_ended_and_engines_that_were_lost() -> 
         play.model.finished(f"r{number}")
     for target in play.router._targets.values():
         assert not (target.requests or target.num_waiting or target._expected or target._awaited)
+        assert len(target._known) == len(target.held)
     for index in range(3):
         play.lose(index)
     assert not play.router._targets
@@ -366,14 +367,14 @@ def test_progress_of_a_long_prompt_is_read_from_its_blocks() -> None:
 
 def test_a_survey_is_asked_for_once_for_a_gap_and_again_if_it_was_lost() -> None:
     held = HeldBlocks()
-    assert held.note(CacheNews(1, 1, True, b"a" * 8, b"")) == [b"a" * 8]
-    assert held.note(CacheNews(1, 1, True, b"z" * 8, b"")) == [], "twice"
+    assert held.note(CacheNews(1, 1, True, b"a" * 8, b"")) == ([b"a" * 8], [])
+    assert held.note(CacheNews(1, 1, True, b"z" * 8, b"")) == NO_CHANGE, "twice"
     assert held.note(CacheNews(3, 1, False, b"b" * 8, b"")) is None, "the second is missing"
-    assert held.note(CacheNews(4, 1, False, b"c" * 8, b"")) == [], "a survey was asked for"
-    assert held.note(CacheNews(2, 1, False, b"d" * 8, b"")) == [], "late"
+    assert held.note(CacheNews(4, 1, False, b"c" * 8, b"")) == NO_CHANGE, "a survey was asked for"
+    assert held.note(CacheNews(2, 1, False, b"d" * 8, b"")) == NO_CHANGE, "late"
     assert b"a" * 8 in held
     assert held.note(CacheNews(6, 2, False, b"e" * 8, b"")) is None, "the beginning of the survey is missing"
-    assert held.note(CacheNews(7, 3, True, b"f" * 8, b"")) == [b"f" * 8]
+    assert held.note(CacheNews(7, 3, True, b"f" * 8, b"")) == ([b"f" * 8], [b"a" * 8])
     assert len(held) == 1
-    assert held.note(CacheNews(8, 3, False, b"g" * 8, b"f" * 8)) == [b"g" * 8]
+    assert held.note(CacheNews(8, 3, False, b"g" * 8, b"f" * 8)) == ([b"g" * 8], [b"f" * 8])
     assert b"f" * 8 not in held

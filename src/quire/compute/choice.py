@@ -25,6 +25,9 @@ def choose_backend(config: EngineConfig, model: ModelDescription) -> tuple[Backe
 
 def backend_on(device: str, config: ResolvedConfig, model: ModelDescription) -> Backend:
     """Return the backend for cpu or cuda, even if this machine lacks it; raises for settings that do not fit."""
+    if config.tensor_parallel > 1 and config.backend != "torch":
+        allowed = f"1 with backend {config.backend}: only torch computes with several ranks"
+        raise InvalidConfigError("tensor_parallel", config.tensor_parallel, allowed)
     if device == "cuda" or config.backend == "torch":
         from quire.compute.torch.backend import TorchBackend
 

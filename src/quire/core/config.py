@@ -154,6 +154,7 @@ class EngineConfig:
     batch_invariant: bool = setting(
         False, "torch: give each request the same bits whatever else runs; native always does"
     )
+    tensor_parallel: int = setting(1, "processes that compute each step together, each with a part of every matrix")
     num_threads: int | None = setting(None, "compute threads; none: one per core that this process may use")
     block_size: int = setting(16, "tokens in one block of KV memory")
     max_memory: int | str | None = setting(
@@ -247,6 +248,7 @@ class EngineConfig:
         self._take_adapters()
         require_int("max_adapter_rank", self.max_adapter_rank, 1, 512)
         require_int("block_size", self.block_size, 1, 4096)
+        require_int("tensor_parallel", self.tensor_parallel, 1, 64)
         require_int("seed", self.seed, 0, (1 << 63) - 1)
         for field in dataclasses.fields(self):
             if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool):
@@ -366,6 +368,7 @@ class EngineSettings(TypedDict, total=False):
     backend: str
     attention_backend: str
     batch_invariant: bool
+    tensor_parallel: int
     num_threads: int | None
     block_size: int
     max_memory: int | str | None

@@ -8,7 +8,20 @@ survey, so it is at most what the engine once held.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
 from quire.memory.cache_journal import CacheNews, split_digests
+
+
+class HeldChange(NamedTuple):
+    """The blocks that an engine can hit since a report, and those that it can hit no more."""
+
+    added: Collection[bytes]
+    removed: Collection[bytes]
+
+
+NO_CHANGE: Final = HeldChange((), ())
 
 
 class HeldBlocks:
@@ -16,11 +29,11 @@ class HeldBlocks:
 
     >>> held = HeldBlocks()
     >>> held.note(CacheNews(1, 1, True, b"block  1block  2", b"")), b"block  2" in held
-    ([b'block  1', b'block  2'], True)
+    (HeldChange(added=[b'block  1', b'block  2'], removed=[]), True)
     >>> held.note(CacheNews(3, 1, False, b"", b"block  2")), b"block  2" in held  # the second report is missing
     (None, True)
     >>> held.note(CacheNews(4, 2, True, b"block  1", b"")), b"block  2" in held  # the survey
-    ([b'block  1'], False)
+    (HeldChange(added=[b'block  1'], removed=[b'block  2']), False)
     """
 
     __slots__ = ("_digests", "_last_seq", "_asked_in", "_is_whole")
@@ -39,18 +52,18 @@ class HeldBlocks:
         """Return how many blocks the engine can hit."""
         return len(self._digests)
 
-    def note(self, news: CacheNews) -> list[bytes] | None:
-        """Take a report in and return the blocks that it adds; None: ask the engine for a survey. Mutates."""
+    def note(self, news: CacheNews) -> HeldChange | None:
+        """Take a report in and return what it changes; None: ask the engine for a survey. Mutates."""
         if news.seq <= self._last_seq:
-            return []
+            return NO_CHANGE
         self._is_whole = news.begins or (self._is_whole and news.seq == self._last_seq + 1)
         self._last_seq = news.seq
         if not self._is_whole:
             was_asked, self._asked_in = news.survey <= self._asked_in, max(news.survey, self._asked_in)
-            return [] if was_asked else None
+            return NO_CHANGE if was_asked else None
+        added, removed = split_digests(news.added), split_digests(news.removed)
         if news.begins:
-            self._digests.clear()
-        added = split_digests(news.added)
-        self._digests.difference_update(split_digests(news.removed))
+            removed = list(self._digests.difference(added))
+        self._digests.difference_update(removed)
         self._digests.update(added)
-        return added
+        return HeldChange(added, removed)

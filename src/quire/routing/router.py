@@ -24,6 +24,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Final
 
@@ -41,10 +42,9 @@ REQUEST_WEIGHT: Final = 128
 class RequestUnderWay:
     """A request that was sent to an engine. `awaited`: the blocks that it is to compute; `num_waiting`: its tokens."""
 
-    __slots__ = ("awaited", "digests", "num_waiting", "request_id")
+    __slots__ = ("awaited", "digests", "num_waiting")
 
-    def __init__(self, request_id: str, prompt: RoutedPrompt, num_known: int, num_waiting: int) -> None:
-        self.request_id = request_id
+    def __init__(self, prompt: RoutedPrompt, num_known: int, num_waiting: int) -> None:
         self.digests = prompt.digests
         self.awaited = set(prompt.digests[num_known:])
         self.num_waiting = num_waiting
@@ -61,43 +61,46 @@ class Target:
         self.requests: dict[str, RequestUnderWay] = {}
         self._block_size = block_size
         self._expected: Counter[bytes] = Counter()  # by how many requests under way
+        self._known: set[bytes] = set()  # held or expected, in one set: prompts have thousands of blocks
         self._awaited: dict[bytes, list[RequestUnderWay]] = {}  # which requests are to compute a block
 
     def num_known(self, prompt: RoutedPrompt) -> int:
         """Return how many leading blocks are held, or will be once the requests under way are computed."""
-        held, expected = self.held, self._expected
-        num_known = 0
-        for digest in prompt.digests:
-            if digest not in expected and digest not in held:
-                break
-            num_known += 1
-        return num_known
+        return len(tuple(takewhile(self._known.__contains__, prompt.digests)))
 
-    def num_to_compute(self, prompt: RoutedPrompt) -> int:
+    def num_to_compute(self, prompt: RoutedPrompt, num_known: int) -> int:
         """Return the tokens of a prompt that the engine would compute: the last one at least."""
-        return max(min(1, prompt.num_tokens), prompt.num_tokens - self.num_known(prompt) * self._block_size)
+        return max(min(1, prompt.num_tokens), prompt.num_tokens - num_known * self._block_size)
 
     def work(self, prompt: RoutedPrompt) -> int:
         """Return what there is to do, with a prompt, in tokens. Does not mutate; O(blocks)."""
-        return self.num_to_compute(prompt) + self.num_waiting + REQUEST_WEIGHT * len(self.requests)
+        own = self.num_to_compute(prompt, self.num_known(prompt))
+        return own + self.num_waiting + REQUEST_WEIGHT * len(self.requests)
 
     def take(self, request_id: str, prompt: RoutedPrompt) -> None:
         """Count a request. Mutates; O(blocks)."""
-        request = RequestUnderWay(request_id, prompt, self.num_known(prompt), self.num_to_compute(prompt))
+        num_known = self.num_known(prompt)
+        request = RequestUnderWay(prompt, num_known, self.num_to_compute(prompt, num_known))
         self.requests[request_id] = request
         self.num_waiting += request.num_waiting
         self._expected.update(request.digests)
+        self._known.update(request.digests)
         for digest in request.awaited:
             self._awaited.setdefault(digest, []).append(request)
 
     def note(self, news: CacheNews) -> bool:
         """Take a report in; return whether a survey is to be asked for. Mutates; O(blocks in the report)."""
-        added = self.held.note(news)
-        for digest in added or ():
-            for request in self._awaited.pop(digest, ()):
-                request.awaited.remove(digest)
-                self._wait_less(request, self._block_size)
-        return added is None
+        change = self.held.note(news)
+        if change is None:
+            return True
+        self._known.difference_update(digest for digest in change.removed if digest not in self._expected)
+        self._known.update(change.added)
+        if self._awaited:
+            for digest in change.added:
+                for request in self._awaited.pop(digest, ()):
+                    request.awaited.remove(digest)
+                    self._wait_less(request, self._block_size)
+        return False
 
     def start(self, request_id: str) -> None:
         """Nothing of the prompt of a request waits any more. Mutates; O(blocks that it computed)."""
@@ -115,10 +118,12 @@ class Target:
         self.start(request_id)
         expected = self._expected
         for digest in self.requests.pop(request_id).digests:
-            if expected[digest] == 1:
-                del expected[digest]
-            else:
+            if expected[digest] > 1:
                 expected[digest] -= 1
+                continue
+            del expected[digest]
+            if digest not in self.held:
+                self._known.discard(digest)
 
     def _wait_less(self, request: RequestUnderWay, num_tokens: int) -> None:
         num_tokens = min(num_tokens, request.num_waiting)
@@ -132,6 +137,9 @@ class Target:
             raise InvariantError(f"{self.num_waiting} tokens wait, by the requests it is another number")
         if self._expected != Counter(digest for request in requests for digest in request.digests):
             raise InvariantError("the expected blocks are not those of the requests")
+        num_unheld = sum(digest not in self.held for digest in self._expected)
+        if len(self._known) != len(self.held) + num_unheld or not self._expected.keys() <= self._known:
+            raise InvariantError("the known blocks are not those that are held or expected")
         awaited = Counter(digest for request in requests for digest in request.awaited)
         if {digest: len(waiters) for digest, waiters in self._awaited.items()} != awaited:
             raise InvariantError("the awaited blocks are not those of the requests")

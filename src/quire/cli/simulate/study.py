@@ -80,8 +80,10 @@ class Study:
         self._memory_bytes = self._hardware.memory_bytes if memory is None else parse_bytes(memory, "memory")
         self.variants = list(_variants(arguments, config))
         alone = len(self.variants) == 1
-        if arguments.log is not None and not (alone and self.variants[0].num_replicas == 1):
-            raise InvalidConfigError("log", arguments.log, "one run of one replica, without --what-if and --replicas")
+        is_one = alone and self.variants[0].num_replicas == 1 and not arguments.fault
+        if arguments.log is not None and not is_one:
+            allowed = "one run of one replica, without --what-if, --replicas and --fault"
+            raise InvalidConfigError("log", arguments.log, allowed)
         if arguments.trace == "-" and not alone:
             raise InvalidConfigError("trace", arguments.trace, "a file, which each variant can read again")
         self._steps = None if arguments.steps is None else _fit(arguments.steps, arguments.seed)

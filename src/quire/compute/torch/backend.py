@@ -17,6 +17,7 @@ from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, need
 from quire.compute.models import ModelDescription
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
+from quire.compute.torch.parallel.split import FIELD, shard_of
 from quire.compute.torch.settings import (
     DTYPES,
     MOST_RECORDED_ADAPTERS,
@@ -87,7 +88,11 @@ class TorchBackend:
             batch_invariant=config.batch_invariant,
             graphs=config.cuda_graphs,
             num_threads=(config.num_threads or usable_cores()) if device == "cpu" else 0,
+            tensor_parallel=config.tensor_parallel,
+            max_model_len=config.max_model_len,
         )
+        if config.tensor_parallel > 1:
+            _require_ranks(device, config, model)
         facts = BackendFacts(
             name="torch",
             device=device,
@@ -159,6 +164,21 @@ class TorchBackend:
         from quire.compute.torch.load import load_model
 
         return load_model(self._model, self._settings, note_loaded)
+
+
+def _require_ranks(device: str, config: ResolvedConfig, model: ModelDescription) -> None:
+    """Raise `InvalidConfigError` unless several ranks can compute a model with these settings."""
+    shard_of(model.spec, config.tensor_parallel)
+    obstacles = {
+        "on a GPU: ranks on several GPUs have not been tried": device != "cpu",
+        "with adapters": bool(config.adapter) or config.adapter_memory is not None,
+        "with a disk cache": config.disk_cache is not None,
+        "with a draft model": model.draft is not None,
+        f"with kv_dtype {config.kv_dtype}": config.kv_dtype == "int4",
+    }
+    for obstacle, stands in obstacles.items():
+        if stands:
+            raise InvalidConfigError(FIELD, config.tensor_parallel, f"1 {obstacle}")
 
 
 def _needs_on_gpu(footprint: Footprint, free_bytes: int, adapter_bytes: int) -> MemoryNeeds:

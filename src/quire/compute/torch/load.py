@@ -143,6 +143,11 @@ def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: No
     Calls `note_loaded` with the progress of the model. Raises `ExecutionError` for a device that cannot be opened,
     `OutOfMemoryError` for weights that do not fit.
     """
+    if settings.tensor_parallel > 1:
+        from quire.compute.torch.parallel.ranks import load_leader  # which imports this module
+
+        leader, memory = load_leader(model, settings, note_loaded)
+        return LoadedModel(leader, memory, settings, frozenset(model.eos_token_ids))
     checkpoint = model.source.tensors()
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
@@ -163,12 +168,17 @@ def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings,
         weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"the weights do not fit into the memory of {cache.device}") from error
-    attention, chosen = cache.attention, _product(weights, settings)
-    experts = create_experts(chosen, cache.device, batch_invariant=settings.batch_invariant)
-    engines = Engines(attention, create_operations(attention, cache.device), chosen, experts)
+    engines = engines_for(weights, settings, cache)
     if cache.spec.dtype == "int4":
         weights = with_key_centres(spec, weights, engines)
     return TorchDecoder(spec, weights, engines)
+
+
+def engines_for(weights: TorchWeights, settings: TorchSettings, cache: TorchCache) -> Engines:
+    """Return what computes with some weights over KV memory."""
+    attention, chosen = cache.attention, _product(weights, settings)
+    experts = create_experts(chosen, cache.device, batch_invariant=settings.batch_invariant)
+    return Engines(attention, create_operations(attention, cache.device), chosen, experts)
 
 
 def with_key_centres(spec: DecoderSpec, weights: TorchWeights, engines: Engines) -> TorchWeights:

@@ -36,7 +36,8 @@ class TorchSettings:
     """How torch runs a model; `device` is "cpu" or "cuda"; `num_threads` is for a CPU, 0: torch's own choice.
 
     `graphs`: on a GPU, record steps at the start and replay them. `attention`: "triton", "flashinfer", "plain" or
-    "auto", which is triton on a GPU and plain elsewhere.
+    "auto", which is triton on a GPU and plain elsewhere. `tensor_parallel`: ranks that compute together; each reads the
+    model for `max_model_len` tokens, as it was planned.
     """
 
     device: str = "cuda"
@@ -52,6 +53,8 @@ class TorchSettings:
     batch_invariant: bool = False
     num_threads: int = 0
     graphs: bool = True
+    tensor_parallel: int = 1
+    max_model_len: int | None = None
 
     @property
     def stored_kv_dtype(self) -> str:
