@@ -110,7 +110,7 @@ class ServerConfig:
     keep_alive_timeout_s: float = setting(75.0, "seconds an idle connection stays open")
     max_step_s: float | None = setting(MAX_STEP_S, "restart the engine if a step takes longer than this; none: never")
     max_silence_s: float | None = setting(
-        MAX_SILENCE_S, "restart the engine if it is silent for longer than this; none: never"
+        MAX_SILENCE_S, "restart an engine if it is silent for longer than this, of several after 10 s; none: never"
     )
     drain_timeout_s: float = setting(30.0, "seconds that running requests have to finish when the server stops")
     tool_format: str = setting(AUTO, f"format of tool calls: auto (from the chat template), none, {_FORMAT_NAMES}")

@@ -33,7 +33,7 @@ def request_id_of(name: str) -> str:
 
 
 class TrackedRequest:
-    """A request under way. `order`: which came first."""
+    """A request under way. `order`: which came first. The door has given it a seed, or its names would be one."""
 
     __slots__ = ("add", "ended", "num_names", "order", "outputs")
 
