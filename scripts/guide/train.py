@@ -120,9 +120,11 @@ class PieceMaker:
         piece.weights += [weight] * len(token_ids)
 
 
-def endless_pieces(topics: list[Topic], documents: list[Piece], maker: PieceMaker) -> Iterator[Piece]:
+def endless_pieces(
+    topics: list[Topic], documents: list[Piece], maker: PieceMaker, *, first_epoch: int = 0
+) -> Iterator[Piece]:
     """Yield the pieces of one epoch after the other; no two epochs are equal."""
-    epoch = 0
+    epoch = first_epoch
     while True:
         shuffled = random.Random(f"{SEED}/documents/{epoch}")
         pieces = []
@@ -184,15 +186,16 @@ def _packed_row(waiting: list[Piece], row_length: int) -> dict[str, list[float]]
     return row
 
 
-def learning_rate(step: int, num_steps: int) -> float:
+def learning_rate(step: int, num_steps: int, peak: float) -> float:
     """Return the rate of a step: up in a line, down to a hundredth of the peak in half a cosine."""
-    if step < WARM_UP_STEPS:
-        return PEAK_LEARNING_RATE * (step + 1) / WARM_UP_STEPS
-    done = (step - WARM_UP_STEPS) / max(1, num_steps - WARM_UP_STEPS)
-    return PEAK_LEARNING_RATE * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
+    warm_up_steps = min(WARM_UP_STEPS, num_steps // 10)
+    if step < warm_up_steps:
+        return peak * (step + 1) / warm_up_steps
+    done = (step - warm_up_steps) / max(1, num_steps - warm_up_steps)
+    return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def train(guide: Guide, batches: Iterator[Batch], num_steps: int) -> None:
+def train(guide: Guide, batches: Iterator[Batch], num_steps: int, *, peak_rate: float = PEAK_LEARNING_RATE) -> None:
     """Train in place; prints the loss now and then."""
     matrices = [weight for weight in guide.parameters() if weight.dim() == 2]
     vectors = [weight for weight in guide.parameters() if weight.dim() == 1]
@@ -201,7 +204,7 @@ def train(guide: Guide, batches: Iterator[Batch], num_steps: int) -> None:
     began, mean_loss = time.monotonic(), 0.0
     for step in range(num_steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, num_steps)
+            group["lr"] = learning_rate(step, num_steps, peak_rate)
         batch = next(batches)
         wanted = batch["weights"] > 0
         with torch.autocast("cpu", torch.bfloat16):
