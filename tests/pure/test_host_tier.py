@@ -203,3 +203,12 @@ def test_a_block_that_a_plan_fills_goes_to_the_disk_with_the_next_plan() -> None
     assert len(changes.moves_in) == 2, "the second request hits them where the plan moves them"
     assert changes.transfers.stores == (), "a store reads its block before the moves of its plan"
     assert [store.block for store in memory.changes().transfers.stores] == memory.table(second)[:2]
+
+
+def test_what_a_plan_swaps_out_comes_back_with_the_next_plan() -> None:
+    memory = ByHand(num_host_blocks=4)
+    request = memory.run(range(10))
+    assert memory.manager.swap_out(request)
+    assert not memory.manager.swap_in(request), "a plan cannot move in what it moves out"
+    memory.changes()
+    assert memory.manager.swap_in(request)

@@ -76,11 +76,16 @@ class ShadowCache:
         self.block_size = block_size
         self._device: dict[int, dict[int, Content]] = {}  # block → offset → content
         self._host: dict[int, dict[int, Content]] = {}
-        self._written: list[tuple[int, int]] = []
+        self._written: list[tuple[int, int, int]] = []
+        self._num_applied = 0
+        self._filled: dict[int, int] = {}  # block → the plan that last copied or moved something into it
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out moves and copies in the order of the contract."""
         plan.check()
+        self._num_applied += 1
+        filled = [copy.destination for copy in plan.copies] + [move.device_block for move in plan.moves_in]
+        self._filled |= dict.fromkeys(filled, self._num_applied)
         for move in plan.moves_out:
             self._host[move.host_block] = dict(self._device.get(move.device_block, {}))
         for copy in plan.copies:
@@ -101,6 +106,7 @@ class ShadowCache:
     def put(self, block: int, content: dict[int, Content]) -> None:
         """Replace what a block holds."""
         self._device[block] = dict(content)
+        self._filled[block] = self._num_applied + 1
 
     def write(self, table: list[int], content: Content) -> None:
         """Write the content of a position."""
@@ -108,17 +114,18 @@ class ShadowCache:
         if index >= len(table) or table[index] == NO_BLOCK:
             raise ShadowError(f"position {content.position} is written and has no block")
         self._device.setdefault(table[index], {})[offset] = content
-        self._written.append((table[index], offset))
+        self._written.append((table[index], offset, self._num_applied))
 
-    def take_written(self) -> list[tuple[int, int]]:
-        """Return block and offset of what was written since the last call."""
+    def take_written(self) -> list[tuple[int, int, int]]:
+        """Return block and offset of what was written since the last call, and the plan that did."""
         written, self._written = self._written, []
         return written
 
-    def spoil(self, written: list[tuple[int, int]]) -> None:
-        """Make what was written unfit to be read."""
-        for block, offset in written:
-            self._device.get(block, {}).pop(offset, None)
+    def spoil(self, written: list[tuple[int, int, int]]) -> None:
+        """Make what was written unfit to be read, unless a later plan has put something else there."""
+        for block, offset, plan in written:
+            if self._filled.get(block, 0) <= plan:
+                self._device.get(block, {}).pop(offset, None)
 
     def read(self, table: list[int], expected: Content) -> None:
         """Read a position and compare."""
@@ -164,7 +171,7 @@ class ShadowExecutor:
         self._thorough = thorough
         self._ends_searches = ends_searches
         self._rows: dict[int, _Row] = {}
-        self._results: deque[tuple[StepResult | ExecutionError, list[tuple[int, int]]]] = deque()
+        self._results: deque[tuple[StepResult | ExecutionError, list[tuple[int, int, int]]]] = deque()
         self.guess: Guess = lambda request_id, tokens, most: ()
         self.fault: Fault = lambda plan, requests: None
         self.fail_next_collect = False

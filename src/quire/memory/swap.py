@@ -6,6 +6,8 @@ whose content is still cached on the device are taken from there, and only the o
 
 from __future__ import annotations
 
+from itertools import chain
+
 from quire.core.errors import InvariantError
 from quire.core.request import Request
 from quire.core.step import NO_BLOCK, BlockMove
@@ -49,6 +51,7 @@ class Swap:
             for block_id, host_id in zip(blocks, host_blocks, strict=True):
                 if block_id not in copies:
                     self._changes.moves_out.append(BlockMove(sources.get(block_id, block_id), host_id))
+                    self._tier.note_filled(host_id)
                     if self._tier.keeps and self._pool.blocks[block_id].entry is not None:
                         self._tier.fill(host_id, self._pool.blocks[block_id])
         for table in memory.tables:
@@ -74,9 +77,11 @@ class Swap:
         table.num_given_back += behind
 
     def move_in(self, request: Request, memory: SequenceMemory) -> bool:
-        """Bring a sequence back; False, and nothing changed, if there is no room. Mutates."""
+        """Bring a sequence back; False, and nothing changed, if there is no room, or if this very plan moves it out."""
         if memory.host_blocks is None:
             raise InvariantError(f"request {request.request_id!r} is not swapped out")
+        if any(map(self._tier.is_filled_now, chain.from_iterable(memory.host_blocks))):
+            return False
         full = request.num_computed // self._block_size * self._block_size
         known = self._index.match(memory.root_key, request.tokens[:full].tobytes())
         cached = [

@@ -212,8 +212,14 @@ class DiskTier:
     def forget(self, entry: PrefixEntry) -> None:
         """Forget what the disk has of an entry: its content is in doubt, or nobody may hit it any more. Mutates.
 
-        A store under way is carried out, and its slot is voided by a later plan.
+        A store under way is carried out, and its slot is voided by a later plan. Loads under way are given up.
         """
+        for landing in list(self._landings.values()):
+            for ticket in [ticket for ticket, arriving in landing.arriving.items() if arriving[0] is entry]:
+                self._next_drops.append(ticket)
+                self._end_ticket(landing, ticket, has_arrived=False)
+            if not landing.arriving:
+                self._end_landing(landing)
         for ticket, store in list(self._stores.items()):
             if store.entry is entry:
                 del self._stores[ticket]
@@ -251,7 +257,8 @@ class DiskTier:
             for entry in known[kind.first_needed(end) // self._spec.block_size : reach]
         ]
         wanted = [(entry, group) for entry, group in needed if _in_memory(entry, group) == NO_BLOCK]
-        if not wanted:
+        # The host may have lost what another request still waits to continue: a block is loaded once at a time.
+        if not wanted or any(self.is_landing(_frontier(entry)) for entry, _ in wanted):
             return False
         if not self.rates.pays(len(wanted), end - match.num_tokens):
             self.counts["not worth loading"] += 1

@@ -144,7 +144,15 @@ class HostTier:
         """Note that the plan in the making moves a published block of the device here. Mutates."""
         if self._pool is not None:
             self._pool.adopt(host_id, block)
-            self._filling.add(host_id)
+            self.note_filled(host_id)
+
+    def note_filled(self, host_id: int) -> None:
+        """Note that the plan in the making moves something here. Mutates."""
+        self._filling.add(host_id)
+
+    def is_filled_now(self, host_id: int) -> bool:
+        """Whether the plan in the making moves something here, and so cannot read it."""
+        return host_id in self._filling
 
     def share(self, host_ids: list[int]) -> None:
         """Keep copies from being evicted. Mutates."""
