@@ -206,6 +206,12 @@ def no_disk_cache() -> ApiError:
     return ApiError(404, message, type=NOT_FOUND, code="no_disk_cache")
 
 
+def several_engines() -> ApiError:
+    """Return the answer to who would keep or move blocks of a model with several engines."""
+    message = "each engine has a cache of its own; start the server with --replicas 1 to keep prompts or move blocks"
+    return ApiError(400, message, code="several_engines")
+
+
 def scope_not_kept() -> ApiError:
     """Return the answer to a key whose prompts must not be written."""
     message = "prompts of this API key are not written to the disk; set persist: true for it in the keys file"

@@ -161,6 +161,10 @@ class TorchBackend:
         return loaded.parts(num_blocks, num_host_blocks, note_loaded)
 
     def _load(self, note_loaded: NoteLoaded | None) -> LoadedModel:
+        if self._settings.tensor_parallel > 1:
+            from quire.compute.torch.parallel.ranks import load_ranks
+
+            return load_ranks(self._model, self._settings, note_loaded)
         from quire.compute.torch.load import load_model
 
         return load_model(self._model, self._settings, note_loaded)

@@ -143,11 +143,6 @@ def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: No
     Calls `note_loaded` with the progress of the model. Raises `ExecutionError` for a device that cannot be opened,
     `OutOfMemoryError` for weights that do not fit.
     """
-    if settings.tensor_parallel > 1:
-        from quire.compute.torch.parallel.ranks import load_leader  # which imports this module
-
-        leader, memory = load_leader(model, settings, note_loaded)
-        return LoadedModel(leader, memory, settings, frozenset(model.eos_token_ids))
     checkpoint = model.source.tensors()
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)

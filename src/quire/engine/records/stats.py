@@ -123,6 +123,8 @@ class EngineStats:
 
 
 LEAST: Final = ("max_step_tokens", "prompt_limit")
+OF_ONE_ENGINE: Final = ("jobs", "disk_store")
+"""What several engines have not in common."""
 
 
 def joined_stats(each: Sequence[EngineStats]) -> EngineStats:
@@ -138,7 +140,7 @@ def joined_stats(each: Sequence[EngineStats]) -> EngineStats:
     if len(each) < 2:
         return each[0] if each else EngineStats()
     joined: dict[str, Any] = {}
-    for name in (one.name for one in fields(EngineStats)):
+    for name in (one.name for one in fields(EngineStats) if one.name not in OF_ONE_ENGINE):
         values = [getattr(stats, name) for stats in each]
         if name in LEAST:
             joined[name] = min(values)

@@ -31,7 +31,14 @@ from quire.engine.commands import Add
 from quire.serve.bundles import Bundles
 from quire.serve.context import RequestContext
 from quire.serve.endpoints.line import admitted, fields_of, require_ready
-from quire.serve.errors import disk_cache_is_off, no_disk_cache, operator_required, prompt_not_kept, scope_not_kept
+from quire.serve.errors import (
+    disk_cache_is_off,
+    no_disk_cache,
+    operator_required,
+    prompt_not_kept,
+    scope_not_kept,
+    several_engines,
+)
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.read.bundle import MEDIA_TYPE, read_bundle, require_bundle
 from quire.serve.render.answer import json_answer, shown_model
@@ -192,6 +199,8 @@ def _require_operator(request: Request) -> None:
     if not tenant.is_operator:
         raise operator_required(request.url.path)
     models.require_place(tenant)
+    if models.server.config.replicas > 1:
+        raise several_engines()
 
 
 def _require_disk(services: Services, scope: CacheScope) -> None:

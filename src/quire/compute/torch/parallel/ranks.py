@@ -26,6 +26,7 @@ from quire.compute.models.hub import resolve_model
 from quire.compute.torch.attention.base import KVPair, StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs, Engines, TorchDecoder
+from quire.compute.torch.load import LoadedModel
 from quire.compute.torch.parallel.frames import Allocate, Begin, Frame, Moves, Step, receive_frame, send_frame
 from quire.compute.torch.parallel.group import GONE, RankGroup
 from quire.compute.torch.parallel.loading import load_shard
@@ -122,10 +123,8 @@ class LeadingCache(TorchCache):
         self._followers.end()
 
 
-def load_leader(
-    model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None
-) -> tuple[LeadingDecoder, TorchCache]:
-    """Start the other ranks, and load the shard of the first; returns once all have loaded theirs.
+def load_ranks(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None) -> LoadedModel:
+    """Start the other ranks, and return the shard of the first as a model; returns once all have loaded theirs.
 
     Raises `ExecutorLostError` if one of them could not.
     """
@@ -139,7 +138,8 @@ def load_leader(
         except BaseException:
             followers.end()
             raise
-    return LeadingDecoder(shard.spec, shard.weights, shard.engines, followers), shard.cache
+    leader = LeadingDecoder(shard.spec, shard.weights, shard.engines, followers)
+    return LoadedModel(leader, shard.cache, settings, frozenset(model.eos_token_ids))
 
 
 def follow(connection: socket.socket, load: Callable[[Begin], tuple[TorchDecoder, TorchCache]]) -> None:
