@@ -20,7 +20,7 @@ from quire.engine.commands import Add
 from quire.engine.replicas.replica import Replica
 
 AGAIN: Final = "~"
-"""Stands in the name of a part that was sent again, before its number; the door's ids have none."""
+"""In the name of a part that was sent again, before the number of times; the door's ids have none."""
 
 
 def request_id_of(name: str) -> str:
