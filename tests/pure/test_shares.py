@@ -15,6 +15,7 @@ from quire.serve.config import ServerConfig
 from quire.serve.loading.build import make_model_set
 
 MIB = 1 << 20
+REPLICAS = "an integer from 1 to 256, or ray: and such an integer for engines on a Ray cluster"
 
 
 def test_engines_on_a_processor_share_what_one_would_have_taken() -> None:
@@ -59,9 +60,13 @@ def test_each_engine_on_gpus_sees_its_own(visible: str | None, index: int, own: 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"replicas": 0}, "replicas is 0; allowed: an integer from 1 to 256"),
-        ({"replicas": 257}, "replicas is 257; allowed: an integer from 1 to 256"),
-        ({"replicas": "ray:0"}, "replicas is 'ray:0'; allowed: an integer from 1 to 256"),
+        ({"replicas": 0}, f"replicas is 0; allowed: {REPLICAS}"),
+        ({"replicas": 257}, f"replicas is 257; allowed: {REPLICAS}"),
+        ({"replicas": True}, f"replicas is True; allowed: {REPLICAS}"),
+        ({"replicas": "ray:0"}, f"replicas is 'ray:0'; allowed: {REPLICAS}"),
+        ({"replicas": "ray:x"}, f"replicas is 'ray:x'; allowed: {REPLICAS}"),
+        ({"replicas": "ray:"}, f"replicas is 'ray:'; allowed: {REPLICAS}"),
+        ({"replicas": "ray:257"}, f"replicas is 'ray:257'; allowed: {REPLICAS}"),
         ({"continue_on": "maybe"}, "continue_on is 'maybe'; allowed: one of same, any, never"),
     ],
 )

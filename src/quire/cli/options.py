@@ -219,7 +219,7 @@ def _flag_reader(option: Option) -> Callable[[str], Any]:
 def _metavar(option: Option) -> str:
     if option.is_size:
         return "SIZE"
-    if option.hint in (int, int | None):
+    if option.hint in (int, int | None) or option.name == "replicas":
         return "N"
     if option.hint in (float, float | None):
         return "SECONDS" if option.name.endswith("_s") else "X"

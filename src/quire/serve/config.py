@@ -22,6 +22,7 @@ from quire.serve.reasoning import is_thinking_format
 from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format
 
 MAX_REPLICAS = 256
+REPLICAS: Final = re.compile(r"(ray:)?([1-9][0-9]{0,2})", re.ASCII)
 METRICS_COMPAT = ("none", "vllm")
 LOG_FORMATS = ("text", "json")
 MAX_KEY_LENGTH = 512
@@ -63,8 +64,10 @@ class ServerConfig:
     max_load_wait_s: float | None = setting(
         120.0, "with several models: seconds that a request waits for its model to be loaded; none: any time"
     )
-    replicas: int = setting(
-        1, "engines of the model, each in its own process with its share of threads and memory, or with its own GPU"
+    replicas: str = setting(
+        "1",
+        "engines of the model, each in its own process with its share of threads and memory, or with its own GPU; "
+        "ray:N: on the machines of a Ray cluster, or else of one that is started here; needs quire[ray]",
     )
     continue_on: str = setting(
         "same", "engines on which a text goes on when its engine dies: same (equal model and settings), any or never"
@@ -140,7 +143,11 @@ class ServerConfig:
             raise InvalidConfigError("keep_alive", self.keep_alive, str(error)) from None
         object.__setattr__(self, "keep_alive", seconds)
         require_int("models_at_once", self.models_at_once, 1, 1 << 10)
-        require_int("replicas", self.replicas, 1, MAX_REPLICAS)
+        match = REPLICAS.fullmatch(str(self.replicas))
+        if match is None or int(match[2]) > MAX_REPLICAS:
+            allowed = f"an integer from 1 to {MAX_REPLICAS}, or ray: and such an integer for engines on a Ray cluster"
+            raise InvalidConfigError("replicas", self.replicas, allowed)
+        object.__setattr__(self, "replicas", match[0])
         require_one_of("continue_on", self.continue_on, CONTINUE_ON)
         require_int("max_choices", self.max_choices, 1, 1 << 20)
         require_int("max_live_readers", self.max_live_readers, 0, 1 << 20)
@@ -161,6 +168,16 @@ class ServerConfig:
         for name in ("open_metrics", "dashboard", "access_log"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfigError(name, getattr(self, name), "True or False")
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of engines of the model."""
+        return int(self.replicas.rpartition(":")[2])
+
+    @property
+    def is_on_cluster(self) -> bool:
+        """Whether the engines run on the machines of a cluster."""
+        return self.replicas.startswith("ray:")
 
     @property
     def has_keys(self) -> bool:

@@ -71,7 +71,7 @@ class GateLimits:
 
 def gate_limits(config: ServerConfig, model: ServedModel, num_tenants: int) -> GateLimits:
     """Return the limits that are set, and where none are, those that suit the engine. Does not mutate."""
-    engine, plan, num_engines = model.config, model.report.plan, config.replicas
+    engine, plan, num_engines = model.config, model.report.plan, config.num_replicas
     sequences, tokens = config.max_queued_sequences, config.max_queued_tokens
     return GateLimits(
         QUEUED_PER_SEQUENCE * engine.max_num_seqs * num_engines if sequences is None else sequences,

@@ -57,6 +57,17 @@ class EngineConnection(Protocol):
 
 StartEngine = Callable[[int], Awaitable[EngineConnection]]
 """Starts the engine of a replica, by its number; its settings are on their way when this returns."""
+StartElsewhere = Callable[[Configure], Awaitable[EngineConnection]]
+"""Starts an engine with these settings on another machine."""
+
+
+async def read_message(reader: asyncio.StreamReader) -> FromEngine | None:
+    """Wait for a message of an engine; None when there will be no more. Raises `ExecutionError` for what is none."""
+    try:
+        head = await reader.readexactly(LENGTH_BYTES)
+        return message_from_engine(await reader.readexactly(body_length(head)))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
 
 
 class LocalEngine:
@@ -100,11 +111,7 @@ class LocalEngine:
 
     async def receive(self) -> FromEngine | None:
         """Wait for a message; None when the engine is gone."""
-        try:
-            head = await self._reader.readexactly(LENGTH_BYTES)
-            return message_from_engine(await self._reader.readexactly(body_length(head)))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
+        return await read_message(self._reader)
 
     async def end(self, patience_s: float) -> int:
         """Wait this long for the process to end, then kill it; return its exit status. Does nothing after a fork."""

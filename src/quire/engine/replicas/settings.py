@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quire.engine.process.heartbeat import PATIENCE, Patience
+
+if TYPE_CHECKING:  # a command that only checks settings loads no messages
+    from quire.engine.process.connection import StartElsewhere
 
 CONTINUE_ON: Final = ("same", "any", "never")
 LOST_S: Final = 10.0
@@ -16,12 +19,14 @@ LOST_S: Final = 10.0
 class ReplicaSettings:
     """How many engines a model has, which of them go on with the texts of one that died, and how patient they are.
 
-    `continue_on`: those that compute the same bits, any, or never.
+    `continue_on`: those that compute the same bits, any, or never. `start`: starts an engine on another machine; None:
+    they are processes of this one.
     """
 
     num_replicas: int = 1
     continue_on: str = "same"
     patience: Patience = PATIENCE
+    start: StartElsewhere | None = None
 
     @property
     def silence_s(self) -> float | None:

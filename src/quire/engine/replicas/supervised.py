@@ -81,7 +81,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         self._settings = replicas
         self._hash_key = secrets.token_bytes(32)
         self._set = ReplicaSet(
-            self._start_local,
+            self._start_engine,
             replicas,
             Router(self.config.block_size, self._hash_key, LEAST_WORK if replicas.num_replicas > 1 else LEAST_LOADED),
             clock or SystemClock(),
@@ -209,8 +209,10 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
     ) -> None:
         await self.close()
 
-    async def _start_local(self, index: int) -> EngineConnection:
+    async def _start_engine(self, index: int) -> EngineConnection:
         configure = Configure(self.config, self._settings.patience, self._hash_key)
+        if self._settings.start is not None:
+            return await self._settings.start(configure)
         is_alone = self._settings.num_replicas == 1
         return await LocalEngine.start(configure, None if is_alone else environment_of(self.config, index, os.environ))
 

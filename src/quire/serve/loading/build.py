@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from quire.core.clock import Clock
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
+from quire.engine.process.connection import StartElsewhere
 from quire.engine.process.heartbeat import Patience
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.shares import share_of
@@ -46,12 +47,15 @@ def make_model_set(
     The first `num_named` were named by the user: they must be possible, and the first of them is loaded at once.
     """
     _require_different_names(configs, config)
-    if config.replicas > 1:
-        configs = [_share_of(configs, config.replicas)]
+    start = None
+    if config.is_on_cluster:
+        configs, start = _on_cluster(configs, config.num_replicas)
+    elif config.num_replicas > 1:
+        configs = [_share_of(configs, config.num_replicas)]
     fleet = plan_fleet(configs, num_named, config.models_at_once)
     disk_cache = next((each.disk_cache for each in configs if each.disk_cache is not None), None)
     server = make_server_services(config, clock, disk_cache)
-    maker = _ModelMaker(config)
+    maker = _ModelMaker(config, start)
     models = [
         services_of(server, maker.model(blueprint, opens=not index and num_named > 0))
         for index, blueprint in enumerate(fleet.blueprints)
@@ -78,12 +82,24 @@ def _share_of(configs: Sequence[EngineConfig], num_replicas: int) -> EngineConfi
     return share_of(plan_engine(configs[0]), num_replicas)
 
 
+def _on_cluster(configs: Sequence[EngineConfig], num_replicas: int) -> tuple[list[EngineConfig], StartElsewhere]:
+    """Connect to a cluster; return the settings of each engine of the only model there, and what starts one."""
+    from quire.engine.factory import plan_engine
+    from quire.serve.replicas.cluster import Cluster
+
+    cluster = Cluster.connect()
+    each = _share_of(configs, cluster.num_per_machine(num_replicas))
+    facts = plan_engine(each).backend.facts
+    is_cpu = facts.device == "cpu"
+    return [each], cluster.engines(max(1, facts.num_threads) if is_cpu else 1, 0 if is_cpu else 1)
+
+
 class _ModelMaker:
     """Makes models that share threads."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, start: StartElsewhere | None) -> None:
         patience = Patience(config.max_step_s, config.max_silence_s)
-        self._replicas = ReplicaSettings(config.replicas, config.continue_on, patience)
+        self._replicas = ReplicaSettings(config.num_replicas, config.continue_on, patience, start)
         self._text_pool = server_text_pool()
         self._load_pool = TenantPool("quire-load", num_threads=1, max_waiting=MAX_READING)
 

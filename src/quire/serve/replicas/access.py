@@ -1,0 +1,77 @@
+"""Access to a cluster: its token and its address, looked at before Ray does, which takes minutes to say what is wrong.
+
+Who has the token can run code on the machines, so it is in a file that only its owner may read. Ray takes it from
+RAY_AUTH_TOKEN, from the file that RAY_AUTH_TOKEN_PATH names, or from ~/.ray/auth_token. Without one, Ray obeys all who
+reach its port, so quire always has it ask.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import stat
+from collections.abc import MutableMapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from quire.core.errors import ExecutionError, InvalidConfigError
+
+TOKEN: Final = "RAY_AUTH_TOKEN"
+TOKEN_PATH: Final = "RAY_AUTH_TOKEN_PATH"
+ADDRESS: Final = "RAY_ADDRESS"
+ANSWER_S: Final = 10.0
+MAX_PORT: Final = 65_535
+ALWAYS: Final = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def require_ray() -> None:
+    """Raise `ExecutionError` unless Ray is installed. Imports nothing."""
+    if find_spec("ray") is None:
+        raise ExecutionError("engines on a cluster need Ray: pip install 'quire[ray]'")
+
+
+def require_token(environ: MutableMapping[str, str], *, may_make: bool) -> str:
+    """Have Ray ask for the token, and tell nobody that it runs; return where the token is. Mutates `environ`.
+
+    `may_make`: a missing file is made, for a cluster that begins. Raises `InvalidConfigError` without a token, or if
+    others may read it.
+    """
+    environ.update(ALWAYS)
+    if environ.get(TOKEN):
+        return TOKEN
+    path = Path(environ.get(TOKEN_PATH) or Path.home() / ".ray" / "auth_token")
+    try:
+        if may_make and not path.exists():
+            _make(path)
+        status = path.stat()
+    except FileNotFoundError:
+        allowed = (
+            f"a file with the token of the cluster: copy it from the machine of quire cluster start, or set {TOKEN}"
+        )
+        raise InvalidConfigError(TOKEN_PATH, str(path), allowed) from None
+    except OSError as error:
+        raise InvalidConfigError(TOKEN_PATH, str(path), f"a file that can be read ({error.strerror})") from None
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise InvalidConfigError(TOKEN_PATH, str(path), f"a file of this user alone: chmod go-rwx {path}")
+    environ[TOKEN_PATH] = str(path)
+    return str(path)
+
+
+def require_reachable(address: str) -> None:
+    """Raise `InvalidConfigError` for what is no address, and `ExecutionError` where nobody listens."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
+        raise InvalidConfigError(ADDRESS, address, "HOST:PORT, of the machine where quire cluster start ran")
+    try:
+        socket.create_connection((host, int(port)), ANSWER_S).close()
+    except OSError as error:
+        raise ExecutionError(f"no cluster at {address}: {error.strerror or error}; see quire cluster start") from None
+
+
+def _make(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32))

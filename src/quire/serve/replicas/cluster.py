@@ -1,0 +1,176 @@
+"""Cluster: the machines that Ray joins, and relays on them.
+
+    RAY_ADDRESS ─► that cluster     quire cluster start ─► the one of this machine     neither ─► one is started here
+
+Ray finds a machine for each relay, starts it and tells when it is gone. It carries calls with bytes, and one stream of
+bytes back. It restarts nothing, knows no requests, and shows no dashboard. It reads the environment when it is
+imported, so each function here imports it by itself, after that is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from quire.core.errors import ExecutionError
+from quire.engine.process.connection import EngineConnection, StartElsewhere
+from quire.engine.process.messages import Configure
+from quire.serve.replicas.access import ADDRESS, require_ray, require_reachable, require_token
+from quire.serve.replicas.relay import Relay
+from quire.serve.replicas.remote_engine import RemoteEngine
+
+logger = logging.getLogger("quire.engine")
+
+HERE: Final = ("", "auto", "local")
+LINGER_S: Final = 60.0
+"""How long a relay stays after its engine, so that its server can take the last frames."""
+PLACED_S: Final = 30.0
+NO_ROOM: Final = "an engine has waited for %g s for a machine of the cluster with room for it; see quire cluster status"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine of a cluster, and what Ray gives away there."""
+
+    address: str
+    num_cpus: int
+    num_gpus: int
+    memory_bytes: int
+
+
+class Cluster:
+    """The cluster that this process is connected to: one, until the process ends."""
+
+    def __init__(self, machines: list[Machine]) -> None:
+        self.machines = machines
+
+    @classmethod
+    def connect(cls, *, may_start: bool = True) -> Cluster:
+        """Connect to the cluster of RAY_ADDRESS or of this machine, else start one; raises `ExecutionError`.
+
+        `may_start`: without it, only to one that is there.
+        """
+        require_ray()
+        address = os.environ.get(ADDRESS, "")
+        token = require_token(os.environ, may_make=address in HERE)
+        if address not in HERE:
+            require_reachable(address)
+        import ray
+
+        try:
+            with _without_stderr():
+                ray.init(
+                    address=address or (None if may_start else "auto"),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+        except (ray.exceptions.RayError, OSError, RuntimeError, ValueError, AssertionError) as error:
+            where = address or "this machine"
+            raise ExecutionError(
+                f"no cluster at {where} answers to the token in {token}: {_in_one_line(error)}"
+            ) from error
+        return cls([_machine(node) for node in nodes])
+
+    def num_per_machine(self, num_replicas: int) -> int:
+        """Return how many engines a machine has to hold, if all hold as many. Does not mutate."""
+        able = [each for each in self.machines if each.num_cpus]
+        return -(-num_replicas // max(1, len(able)))
+
+    def engines(self, num_cpus: int, num_gpus: int) -> StartElsewhere:
+        """Return what starts engines, each on a machine that has so much free for it. Does not mutate."""
+        import ray
+
+        actor = ray.remote(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            max_restarts=-1,  # else one that is sent to a machine which is about to be found dead never comes
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        )(Relay)
+        return partial(_start, actor, os.getcwd())
+
+
+async def _start(actor: Any, folder: str, configure: Configure) -> EngineConnection:
+    return RemoteEngine(RayLink(actor.remote(folder, leave_later)), configure)
+
+
+class RayLink:
+    """The way to a relay that is a Ray actor. Implements `RelayLink`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """Start its engine, and yield what that says; raises `ExecutionError` when the relay is gone."""
+        from ray.exceptions import RayError
+
+        notice = asyncio.get_running_loop().call_later(PLACED_S, logger.warning, NO_ROOM, PLACED_S)
+        try:
+            async for reference in self._actor.frames.options(num_returns="streaming").remote():
+                notice.cancel()
+                yield await reference
+        except RayError as error:
+            raise ExecutionError(f"its relay is gone: {_in_one_line(error)}") from error
+        finally:
+            notice.cancel()
+
+    def send(self, number: int, data: bytes) -> None:
+        """Send bytes; if the relay is gone, they are lost."""
+        self._actor.send.options(num_returns=0).remote(number, data)
+
+    async def end(self, patience_s: float) -> int:
+        """Have it end its engine; returns the exit status. Raises `ExecutionError` if it is gone."""
+        from ray.exceptions import RayError
+
+        try:
+            return int(await self._actor.end.remote(patience_s))
+        except RayError as error:
+            raise ExecutionError(f"its relay is gone: {_in_one_line(error)}") from error
+
+    def kill(self) -> None:
+        """End the relay by force."""
+        import ray
+
+        ray.kill(self._actor)
+
+
+def leave_later() -> None:
+    """End this process, a relay, when its server has had time to take the last frames."""
+    timer = threading.Timer(LINGER_S, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drop what Ray's native code writes to stderr: a line for each second in which it was refused. Mutates stderr."""
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def _machine(node: dict[str, Any]) -> Machine:
+    has = node["Resources"]
+    return Machine(
+        node["NodeManagerAddress"], int(has.get("CPU", 0)), int(has.get("GPU", 0)), int(has.get("memory", 0))
+    )
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the first sentence of what Ray says, which may be pages."""
+    return " ".join(str(error).split()).partition(". ")[0] or type(error).__name__

@@ -1,0 +1,96 @@
+"""Relay: the process on a machine of the cluster that starts an engine there and carries its bytes, unread.
+
+    server: RemoteEngine ── send(number, bytes) ──► Relay ── socketpair ──► engine_host
+                         ◄── frames(): one stream ──      ◄──────────────
+
+A relay has one engine in its life and ends after it: the next epoch of a replica is another relay. So nothing of an
+epoch is heard after it. Only the server starts an engine: a relay that Ray has started again has none, and is ended.
+Ray ends a relay whose server is gone. Where Ray does not notice, the engine does: it hears no beats any more and ends
+(`heartbeat`), and its relay after it.
+
+Calls may arrive in another order than they were made, because long ones travel apart; so they have numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from quire.core.errors import ExecutionError
+from quire.core.python_process import start_python
+
+FRAME_BYTES: Final = 4 << 20
+LOOK_S: Final = 0.01
+CLUSTER_VARIABLES: Final = "RAY_"
+
+
+class Relay:
+    """Starts an engine, and carries bytes to it and from it. Its methods are called through Ray, in one event loop.
+
+    `folder`: where the server runs; paths in settings start there, if it exists here. `note_end` is called when the
+    engine is gone.
+    """
+
+    def __init__(self, folder: str, note_end: Callable[[], None]) -> None:
+        self._folder = folder
+        self._note_end = note_end
+        self._early: dict[int, bytes] = {}
+        self._num_sent = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """Start the engine, and yield what it says as it comes, until it is gone. Mutates."""
+        if self._process is not None:
+            raise ExecutionError("a relay starts one engine only")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = start_python(
+                *("-m", "quire.engine.process.engine_host", str(theirs.fileno())),
+                environment=engine_environment(),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                cwd=self._folder if os.path.isdir(self._folder) else None,
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._write()
+        try:
+            while frame := await reader.read(FRAME_BYTES):
+                yield frame
+        except ConnectionError:
+            pass  # it has ended without reading everything
+        finally:
+            self._note_end()
+
+    async def send(self, number: int, data: bytes) -> None:
+        """Pass bytes on to the engine, after those of all smaller numbers. Mutates."""
+        self._early[number] = data
+        self._write()
+
+    async def end(self, patience_s: float) -> int:
+        """Wait this long for the engine to end, then kill it; return its exit status. Mutates."""
+        if self._process is None:
+            return 0
+        if self._writer is not None:
+            self._writer.close()
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + patience_s
+        while (status := self._process.poll()) is None:
+            if loop.time() >= end_s:
+                self._process.kill()
+            await asyncio.sleep(LOOK_S)
+        return status
+
+    def _write(self) -> None:
+        while self._writer is not None and self._num_sent in self._early:
+            self._writer.write(self._early.pop(self._num_sent))
+            self._num_sent += 1
+
+
+def engine_environment() -> dict[str, str]:
+    """Return the environment of an engine: without what belongs to the cluster, its token above all."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(CLUSTER_VARIABLES)}

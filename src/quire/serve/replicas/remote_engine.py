@@ -1,0 +1,114 @@
+"""RemoteEngine: an engine on another machine, over a relay there.
+
+    Replica ── send, receive, end, kill ──► RemoteEngine ── RelayLink ──► Relay ──► engine
+
+What is sent in one turn of the event loop travels in one call. What comes is one stream of bytes in order, which
+is cut into messages here. The server waits for nobody, and an engine never waits for the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+from quire.core.errors import ExecutionError
+from quire.engine.commands import Command
+from quire.engine.process.connection import read_message
+from quire.engine.process.messages import Configure, FromEngine, Message, encode_message
+from quire.engine.process.ownership import Home
+
+ROUND_TRIP_S: Final = 2.0
+"""How long an answer of a relay may take, beyond what it was asked to wait for."""
+LOST: Final = -9
+"""The exit status of an engine whose relay does not tell it."""
+
+
+class RelayLink(Protocol):
+    """The way to a relay, and back."""
+
+    def frames(self) -> AsyncIterator[bytes]:
+        """Start its engine, and yield what that says; raises `ExecutionError` when the relay is gone."""
+        ...
+
+    def send(self, number: int, data: bytes) -> None:
+        """Send bytes; if the relay is gone, they are lost. Numbers begin with 0."""
+        ...
+
+    async def end(self, patience_s: float) -> int:
+        """Have it end its engine; returns the exit status. Raises `ExecutionError` if it is gone."""
+        ...
+
+    def kill(self) -> None:
+        """End the relay by force."""
+        ...
+
+
+class RemoteEngine:
+    """An engine behind a relay. Implements `EngineConnection`; use it in one event loop."""
+
+    def __init__(self, link: RelayLink, configure: Configure) -> None:
+        self._link = link
+        self._reader = asyncio.StreamReader()
+        self._failure = ""
+        self._is_killed = False
+        self._outgoing: list[bytes] = []
+        self._num_sent = 0
+        self._home = Home()
+        self._carrier = asyncio.create_task(self._carry(), name="quire-relay")
+        self.send(configure)
+
+    @property
+    def process_id(self) -> None:
+        """None: the process is on another machine."""
+        return None
+
+    def send(self, message: Message | Command) -> None:
+        """Send a message; if the engine is gone, the message is lost."""
+        self._home.require()
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(encode_message(message))
+
+    async def receive(self) -> FromEngine | None:
+        """Wait for a message; None when the engine is gone. Raises `ExecutionError` when its relay is."""
+        message = await read_message(self._reader)
+        if message is None and self._failure:
+            raise ExecutionError(self._failure)
+        return message
+
+    async def end(self, patience_s: float) -> int:
+        """Wait this long for the engine to end, then end it by force; return its exit status."""
+        if not self._home.is_here:
+            return 0
+        self._flush()
+        patience_s = 0.0 if self._is_killed else patience_s
+        try:
+            async with asyncio.timeout(patience_s + ROUND_TRIP_S):
+                return await self._link.end(patience_s)
+        except (TimeoutError, ExecutionError):
+            return LOST
+        finally:
+            self._carrier.cancel()
+            self._link.kill()
+
+    def kill(self) -> None:
+        """Hear nothing more of the engine; `end` ends it by force."""
+        self._is_killed = True
+        self._carrier.cancel()
+
+    def _flush(self) -> None:
+        if self._outgoing:
+            self._link.send(self._num_sent, b"".join(self._outgoing))
+            self._num_sent += 1
+            self._outgoing.clear()
+
+    async def _carry(self) -> None:
+        """Take in the stream until it ends."""
+        try:
+            async for frame in self._link.frames():
+                self._reader.feed_data(frame)
+        except ExecutionError as error:
+            self._failure = str(error)
+        finally:
+            self._reader.feed_eof()

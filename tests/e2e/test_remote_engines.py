@@ -1,0 +1,261 @@
+"""Engines behind relays, without Ray: calls that overtake one another, torn frames, lost relays and engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import EngineConfig, SamplingParams, cli
+from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.engine.process.connection import EngineConnection
+from quire.engine.process.messages import Configure
+from quire.engine.replicas.settings import ReplicaSettings
+from quire.engine.replicas.supervised import SupervisedLLM
+from quire.serve.replicas.access import require_reachable, require_token
+from quire.serve.replicas.relay import Relay
+from quire.serve.replicas.remote_engine import RemoteEngine
+
+CONFIG = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1, max_num_seqs=16)
+NUM_STREAMS = 12
+
+
+class OddLink:
+    """A relay in this process, whose calls overtake one another and whose frames are torn. Implements `RelayLink`."""
+
+    def __init__(self, seed: int) -> None:
+        self.num_ended = 0
+        self.relay = Relay("/", self._note_end)
+        self.is_lost = False
+        self._rng = random.Random(seed)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lost = asyncio.Event()
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        await asyncio.sleep(0.05)  # the first calls come before it
+        stream = self.relay.frames()
+        while True:
+            frame = asyncio.ensure_future(anext(stream, b""))
+            lost = asyncio.create_task(self._lost.wait())
+            await asyncio.wait([frame, lost], return_when=asyncio.FIRST_COMPLETED)
+            lost.cancel()
+            if self.is_lost:
+                frame.cancel()
+                raise ExecutionError("its relay is gone: the test has ended it")
+            if not await frame:
+                return
+            data = await frame
+            while data:
+                length = self._rng.randint(1, len(data))
+                yield data[:length]
+                data = data[length:]
+
+    def send(self, number: int, data: bytes) -> None:
+        task = asyncio.create_task(self._send_late(number, data))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_late(self, number: int, data: bytes) -> None:
+        await asyncio.sleep(self._rng.choice([0.0, 0.001, 0.02]))
+        await self.relay.send(number, data)
+
+    async def end(self, patience_s: float) -> int:
+        status = await self.relay.end(patience_s)
+        if self.is_lost:
+            raise ExecutionError("its relay is gone: the test has ended it")
+        return status
+
+    def kill(self) -> None:
+        pass  # it is no process
+
+    def lose(self) -> None:
+        """Do as if the process of the relay had been killed."""
+        self.is_lost = True
+        self._lost.set()
+
+    def _note_end(self) -> None:
+        self.num_ended += 1
+
+
+class Links:
+    """Starts engines behind such links, and keeps them all."""
+
+    def __init__(self) -> None:
+        self.links: list[OddLink] = []
+
+    async def start(self, configure: Configure) -> EngineConnection:
+        self.links.append(OddLink(len(self.links)))
+        return RemoteEngine(self.links[-1], configure)
+
+    def engine(self, index: int) -> int:
+        process = self.links[index].relay._process
+        assert process is not None
+        return process.pid
+
+
+async def read(llm: SupervisedLLM, number: int, begun: asyncio.Semaphore) -> list[Any]:
+    sampling = SamplingParams(max_tokens=300, seed=number, temperature=0.9, ignore_eos=True, frequency_penalty=0.2)
+    found: list[Any] = []
+    prompt = f"Question {number}: what does a block table do?" * (1 + number % 3)
+    async for delta in llm.deltas(await llm.prepare(prompt, sampling)):
+        found += [(part.token_ids, part.text, part.finish_reason) for part in delta.outputs]
+        begun.release()
+    return [
+        [token for tokens, _, _ in found for token in tokens],
+        "".join(text for _, text, _ in found),
+        [end for _, _, end in found if end],
+    ]
+
+
+def texts(settings: ReplicaSettings, trouble: Callable[[SupervisedLLM], Awaitable[None]] | None = None) -> list[Any]:
+    async def test() -> list[Any]:
+        async with asyncio.timeout(300), SupervisedLLM(CONFIG, replicas=settings) as llm:
+            while not all(replica.is_ready for replica in llm.replicas.replicas):
+                await asyncio.sleep(0.01)
+            begun = asyncio.Semaphore(0)
+            streams = [asyncio.create_task(read(llm, number, begun)) for number in range(NUM_STREAMS)]
+            for _ in streams:
+                await begun.acquire()
+            if trouble is not None:
+                await trouble(llm)
+            found = await asyncio.gather(*streams)
+            llm.replicas.check()
+            return found
+
+    return asyncio.run(test())
+
+
+@pytest.fixture(scope="module")
+def calm() -> list[Any]:
+    return texts(ReplicaSettings())
+
+
+def test_what_travels_oddly_arrives_whole(calm: list[Any]) -> None:
+    links = Links()
+    assert texts(ReplicaSettings(2, start=links.start), None) == calm
+    assert [link.num_ended for link in links.links] == [1, 1]
+    assert all(link.relay._process is not None and link.relay._process.poll() == 0 for link in links.links)
+
+
+def test_texts_go_on_when_an_engine_behind_a_relay_is_killed(calm: list[Any]) -> None:
+    links = Links()
+
+    async def kill(llm: SupervisedLLM) -> None:
+        os.kill(links.engine(0), signal.SIGKILL)
+
+    assert texts(ReplicaSettings(2, start=links.start), kill) == calm
+
+
+def test_texts_go_on_when_a_relay_is_lost(calm: list[Any]) -> None:
+    links, failures = Links(), list[str]()
+
+    async def lose(llm: SupervisedLLM) -> None:
+        links.links[1].lose()
+        replica = llm.replicas.replicas[1]
+        while replica.is_ready:
+            await asyncio.sleep(0.001)
+        while "relay" not in replica.failure:
+            await asyncio.sleep(0.001)
+        failures.append(replica.failure)
+
+    assert texts(ReplicaSettings(2, start=links.start), lose) == calm
+    assert failures == ["the engine process: its relay is gone: the test has ended it"]
+    assert len(links.links) >= 2
+    assert links.links[1].relay._process is not None and links.links[1].relay._process.poll() is not None
+
+
+def test_an_engine_that_cannot_be_built_says_why(tmp_path: Path) -> None:
+    links = Links()
+
+    async def start(configure: Configure) -> EngineConnection:
+        return await links.start(replace_model(configure, str(tmp_path / "gone")))
+
+    async def test() -> None:
+        async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(2, start=start)):
+            pass
+
+    with pytest.raises(ExecutionError, match="gone"):
+        asyncio.run(test())
+
+
+def replace_model(configure: Configure, model: str) -> Configure:
+    return Configure(replace(configure.config, model=model), configure.patience, configure.hash_key)
+
+
+def test_an_engine_does_not_get_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.serve.replicas.relay import engine_environment
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert "secret" not in engine_environment().values()
+    assert engine_environment()["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+# ---- access ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "token"
+    environ = {"RAY_AUTH_TOKEN_PATH": str(path), "RAY_AUTH_MODE": "disabled"}
+    assert require_token(environ, may_make=True) == str(path)
+    assert environ["RAY_AUTH_MODE"] == "token"
+    assert environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    token = path.read_text()
+    assert len(token) == 64
+    assert path.stat().st_mode & 0o777 == 0o600
+    require_token(environ, may_make=True)
+    assert path.read_text() == token
+
+
+def test_a_token_of_the_environment_needs_no_file() -> None:
+    assert require_token({"RAY_AUTH_TOKEN": "x" * 40}, may_make=False) == "RAY_AUTH_TOKEN"
+
+
+def test_without_a_token_nobody_joins(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="copy it from the machine of quire cluster start"):
+        require_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, may_make=False)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_token_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "token"
+    path.write_text("x" * 40)
+    path.chmod(mode)
+    with pytest.raises(InvalidConfigError, match=f"a file of this user alone: chmod go-rwx {path}"):
+        require_token({"RAY_AUTH_TOKEN_PATH": str(path)}, may_make=True)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:70000", "ray://host:10001"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InvalidConfigError, match="HOST:PORT"):
+        require_reachable(address)
+
+
+def test_an_address_where_nobody_listens_is_refused() -> None:
+    with pytest.raises(ExecutionError, match=r"no cluster at 127\.0\.0\.1:1: Connection refused"):
+        require_reachable("127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "guide", "--replicas", "ray:2"],
+        ["cluster", "start"],
+        ["cluster", "join", "127.0.0.1:6379"],
+        ["cluster", "status"],
+    ],
+)
+def test_without_ray_a_line_says_how_to_install_it(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert cli.main(command) == 1
+    assert capsys.readouterr().err == "quire: error: engines on a cluster need Ray: pip install 'quire[ray]'\n"
