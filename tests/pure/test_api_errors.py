@@ -92,6 +92,11 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         *(404, "not_found_error", "no_disk_cache", None, {}),
         "this server keeps no blocks on disk; start it with --disk-cache DIR",
     ),
+    "several_engines": (
+        errors.several_engines(),
+        *(400, "invalid_request_error", "several_engines", None, {}),
+        "each engine has a cache of its own; start the server with --replicas 1 to keep prompts or move blocks",
+    ),
     "scope_not_kept": (
         errors.scope_not_kept(),
         *(403, "permission_error", "not_persistent", None, {}),
