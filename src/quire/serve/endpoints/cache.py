@@ -199,7 +199,7 @@ def _require_operator(request: Request) -> None:
     if not tenant.is_operator:
         raise operator_required(request.url.path)
     models.require_place(tenant)
-    if models.server.config.replicas > 1:
+    if models.server.config.num_replicas > 1:
         raise several_engines()
 
 
