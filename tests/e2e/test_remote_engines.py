@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from quire.engine.process.connection import EngineConnection
 from quire.engine.process.messages import Configure
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.supervised import SupervisedLLM
-from quire.serve.replicas.access import require_reachable, require_token
+from quire.serve.replicas.access import address_of, require_reachable, require_token
 from quire.serve.replicas.relay import Relay
 from quire.serve.replicas.remote_engine import RemoteEngine
 
@@ -242,6 +243,21 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 def test_an_address_where_nobody_listens_is_refused() -> None:
     with pytest.raises(ExecutionError, match=r"no cluster at 127\.0\.0\.1:1: Connection refused"):
         require_reachable("127.0.0.1:1")
+
+
+def test_of_a_cluster_that_is_gone_an_address_may_be_left(tmp_path: Path) -> None:
+    environ = {"RAY_TMPDIR": str(tmp_path)}
+    assert address_of(environ) == ""
+    (tmp_path / "ray").mkdir()
+    left = tmp_path / "ray" / "ray_current_cluster"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        left.write_text(address)
+        assert address_of(environ) == address_of({"RAY_ADDRESS": address}) == address
+        assert address_of(environ | {"RAY_ADDRESS": "local"}) == ""
+    assert address_of(environ) == ""
+    with pytest.raises(ExecutionError, match=f"no cluster at {address}"):
+        address_of(environ | {"RAY_ADDRESS": address})
 
 
 @pytest.mark.parametrize(

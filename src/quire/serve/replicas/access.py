@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,7 @@ from quire.core.errors import ExecutionError, InvalidConfigError
 TOKEN: Final = "RAY_AUTH_TOKEN"
 TOKEN_PATH: Final = "RAY_AUTH_TOKEN_PATH"
 ADDRESS: Final = "RAY_ADDRESS"
+HERE: Final = "local"
 ANSWER_S: Final = 10.0
 MAX_PORT: Final = 65_535
 ALWAYS: Final = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -57,6 +58,27 @@ def require_token(environ: MutableMapping[str, str], *, may_make: bool) -> str:
         raise InvalidConfigError(TOKEN_PATH, str(path), f"a file of this user alone: chmod go-rwx {path}")
     environ[TOKEN_PATH] = str(path)
     return str(path)
+
+
+def address_of(environ: Mapping[str, str]) -> str:
+    """Return the address of RAY_ADDRESS, or of the cluster that this machine belongs to; empty: there is none.
+
+    Raises `ExecutionError` where RAY_ADDRESS names a cluster that does not answer. The address of one that was begun
+    here may be left when that is gone.
+    """
+    given = environ.get(ADDRESS, "")
+    if given == HERE:
+        return ""
+    if given not in ("", "auto"):
+        require_reachable(given)
+        return given
+    folder = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or "/tmp"
+    try:
+        found = (Path(folder) / "ray" / "ray_current_cluster").read_text(encoding="utf-8").strip()
+        require_reachable(found)
+    except (OSError, ValueError, ExecutionError):
+        return ""
+    return found
 
 
 def require_reachable(address: str) -> None:

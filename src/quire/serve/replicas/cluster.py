@@ -22,13 +22,12 @@ from typing import Any, Final
 from quire.core.errors import ExecutionError
 from quire.engine.process.connection import EngineConnection, StartElsewhere
 from quire.engine.process.messages import Configure
-from quire.serve.replicas.access import ADDRESS, require_ray, require_reachable, require_token
+from quire.serve.replicas.access import HERE, address_of, require_ray, require_token
 from quire.serve.replicas.relay import Relay
 from quire.serve.replicas.remote_engine import RemoteEngine
 
 logger = logging.getLogger("quire.engine")
 
-HERE: Final = ("", "auto", "local")
 LINGER_S: Final = 60.0
 """How long a relay stays after its engine, so that its server can take the last frames."""
 PLACED_S: Final = 30.0
@@ -58,16 +57,16 @@ class Cluster:
         `may_start`: without it, only to one that is there.
         """
         require_ray()
-        address = os.environ.get(ADDRESS, "")
-        token = require_token(os.environ, may_make=address in HERE)
-        if address not in HERE:
-            require_reachable(address)
+        address = address_of(os.environ)
+        if not address and not may_start:
+            raise ExecutionError("no cluster at this machine; see quire cluster start")
+        token = require_token(os.environ, may_make=not address)
         import ray
 
         try:
             with _without_stderr():
                 ray.init(
-                    address=address or (None if may_start else "auto"),
+                    address=address or HERE,
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
