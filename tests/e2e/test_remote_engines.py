@@ -128,7 +128,7 @@ def texts(settings: ReplicaSettings, trouble: Callable[[SupervisedLLM], Awaitabl
             if trouble is not None:
                 await trouble(llm)
             found = await asyncio.gather(*streams)
-            llm.replicas.check()
+            llm.replicas.book.check()
             return found
 
     return asyncio.run(test())
