@@ -20,7 +20,7 @@ from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.torch.load import load_model
 from quire.compute.torch.parallel.loading import require_same_bits
-from quire.compute.torch.parallel.ranks import Followers
+from quire.compute.torch.parallel.ranks import Followers, load_ranks
 from quire.compute.torch.parallel.shards import SPLIT, ShardReader, marked
 from quire.compute.torch.parallel.split import Rank, shard_of
 from quire.compute.torch.products import product
@@ -46,7 +46,8 @@ class RanksRun(ReferenceRun):
     """A worker of one rank or more, driven by hand."""
 
     def __init__(self, model: ModelDescription, settings: TorchSettings) -> None:
-        parts = load_model(model, settings).parts(64, 4)
+        load = load_model if settings.tensor_parallel == 1 else load_ranks
+        parts = load(model, settings, None).parts(64, 4)
         self.memory: Any = parts.cache
         self.runner = EveryLogit(parts.runner)  # type: ignore[assignment]
         self.worker = Worker(parts.with_runner(self.runner))
@@ -177,7 +178,7 @@ def test_a_rank_that_cannot_load_its_shard_is_noticed_at_once(folder: Path, capf
 
     model = read_model(MovedFolder(folder))
     with pytest.raises(ExecutorLostError, match=r"a rank of tensor_parallel is gone"):
-        load_model(model, replace(SETTINGS, tensor_parallel=2))
+        load_ranks(model, replace(SETTINGS, tensor_parallel=2), None)
     assert "quire: a rank of tensor_parallel has failed: " in capfd.readouterr().err
 
 
