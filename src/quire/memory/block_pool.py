@@ -222,10 +222,7 @@ class BlockPool:
             if self._quota is not None:
                 self._quota.remove(block)
             self._free_list.put(block_id)
-        if self.cache_journal is not None:
-            self.cache_journal.touched[entry] = None
-        if self.journal is not None:
-            self.journal.touched.add(block_id)
+        self._note_entry(block_id, entry)
         return entry
 
     def _keep(self, block: Block) -> None:

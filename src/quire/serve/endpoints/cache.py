@@ -61,7 +61,7 @@ Fields = TypeVar("Fields", bound=CachePromptFields)
 
 async def warm(request: Request) -> Response:
     """Answer when the prompts are in the cache."""
-    _require_operator(request)
+    _require_access(request)
     fields, services = await fields_of(request, CacheWarmRequest)
 
     async def work() -> Response:
@@ -92,7 +92,7 @@ async def _computed(request: Request, fields: Fields, services: Services) -> tup
 
 async def export(request: Request) -> BundleAnswer:
     """Answer with the blocks of a prompt."""
-    _require_operator(request)
+    _require_access(request)
     fields, services = await fields_of(request, CacheExportRequest)
     _require_disk(services, request.state.context.tenant.scope_for(fields.cache_salt))
     bundles = services.bundles
@@ -162,7 +162,7 @@ class BundleAnswer:
 
 async def import_(request: Request) -> Response:
     """Answer when the blocks of a bundle are in the store."""
-    _require_operator(request)
+    _require_access(request)
     models, context = require_ready(request), _context(request)
     services = models.find(request.query_params.get("model"), context.tenant)
     scope = context.tenant.scope_for(request.query_params.get("cache_salt"))
@@ -193,7 +193,8 @@ def _context(request: Request) -> RequestContext:
     return context
 
 
-def _require_operator(request: Request) -> None:
+def _require_access(request: Request) -> None:
+    """Raise the answer to who may not ask, and of a server whose engines have a cache each; before a body is read."""
     models: ModelSet = request.app.state.models
     tenant = _context(request).tenant
     if not tenant.is_operator:
