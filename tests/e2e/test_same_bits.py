@@ -231,6 +231,7 @@ def test_guessed_ahead_is_as_alone(folder: Path, instruction_set: str, guesses: 
     texts = {tuple(prompt): tokens for (prompt, _), (tokens, _, _) in zip(WORKLOAD, expected, strict=True)}
     with make(folder, **NUMBERS[numbers], speculation="ngram", max_num_seqs=5) as llm:
         llm.engine._executor._proposer = Guesser(texts, wrong_each=wrong_each, most=9)
+        verify_all_guesses(llm)
         assert run(llm, WORKLOAD) == expected
         drafts = llm.engine.scheduler.drafts
         counts = drafts.counts["ngram"]

@@ -54,4 +54,6 @@ class Guesser:
 
 def verify_all_guesses(llm: LLM) -> None:
     """Have an engine verify every guess, whatever steps take on this machine. Mutates."""
-    llm.engine.scheduler.drafts.note_step = lambda *step: None  # type: ignore[method-assign]
+    budget = llm.engine.scheduler.drafts
+    budget.note_step = lambda *step, **how: None  # type: ignore[method-assign]
+    budget.trials.note = lambda *step, **how: None  # type: ignore[method-assign]

@@ -17,8 +17,7 @@ could never fit were refused. So the first in order always gets room and finishe
 may also take rows for a newcomer, but never that of the first.
 
 Not built in, but separate parts: the order (policy/), admission, preemption, stopping, isolation after a failed step,
-and how many guessed tokens are verified (speculation.py). The executor guesses: a plan asks for it, the result has the
-guesses, and the next plan of the request verifies them.
+guessing (guess_planner.py), and how many guessed tokens are verified (speculation.py).
 """
 
 from __future__ import annotations
@@ -43,9 +42,10 @@ from quire.memory.sequence import Frontier
 from quire.scheduler.admission import Admission
 from quire.scheduler.commit import StepCommitter, StepOutcome
 from quire.scheduler.groups import is_beam, moving_together
+from quire.scheduler.guess_planner import GuessPlanner
 from quire.scheduler.isolation import Isolation
 from quire.scheduler.journal import RequestJournal
-from quire.scheduler.plan_builder import PlanBuilder, StepRecord
+from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policy import create_policy
 from quire.scheduler.preemption import Preemption
 from quire.scheduler.running import RunningSet
@@ -81,6 +81,7 @@ class Scheduler:
         self._committer = StepCommitter(memory, self._running, self._stopping, self._finish)
         self._preemption = Preemption(memory, config, self._committer, self._running, self._waiting)
         self.drafts = DraftBudget()
+        self._guesses = GuessPlanner(config, memory, self._running, self.isolation, self.drafts)
         self._awaited: dict[Request, Frontier] = {}  # waiting for a block that another request computes
         self._short_of: tuple[Request, int] | None = None  # the request that did not fit, and what it needed
         self._next_in_turn: Request | None = None  # found no row, or no tokens, in the last step
@@ -217,7 +218,7 @@ class Scheduler:
             self._make_place_on_trial()
         newcomer, running = self._make_way(), self._running.requests
         if self.config.max_drafts:
-            self._share_out_drafts(running)
+            self._guesses.share_out()
         budget = self._token_budget(running)
         step = PlanBuilder(budget, self._policy.token_shares(newcomer, budget - len(running), running))
         preemptions = self.num_preemptions
@@ -231,9 +232,9 @@ class Scheduler:
         record = self._committer.begin_step(step)
         self._policy.charge(record)
         starting, released = self._running.take_differences()
-        proposals = self._ask_for_drafts(record) if self.config.max_drafts else {}
+        proposals = self._guesses.ask(record) if self.config.max_drafts else {}
         if self.config.max_depth:
-            record.depths = self._allow_depths(record)
+            record.depths = self._guesses.allow_depths(record)
         return step.plan(record, self.memory.take_changes(is_waiting), starting, released, proposals)
 
     def update(self, result: StepResult) -> StepOutcome:
@@ -243,74 +244,9 @@ class Scheduler:
         if record is not None:
             self.memory.note_step(record.num_tokens, result.duration_us, result.transfers)
         if record is not None and self.config.max_drafts:
-            self._take_drafts(record, result)
+            self._guesses.take(record, result)
         self.isolation.note_success(outcome.advanced)
         return outcome
-
-    def _share_out_drafts(self, running: list[Request]) -> None:
-        """Choose which guesses the next step verifies: none while a prompt is computed, by all arithmetic. Mutates."""
-        if any(request.backlog > 1 for request in running):
-            for request in running:
-                request.drafts = NO_DRAFTS
-        self.drafts.share_out(running, len(running))
-
-    def _ask_for_drafts(self, record: StepRecord) -> dict[int, int]:
-        """Return how many guesses the step shall bring of each row that goes on by one token at a time. Mutates."""
-        # Where each goes on if every guess in this very step is wrong.
-        asked = [(request, request.num_planned) for request in record.decodes]
-        asked += [
-            (each.request, each.request.num_planned - len(each.drafts)) for each in record.chunks if each.samples == 1
-        ]
-        has_steps_ahead = self.config.max_steps_under_way > 1
-        proposals: dict[int, int] = {}
-        running = self._running.requests
-        if not self.drafts.could_pay(len(running)) or any(request.backlog > 1 for request in running):
-            return proposals  # not even sure guesses would be worth a search, or a prompt comes first
-        for request, start in asked:
-            most = min(self.config.max_drafts, request.max_total_tokens - 2 - start)
-            if most <= 0 or is_beam(request) or self.isolation.is_under_way:
-                continue
-            proposals[request.row] = most
-            record.asked[request.row] = request, request.generation
-            if has_steps_ahead:
-                request.awaits_drafts = True
-                request.num_slots = 0
-        return proposals
-
-    def _allow_depths(self, record: StepRecord) -> dict[int, int]:
-        """Return how many tokens the draft model may guess, where there is room for their keys, by row. Mutates."""
-        running, depths = self._running.requests, dict[int, int]()
-        asked = [request for request, _ in record.asked.values()]
-        wanted = self.drafts.depths(asked, len(running), self.config.max_depth) if asked else {}
-        for request, most in wanted.items():
-            num_slots, end = request.num_slots, min(request.num_planned + most, request.max_total_tokens - 1)
-            # Nobody shall be preempted for a guess: each running request keeps a block to grow into.
-            if self.memory.pool.num_available > len(running):
-                self.memory.allocate_slots(request, end)
-            request.num_slots = min(num_slots, request.num_slots)
-            depth = min(end, self.memory.num_slots(request)) - request.num_planned
-            if depth > 0:
-                depths[request.row] = depth
-        return depths
-
-    def _take_drafts(self, record: StepRecord, result: StepResult) -> None:
-        """Note what the guesses of a step were worth, and take the new ones. Mutates."""
-        if record.requests and record.is_without_prompts:  # without requests, a step is for the disk alone
-            drafts = [(chunk.request, len(chunk.drafts)) for chunk in record.chunks if chunk.drafts]
-            self.drafts.foresee(len(record.requests), drafts, list(record.depths.values()))
-            self.drafts.note_step(len(record.requests), record.num_tokens, result.duration_us)
-            self.drafts.note_pass(len(record.depths), result.draft_us)
-        for chunk, count in zip(record.chunks, result.num_tokens[len(record.decodes) :], strict=True):
-            if chunk.drafts and count:
-                self.drafts.note_verified(chunk.request, len(chunk.drafts), count - 1)
-        for row, (request, generation) in record.asked.items():
-            if request.row == row and request.generation == generation:
-                request.awaits_drafts = False
-                guesses = result.proposals.get(row)
-                request.drafts = NO_DRAFTS
-                if guesses is not None:
-                    request.guesser, request.drafts = guesses
-                    request.num_slots = 0  # its next plan is a decision
 
     def _token_budget(self, running: list[Request]) -> int:
         """Return how many tokens the next step may compute: at least one for each that runs."""
@@ -342,7 +278,7 @@ class Scheduler:
         count = step.most_tokens(request, request.num_planned, step.within_share(request, count))
         if count <= 0:
             return True
-        drafts = self._drafts_of(request, left - 1) if request.drafts else NO_DRAFTS
+        drafts = self._guesses.take_up(request, left - 1) if request.drafts else NO_DRAFTS
         if drafts and self.memory.allocate_slots(request, request.num_planned + 1 + len(drafts)):
             self._take_up(step, request, 1, drafts)
             return True
@@ -350,13 +286,6 @@ class Scheduler:
         if count:
             self._take_up(step, request, count)
         return request.row >= 0
-
-    def _drafts_of(self, request: Request, most: int) -> array[int]:
-        """Return the guesses to verify now; they are used once. Mutates the request."""
-        drafts, request.drafts = request.drafts, NO_DRAFTS
-        if request.backlog != 1 or request.num_computed != request.num_planned:
-            return NO_DRAFTS
-        return drafts[: max(0, min(most, request.max_total_tokens - 2 - request.num_planned))]
 
     def _make_room(self, step: PlanBuilder, request: Request, count: int, place: int) -> int:
         """Get slots for `count` tokens, or fewer; those behind yield. 0 if there is no room now."""

@@ -27,6 +27,7 @@ from quire.core.config import MOST_DRAFTS
 from quire.core.guesses import GUESSERS
 from quire.core.request import NO_DRAFTS, Request
 from quire.core.step import MAX_STEP_DRAFTS
+from quire.scheduler.search_trials import SearchTrials
 
 FIRST_CHANCES: Final = {"forced": 0.9, "ngram": 0.6, "suffix": 0.6, "draft_model": 0.6}
 """How likely a guess is right, by its proposer, until requests have shown otherwise."""
@@ -91,6 +92,10 @@ class StepTimes:
         """The numbers of tokens, in the mean, of the steps measured: between them, times are on straight lines."""
         return (tokens for tokens, _ in self._points)
 
+    def has(self, num_tokens: int) -> bool:
+        """Return whether a step of about as many tokens was measured."""
+        return num_tokens.bit_length() in self._means
+
     @property
     def least(self) -> float:
         """The number of tokens of the smallest steps measured; 0: none were."""
@@ -131,8 +136,10 @@ class DraftBudget:
     """Decides which guesses are verified, and remembers how requests and steps have fared."""
 
     def __init__(self) -> None:
-        self.plain_times = StepTimes()  # of steps without guesses
+        self.plain_times = StepTimes()  # of steps that neither verify guesses nor search for any
+        self.search_times = StepTimes()  # of steps that only search
         self.times = StepTimes()  # of steps with guesses: planning and drawing take longer in them
+        self.trials = SearchTrials()
         self.pass_times = StepTimes()  # of a draft model, by the number of rows
         self.foreseen = Foreseen()
         self._passes_us = 0.0  # of the draft model in a step, as last planned
@@ -235,22 +242,32 @@ class DraftBudget:
     def _step_us(self, num_running: int, num_tokens: float) -> float:
         """Return the time of a step of this many requests, whose other tokens are guesses; 0: none was measured.
 
-        With fewer guesses than were measured, it is on the line from the step without any.
+        With fewer guesses than were measured, it is on the line from the step without any, which searches for some.
         """
-        alone_us = self.plain_times.of(num_running) or self.times.of(num_running)
+        alone_us = self._plain_us(num_running)
+        if self.search_times.has(num_running):
+            alone_us = max(alone_us, self.search_times.of(num_running))
         if num_tokens <= num_running:
             return alone_us
         least, with_us = self.times.least, max(alone_us, self.times.of(num_tokens))
         share = (num_tokens - num_running) / (least - num_running) if num_tokens < least else 1.0
         return alone_us + share * (with_us - alone_us)
 
-    def could_pay(self, num_running: int) -> bool:
-        """Return whether guesses are worth a search in steps of this many requests. Does not mutate.
+    def _plain_us(self, num_running: int) -> float:
+        """Return the time of a step of this many requests that does not search for guesses; 0: none was measured."""
+        return self.plain_times.of(num_running) or self.times.of(num_running)
 
-        They are if a step brought `LEAST_GAIN` times as much for its time with guesses that are all right, and until
+    def searches(self, num_running: int) -> bool:
+        """Return whether steps of this many requests search for guesses: it could pay, and does. Does not mutate."""
+        return self.could_pay(num_running) and self.trials.is_on(num_running)
+
+    def could_pay(self, num_running: int) -> bool:
+        """Return whether guesses could be worth a search in steps of this many requests. Does not mutate.
+
+        They could if a step brought `LEAST_GAIN` times as much for its time with guesses that are all right, and until
         larger steps have been measured.
         """
-        alone_us = self._step_us(num_running, num_running)
+        alone_us = self._plain_us(num_running)
         most = num_running + min(MAX_STEP_DRAFTS, MOST_DRAFTS * num_running)
         sizes = [size for size in self.times.sizes if size > LEAST_GAIN * num_running]
         if not sizes:
@@ -269,28 +286,44 @@ class DraftBudget:
         self._rests[request] = left if left > 0 else REST
         return left <= 0
 
-    def foresee(self, num_requests: int, drafts: Sequence[tuple[Request, int]], depths: Sequence[int] = ()) -> None:
+    def foresee(
+        self,
+        num_requests: int,
+        drafts: Sequence[tuple[Request, int]],
+        depths: Sequence[int] = (),
+        *,
+        is_search: bool = True,
+    ) -> None:
         """Add a step whose result is in to what is foreseen, by what was known before it. Mutates.
 
         `depths`: how many tokens the draft model guessed, for each request that it guessed for.
         """
-        alone_us = self._step_us(num_requests, num_requests)
-        if not alone_us:
+        plain_us = self._plain_us(num_requests)
+        if not plain_us:
             return
         expected = float(num_requests)
         for request, count in drafts:
             chance = self._chance(request)
             expected += sum(chance**place for place in range(1, count + 1))
         num_tokens = num_requests + sum(count for _, count in drafts)
-        step_us, passes = self._step_us(num_requests, num_tokens), max(depths, default=0)
-        self.foreseen.with_us += step_us + passes * self._pass_us(len(depths))
-        self.foreseen.without_us += alone_us * expected / num_requests
+        step_us = self._step_us(num_requests, num_tokens) if drafts or is_search else plain_us
+        self.foreseen.with_us += step_us + max(depths, default=0) * self._pass_us(len(depths))
+        self.foreseen.without_us += plain_us * expected / num_requests
 
-    def note_step(self, num_requests: int, num_tokens: int, duration_us: int) -> None:
+    def note_step(self, num_requests: int, num_tokens: int, duration_us: int, *, is_search: bool = False) -> None:
         """A step of decodes, and of guesses if it has more tokens, took so long; 0: nobody measured. Mutates."""
         if duration_us > 0:
-            times = self.times if num_tokens > num_requests else self.plain_times
+            without_guesses = self.search_times if is_search else self.plain_times
+            times = self.times if num_tokens > num_requests else without_guesses
             times.note(num_tokens, float(duration_us))
+
+    def note_search(self, num_running: int, num_brought: int, duration_us: int, *, is_search: bool) -> None:
+        """A step with these running requests brought tokens, and took this long with its passes. Mutates."""
+        if duration_us > 0:
+            plain_us = self._plain_us(num_running)
+            self.trials.note(
+                num_running, num_brought=num_brought, duration_us=duration_us, plain_us=plain_us, is_search=is_search
+            )
 
     def note_pass(self, num_rows: int, duration_us: int) -> None:
         """A pass of a draft model for this many rows took so long; 0: there was none. Mutates."""

@@ -1,0 +1,90 @@
+"""SearchTrials: whether steps search for guesses at all, by whether that has brought tokens sooner.
+
+A search costs each request something, whether its guesses are verified or not: a grammar has to be asked, and a request
+waits for the result of its step before it is planned again. What that comes to is not in the time of one step, so it is
+tried, apart for steps of about as many requests:
+
+    pause ──► trial: do its tokens take less time than in steps without a search? ──┬─► yes: go on; a pause now and then
+                ▲                                                                   └─► no: rest, each time for longer
+                └───────────────────────────────────────────────────────────────────────────────┘
+
+In pauses and rests, steps without a search are measured. Times come from results, so a log replays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+TRIAL: Final = 8
+"""Steps of a trial."""
+GOOD_TRIALS: Final = 8
+"""Trials that go well between two pauses."""
+PAUSE: Final = 2
+"""Steps of a pause: the first may still verify guesses."""
+FIRST_REST: Final = 16
+"""Steps of a rest after a trial that has gone badly; each further one in a row makes it twice as long."""
+LONGEST_REST: Final = 128
+KEPT: Final = 0.5
+"""How much of what is known of a trial counts in the next."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """How searches have fared lately in steps of about as many requests."""
+
+    is_on: bool = False
+    steps_left: int = PAUSE
+    num_good: int = 0
+    rest: int = FIRST_REST
+    plain_us: float = 0.0  # what the tokens of the trial would have taken without a search
+    spent_us: float = 0.0  # what they took
+
+    def judge(self) -> None:
+        """Choose what to do next, when the steps are over. Mutates."""
+        if not self.is_on:
+            self.is_on, self.steps_left = True, TRIAL
+            self.plain_us = self.spent_us = 0.0
+        elif self.plain_us < self.spent_us:
+            self.is_on, self.steps_left, self.num_good = False, self.rest, 0
+            self.rest = min(2 * self.rest, LONGEST_REST)
+        else:
+            self.rest, self.num_good = FIRST_REST, self.num_good + 1
+            self.is_on = self.num_good % GOOD_TRIALS > 0
+            self.steps_left = TRIAL if self.is_on else PAUSE
+            self.plain_us *= KEPT
+            self.spent_us *= KEPT
+
+
+class SearchTrials:
+    """The trials, by the number of binary digits of the number of requests.
+
+    >>> trials = SearchTrials()
+    >>> for _ in range(PAUSE):
+    ...     trials.note(4, num_brought=4, duration_us=100, plain_us=100.0, is_search=False)
+    >>> for _ in range(TRIAL):  # the search takes longer than its guesses save
+    ...     trials.note(4, num_brought=5, duration_us=150, plain_us=100.0, is_search=True)
+    >>> trials.is_on(4), trials.is_on(1)
+    (False, True)
+    """
+
+    def __init__(self) -> None:
+        self._trials: dict[int, Trial] = {}
+
+    def is_on(self, num_running: int) -> bool:
+        """Return whether steps of this many requests search now; they do until one is measured. Does not mutate."""
+        trial = self._trials.get(num_running.bit_length())
+        return trial is None or trial.is_on
+
+    def note(self, num_running: int, *, num_brought: int, duration_us: float, plain_us: float, is_search: bool) -> None:
+        """Take a step that was measured: the tokens it brought all requests together, and its time. Mutates.
+
+        `plain_us`: how long a step without a search takes, as far as known.
+        """
+        trial = self._trials.setdefault(num_running.bit_length(), Trial())
+        if is_search:
+            trial.plain_us += plain_us * num_brought / num_running
+            trial.spent_us += duration_us
+        trial.steps_left -= 1
+        if trial.steps_left <= 0:
+            trial.judge()
