@@ -37,6 +37,7 @@ BENCHMARKS = (
     Benchmark("disk", "disk", "first tokens from a cache on disk, and what it costs"),
     Benchmark("vectors", "vectors", "texts that become vectors, and a reranker with the prefix cache"),
     Benchmark("adapters", "adapters", "steps whose rows have adapters"),
+    Benchmark("replicas", "replicas", "several engines behind a server: what is lost with one, and speed"),
     Benchmark("speculation", "speculation", "speed with guessed tokens, and whether texts stay the same"),
     Benchmark("structured", "structured", "cost of structured output"),
     Benchmark("simulator", "simulated", "speed and memory of simulations"),

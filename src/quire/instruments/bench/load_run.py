@@ -78,7 +78,7 @@ class LoadRun:
         self._target = target
         self._requests = requests
         self._duration_s = duration_s
-        self._outcomes: list[Outcome] = []
+        self.outcomes: list[Outcome] = []  # of the requests sent so far
 
     async def run(self, arrivals: Sequence[float], concurrency: int, patience_s: float) -> LoadResult:
         """Offer the load and return the results. Mutates."""
@@ -88,19 +88,19 @@ class LoadRun:
         self._started = time.perf_counter()
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._repeat()) for _ in range(concurrency)]
         for due_s, body in zip(arrivals, bodies, strict=True):
-            if due_s > self._now():
-                await asyncio.sleep(due_s - self._now())
+            if due_s > self.now():
+                await asyncio.sleep(due_s - self.now())
             tasks.append(asyncio.create_task(self._send(due_s, body)))
         await self._wait_for(tasks, patience_s)
         processor_s = time.process_time() - processor_s
         self._client.close()
-        return LoadResult(sorted(self._outcomes, key=lambda found: found.due_s), self._duration_s, processor_s)
+        return LoadResult(sorted(self.outcomes, key=lambda found: found.due_s), self._duration_s, processor_s)
 
     async def _wait_for(self, tasks: Sequence[asyncio.Task[Any]], patience_s: float) -> None:
         """Wait until all have ended; cut off the rest after the patience."""
         if not tasks:
             return
-        left_s = self._duration_s + patience_s - self._now()
+        left_s = self._duration_s + patience_s - self.now()
         _, late = await asyncio.wait(tasks, timeout=None if left_s == float("inf") else max(left_s, 0.0))
         for task in late:
             task.cancel()
@@ -110,19 +110,19 @@ class LoadRun:
 
     async def _repeat(self) -> None:
         """Send one request after another until the time is over."""
-        while self._now() < self._duration_s:
-            reply = await self._send(self._now(), self._next_request())
+        while self.now() < self._duration_s:
+            reply = await self._send(self.now(), self._next_request())
             if reply is not None and reply.status in (429, 503):
                 await asyncio.sleep(min(retry_after_s(reply), MAX_PAUSE_S))
 
     async def _send(self, due_s: float, request: bytes) -> Reply | None:
         """Send a request and read its answer; None if there was none."""
-        outcome = Outcome(due_s, self._now())
-        self._outcomes.append(outcome)
+        outcome = Outcome(due_s, self.now())
+        self.outcomes.append(outcome)
         reading = StreamReading(outcome)
         reply = None
         try:
-            reply = await self._client.exchange(request, lambda piece: reading.take(piece, self._now()))
+            reply = await self._client.exchange(request, lambda piece: reading.take(piece, self.now()))
             outcome.status = reply.status
             if reply.status != 200:
                 outcome.error = error_message(reply)
@@ -134,14 +134,15 @@ class LoadRun:
         except OSError as error:
             outcome.error = f"{type(error).__name__}: {error}"
         finally:
-            outcome.end_s = self._now()
+            outcome.end_s = self.now()
         return reply
 
     def _next_request(self) -> bytes:
         body = request_body(next(self._requests), self._target.endpoint, self._target.model)
         return self._client.post_request(PATHS[self._target.endpoint], body)
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Return the seconds since the run began."""
         return time.perf_counter() - self._started
 
 

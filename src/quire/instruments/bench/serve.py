@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from quire.core.errors import ExecutionError, InvalidValueError
@@ -219,7 +219,7 @@ class ServeBench:
             level.figures.name: {
                 "figures": asdict(level.figures),
                 "memory_bytes": level.memory_bytes,
-                "requests": [asdict(outcome) for outcome in level.result.outcomes],
+                "requests": [asdict(replace(outcome, pieces=[])) for outcome in level.result.outcomes],
             }
             for level in levels
         }

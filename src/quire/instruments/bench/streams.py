@@ -31,9 +31,14 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     @property
+    def content(self) -> str:
+        """The text that it brings; empty if none."""
+        return self.text or (self.delta.content if self.delta is not None else None) or ""
+
+    @property
     def brings_token(self) -> bool:
         """Whether it has a token, and is not only the beginning or the end of a text."""
-        if self.text or (self.delta is not None and self.delta.content):
+        if self.content:
             return True
         return self.finish_reason is None and (self.delta is None or self.delta.role is None)
 
@@ -67,7 +72,8 @@ READER = msgspec.json.Decoder(Chunk)
 class Outcome:
     """The outcome of a request. Times are seconds of the run's clock; `status` 0: no reply.
 
-    `events_s` are the times of the events with tokens, `gaps_s` the times between two events of one text.
+    `events_s` are the times of the events with tokens, `gaps_s` the times between two events of one text, and `pieces`
+    the texts of the events.
     """
 
     due_s: float
@@ -76,6 +82,7 @@ class Outcome:
     status: int = 0
     events_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list, repr=False)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -144,6 +151,7 @@ class StreamReading:
             details = chunk.usage.prompt_tokens_details
             outcome.num_cached_tokens = (details.cached_tokens or 0) if details is not None else 0
         for choice in chunk.choices:
+            outcome.pieces.append(choice.content)
             if choice.brings_token:
                 outcome.events_s.append(now)
                 if choice.index in self._last_s:

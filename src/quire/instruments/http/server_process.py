@@ -112,6 +112,16 @@ class ServerProcess:
         """Return the server's child processes, and their children; empty if the system does not report them."""
         return list(_descendants(self.pid))
 
+    def engines(self) -> list[int]:
+        """Return the processes of engines, by number; there may be others, such as those that make masks."""
+        return [child for child in sorted(self.children()) if b"engine_host" in _command_line(child)]
+
+    def metric(self, name: str) -> float | None:
+        """Return a number of /metrics, summed over its labels; None if there is none."""
+        lines = ask(f"{self.url}/metrics").body.decode().splitlines()
+        found = [line for line in lines if line.partition("{")[0].split(" ")[0] == name]
+        return sum(float(line.rpartition(" ")[2]) for line in found) if found else None
+
     def resident_bytes(self) -> int | None:
         """Return the private memory of the server and its children; None if the system does not report it."""
         try:
@@ -197,6 +207,13 @@ def _descendants(pid: int) -> Iterator[int]:
         for child in map(int, children):
             yield child
             yield from _descendants(child)
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return (PROCESSES / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _anonymous_bytes(pid: int) -> int:

@@ -43,13 +43,13 @@ def engine_killed(stage: Stage) -> str:
 def worker_lost(stage: Stage) -> str:
     """F13: of three engines one is killed, then one stands still: no text is lost or changed, and none refused."""
     with stage.serving(ServerSpec.of({"QUIRE_REPLICAS": "3"}, kv_memory="48MiB")) as server:
-        wait_until(lambda: len(_engines(server)) == 3, "three engines", READY_S)
+        wait_until(lambda: len(server.process.engines()) == 3, "three engines", READY_S)
         calm, waits = _text(server), []
         for number in (signal.SIGKILL, signal.SIGSTOP):
             wait_until(lambda: server.metric("quire_replica_ready") == 3, "ready in each engine", READY_S)
             streams = [_stream(server) for _ in range(NUM_STREAMS)]
             begun = [stream.read_events(3) for stream in streams]
-            os.kill(_engines(server)[0], number)
+            os.kill(server.process.engines()[0], number)
             began_s = time.monotonic()
             for stream, first in zip(streams, begun, strict=True):
                 with stream:
@@ -165,18 +165,6 @@ def engine_process(server: ServerProcess) -> int:
     children = server.children()
     require(bool(children), "the engine has no process of its own")
     return max(children, key=_resident_pages)
-
-
-def _engines(server: TortureServer) -> list[int]:
-    """Return the processes of engines, by number; the server may have others, such as those that make masks."""
-    return [child for child in sorted(server.process.children()) if b"engine_host" in _command_line(child)]
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return (Path("/proc") / str(pid) / "cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def _resident_pages(pid: int) -> int:

@@ -114,10 +114,9 @@ class TortureServer:
 
     def metric(self, name: str) -> float:
         """Return a number of /metrics, summed over its labels."""
-        lines = self.get("/metrics").body.decode().splitlines()
-        found = [line for line in lines if line.partition("{")[0].split(" ")[0] == name]
-        require(bool(found), f"/metrics has no {name}")
-        return sum(float(line.rpartition(" ")[2]) for line in found)
+        found = self.process.metric(name)
+        require(found is not None, f"/metrics has no {name}")
+        return found or 0.0
 
     def wait_for_metric(self, name: str, least: float) -> float:
         """Wait until a number of /metrics is at least this, because the engine reports with a delay; returns it."""

@@ -1,0 +1,259 @@
+"""`quire bench replicas`: what several engines behind one server lose, and what they bring.
+
+    loss     streams from three engines while one is killed, then while all are restarted one after another:
+             streams lost, texts changed, and the longest pause of each stream
+    speed    a workload on two engines with a thread each, and on one engine with two threads, in turn
+
+The texts are compared with those of the same requests on engines that nobody disturbs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.engine.factory import plan_engine
+from quire.instruments.bench.flags import add_choices, add_count, count
+from quire.instruments.bench.load_run import LoadResult, LoadRun, Target, run_batch
+from quire.instruments.bench.measured_server import first_model
+from quire.instruments.bench.offered_load import COMPLETIONS
+from quire.instruments.bench.shapes import write_byte_tokenizer, write_random_checkpoint
+from quire.instruments.bench.workload_file import WorkloadRequest, read_workload
+from quire.instruments.http.plain import ask
+from quire.instruments.http.server_process import ServerProcess
+from quire.reporting.report import Goal, Section, cell
+from quire.reporting.results import Tell, run_benchmark
+from quire.reporting.samples import percentile, ratios, summarize
+
+PARTS: Final = ("loss", "speed")
+NUM_ENGINES: Final = 3
+MAX_PAUSE_S: Final = 1.0
+"""The p99 of pauses while an engine is lost, beyond that of the calm run."""
+MIN_SPEED: Final = 0.95
+MAX_FRONT: Final = 5.0
+"""Processor time of the process that listens, in percent of one processor."""
+BEGUN: Final = 3
+"""Events of each stream before anything happens."""
+
+DESCRIPTION = "Measure what several engines behind one server lose when one is lost, and how fast they are."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of this benchmark. Mutates the parser."""
+    add_choices(parser, "only", PARTS, PARTS, "measure only these")
+    add_count(parser, "streams", 300, "streams at once while an engine is lost")
+    add_count(parser, "output-tokens", 150, "tokens of each of them")
+    parser.add_argument("--workload", metavar="FILE", help="for speed; needed unless --only loss")
+    parser.add_argument("--limit", metavar="N", type=count, default=0, help="only the first N requests")
+    parser.add_argument("--shape", metavar="NAME", default="qwen3-0.6b", help="for speed; default: qwen3-0.6b")
+    add_count(parser, "repeat", 5, "repetitions")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and write the requested files; returns the exit status."""
+
+    def measure(tell: Tell) -> Iterator[Section]:
+        if "loss" in options.only:
+            yield measure_loss(options, tell)
+        if "speed" in options.only:
+            yield measure_speed(options, tell)
+
+    return run_benchmark(options, "Replicas", measure)
+
+
+# ---- an engine is lost ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """Streams among which something happened: their texts by request, and the longest pause of each after that."""
+
+    texts: list[str]
+    pauses_s: list[float]
+    num_lost: int
+    num_changed: int
+    wall_s: float
+
+
+def measure_loss(options: argparse.Namespace, tell: Tell) -> Section:
+    """Kill one of three engines, then restart all, each time among streams; the texts are those of a calm run."""
+    config = EngineConfig(model="guide", kv_memory="48MiB", num_threads=1, max_num_seqs=128)
+    found: dict[str, list[Disturbed]] = {"calm": [], "killed": [], "restarted": []}
+    with ServerProcess(config, options=("--replicas", str(NUM_ENGINES))) as server:
+        happenings: dict[str, Callable[[], object]] = {
+            "calm": lambda: None,
+            "killed": lambda: os.kill(server.engines()[1], signal.SIGKILL),
+            "restarted": lambda: _restart_all(server),
+        }
+        target = Target(server.url, first_model(server.url), COMPLETIONS)
+        for number in range(options.repeat):
+            requests = _questions(number, options)
+            for name, happening in happenings.items():
+                tell(f"loss: {name}, run {number + 1} of {options.repeat}")
+                server.wait_for(lambda: server.metric("quire_replica_ready") == NUM_ENGINES, "complete", 60.0)
+                calm = found["calm"][number].texts if name != "calm" else None
+                found[name].append(asyncio.run(_disturbed(target, requests, happening, calm)))
+    return _loss_section(found, options)
+
+
+def _questions(number: int, options: argparse.Namespace) -> list[WorkloadRequest]:
+    return [
+        WorkloadRequest(
+            (0,),
+            options.output_tokens,
+            fields={
+                "prompt": f"Question {number}.{stream}: what is a block table?",
+                "seed": stream,
+                "temperature": 0.8,
+            },
+        )
+        for stream in range(options.streams)
+    ]
+
+
+def _restart_all(server: ServerProcess) -> None:
+    answer = ask(f"{server.url}/restart_engines", b"")
+    if answer.status // 100 != 2:
+        raise ExecutionError(f"/restart_engines answers {answer.status}: {answer.body[:200].decode(errors='replace')}")
+
+
+async def _disturbed(
+    target: Target, requests: Sequence[WorkloadRequest], happening: Callable[[], object], calm: Sequence[str] | None
+) -> Disturbed:
+    """Send all requests, let something happen once each has brought text, and wait for all to end."""
+    load = LoadRun(target, iter(requests), 0.0)
+    running = asyncio.create_task(load.run([0.0] * len(requests), 0, float("inf")))
+    while not running.done() and not _have_begun(load, len(requests)):
+        await asyncio.sleep(0.005)
+    if running.done():
+        raise ExecutionError("streams ended before all had begun: take longer ones (--output-tokens), or fewer")
+    happened_s = load.now()
+    await asyncio.to_thread(happening)
+    result = await running
+    pauses_s = []
+    for outcome in result.outcomes:
+        times = [happened_s, *(at for at in outcome.events_s if at > happened_s)]
+        pauses_s.append(max((after - before for before, after in pairwise(times)), default=0.0))
+    texts = ["".join(outcome.pieces) for outcome in result.outcomes]
+    num_lost = sum(not outcome.is_done for outcome in result.outcomes)
+    num_changed = sum(text != before for text, before in zip(texts, calm or texts, strict=True))
+    return Disturbed(texts, pauses_s, num_lost, num_changed, result.wall_s)
+
+
+def _have_begun(load: LoadRun, num_requests: int) -> bool:
+    return len(load.outcomes) == num_requests and all(len(outcome.events_s) >= BEGUN for outcome in load.outcomes)
+
+
+def _loss_section(found: dict[str, list[Disturbed]], options: argparse.Namespace) -> Section:
+    p99 = {name: [percentile(turn.pauses_s, 0.99) for turn in turns] for name, turns in found.items()}
+    rows = [
+        (
+            name,
+            str(sum(turn.num_lost for turn in turns)),
+            "–" if name == "calm" else str(sum(turn.num_changed for turn in turns)),
+            cell(summarize([1e3 * percentile(turn.pauses_s, 0.5) for turn in turns])),
+            cell(summarize([1e3 * each for each in p99[name]])),
+            cell(summarize([1e3 * max(turn.pauses_s) for turn in turns])),
+            cell(summarize([turn.wall_s for turn in turns])),
+        )
+        for name, turns in found.items()
+    ]
+    more_s = summarize([lost - calm for lost, calm in zip(p99["killed"], p99["calm"], strict=True)]).median
+    disturbed = found["killed"] + found["restarted"]
+    goals = [
+        Goal("streams lost by a kill or a restart", sum(turn.num_lost for turn in disturbed), 0),
+        Goal("texts changed by a kill or a restart", sum(turn.num_changed for turn in disturbed), 0),
+        Goal("an engine killed: pause, p99, more than calm, s", more_s, MAX_PAUSE_S),
+    ]
+    text = (
+        f"{options.streams} streams of the guide at once, {options.output_tokens} tokens each at temperature 0.8, on "
+        f"{NUM_ENGINES} engines with one thread each. When each has brought {BEGUN} events, one engine is killed "
+        "(kill -9), or all are restarted one after another. Pauses are the longest of each stream after that, with the "
+        f"time to compute its tokens again. Median of {options.repeat} runs (min–max)."
+    )
+    header = ("", "streams lost", "texts changed", "pause, median, ms", "pause, p99, ms", "longest, ms", "all, s")
+    samples: dict[str, object] = {
+        name: [asdict(replace(turn, texts=[])) for turn in turns] for name, turns in found.items()
+    }
+    return Section("When an engine is lost", text, header, rows, samples, goals)
+
+
+# ---- speed ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One run of the workload: seconds, and processor time of the process that listens."""
+
+    wall_s: float
+    front_s: float
+    first_token_s: float
+
+
+def measure_speed(options: argparse.Namespace, tell: Tell) -> Section:
+    """Run a workload on two engines with a thread each, and on one with two threads, in turn."""
+    if options.workload is None:
+        raise InvalidConfigError("workload", "", "a file of requests to measure speed with; or --only loss")
+    workload = read_workload(options.workload, options.limit)
+    turns: dict[str, list[Turn]] = {"one engine": [], "two engines": []}
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as parent, ExitStack() as stack:
+        folder = Path(parent) / options.shape
+        write_random_checkpoint(folder, options.shape)
+        config = EngineConfig(model=str(folder), kv_memory="2GiB", touch_kv_memory="start", max_num_seqs=64)
+        vocab_size = plan_engine(replace(config, skip_tokenizer_init=True)).vocab_size
+        write_byte_tokenizer(folder, vocab_size)
+        half = replace(config, kv_memory="1GiB", num_threads=1, max_num_seqs=32)
+        servers = {
+            "one engine": stack.enter_context(ServerProcess(replace(config, num_threads=2))),
+            "two engines": stack.enter_context(ServerProcess(half, options=("--replicas", "2"))),
+        }
+        for number in range(-1, options.repeat):  # the first does not count
+            tell(f"speed: run {number + 1} of {options.repeat}")
+            requests = workload.shifted(number + 2, vocab_size).requests
+            for name in sorted(servers, reverse=bool(number % 2)):
+                turns[name].append(_speed(servers[name], requests))
+    return _speed_section({name: found[1:] for name, found in turns.items()}, len(workload.requests), options)
+
+
+def _speed(server: ServerProcess, requests: Sequence[WorkloadRequest]) -> Turn:
+    before_s = server.processor_s() or 0.0
+    result: LoadResult = run_batch(Target(server.url, first_model(server.url), COMPLETIONS), requests)
+    for outcome in result.outcomes:
+        if not outcome.is_done:
+            raise ExecutionError(f"a request has failed: {outcome.error}")
+    first_s = [outcome.first_token_s or outcome.whole_s for outcome in result.outcomes]
+    return Turn(result.wall_s, (server.processor_s() or 0.0) - before_s, summarize(first_s).median)
+
+
+def _speed_section(turns: dict[str, list[Turn]], num_requests: int, options: argparse.Namespace) -> Section:
+    one, two = turns["one engine"], turns["two engines"]
+    gain = ratios([turn.wall_s for turn in one], [turn.wall_s for turn in two])
+    shares = {name: [100 * turn.front_s / turn.wall_s for turn in found] for name, found in turns.items()}
+    rows = [
+        ("all requests, s", *(cell(summarize([turn.wall_s for turn in found])) for found in (one, two))),
+        ("first token, median, s", *(cell(summarize([turn.first_token_s for turn in found])) for found in (one, two))),
+        ("the process that listens, % of a processor", *(cell(summarize(each)) for each in shares.values())),
+        ("speed", "", cell(summarize(gain), "×")),
+    ]
+    goals = [
+        Goal("two engines with a thread each, to one with two", summarize(gain).median, MIN_SPEED, at_least=True),
+        Goal("the process that listens, % of a processor", summarize(shares["two engines"]).median, MAX_FRONT),
+    ]
+    text = (
+        f"{num_requests} requests of {Path(options.workload).name} at once over HTTP, streamed, in the shape of "
+        f"{options.shape}. One engine with two threads, and two with one thread and half of the KV memory each, in "
+        f"turn, median of {len(one)} (min–max)."
+    )
+    samples: dict[str, object] = {name: [asdict(turn) for turn in found] for name, found in turns.items()}
+    return Section("Two engines", text, ("", "one engine, 2 threads", "2 engines, 1 thread"), rows, samples, goals)
