@@ -8,6 +8,7 @@ and float16 there.
 from __future__ import annotations
 
 import os
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,19 +25,31 @@ def _mend_interpreter() -> None:
     """Let an array of one bound a loop, as numpy did before 2.4, and compute each row of a product by itself.
 
     A matrix unit gives a row of a product the same bits wherever in a tile it stands; BLAS does not.
+
+    And leave out what takes longer than to compute. At each launch and at each call of a function in a kernel, Triton
+    looks through all of its language for what to replace; here nothing is compiled, so once is enough. It also computes
+    sums and products of integers in 64 bits beside, for an assertion that only its debug mode asks.
     """
+    from triton import language
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang_tensor
+    patch, patch_tensor = interpreter._patch_lang, interpreter._patch_lang_tensor
 
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
+    def patched_tensor(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda number: int(number.handle.data.item()))
+
+    @cache
+    def patch_all() -> SimpleNamespace:
+        patch(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+        return SimpleNamespace(restore=lambda: None)
 
     def row_by_row(first: Any, second: Any, dtype: Any) -> Any:
         return np.matmul(first[..., None, :], second[..., None, :, :], dtype=dtype)[..., 0, :]
 
-    interpreter._patch_lang_tensor = patched
+    interpreter._patch_lang_tensor = patched_tensor
+    interpreter._patch_lang = lambda function: patch_all()
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter.np = SimpleNamespace(**{**vars(np), "matmul": row_by_row})
 
 
