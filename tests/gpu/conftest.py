@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,11 +54,44 @@ def _mend_interpreter() -> None:
     interpreter.np = SimpleNamespace(**{**vars(np), "matmul": row_by_row})
 
 
+def _remember_types() -> None:
+    """Make each type of Triton's language once: its interpreter makes those of both operands anew in each operation."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
+    in_numpy: dict[str, Any] = {}
+    make_block, find_in_numpy = core.block_type.__init__, interpreter._get_np_dtype
+
+    def block(self: Any, element_type: Any, shape: Any) -> None:
+        key = (element_type.name, *[getattr(side, "value", side) for side in shape])
+        if key not in blocks:
+            make_block(self, element_type, shape)
+            blocks[key] = {**vars(self)}
+        vars(self).update(blocks[key])
+
+    @cache
+    def size(*shape: int) -> tuple[Any, Any]:
+        return core.tuple([core.constexpr(side) for side in shape]), core.constexpr(prod(shape))
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = size(*type.shape) if type.is_block() else size()
+
+    def numpy_type(kind: Any) -> Any:
+        if kind.name not in in_numpy:
+            in_numpy[kind.name] = find_in_numpy(kind)
+        return in_numpy[kind.name]
+
+    core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype = block, tensor, numpy_type
+
+
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)  # tests run side by side, and their tensors are small
     _mend_interpreter()
+    _remember_types()
 
 
 @pytest.fixture(scope="session")
