@@ -22,15 +22,17 @@ import numpy as np
 import torch
 
 from quire.compute.adapters.folder import Adapter
+from quire.compute.arrays import BoolArray, IntArray
 from quire.compute.sampling.draws import Draws, Sampler
 from quire.compute.torch.adapters import TorchAdapter, adapted_runs, moved
 from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
+from quire.compute.torch.count_table import Counted, CountTable
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
 from quire.compute.torch.graphs import StepGraphs
-from quire.compute.torch.rehearsal import filtered_draws
+from quire.compute.torch.rehearsal import rehearsed_draws
 from quire.compute.torch.upload import on_device, uploaded
-from quire.compute.worker.model_runner import NO_STATES, StepInputs, StepOutputs
+from quire.compute.worker.model_runner import NO_STATES, UNKNOWN, StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
 from quire.core.errors import ExecutorLostError, InvalidConfigError
 
@@ -64,8 +66,11 @@ def _lost(error: Exception) -> ExecutorLostError:
 class DeviceSampler(Sampler, Protocol):
     """A sampler that can leave the chosen tokens on the device of the logits."""
 
-    def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Return the token of each draw, int64, on the device; does not wait. Does not mutate the logits."""
+    def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
+        """Return the token of each draw, int64, on the device; does not wait. Does not mutate the logits.
+
+        `counted`: the counts of draws with penalties that have no lists of them.
+        """
         ...
 
 
@@ -87,6 +92,7 @@ class TorchRunner:
         self._graphs = graphs
         self._rehearsals = rehearsals
         self._adapters: dict[str, TorchAdapter] = {}
+        self._counts = CountTable(self.vocab_size, device)
         self._last_tokens = torch.zeros(1, dtype=torch.int32, device=device)  # [num_rows]: each row's last draw
 
     @property
@@ -104,7 +110,8 @@ class TorchRunner:
         try:
             for inputs in self._rehearsals:
                 outputs = self._decoder.run(uploaded(inputs, cache.spec.block_size, self._device)[0], cache.pairs())
-                self._sampler.choose(outputs.logits, filtered_draws(len(inputs.entries)))
+                for draws in rehearsed_draws(len(inputs.entries)):
+                    self._choose(outputs.logits, draws, inputs.rows, np.zeros(len(inputs.rows), np.bool_))
             cache.rehearse()
             if self._graphs is not None:
                 self._graphs.record(cache.pairs(), self._device, [*self._adapters.values()])
@@ -142,14 +149,23 @@ class TorchRunner:
     def launch(self, inputs: StepInputs, draws: Draws, cache: TorchCache) -> TorchStep:
         """Start a step and its draws, one for each row of logits. Mutates its slots in the cache."""
         outputs = self._compute(inputs, cache)
+        has_draw, last = np.diff(inputs.logit_starts) > 0, inputs.token_ids[inputs.query_starts[1:] - 1]
+        rows = inputs.rows[has_draw]
         try:
             with lost_if_it_fails():
-                chosen = self._sampler.choose(outputs.logits, draws).to(torch.int32)
+                chosen = self._choose(outputs.logits, draws, rows, last[has_draw] == UNKNOWN)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
-        rows = inputs.rows[np.diff(inputs.logit_starts) > 0]
         self._last_tokens[on_device(rows, self._device)] = chosen
         return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
+
+    def _choose(self, logits: torch.Tensor, draws: Draws, rows: IntArray, goes_on: BoolArray) -> torch.Tensor:
+        """Return the token of each draw, int32, each of a row; `goes_on`: as in `CountTable.take`. Mutates counts."""
+        rest, counted = self._counts.take(draws, rows, goes_on)
+        chosen = self._sampler.choose(logits, rest, counted)
+        if counted is not None:
+            counted.add(chosen.clamp(0, self.vocab_size - 1))  # any number if logits were not finite
+        return chosen.to(torch.int32)
 
     def _compute(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
         """Start a step, in halves if it does not fit."""
