@@ -13,8 +13,10 @@ import torch
 
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
+from quire.compute.torch import sampling
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.load import load_model
+from quire.compute.torch.rehearsal import filtered_draws
 from quire.compute.torch.runner import TorchRunner, TorchStep
 from quire.compute.worker.model_runner import UNKNOWN, StepInputs
 from quire.compute.worker.step_ahead import Drawn
@@ -297,7 +299,14 @@ def test_a_device_that_has_failed_is_lost(run: Run) -> None:
     [
         (torch.AcceleratorError("CUDA error: unspecified launch failure"), ExecutorLostError, "unspecified launch"),
         (RuntimeError("Triton Error [CUDA]: an illegal memory access"), ExecutorLostError, "failed: an illegal memory"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling"),
+            ExecutorLostError,
+            "EXECUTION_FAILED",
+        ),
         (RuntimeError("Triton Error [CUDA]: out of memory"), OutOfMemoryError, "out of memory"),
+        (torch.AcceleratorError("CUDA error: out of memory"), OutOfMemoryError, "out of memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OutOfMemoryError, "ALLOC_FAILED"),
         (RuntimeError("shapes do not match"), ExecutionError, "shapes do not match"),
     ],
     ids=str,
@@ -313,6 +322,46 @@ def test_an_error_of_a_launch_says_whether_the_device_is_lost(
     with pytest.raises(kind, match=text) as found:
         run.step(Work(0, 0, 40, 1))
     assert type(found.value) is kind
+
+
+def test_a_device_that_does_not_answer_after_any_error_is_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launched(*_: object) -> None:
+        raise RuntimeError("something internal")
+
+    run.driver.open(0, PROMPT)
+    monkeypatch.setattr(run.watched._runner._decoder, "run", launched)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(ExecutionError, match="something internal") as found:
+        run.step(Work(0, 0, 40, 1))
+    assert type(found.value) is ExecutionError
+    monkeypatch.setattr(torch.cuda, "synchronize", failing)
+    with pytest.raises(ExecutorLostError, match="the device has failed: something internal"):
+        run.step(Work(0, 0, 40, 1))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal address"), ExecutorLostError),
+        (torch.OutOfMemoryError("no more"), MemoryError),
+    ],
+    ids=str,
+)
+def test_draws_and_reports_that_wait_say_what_has_become_of_the_device(
+    error: Exception, kind: type[Exception], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choosing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sampling, "choose_tokens", choosing)
+    monkeypatch.setattr(sampling, "_log_softmax", choosing)
+    sampler, logits = sampling.TorchSampler(8), torch.zeros((1, 8), device=device)
+    one = np.ones(1, np.int64)
+    with pytest.raises(kind):
+        sampler.sample(logits, filtered_draws(1))
+    with pytest.raises(kind):
+        sampler.report(logits, 0 * one, one, one)
 
 
 def test_draws_that_do_not_fit_make_the_step_fail_for_lack_of_memory(run: Run) -> None:

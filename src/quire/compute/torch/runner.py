@@ -13,10 +13,9 @@ makes its steps smaller.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,38 +28,13 @@ from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.count_table import Counted, CountTable
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
+from quire.compute.torch.device_errors import device_call, lost_if_it_fails
 from quire.compute.torch.graphs import StepGraphs
 from quire.compute.torch.rehearsal import rehearsed_draws
 from quire.compute.torch.upload import on_device, uploaded
 from quire.compute.worker.model_runner import NO_STATES, UNKNOWN, StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
-from quire.core.errors import ExecutorLostError, InvalidConfigError
-
-TRITON_ERROR: Final = "Triton Error [CUDA]: "
-
-
-@contextmanager
-def lost_if_it_fails() -> Iterator[None]:
-    """Raise `ExecutorLostError` if a call shows that the device has failed: it cannot compute later steps.
-
-    A launch may find out what an earlier kernel has done. Triton reports that as a `RuntimeError`, and a lack of memory
-    too: that is raised as torch's.
-    """
-    try:
-        yield
-    except torch.AcceleratorError as error:
-        raise _lost(error) from error
-    except RuntimeError as error:
-        if not str(error).startswith(TRITON_ERROR):
-            raise
-        if "out of memory" in str(error):
-            raise torch.OutOfMemoryError(str(error)) from error
-        raise _lost(error) from error
-
-
-def _lost(error: Exception) -> ExecutorLostError:
-    why = next(iter(str(error).removeprefix(TRITON_ERROR).splitlines()), "it does not say why")
-    return ExecutorLostError(f"the device has failed: {why}")
+from quire.core.errors import InvalidConfigError
 
 
 class DeviceSampler(Sampler, Protocol):
@@ -124,7 +98,7 @@ class TorchRunner:
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
         """Compute one step and wait for it. Mutates the slots of its tokens in the cache."""
         outputs = self._compute(inputs, cache)
-        with lost_if_it_fails():
+        with device_call():
             finite = torch.cat((outputs.finite, outputs.finite_logits)).cpu().numpy()
             states = NO_STATES if outputs.states is None else outputs.states.cpu().numpy()
         num_tokens = len(inputs.token_ids)
@@ -151,13 +125,10 @@ class TorchRunner:
         outputs = self._compute(inputs, cache)
         has_draw, last = np.diff(inputs.logit_starts) > 0, inputs.token_ids[inputs.query_starts[1:] - 1]
         rows = inputs.rows[has_draw]
-        try:
-            with lost_if_it_fails():
-                chosen = self._choose(outputs.logits, draws, rows, last[has_draw] == UNKNOWN)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(str(error)) from error
-        self._last_tokens[on_device(rows, self._device)] = chosen
-        return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
+        with device_call():
+            chosen = self._choose(outputs.logits, draws, rows, last[has_draw] == UNKNOWN)
+            self._last_tokens[on_device(rows, self._device)] = chosen
+            return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
 
     def _choose(self, logits: torch.Tensor, draws: Draws, rows: IntArray, goes_on: BoolArray) -> torch.Tensor:
         """Return the token of each draw, int32, each of a row; `goes_on`: as in `CountTable.take`. Mutates counts."""
@@ -231,7 +202,7 @@ class TorchStep:
     def wait(self) -> Drawn:
         """Wait for the results, and return them."""
         if self._arrived is not None:
-            with lost_if_it_fails():
+            with device_call():
                 self._arrived.synchronize()
         numbers = self._numbers.numpy()
         num_draws = (len(numbers) - self._num_tokens) // 2

@@ -22,6 +22,7 @@ from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import NO_MASK, Choices, Draws, TokenLists, TokenMasks, TokenRules
 from quire.compute.sampling.reference import STEPS
 from quire.compute.torch.count_table import NEUTRAL, Counted
+from quire.compute.torch.device_errors import device_call
 from quire.compute.torch.kernels.penalties import penalize
 from quire.compute.torch.kernels.sampling import MAX_VOCABULARY, choose_tokens
 from quire.compute.torch.upload import on_device
@@ -43,10 +44,11 @@ class TorchSampler:
 
     def sample(self, logits: torch.Tensor, draws: Draws) -> Choices:
         """Return a choice per draw; rows of logits may be padded. Waits for the device. Does not mutate the logits."""
-        chosen = self.choose(logits, draws)
-        choices = Choices.of(chosen.cpu().numpy(), draws.num_logprobs)
-        wanted = np.flatnonzero(draws.num_logprobs >= 0)
-        self._report(logits, draws.logit_rows[wanted], wanted, draws.num_logprobs, choices)
+        with device_call():
+            chosen = self.choose(logits, draws)
+            choices = Choices.of(chosen.cpu().numpy(), draws.num_logprobs)
+            wanted = np.flatnonzero(draws.num_logprobs >= 0)
+            self._report(logits, draws.logit_rows[wanted], wanted, draws.num_logprobs, choices)
         return choices
 
     def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
@@ -65,7 +67,8 @@ class TorchSampler:
     def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens. Waits for the device. Does not mutate the logits."""
         choices = Choices.of(tokens, num_logprobs)
-        self._report(logits, logit_rows, np.arange(len(tokens)), num_logprobs, choices)
+        with device_call():
+            self._report(logits, logit_rows, np.arange(len(tokens)), num_logprobs, choices)
         return choices
 
     def _report(
