@@ -61,6 +61,23 @@ def test_a_row_is_careful_for_what_its_draw_depends_on_or_what_it_reports(settin
     assert rows.isdisjoint([3, 5])
 
 
+AHEAD: list[dict[str, Any]] = [
+    {"presence_penalty": 0.5},
+    {"repetition_penalty": 1.1},
+    {"logit_bias": {3: 1.0}},
+    {"allowed_token_ids": (1, 2)},
+    {"bad_words_ids": ((3,),)},
+    {"min_tokens": 2},
+]
+
+
+@pytest.mark.parametrize("settings", [*PLAIN, *CAREFUL, *AHEAD, {"bad_words_ids": ((3,), (1, 2))}], ids=str)
+def test_steps_ahead_apply_rules_that_need_no_known_token(settings: dict[str, Any]) -> None:
+    rows = CarefulRows(is_ahead=True)
+    rows.apply(plan([start(4, settings)], []))
+    assert rows.isdisjoint([4]) == (settings in PLAIN + AHEAD)
+
+
 def test_logits_of_the_prompt_make_a_row_careful() -> None:
     rows = CarefulRows()
     rows.apply(plan([start(1, {}, num_prompt_logits=2)], []))

@@ -14,9 +14,9 @@ from quire.compute.arrays import BoolArray
 from quire.compute.sampling.draws import Draws
 from quire.compute.worker.careful_rows import CarefulRows
 from quire.compute.worker.input_batch import InputBatch
-from quire.compute.worker.model_runner import StepInputs
+from quire.compute.worker.model_runner import UNKNOWN, StepInputs
 from quire.compute.worker.sampling_columns import SamplingColumns
-from quire.compute.worker.step_ahead import UNKNOWN, Drawn, Launched, StepsAhead, broken
+from quire.compute.worker.step_ahead import Drawn, Launched, StepsAhead, broken
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import RowStart, StepPlan, TableChanges, column
@@ -114,6 +114,22 @@ def test_each_draw_has_the_place_and_the_seed_of_its_row() -> None:
     assert (draws.logit_rows.tolist(), draws.positions.tolist(), draws.seeds.tolist()) == ([0, 1], [2, 3], [3, 1])
     assert draws.parameter("temperature").tolist() == [3.5, 1.5]
     assert draws.num_logprobs.tolist() == [-1, -1]
+
+
+def test_rules_of_a_draw_have_counts_only_where_its_text_is_known() -> None:
+    rows = Rows()
+    rows.take(0, [5, 6, 5], repetition_penalty=1.5, min_tokens=2, stop_token_ids=(8,))
+    first = rows.launch(plan_of((0, 0, 3, 1)), 6)
+    second = rows.launch(plan_of((0, 3, 1, 1)), 7)
+    first.result()
+    third = rows.launch(plan_of((0, 4, 1, 1)), 7)
+    for launched in (second, third):
+        launched.result()
+    rows.launch(plan_of((0, 5, 1, 1)), 1)
+    rules = [draws.rules for _, draws in rows.launcher.launched]
+    assert [each.seen.ids.tolist() for each in rules] == [[5, 6], [], [], [5, 6, 7]]
+    assert [each.counts.tolist() for each in rules] == [[0, 0], [], [], [0, 1, 2]]
+    assert [each.banned.ids.tolist() for each in rules] == [[8], [8], [], []]
 
 
 def test_a_result_belongs_to_who_had_the_row_when_it_was_launched() -> None:

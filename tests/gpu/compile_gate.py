@@ -68,6 +68,7 @@ class Compiled:
     num_buffers: int | None = None
     num_under_way: int = 0
     wide_share: float | None = None
+    num_fused: int = 0
     error: str = ""
 
     def faults(self, variant: KernelVariant) -> list[str]:
@@ -78,6 +79,7 @@ class Compiled:
         share = 1.0 if self.wide_share is None else self.wide_share
         faults = {
             f"shared memory: {self.shared_bytes} bytes, at most {most}": self.shared_bytes > most,
+            f"{self.num_fused} products and sums are rounded once": self.num_fused > 0 and not variant.fuses,
             f"registers are spilled: {self.stack_bytes} bytes of stack": self.stack_bytes > 0,
             f"buffers: {self.num_buffers}, not {wanted}": self.num_buffers != wanted,
             "nothing is loaded while it computes": wanted is not None and wanted > 1 and not self.num_under_way,
@@ -110,7 +112,7 @@ def compile_variant(module: str, variant: KernelVariant, capability: int) -> Com
     import triton
     from triton.backends.compiler import GPUTarget
 
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": variant.fuses}
     made = triton.compile(_source(variant), target=GPUTarget("cuda", capability, 32), options=options)
     registers, stack_bytes = _resources(made.asm["cubin"])
     return Compiled(
@@ -125,6 +127,7 @@ def compile_variant(module: str, variant: KernelVariant, capability: int) -> Com
         num_buffers=_num_buffers(made.asm["ttgir"]),
         num_under_way=max((int(number) for number in WAIT.findall(made.asm["ptx"])), default=0),
         wide_share=_wide_share(made.asm["ptx"]),
+        num_fused=made.asm["ptx"].count("fma.rn"),
     )
 
 

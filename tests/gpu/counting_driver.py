@@ -150,7 +150,7 @@ def inputs_of(sequences: list[tuple[int, int]], num_groups: int) -> Any:
 
 def main(folder: Path, kv_dtype: str) -> None:
     """Rehearse and serve; print what was compiled for the one, and for both."""
-    from quire.compute.torch.rehearsal import filtered_draws
+    from quire.compute.torch.rehearsal import rehearsed_draws
 
     use()
     runner, cache = engine(folder, kv_dtype=kv_dtype)
@@ -158,7 +158,8 @@ def main(folder: Path, kv_dtype: str) -> None:
     rehearsed = compiled()
     cache.rehearse()
     for inputs in steps(len(cache.spec.groups)):
-        runner.launch(inputs, filtered_draws(len(inputs.entries)), cache)
+        for draws in rehearsed_draws(len(inputs.entries)):
+            runner.launch(inputs, draws, cache)
     print(json.dumps([rehearsed, compiled()]))
 
 

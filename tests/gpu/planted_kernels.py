@@ -52,6 +52,14 @@ def grouped_kernel(source: Place, target: Place, SIZE: tl.constexpr):
 
 
 @triton.jit
+def fused_kernel(numbers, SIZE: tl.constexpr):
+    """Asks for one rounding, although its variant allows none."""
+    places = numbers + tl.arange(0, SIZE)
+    found = tl.load(places)
+    tl.store(places, tl.fma(found, found, found))
+
+
+@triton.jit
 def refused_kernel(numbers, SIZE: tl.constexpr):
     """Does not compile."""
     tl.store(numbers + tl.arange(0, SIZE), tl.zeros([2 * SIZE], tl.float32))
@@ -86,6 +94,9 @@ VARIANTS = (
         grouped_kernel,
         {"source": Place("*fp16:16", "i32:16", "fp32"), "target": Place("*fp16:16", 16, None)},
         {"SIZE": 1024},
+    ),
+    KernelVariant(
+        "fused", fused_kernel, {"numbers": "*fp32:16"}, {"SIZE": 64}, min_wide_share=0, fuses=False, capabilities=(90,)
     ),
     KernelVariant("refused", refused_kernel, {"numbers": "*fp32:16"}, {"SIZE": 64}, capabilities=(90,)),
 )

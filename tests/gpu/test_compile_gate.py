@@ -77,5 +77,6 @@ def test_the_gate_finds_what_is_wrong_with_planted_kernels(compiler: ProcessPool
     assert too_large.startswith("shared memory: ") and too_large.endswith(" bytes, at most 166912")
     assert told["spilled", 90][-1].startswith("registers are spilled: ")
     assert "0% of the bytes are loaded by 16, at least 75%" in told["narrow", 90]
+    assert told["fused", 90] == ["1 products and sums are rounded once"]
     (refused,) = told["refused", 90]
     assert refused.startswith("CompilationError: ") and "incompatible dimensions" in refused

@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quire.compute.sampling.draws import Choices, Draws
+from quire.compute.sampling.draws import Choices, Draws, TokenLists, parameter_columns
 from quire.compute.sampling.reference import ReferenceSampler, changed, uniform
 from quire.compute.torch import sampling
+from quire.compute.torch.count_table import NEUTRAL, CountTable
+from quire.compute.torch.kernels.penalties import TILE, penalize
 from quire.compute.torch.kernels.sampling import MAX_DRAWS, choose_tokens
 from quire.compute.torch.sampling import TorchSampler, draw_settings, uniforms
 from quire.core.errors import InvalidConfigError
-from support.draws import FILTERS, LOGITS, VOCAB, draws_of_their_own, make_draws, random_parameters
+from quire.core.sampling_params import DRAW_PARAMETERS
+from support.draws import FILTERS, LOGITS, VOCAB, draws_of_their_own, make_draws, make_rules, random_parameters
 
 REFERENCE = ReferenceSampler()
 FEW = settings(max_examples=12, deadline=None)  # a draw takes a tenth of a second in the interpreter
@@ -138,6 +141,72 @@ def test_the_border_of_every_token_is_where_its_share_ends(device: str) -> None:
     settings = torch.tensor([[0, temperature, 0, 1, 0, number] for number in numbers], dtype=torch.float64)
     found = choose_tokens(row, settings.to(device), tile=16, list_tile=16).tolist()
     assert found == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+
+
+@FEW
+@given(seed=st.integers(0, 1 << 32), half=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_counts_on_the_device_are_those_of_texts(seed: int, half: torch.dtype) -> None:
+    """Draws of rows with and without penalties, whose texts begin again at any time: as with counts from the host."""
+    random = np.random.default_rng(seed)
+    sampler, table = TorchSampler(VOCAB), CountTable(VOCAB, rows_of(LOGITS).device)
+    texts: dict[int, dict[int, int]] = {}
+    for position in range(4):
+        chosen = np.sort(random.choice(6, random.integers(1, 7), replace=False))
+        goes_on = np.array([row in texts and random.random() < 0.7 for row in chosen])
+        for row in chosen[~goes_on]:
+            texts[row] = dict.fromkeys(random.choice(VOCAB, random.integers(0, 9)).tolist(), 0)
+        count = len(chosen)
+        penalties = random.choice([0.0, 0.0, -1.3, 0.7], (2, count)).astype(np.float32)
+        named = {"frequency_penalty": penalties[0], "presence_penalty": penalties[1]}
+        named |= {"repetition_penalty": random.choice([1.0, 1.7, 0.6], count).astype(np.float32)}
+        is_penalized = np.logical_or.reduce([named[name] != value for name, value in NEUTRAL.items()])
+        columns = parameter_columns(count, temperature=0.8, top_k=9)
+        for name, values in named.items():
+            columns[DRAW_PARAMETERS.index(name)] = values
+        mine = [texts[row] if flag else {} for row, flag in zip(chosen, is_penalized, strict=True)]
+        rules = replace(make_rules(count, biased={3: 1.5}, banned=[4]), **lists_of(mine))
+        full = replace(make_draws(count), parameters=columns, seeds=chosen, rules=rules)
+        full = replace(full, positions=np.full(count, position), logit_rows=np.arange(count))
+        logits = rows_of(*(random.standard_normal((count, VOCAB)) * 3).astype(np.float32)).to(half)
+        expected = REFERENCE.sample(logits[:, :VOCAB].float().cpu().numpy(), full).tokens
+        begun = [{} if on else text for on, text in zip(goes_on, mine, strict=True)]
+        rest, counted = table.take(replace(full, rules=replace(rules, **lists_of(begun))), chosen, goes_on)
+        found = sampler.choose(logits, rest, counted)
+        assert np.array_equal(found.cpu().numpy(), expected)
+        if counted is not None:
+            counted.add(found)
+        for row, token, flag in zip(chosen, expected.tolist(), is_penalized, strict=True):
+            if flag:
+                texts[row][token] = texts[row].get(token, 0) + 1
+            else:
+                del texts[row]
+
+
+def lists_of(texts: list[dict[int, int]]) -> dict[str, Any]:
+    """Return the rules of draws whose texts have these tokens, with their counts in the output."""
+    counts = [np.array(list(text.values()), np.int64) for text in texts]
+    return {"seen": TokenLists.of([np.array(list(text), np.int64) for text in texts]), "counts": np.concatenate(counts)}
+
+
+def test_penalties_are_rounded_as_in_the_definition(device: str) -> None:
+    """Rows of any width: products and quotients whose last bit would differ if they were rounded together or not."""
+    random = np.random.default_rng(5)
+    size = 2 * TILE + 37
+    rows = (random.standard_normal((3, size)) * 9).astype(np.float32)
+    rows[:, ::50] = -np.inf
+    table = random.integers(0, 6, (4, size)).astype(np.int32)
+    settings = [(2, 0, 1.7, -0.37, 0.21), (0, 3, 0.63, 0.91, -1.9)]
+    settings = [(one[0], one[1], *map(np.float32, one[2:])) for one in settings]
+    expected = rows.copy()
+    for row, place, repetition, frequency, presence in settings:
+        given, counts = rows[row], (np.maximum(table[place], 1) - 1).astype(np.float32)
+        scaled = np.where(given < 0, given * repetition, given / repetition)
+        lowered = scaled - frequency * counts
+        lowered = np.where(counts > 0, lowered - presence, lowered)
+        expected[row] = np.where(table[place] > 0, lowered, given)
+    found = torch.from_numpy(rows).to(device)
+    penalize(found, torch.from_numpy(table).to(device), torch.tensor(settings, dtype=torch.float64, device=device))
+    assert np.array_equal(found.cpu().numpy(), expected)
 
 
 def test_greedy_is_the_highest_logit_and_the_lowest_id() -> None:

@@ -13,11 +13,13 @@ import torch
 
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
+from quire.compute.torch import sampling
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.load import load_model
+from quire.compute.torch.rehearsal import filtered_draws
 from quire.compute.torch.runner import TorchRunner, TorchStep
-from quire.compute.worker.model_runner import StepInputs
-from quire.compute.worker.step_ahead import UNKNOWN, Drawn
+from quire.compute.worker.model_runner import UNKNOWN, StepInputs
+from quire.compute.worker.step_ahead import Drawn
 from quire.compute.worker.worker import Worker
 from quire.core.errors import ExecutionError, ExecutorLostError, OutOfMemoryError
 from quire.core.sampling_params import SamplingParams
@@ -108,7 +110,23 @@ def steps() -> Iterator[list[Work]]:
     yield [Work(0, 46, 1, 1), Work(1, 44, 1, 1), Work(2, 38, 1, 1)]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "drawn"])
+RULES = {
+    "penalties": replace(WARM, repetition_penalty=1.7, presence_penalty=1.1, frequency_penalty=-0.6),
+    "repetition": SamplingParams(temperature=0.0, repetition_penalty=1.3),
+    "presence": SamplingParams(temperature=0.0, presence_penalty=1.9),
+    "frequency": SamplingParams(temperature=0.0, frequency_penalty=-1.5),
+    "biases": SamplingParams(temperature=0.0, logit_bias={5: 2.0}),
+    "allowed": replace(WARM, allowed_token_ids=(3, 5, 60), presence_penalty=0.5),
+    "a bad word": replace(WARM, bad_words_ids=((7,), (9,)), repetition_penalty=0.6),
+    "no early end": replace(WARM, min_tokens=4, stop_token_ids=tuple(range(60))),
+}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, WARM, *RULES.values()],
+    ids=["greedy", "drawn", *RULES],
+)
 def test_texts_are_the_same_with_steps_under_way(sampling: SamplingParams, run: Run, folder: Path, device: str) -> None:
     for row in range(3):
         run.driver.open(row, PROMPT[row:], sampling)
@@ -137,9 +155,37 @@ def test_several_steps_may_be_under_way(run: Run, folder: Path, device: str) -> 
     ]
 
 
+def test_counts_are_those_of_the_text_whatever_steps_it_came_from(run: Run, folder: Path, device: str) -> None:
+    """Steps under way, then one that waits for another row's reports, then steps under way, and a row taken again."""
+    rules = RULES["penalties"]
+
+    def texts(run: Run, num_ahead: int) -> list[list[int]]:
+        found: list[list[int]] = []
+        run.driver.open(0, PROMPT, rules)
+        run.driver.open(1, PROMPT[2:], replace(rules, logprobs=1))
+        run.driver.open(2, PROMPT[3:], RULES["presence"])
+        plans = [[Work(0, 0, 40, 1), Work(2, 0, 37, 1)]]
+        plans += [[Work(0, 40 + i, 1, 1), Work(2, 37 + i, 1, 1)] for i in range(4)]
+        plans += [[Work(1, 0, 38, 1)], [Work(1, 38, 1, 1), Work(0, 44, 1, 1)]]
+        plans += [[Work(0, 45 + i, 1, 1), Work(2, 41 + i, 1, 1)] for i in range(5)]
+        for number, works in enumerate(plans):
+            run.submit(*works)
+            if number >= num_ahead:
+                found.append(run.worker.collect().tokens.tolist())
+        run.driver.release(0)
+        run.driver.open(0, PROMPT[:9], rules)
+        for works in [[Work(0, 0, 9, 1)], [Work(0, 9, 1, 1)], [Work(0, 10, 1, 1)]]:
+            run.submit(*works)
+        return found + [run.worker.collect().tokens.tolist() for _ in range(num_ahead + 3)]
+
+    expected = texts(Run(folder, device, ahead=False), 0)
+    assert texts(run, 2) == expected
+    assert run.watched.num_unknown > 15
+    assert len({token for tokens in expected for token in tokens}) > 5
+
+
 CAREFUL = {
-    "penalty": SamplingParams(temperature=0.0, repetition_penalty=1.3),
-    "biases": SamplingParams(temperature=0.0, logit_bias={5: 2.0}),
+    "a word": SamplingParams(temperature=0.0, bad_words_ids=((4, 5),)),
     "report": SamplingParams(temperature=0.0, logprobs=2),
     "beams": SamplingParams(temperature=0.0, beam_search=True, best_of=1),
 }
@@ -236,7 +282,7 @@ class Broken:
     def synchronize(self) -> None:
         raise torch.AcceleratorError("an illegal memory access\nand what torch says of it")
 
-    def choose(self, logits: torch.Tensor, draws: object) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, draws: object, counted: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("no more")
 
 
@@ -253,7 +299,14 @@ def test_a_device_that_has_failed_is_lost(run: Run) -> None:
     [
         (torch.AcceleratorError("CUDA error: unspecified launch failure"), ExecutorLostError, "unspecified launch"),
         (RuntimeError("Triton Error [CUDA]: an illegal memory access"), ExecutorLostError, "failed: an illegal memory"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling"),
+            ExecutorLostError,
+            "EXECUTION_FAILED",
+        ),
         (RuntimeError("Triton Error [CUDA]: out of memory"), OutOfMemoryError, "out of memory"),
+        (torch.AcceleratorError("CUDA error: out of memory"), OutOfMemoryError, "out of memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OutOfMemoryError, "ALLOC_FAILED"),
         (RuntimeError("shapes do not match"), ExecutionError, "shapes do not match"),
     ],
     ids=str,
@@ -269,6 +322,46 @@ def test_an_error_of_a_launch_says_whether_the_device_is_lost(
     with pytest.raises(kind, match=text) as found:
         run.step(Work(0, 0, 40, 1))
     assert type(found.value) is kind
+
+
+def test_a_device_that_does_not_answer_after_any_error_is_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launched(*_: object) -> None:
+        raise RuntimeError("something internal")
+
+    run.driver.open(0, PROMPT)
+    monkeypatch.setattr(run.watched._runner._decoder, "run", launched)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(ExecutionError, match="something internal") as found:
+        run.step(Work(0, 0, 40, 1))
+    assert type(found.value) is ExecutionError
+    monkeypatch.setattr(torch.cuda, "synchronize", failing)
+    with pytest.raises(ExecutorLostError, match="the device has failed: something internal"):
+        run.step(Work(0, 0, 40, 1))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal address"), ExecutorLostError),
+        (torch.OutOfMemoryError("no more"), MemoryError),
+    ],
+    ids=str,
+)
+def test_draws_and_reports_that_wait_say_what_has_become_of_the_device(
+    error: Exception, kind: type[Exception], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choosing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sampling, "choose_tokens", choosing)
+    monkeypatch.setattr(sampling, "_log_softmax", choosing)
+    sampler, logits = sampling.TorchSampler(8), torch.zeros((1, 8), device=device)
+    one = np.ones(1, np.int64)
+    with pytest.raises(kind):
+        sampler.sample(logits, filtered_draws(1))
+    with pytest.raises(kind):
+        sampler.report(logits, 0 * one, one, one)
 
 
 def test_draws_that_do_not_fit_make_the_step_fail_for_lack_of_memory(run: Run) -> None:

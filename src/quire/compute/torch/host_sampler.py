@@ -12,6 +12,7 @@ import torch
 
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import Choices, Draws, Sampler
+from quire.compute.torch.count_table import Counted
 
 
 class HostSampler:
@@ -25,8 +26,9 @@ class HostSampler:
         brought, places = _brought(logits, draws.logit_rows)
         return self._sampler.sample(brought, replace(draws, logit_rows=places))
 
-    def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
         """Return the token of each draw, on the device of the logits. Waits for them. Does not mutate them."""
+        draws = draws if counted is None else counted.applied(draws)
         return torch.from_numpy(self.sample(logits, draws).tokens).to(logits.device)
 
     def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:

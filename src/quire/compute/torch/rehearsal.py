@@ -11,10 +11,12 @@ the kernels for later steps: attention has separate kernels to merge 2, 4, 8 or 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from quire.compute.arrays import IntArray
-from quire.compute.sampling.draws import Draws, TokenRules, parameter_columns
+from quire.compute.sampling.draws import Draws, TokenLists, TokenRules, parameter_columns
 from quire.compute.torch.attention.work import MOST_PARTS
 from quire.compute.torch.kernels.tile_shape import SPLIT
 from quire.compute.torch.settings import TorchSettings
@@ -38,8 +40,21 @@ def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: in
     )
 
 
+def rehearsed_draws(count: int) -> tuple[Draws, Draws]:
+    """Return draws without rules and with rules, one from each of the first rows of logits.
+
+    Both use every filter of a sampler. Rules change copies of the logits in float32, which other kernels read, and
+    penalties take the memory for the counts of their texts.
+    """
+    plain = filtered_draws(count)
+    lists = TokenLists.of([np.zeros(1, np.int64)] * count)
+    rules = replace(plain.rules, banned=lists, seen=lists, counts=np.ones(count, np.int64))
+    columns = parameter_columns(count, top_k=1, top_p=0.5, min_p=0.25, repetition_penalty=2, frequency_penalty=1)
+    return plain, replace(plain, parameters=columns, rules=rules)
+
+
 def filtered_draws(count: int) -> Draws:
-    """Return draws that use every feature of a sampler, one from each of the first rows of logits."""
+    """Return draws that use every filter of a sampler, one from each of the first rows of logits."""
     integers = np.zeros(count, np.int64)
     return Draws(
         logit_rows=np.arange(count),

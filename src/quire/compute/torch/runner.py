@@ -13,59 +13,38 @@ makes its steps smaller.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from quire.compute.adapters.folder import Adapter
+from quire.compute.arrays import BoolArray, IntArray
 from quire.compute.sampling.draws import Draws, Sampler
 from quire.compute.torch.adapters import TorchAdapter, adapted_runs, moved
 from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
+from quire.compute.torch.count_table import Counted, CountTable
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
+from quire.compute.torch.device_errors import device_call, lost_if_it_fails
 from quire.compute.torch.graphs import StepGraphs
-from quire.compute.torch.rehearsal import filtered_draws
+from quire.compute.torch.rehearsal import rehearsed_draws
 from quire.compute.torch.upload import on_device, uploaded
-from quire.compute.worker.model_runner import NO_STATES, StepInputs, StepOutputs
+from quire.compute.worker.model_runner import NO_STATES, UNKNOWN, StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
-from quire.core.errors import ExecutorLostError, InvalidConfigError
-
-TRITON_ERROR: Final = "Triton Error [CUDA]: "
-
-
-@contextmanager
-def lost_if_it_fails() -> Iterator[None]:
-    """Raise `ExecutorLostError` if a call shows that the device has failed: it cannot compute later steps.
-
-    A launch may find out what an earlier kernel has done. Triton reports that as a `RuntimeError`, and a lack of memory
-    too: that is raised as torch's.
-    """
-    try:
-        yield
-    except torch.AcceleratorError as error:
-        raise _lost(error) from error
-    except RuntimeError as error:
-        if not str(error).startswith(TRITON_ERROR):
-            raise
-        if "out of memory" in str(error):
-            raise torch.OutOfMemoryError(str(error)) from error
-        raise _lost(error) from error
-
-
-def _lost(error: Exception) -> ExecutorLostError:
-    why = next(iter(str(error).removeprefix(TRITON_ERROR).splitlines()), "it does not say why")
-    return ExecutorLostError(f"the device has failed: {why}")
+from quire.core.errors import InvalidConfigError
 
 
 class DeviceSampler(Sampler, Protocol):
     """A sampler that can leave the chosen tokens on the device of the logits."""
 
-    def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Return the token of each draw, int64, on the device; does not wait. Does not mutate the logits."""
+    def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
+        """Return the token of each draw, int64, on the device; does not wait. Does not mutate the logits.
+
+        `counted`: the counts of draws with penalties that have no lists of them.
+        """
         ...
 
 
@@ -87,6 +66,7 @@ class TorchRunner:
         self._graphs = graphs
         self._rehearsals = rehearsals
         self._adapters: dict[str, TorchAdapter] = {}
+        self._counts = CountTable(self.vocab_size, device)
         self._last_tokens = torch.zeros(1, dtype=torch.int32, device=device)  # [num_rows]: each row's last draw
 
     @property
@@ -104,7 +84,8 @@ class TorchRunner:
         try:
             for inputs in self._rehearsals:
                 outputs = self._decoder.run(uploaded(inputs, cache.spec.block_size, self._device)[0], cache.pairs())
-                self._sampler.choose(outputs.logits, filtered_draws(len(inputs.entries)))
+                for draws in rehearsed_draws(len(inputs.entries)):
+                    self._choose(outputs.logits, draws, inputs.rows, np.zeros(len(inputs.rows), np.bool_))
             cache.rehearse()
             if self._graphs is not None:
                 self._graphs.record(cache.pairs(), self._device, [*self._adapters.values()])
@@ -117,7 +98,7 @@ class TorchRunner:
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
         """Compute one step and wait for it. Mutates the slots of its tokens in the cache."""
         outputs = self._compute(inputs, cache)
-        with lost_if_it_fails():
+        with device_call():
             finite = torch.cat((outputs.finite, outputs.finite_logits)).cpu().numpy()
             states = NO_STATES if outputs.states is None else outputs.states.cpu().numpy()
         num_tokens = len(inputs.token_ids)
@@ -142,14 +123,20 @@ class TorchRunner:
     def launch(self, inputs: StepInputs, draws: Draws, cache: TorchCache) -> TorchStep:
         """Start a step and its draws, one for each row of logits. Mutates its slots in the cache."""
         outputs = self._compute(inputs, cache)
-        try:
-            with lost_if_it_fails():
-                chosen = self._sampler.choose(outputs.logits, draws).to(torch.int32)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(str(error)) from error
-        rows = inputs.rows[np.diff(inputs.logit_starts) > 0]
-        self._last_tokens[on_device(rows, self._device)] = chosen
-        return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
+        has_draw, last = np.diff(inputs.logit_starts) > 0, inputs.token_ids[inputs.query_starts[1:] - 1]
+        rows = inputs.rows[has_draw]
+        with device_call():
+            chosen = self._choose(outputs.logits, draws, rows, last[has_draw] == UNKNOWN)
+            self._last_tokens[on_device(rows, self._device)] = chosen
+            return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
+
+    def _choose(self, logits: torch.Tensor, draws: Draws, rows: IntArray, goes_on: BoolArray) -> torch.Tensor:
+        """Return the token of each draw, int32, each of a row; `goes_on`: as in `CountTable.take`. Mutates counts."""
+        rest, counted = self._counts.take(draws, rows, goes_on)
+        chosen = self._sampler.choose(logits, rest, counted)
+        if counted is not None:
+            counted.add(chosen.clamp(0, self.vocab_size - 1))  # any number if logits were not finite
+        return chosen.to(torch.int32)
 
     def _compute(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
         """Start a step, in halves if it does not fit."""
@@ -215,7 +202,7 @@ class TorchStep:
     def wait(self) -> Drawn:
         """Wait for the results, and return them."""
         if self._arrived is not None:
-            with lost_if_it_fails():
+            with device_call():
                 self._arrived.synchronize()
         numbers = self._numbers.numpy()
         num_draws = (len(numbers) - self._num_tokens) // 2

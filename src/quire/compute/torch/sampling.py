@@ -1,6 +1,7 @@
 """TorchSampler: the definition in `quire.compute.sampling.draws`, on logits that stay on the device.
 
     logits ─┬─► rules: torch operations, each rounded separately, on copies of rows ─┐    if any draw has rules
+            │   counts on the device ─► `penalize`: a kernel, in these copies ───────┤    while a text's end is unknown
             ├────────────────────────────────────────────────────────────────────────┴─► `choose_tokens`: three kernels
             └─► reports: log-probabilities and the likeliest, in slabs of rows               if any draw asks for them
 
@@ -20,6 +21,9 @@ from numpy.typing import NDArray
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import NO_MASK, Choices, Draws, TokenLists, TokenMasks, TokenRules
 from quire.compute.sampling.reference import STEPS
+from quire.compute.torch.count_table import NEUTRAL, Counted
+from quire.compute.torch.device_errors import device_call
+from quire.compute.torch.kernels.penalties import penalize
 from quire.compute.torch.kernels.sampling import MAX_VOCABULARY, choose_tokens
 from quire.compute.torch.upload import on_device
 from quire.core.errors import InvalidConfigError
@@ -40,18 +44,22 @@ class TorchSampler:
 
     def sample(self, logits: torch.Tensor, draws: Draws) -> Choices:
         """Return a choice per draw; rows of logits may be padded. Waits for the device. Does not mutate the logits."""
-        chosen = self.choose(logits, draws)
-        choices = Choices.of(chosen.cpu().numpy(), draws.num_logprobs)
-        wanted = np.flatnonzero(draws.num_logprobs >= 0)
-        self._report(logits, draws.logit_rows[wanted], wanted, draws.num_logprobs, choices)
+        with device_call():
+            chosen = self.choose(logits, draws)
+            choices = Choices.of(chosen.cpu().numpy(), draws.num_logprobs)
+            wanted = np.flatnonzero(draws.num_logprobs >= 0)
+            self._report(logits, draws.logit_rows[wanted], wanted, draws.num_logprobs, choices)
         return choices
 
-    def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
         """Return the token of each draw, int64, on the device; does not wait. Does not mutate the logits."""
         with torch.inference_mode():
             rows, own = logits[:, : self._vocab_size], draws.logit_rows
-            if _has_any(draws.rules) or (draws.parameter("top_n_sigma") > 0).any():
+            if counted is not None or _has_any(draws.rules) or (draws.parameter("top_n_sigma") > 0).any():
                 rows = changed(rows[on_device(own, logits.device)].to(torch.float32), draws)
+                if counted is not None:
+                    settings = on_device(penalty_settings(draws, counted), logits.device)
+                    penalize(rows, counted.table, settings)
                 _cut(rows, draws.parameter("top_n_sigma"))
                 own = np.arange(len(draws))
             return choose_tokens(rows, on_device(draw_settings(draws, own), logits.device))
@@ -59,7 +67,8 @@ class TorchSampler:
     def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens. Waits for the device. Does not mutate the logits."""
         choices = Choices.of(tokens, num_logprobs)
-        self._report(logits, logit_rows, np.arange(len(tokens)), num_logprobs, choices)
+        with device_call():
+            self._report(logits, logit_rows, np.arange(len(tokens)), num_logprobs, choices)
         return choices
 
     def _report(
@@ -86,6 +95,12 @@ def draw_settings(draws: Draws, logit_rows: IntArray) -> NDArray[np.float64]:
     """Return the settings of each draw for `choose_tokens`, its row of logits first."""
     parameters = [draws.parameter(name) for name in ("temperature", "top_k", "top_p", "min_p")]
     return np.stack([logit_rows, *parameters, uniforms(draws)], axis=1).astype(np.float64)
+
+
+def penalty_settings(draws: Draws, counted: Counted) -> NDArray[np.float64]:
+    """Return the settings of the counted draws for `penalize`: each has the row of logits of its own number."""
+    penalties = [draws.parameter(name)[counted.draws] for name in NEUTRAL]
+    return np.stack([counted.draws, counted.places, *penalties], axis=1).astype(np.float64)
 
 
 def uniforms(draws: Draws) -> NDArray[np.float64]:
@@ -144,8 +159,7 @@ def _penalize(rows: torch.Tensor, draws: Draws) -> None:
     seen = draws.rules.seen
     places = _places(seen, rows.device)
     entries = np.repeat(np.arange(len(draws)), np.diff(seen.starts))
-    names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-    penalties = np.stack([draws.parameter(name)[entries] for name in names])
+    penalties = np.stack([draws.parameter(name)[entries] for name in NEUTRAL])
     repetition, frequency, presence = on_device(penalties, rows.device)
     counts = on_device(draws.rules.counts.astype(np.float32), rows.device)
     logits = rows[places]

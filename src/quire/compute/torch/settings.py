@@ -159,4 +159,5 @@ def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:
         scratch
         + widened
         + 4 * (settings.max_num_batched_tokens * per_token + 3 * settings.num_logits * spec.vocab_size)
+        + 4 * settings.max_num_seqs * spec.vocab_size  # counts of the tokens of texts
     )

@@ -1,7 +1,8 @@
 """CarefulRows: the rows whose tokens need individual care in each step.
 
 A row is careful if its draw depends on more than its logits (rules, grammars, beams), or if its request asks for more
-than the token (log-probabilities). Steps ahead and the short way for decodes are for the other rows.
+than the token (log-probabilities). The short way for decodes is for the other rows. Steps ahead are also for rows with
+rules that the runner can apply while it alone knows the last token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from quire.core.step import RowStart, StepPlan
 class CarefulRows:
     """Tracks which rows are careful, as requests take and leave rows.
 
-    `is_ahead`: for steps ahead, which also have no hidden states to return, and no adapters.
+    `is_ahead`: for steps ahead, which apply all rules but bad words of several tokens, and which have no hidden states
+    to return, and no adapters.
     """
 
     def __init__(self, *, is_ahead: bool = False) -> None:
@@ -26,7 +28,7 @@ class CarefulRows:
         self._rows.difference_update(plan.released_rows)
         for start in plan.row_starts:
             self._rows.discard(start.row)
-            if _is_careful(start) or (self._is_ahead and (start.pooling is not None or start.scope.adapter)):
+            if _has_more(start) or (_waits_ahead(start) if self._is_ahead else start.sampling.has_rules):
                 self._rows.add(start.row)
 
     def isdisjoint(self, rows: Iterable[int]) -> bool:
@@ -34,7 +36,12 @@ class CarefulRows:
         return self._rows.isdisjoint(rows)
 
 
-def _is_careful(start: RowStart) -> bool:
+def _has_more(start: RowStart) -> bool:
     sampling = start.sampling
     has_reports = sampling.logprobs is not None or bool(start.num_prompt_logits)
-    return sampling.has_rules or sampling.grammar is not None or sampling.beam_search or has_reports
+    return sampling.grammar is not None or sampling.beam_search or has_reports
+
+
+def _waits_ahead(start: RowStart) -> bool:
+    bans_after_others = any(len(word) > 1 for word in start.sampling.bad_words_ids)
+    return bans_after_others or start.pooling is not None or bool(start.scope.adapter)

@@ -17,6 +17,9 @@ import numpy as np
 from quire.compute.arrays import BoolArray, FloatArray, IntArray, Logits
 
 Memory_contra = TypeVar("Memory_contra", contravariant=True)
+UNKNOWN: Final = -1
+"""A token that a running step samples; only a runner that is a `Launcher` gets it, as the last token of a sequence."""
+
 NO_INDICES: Final[IntArray] = np.zeros(0, np.int64)
 NO_STATES: Final[FloatArray] = np.zeros((0, 0), np.float32)
 

@@ -6,7 +6,8 @@
 
 Everything depends only on the tokens before the draw, never on the steps that made them: `at` gets the text and
 catches up with it. So it is right after a preemption, in a branch that inherits its prompt, and after drafts, where a
-draw sees the drafts before it.
+draw sees the drafts before it. While the last token of a text is `UNKNOWN`, its draws have no counts: the runner, which
+has the token, goes on with its own counts (`step_ahead`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.worker.model_runner import UNKNOWN
 from quire.core.step import RowStart
 
 
@@ -56,7 +58,7 @@ class RowRules:
 
         O(new tokens), in addition to the size of the result.
         """
-        counts = self._counts
+        counts = None if text[-1] == UNKNOWN else self._counts
         if counts is not None:
             counts.follow(text)
             counts = counts.copy() if drafts else counts

@@ -8,10 +8,12 @@ part of every step. It need not wait, because a sampled token is already on the 
 `UNKNOWN`, the runner takes the row's last token from device memory, and the text is completed when the result is
 collected.
 
-This does not work for choices that depend on the text or on log-probabilities: penalties, banned words, grammars,
-beams, reports, drafts, guesses to be made. A plan with such a row is computed when all tokens before it are known, and
-so is every plan without a `Launcher`. Whether a row's numbers are finite is also known late: by then the row's next
-step may be running, and its token is thrown away.
+Rules that need no token of the text are those of any step: `min_tokens`, biases, tokens that are allowed or banned. The
+counts of penalties go on where the tokens are: the runner gets the counts of a text whose tokens are all known, and
+counts each token that it draws from them. This does not work for other choices that depend on the text or on
+log-probabilities: bad words of several tokens, grammars, beams, reports, drafts, guesses to be made. A plan with such a
+row is computed when all tokens before it are known, and so is every plan without a `Launcher`. Whether a row's numbers
+are finite is also known late: by then the row's next step may be running, and its token is thrown away.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,12 +30,9 @@ from quire.compute.sampling.draws import Draws
 from quire.compute.worker.careful_rows import CarefulRows
 from quire.compute.worker.input_batch import InputBatch, RowState
 from quire.compute.worker.kv_memory import KVMemory
-from quire.compute.worker.model_runner import Memory_contra, StepInputs
+from quire.compute.worker.model_runner import UNKNOWN, Memory_contra, StepInputs
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
 from quire.core.step import StepPlan, StepResult
-
-UNKNOWN: Final = -1
-"""A token that a running step samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,8 @@ class Launcher(Protocol[Memory_contra]):
     def launch(self, inputs: StepInputs, draws: Draws, cache: Memory_contra) -> StepUnderWay:
         """Start a step of at least one token, a draw for each row of logits. Mutates its slots in the cache.
 
-        An `UNKNOWN` token of the inputs is the one that its row drew in the step launched last.
+        An `UNKNOWN` token of the inputs is the one that its row drew in the step launched last. The draw after it
+        lacks the counts of its penalties: they are those of that step, and the token.
         """
         ...
 
@@ -123,12 +123,12 @@ class StepsAhead:
         sampling = tuple(entry for entry in inputs.entries if plan.samples[entry])
         step = None
         if inputs.entries:
-            step = self._launcher.launch(inputs, self._draws(plan, inputs, sampling), cache)
+            step = self._launcher.launch(inputs, self._draws(plan, sampling, states), cache)
         for entry in sampling:
             states[entry].tokens.append(UNKNOWN)
         return Launched(plan, inputs, states, sampling, step)
 
-    def _draws(self, plan: StepPlan, inputs: StepInputs, sampling: tuple[int, ...]) -> Draws:
+    def _draws(self, plan: StepPlan, sampling: tuple[int, ...], states: tuple[RowState, ...]) -> Draws:
         """Return a draw for each entry that samples: each has one row of logits, and no other entry has any."""
         rows, starts, counts = (np.array(column, np.int64) for column in (plan.rows, plan.starts, plan.counts))
         entries, count = np.array(sampling, np.int64), len(sampling)
@@ -139,7 +139,7 @@ class StepsAhead:
                 next_positions=starts[entries] + counts[entries],
                 num_draws=np.ones(count, np.int64),
                 drafted=np.zeros(count, np.int64),
-                texts=[array("i")] * count,
+                texts=[states[entry].tokens for entry in sampling],
                 drafts=[()] * count,
             )
         )

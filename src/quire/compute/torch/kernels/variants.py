@@ -27,6 +27,7 @@ class KernelVariant:
     - `constants`: the other parameters.
     - `num_buffers`: tiles in shared memory at once for each tensor that the loop reads ahead; None: it reads nothing
       ahead. The compiler must use this number, and loads must run while it computes.
+    - `fuses`: whether products and sums may be rounded once, together; if not, no instruction may do that.
     - `min_wide_share`: the least share of loaded bytes to load 16 at a time; 0: no requirement.
     """
 
@@ -38,4 +39,5 @@ class KernelVariant:
     num_stages: int = 3
     num_buffers: int | None = None
     min_wide_share: float = 0.75
+    fuses: bool = True
     capabilities: tuple[int, ...] = CAPABILITIES
