@@ -101,12 +101,14 @@ def test_each_cuda_has_its_oldest_driver(cuda, oldest):
 # ---- looking --------------------------------------------------------------------------------------------------------
 
 
-def machine(folder: Path, answer: str, *, status: int = 0, environ: dict[str, str] | None = None) -> DeviceFacts:
+def machine(
+    folder: Path, answer: str, *, status: int = 0, environ: dict[str, str] | None = None, count: int = 1
+) -> DeviceFacts:
     """What is found on a machine whose nvidia-smi answers so, and notes what it was asked."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\necho \"$@\" > {folder}/asked\ncat <<'END'\n{answer}\nEND\nexit {status}\n")
     program.chmod(0o755)
-    return look({"PATH": f"{folder}:{os.defpath}", **(environ or {})})
+    return look({"PATH": f"{folder}:{os.defpath}", **(environ or {})}, count)
 
 
 def test_what_the_driver_answers_is_taken_in(tmp_path):
@@ -122,6 +124,15 @@ def test_the_first_visible_gpu_is_asked_for(tmp_path):
     answer = "NVIDIA H200, 580.159.03, 9.0, 143771, 143158"
     machine(tmp_path, answer, environ={"CUDA_VISIBLE_DEVICES": "GPU-8f6d,0"})
     assert (tmp_path / "asked").read_text().split()[-1] == "--id=GPU-8f6d"
+
+
+def test_of_several_gpus_the_fullest_counts(tmp_path):
+    answer = "A, 580.1, 9.0, 900, 800\nB, 580.1, 9.0, 700, 600\nC, 580.1, 9.0, 1, 1"
+    facts = machine(tmp_path, answer, count=2)
+    assert (facts.gpu, facts.others, facts.total_bytes, facts.free_bytes) == ("A", ("B",), 700 << 20, 600 << 20)
+    machine(tmp_path, answer, count=2, environ={"CUDA_VISIBLE_DEVICES": "3, 5,7"})
+    assert (tmp_path / "asked").read_text().split()[-1] == "--id=3,5"
+    assert machine(tmp_path, "A, 580.1, 9.0, 900, 800\nno GPU", count=2).gpu is None
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])

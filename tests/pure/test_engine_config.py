@@ -179,6 +179,8 @@ def test_paths_are_kept_as_text_and_nothing_changes_a_config() -> None:
         ("device", "gpu"),
         ("batch_invariant", 1),
         ("cuda_graphs", None),
+        ("tensor_parallel_sums", "ring"),
+        ("tensor_parallel_sums", None),
         ("num_threads", 0),
         ("block_size", 0),
         ("block_size", "16"),

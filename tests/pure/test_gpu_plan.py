@@ -37,8 +37,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets the machine be one of which this is known; nothing else is replaced."""
 
     def answer(facts: DeviceFacts) -> None:
-        monkeypatch.setattr("quire.compute.torch.backend.look", lambda environ: facts)
-        monkeypatch.setattr("quire.cli.doctor.look", lambda environ: facts)
+        monkeypatch.setattr("quire.compute.torch.backend.look", lambda environ, count=1: facts)
+        monkeypatch.setattr("quire.cli.doctor.look", lambda environ, count=1: facts)
 
     return answer
 
@@ -278,3 +278,25 @@ def test_the_doctor_says_what_keeps_a_gpu_from_being_used(answers: Any, monkeypa
     for facts, works in ((H200, None), (T4, False)):
         answers(facts)
         assert {finding.name: finding for finding in examine()}["compiled core"].works is works
+
+
+def test_each_rank_needs_a_gpu_of_its_own_and_plans_its_part(answers: Any) -> None:
+    def planned(num_ranks: int, others: tuple[str, ...]) -> Any:
+        answers(replace(H200, others=others))
+        return plan_engine(EngineConfig(device="cuda", tensor_parallel=num_ranks, swap_space="1GiB"))
+
+    one, two = planned(1, ()), planned(2, ("NVIDIA H200",))
+    facts = [each.backend.facts for each in (one, two)]
+    assert facts[0].kv_spec.bytes_per_block == 2 * facts[1].kv_spec.bytes_per_block
+    spec = two.model.spec
+    embedding = spec.vocab_size * spec.hidden_size * 2
+    assert facts[1].weight_bytes - embedding == (facts[0].weight_bytes - embedding) // 2
+    hosts = [each.report.plan.needs.host_bytes for each in (one, two)]
+    assert 0 < hosts[1] <= hosts[0]
+    for others, allowed in (
+        ((), "at most 1 on the GPUs of this machine: each rank needs one of its own"),
+        (("NVIDIA L4",), "1 here: ranks need equal GPUs, not NVIDIA H200 and NVIDIA L4"),
+    ):
+        with pytest.raises(InvalidConfigError) as caught:
+            planned(2, others)
+        assert str(caught.value) == f"tensor_parallel is 2; allowed: {allowed}"

@@ -57,6 +57,12 @@ def test_each_engine_on_gpus_sees_its_own(visible: str | None, index: int, own: 
     assert environment_of(EngineConfig(), index, environ) == environ
 
 
+def test_each_engine_of_ranks_sees_a_gpu_for_each_of_them() -> None:
+    config = EngineConfig(device="cuda", tensor_parallel=2)
+    found = [environment_of(config, index, {"CUDA_VISIBLE_DEVICES": "4,5,6,7,1"}) for index in range(3)]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["4,5", "6,7", "1"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

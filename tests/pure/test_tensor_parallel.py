@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.compute.choice import choose_backend
+from quire.compute.choice import backend_on, choose_backend
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.torch.parallel.split import Rank, shard_of
@@ -28,19 +30,53 @@ def test_a_shard_has_its_heads_and_outputs_and_the_whole_hidden_state() -> None:
     assert [index for share in shares for index in range(12)[share]] == list(range(12))
 
 
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "num_ranks"), [(8, 2, 4), (6, 1, 3), (8, 8, 4), (12, 3, 6)])
+def test_the_queries_of_a_rank_read_the_keys_that_it_has(num_heads: int, num_kv_heads: int, num_ranks: int) -> None:
+    num_shares = min(num_ranks, num_kv_heads)
+    for number in range(num_ranks):
+        rank = Rank(number, num_ranks)
+        queries = range(num_heads)[rank.share_of(num_heads)]
+        keys = range(num_kv_heads)[rank.among(num_shares).share_of(num_kv_heads)]
+        per_key = len(queries) // len(keys)
+        read = [query // (num_heads // num_kv_heads) for query in queries]
+        assert read == [keys[place // per_key] for place in range(len(queries))]
+
+
+def test_a_shard_of_experts_has_a_part_of_each_expert() -> None:
+    spec, whole = shard_of(SPECS["experts"], 2), SPECS["experts"]
+    assert spec.experts is not None and whole.experts is not None
+    assert spec.experts == replace(whole.experts, intermediate_size=whole.experts.intermediate_size // 2)
+
+
 @pytest.mark.parametrize(
     ("name", "num_ranks", "words"),
     [
         ("plain", 64, "a number that divides the model's 4 query heads"),
-        ("partial", 2, "a number that divides the model's 1 key-value heads"),
-        ("experts", 2, "1: models with experts are not split yet"),
-        ("whole-norms", 2, "1: norms of more than a head of queries are not split yet"),
+        ("three-keys", 4, "a number that divides the model's 3 key-value heads, or a multiple of this number"),
+        ("odd-expert", 2, "a number that divides the model's 25 numbers between the matrices of an expert"),
+        ("latent", 2, "1: latents (MLA) are not split"),
+        ("whole-norms", 2, "1: a norm of all heads together is not split"),
     ],
 )
 def test_models_that_cannot_be_split_are_refused(name: str, num_ranks: int, words: str) -> None:
+    plain, experts = SPECS["plain"], SPECS["experts"]
+    assert experts.experts is not None
+    odd = {
+        "three-keys": replace(plain, attention=replace(plain.attention, num_heads=12, num_kv_heads=3)),
+        "odd-expert": replace(experts, experts=replace(experts.experts, intermediate_size=25)),
+    }
     with pytest.raises(InvalidConfigError) as caught:
-        shard_of(SPECS[name], num_ranks)
+        shard_of(({**SPECS, **odd})[name], num_ranks)
     assert str(caught.value) == f"tensor_parallel is {num_ranks}; allowed: {words}"
+
+
+def test_sums_over_ranks_are_refused_where_bits_must_not_depend_on_the_batch() -> None:
+    settings = {"backend": "torch", "device": "cuda", "tensor_parallel": 2, "tensor_parallel_sums": "reduce"}
+    backend_on("cuda", EngineConfig(**settings).resolved(), guide())
+    with pytest.raises(InvalidConfigError) as caught:
+        backend_on("cuda", EngineConfig(**settings, batch_invariant=True).resolved(), guide())
+    allowed = "gather with batch_invariant: sums over ranks depend on what else is in a step"
+    assert str(caught.value) == f"tensor_parallel_sums is 'reduce'; allowed: {allowed}"
 
 
 @pytest.mark.parametrize("backend", ["native", "reference", "auto"])
@@ -56,3 +92,29 @@ def test_only_torch_has_ranks(backend: str) -> None:
 def test_the_number_of_ranks_is_checked(value: Any) -> None:
     with pytest.raises(InvalidConfigError, match="tensor_parallel is"):
         EngineConfig(model="guide", tensor_parallel=value)
+
+
+ROOT = Path(__file__).parents[2]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in (ROOT / "docs/design/tensor-parallel.md").read_text().splitlines()
+    if line.startswith("| `")
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_the_table_says_what_ranks_do_with_other_features(row: list[str]) -> None:
+    settings = eval(f"dict({row[0].strip('`')})")
+    config = EngineConfig(**{"backend": "torch", "device": "cuda", "tensor_parallel": 2} | settings)
+    if row[1].startswith("works"):
+        backend_on("cuda", config.resolved(), guide())
+        tests = (ROOT / "tests/gpu/test_tensor_parallel.py").read_text()
+        assert f"def {row[2].strip('`')}(" in tests
+    else:
+        with pytest.raises(InvalidConfigError) as caught:
+            backend_on(config.device, config.resolved(), guide())
+        assert row[1] == f"refused: `{caught.value.allowed}`"
+
+
+def test_the_table_is_read() -> None:
+    assert len(ROWS) > 10

@@ -32,6 +32,7 @@ KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "i
 BACKENDS = ("auto", "native", "reference", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer", "plain")
+TENSOR_PARALLEL_SUMS = ("gather", "reduce")
 DISK_WRITES = ("on_hit", "always")
 SPECULATIONS = ("off", "auto", "ngram")
 MOST_DRAFTS: Final = 15
@@ -154,7 +155,13 @@ class EngineConfig:
     batch_invariant: bool = setting(
         False, "torch: give each request the same bits whatever else runs; native always does"
     )
-    tensor_parallel: int = setting(1, "processes that compute each step together, each with a part of every matrix")
+    tensor_parallel: int = setting(
+        1, "processes that compute each step together, each with a part of every matrix; on GPUs, one GPU each"
+    )
+    tensor_parallel_sums: str = setting(
+        "gather",
+        "what these processes exchange: gather (whole sums: the bits of one process) or reduce (parts of sums: faster)",
+    )
     num_threads: int | None = setting(None, "compute threads; none: one per core that this process may use")
     block_size: int = setting(16, "tokens in one block of KV memory")
     max_memory: int | str | None = setting(
@@ -249,6 +256,7 @@ class EngineConfig:
         require_int("max_adapter_rank", self.max_adapter_rank, 1, 512)
         require_int("block_size", self.block_size, 1, 4096)
         require_int("tensor_parallel", self.tensor_parallel, 1, 64)
+        require_one_of("tensor_parallel_sums", self.tensor_parallel_sums, TENSOR_PARALLEL_SUMS)
         require_int("seed", self.seed, 0, (1 << 63) - 1)
         for field in dataclasses.fields(self):
             if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool):
@@ -369,6 +377,7 @@ class EngineSettings(TypedDict, total=False):
     attention_backend: str
     batch_invariant: bool
     tensor_parallel: int
+    tensor_parallel_sums: str
     num_threads: int | None
     block_size: int
     max_memory: int | str | None

@@ -1,4 +1,4 @@
-"""The cores and the memory that this process may use; in a container, less than the machine has.
+"""The cores, the memory and the GPUs that a process may use; in a container, less than the machine has.
 
 Cores: the affinity mask, and the quota of the process's control groups. Memory: the machine's, and the limit of those
 groups. A group is limited by its parents too, so the least limit counts. Missing files mean no limit.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path("/")
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def granted_cores() -> int:
@@ -24,6 +25,17 @@ def usable_cores() -> int:
     """Return how many threads can compute at once: no more than the cores granted, nor than the time granted."""
     quota = core_quota()
     return granted_cores() if quota is None else max(1, min(granted_cores(), math.floor(quota)))
+
+
+def with_gpus(environ: Mapping[str, str], first: int, count: int = 1) -> dict[str, str]:
+    """Return an environment that sees a few of the GPUs that `environ` sees, from the one with a number on. Pure.
+
+    >>> with_gpus({"CUDA_VISIBLE_DEVICES": "4,6"}, 1)
+    {'CUDA_VISIBLE_DEVICES': '6'}
+    """
+    visible = [name.strip() for name in environ.get(VISIBLE_GPUS, "").split(",") if name.strip()]
+    own = visible[first : first + count] if visible else map(str, range(first, first + count))
+    return {**environ, VISIBLE_GPUS: ",".join(own)}
 
 
 def core_quota(root: Path = ROOT) -> float | None:

@@ -9,6 +9,7 @@ A process that only plans an engine makes a backend too, so torch is imported on
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, need
 from quire.compute.models import ModelDescription
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
-from quire.compute.torch.parallel.split import FIELD, shard_of
+from quire.compute.torch.parallel.split import FIELD, SUMS, bytes_of_rank, require_gpus, shard_of
 from quire.compute.torch.settings import (
     DTYPES,
     MOST_RECORDED_ADAPTERS,
@@ -26,11 +27,11 @@ from quire.compute.torch.settings import (
     block_spec,
     device_needs,
 )
-from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
 from quire.core.granted import free_memory, usable_cores
+from quire.core.kv_spec import KVCacheSpec
 from quire.core.memory_needs import MemoryNeeds
 from quire.core.step import MAX_STEP_DRAFTS
 
@@ -89,10 +90,11 @@ class TorchBackend:
             graphs=config.cuda_graphs,
             num_threads=(config.num_threads or usable_cores()) if device == "cpu" else 0,
             tensor_parallel=config.tensor_parallel,
+            tensor_parallel_sums=config.tensor_parallel_sums,
             max_model_len=config.max_model_len,
         )
         if config.tensor_parallel > 1:
-            _require_ranks(device, config, model)
+            _require_ranks(config)
         facts = BackendFacts(
             name="torch",
             device=device,
@@ -101,10 +103,8 @@ class TorchBackend:
             weights=config.weights,
             instruction_set=device,
             num_threads=settings.num_threads,
-            kv_spec=block_spec(model, settings),
-            weight_bytes=sum(
-                weight_bytes(each.spec, "bfloat16" if dtype == "float16" else dtype, config.weights) for each in models
-            ),
+            kv_spec=_kv_spec(model, settings),
+            weight_bytes=_weight_bytes(models, settings),
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
             makes_vectors=True,
@@ -118,9 +118,10 @@ class TorchBackend:
 
         Raises `InvalidConfigError` if the user asked for a GPU and none can be used.
         """
-        gpu = look(os.environ)
+        gpu = look(os.environ, config.tensor_parallel)
         if gpu.gpu is None and config.device == "auto":
             return None, ""
+        require_gpus(gpu, config.tensor_parallel)
         found = cls.of("cuda", config.resolved(gpu.total_bytes), model)
         num_bytes = found.facts.weight_bytes + found.facts.activation_bytes
         specs = [each.spec for each in (model, model.draft) if each is not None]
@@ -137,7 +138,7 @@ class TorchBackend:
             return needs_on_host(self.facts)
         free = self.gpu.free_bytes
         footprint = Footprint.foreseen(self.facts.weight_bytes, self.facts.activation_bytes, free)
-        return _needs_on_gpu(footprint, free, self.facts.adapter_bytes)
+        return self._needs_on_gpu(footprint, free)
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
         """Load the weights, compute the largest steps, and return the memory of both; None on a CPU. Mutates."""
@@ -146,7 +147,7 @@ class TorchBackend:
         found, num_adapters = self.footprint(note_loaded), len(self._model.adapters)
         if 0 < num_adapters <= MOST_RECORDED_ADAPTERS:  # what was recorded without adapters is recorded again with them
             found = replace(found, graph_bytes=2 * found.graph_bytes)
-        return _needs_on_gpu(found, self.gpu.free_bytes, self.facts.adapter_bytes)
+        return self._needs_on_gpu(found, self.gpu.free_bytes)
 
     def footprint(self, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Load the weights, compute the largest steps, and return their memory. Mutates: keeps the loaded model."""
@@ -160,6 +161,19 @@ class TorchBackend:
         loaded, self._loaded = self._loaded or self._load(note_loaded), None
         return loaded.parts(num_blocks, num_host_blocks, note_loaded)
 
+    def _needs_on_gpu(self, footprint: Footprint, free_bytes: int) -> MemoryNeeds:
+        """Return the needs on a GPU with this much free memory before anything is opened; of ranks, those of each."""
+        return MemoryNeeds(
+            footprint.weight_bytes,
+            footprint.activation_bytes,
+            rest_bytes=max(free_bytes - footprint.weight_bytes - footprint.free_bytes, 0),
+            free_bytes=footprint.weight_bytes + footprint.free_bytes,
+            kv_share=GPU_KV_SHARE,
+            host_bytes=(free_memory() or 0) // self._settings.tensor_parallel,
+            graph_bytes=footprint.graph_bytes,
+            adapter_bytes=self.facts.adapter_bytes,
+        )
+
     def _load(self, note_loaded: NoteLoaded | None) -> LoadedModel:
         if self._settings.tensor_parallel > 1:
             from quire.compute.torch.parallel.ranks import load_ranks
@@ -170,30 +184,35 @@ class TorchBackend:
         return load_model(self._model, self._settings, note_loaded)
 
 
-def _require_ranks(device: str, config: ResolvedConfig, model: ModelDescription) -> None:
-    """Raise `InvalidConfigError` unless several ranks can compute a model with these settings."""
-    shard_of(model.spec, config.tensor_parallel)
+def _require_ranks(config: ResolvedConfig) -> None:
+    """Raise `InvalidConfigError` for settings that several ranks do not have."""
     obstacles = {
-        "on a GPU: ranks on several GPUs have not been tried": device != "cpu",
         "with adapters": bool(config.adapter) or config.adapter_memory is not None,
         "with a disk cache": config.disk_cache is not None,
-        "with a draft model": model.draft is not None,
-        f"with kv_dtype {config.kv_dtype}": config.kv_dtype == "int4",
     }
     for obstacle, stands in obstacles.items():
         if stands:
             raise InvalidConfigError(FIELD, config.tensor_parallel, f"1 {obstacle}")
+    if config.batch_invariant and config.tensor_parallel_sums == "reduce":
+        allowed = "gather with batch_invariant: sums over ranks depend on what else is in a step"
+        raise InvalidConfigError(SUMS, "reduce", allowed)
 
 
-def _needs_on_gpu(footprint: Footprint, free_bytes: int, adapter_bytes: int) -> MemoryNeeds:
-    """Return the needs of an engine on a GPU with this much free memory before anything is opened."""
-    return MemoryNeeds(
-        footprint.weight_bytes,
-        footprint.activation_bytes,
-        rest_bytes=max(free_bytes - footprint.weight_bytes - footprint.free_bytes, 0),
-        free_bytes=footprint.weight_bytes + footprint.free_bytes,
-        kv_share=GPU_KV_SHARE,
-        host_bytes=free_memory() or 0,
-        graph_bytes=footprint.graph_bytes,
-        adapter_bytes=adapter_bytes,
-    )
+def _kv_spec(model: ModelDescription, settings: TorchSettings) -> KVCacheSpec:
+    """Return the content of a block: on GPUs that of one rank, else that of all. Refuses models that are not split."""
+    count = settings.tensor_parallel
+    if count == 1:
+        return block_spec(model, settings)
+    shard = shard_of(model.spec, count)
+    if settings.device == "cpu":
+        heads = replace(model.spec.attention, num_kv_heads=shard.attention.num_kv_heads * count)
+        shard = replace(model.spec, attention=heads)
+    return block_spec(replace(model, spec=shard), settings)
+
+
+def _weight_bytes(models: Sequence[ModelDescription], settings: TorchSettings) -> int:
+    """Return the bytes of the weights of a model and its draft model, on a GPU of those of the first rank."""
+    dtype = "bfloat16" if settings.dtype == "float16" else settings.dtype
+    count = settings.tensor_parallel if settings.device == "cuda" else 1
+    counts = (count, *(1 for _ in models[1:]))
+    return sum(bytes_of_rank(each.spec, n, dtype, settings.weights) for each, n in zip(models, counts, strict=True))

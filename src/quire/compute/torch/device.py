@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
@@ -40,7 +40,8 @@ INSTALL: Final = "pip install 'quire[torch]'"
 class DeviceFacts:
     """The facts about this machine's GPU. `gpu` None: no GPU answers, and `silence` says why.
 
-    `torch_cuda` is the version of CUDA that torch was built with; None: built for CPUs.
+    `torch_cuda` is the version of CUDA that torch was built with; None: built for CPUs. `others`: the other GPUs, if
+    several were asked for; bytes are then those of the fullest.
     """
 
     torch: str | None = None
@@ -52,6 +53,7 @@ class DeviceFacts:
     capability: tuple[int, int] = (0, 0)
     total_bytes: int = 0
     free_bytes: int = 0
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return the GPU in a line."""
@@ -130,26 +132,41 @@ def choose_device(facts: DeviceFacts, wanted: str, needs: DeviceNeeds = DeviceNe
 # ---- looking --------------------------------------------------------------------------------------------------------
 
 
-def look(environ: Mapping[str, str]) -> DeviceFacts:
-    """Return the facts about the first GPU that CUDA_VISIBLE_DEVICES allows. Runs nvidia-smi, if installed."""
+def look(environ: Mapping[str, str], count: int = 1) -> DeviceFacts:
+    """Return the facts about the first GPUs that CUDA_VISIBLE_DEVICES allows. Runs nvidia-smi, if installed."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    first = None if visible is None else visible.partition(",")[0].strip()
+    names = None if visible is None else [name.strip() for name in visible.split(",")][:count]
     torch_cuda = _torch_cuda()
     facts = DeviceFacts(_version("torch"), torch_cuda, _version("triton"))
-    if first in ("", "-1"):
+    if names is not None and names[0] in ("", "-1"):
         return _silent(facts, "CUDA_VISIBLE_DEVICES hides them all")
     program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
     if program is None:
         return _silent(facts, "there is no nvidia-smi, which comes with the driver")
     command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
-    if first is not None:
-        command.append(f"--id={first}")
+    if names is not None:
+        command.append(f"--id={','.join(names)}")
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return _silent(facts, f"nvidia-smi: {type(error).__name__}")
     lines = run.stdout.strip().splitlines() or run.stderr.strip().splitlines() or ["it says nothing"]
-    return _read(facts, lines[0]) if not run.returncode else _silent(facts, f"nvidia-smi: {lines[0]}")
+    if run.returncode:
+        return _silent(facts, f"nvidia-smi: {lines[0]}")
+    return _together([_read(facts, line) for line in lines[:count]])
+
+
+def _together(facts: Sequence[DeviceFacts]) -> DeviceFacts:
+    """Return the facts about several GPUs; the first silent one if there is one."""
+    for each in facts:
+        if each.gpu is None:
+            return each
+    return replace(
+        facts[0],
+        total_bytes=min(each.total_bytes for each in facts),
+        free_bytes=min(each.free_bytes for each in facts),
+        others=tuple(str(each.gpu) for each in facts[1:]),
+    )
 
 
 def _read(facts: DeviceFacts, line: str) -> DeviceFacts:

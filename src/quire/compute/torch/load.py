@@ -74,12 +74,12 @@ class LoadedModel:
         *,
         draft: LoadedModel | None = None,
     ) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         self.cache = cache
         self._settings = settings
         self._eos_token_ids = eos_token_ids
         self._draft = draft
-        self._sampler = create_sampler(decoder.spec.vocab_size, cache.device)
+        self.sampler = create_sampler(decoder.spec.vocab_size, cache.device)
 
     def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Return the model's memory without KV blocks. Mutates: allocates a KV memory of one block meanwhile.
@@ -100,14 +100,14 @@ class LoadedModel:
     def parts(self, num_blocks: int, num_host_blocks: int = 0, note_loaded: NoteLoaded | None = None) -> WorkerParts:
         """Return the parts of a worker with this many blocks. Mutates: the worker gets the KV memory."""
         self.cache.resize(num_blocks, num_host_blocks)
-        runner = self._runner(self._new_graphs(note_loaded))
-        parts = WorkerParts(runner, self.cache, self._sampler, self._eos_token_ids, launcher=runner)
+        runner = self.runner(self.new_graphs(note_loaded))
+        parts = WorkerParts(runner, self.cache, self.sampler, self._eos_token_ids, launcher=runner)
         parts = replace(parts, adapters=runner, has_adapter=runner.has_adapter)
         return parts if self._draft is None else self._draft.join(parts, runner.vocab_size)
 
     def join(self, parts: WorkerParts, vocab_size: int) -> WorkerParts:
         """Return the parts of a model of this many tokens, with this model as its draft model. Does not mutate."""
-        runner, spec = self._runner(self._new_graphs(None)), self._decoder.spec
+        runner, spec = self.runner(self.new_graphs(None)), self.decoder.spec
         sampler = create_sampler(min(vocab_size, spec.vocab_size), self.cache.device)
         draft = DraftParts(
             runner, self.cache, sampler, spec.context_length, most_tokens=self._settings.max_num_batched_tokens
@@ -116,25 +116,30 @@ class LoadedModel:
 
     def _prepared(self, *, records: bool, note_loaded: NoteLoaded | None = None) -> list[TorchRunner]:
         """Return the runners of the model and of its draft model, after their largest steps."""
-        runner = self._runner(self._new_graphs(note_loaded) if records else None)
+        runner = self.runner(self.new_graphs(note_loaded) if records else None)
         runner.prepare(self.cache)
         return [runner] if self._draft is None else [runner, *self._draft._prepared(records=records)]
 
-    def _runner(self, graphs: StepGraphs | None) -> TorchRunner:
-        cache, decoder = self.cache, self._decoder
-        rehearsals: tuple[StepInputs, ...] = ()
-        if cache.device.type == "cuda":
-            rehearsals = largest_steps(cache.spec, self._settings, decoder.spec.context_length)
-        return TorchRunner(decoder, self._sampler, cache.device, graphs=graphs, rehearsals=rehearsals)
+    def runner(self, graphs: StepGraphs | None) -> TorchRunner:
+        """Return a runner of the model over its KV memory. Does not mutate."""
+        parts = self.decoder, self.sampler, self.cache.device
+        return TorchRunner(*parts, graphs=graphs, rehearsals=self.rehearsals())
 
-    def _new_graphs(self, note_loaded: NoteLoaded | None) -> StepGraphs | None:
+    def rehearsals(self) -> tuple[StepInputs, ...]:
+        """Return the largest steps; none on a CPU, which compiles nothing."""
+        if self.cache.device.type != "cuda":
+            return ()
+        return largest_steps(self.cache.spec, self._settings, self.decoder.spec.context_length)
+
+    def new_graphs(self, note_loaded: NoteLoaded | None) -> StepGraphs | None:
+        """Return the graphs of the model, not recorded yet; None if steps are not recorded."""
         if self.cache.device.type != "cuda" or not self._settings.graphs:
             return None
-        settings, spec = self._settings, self._decoder.spec
+        settings, spec = self._settings, self.decoder.spec
         max_short = settings.max_num_seqs + settings.max_step_drafts
         num_processors = torch.cuda.get_device_properties(self.cache.device).multi_processor_count
         max_tokens = most_recorded(spec, settings, num_processors)
-        return StepGraphs(self._decoder, CudaRecorder(), max_short, max_tokens, note_loaded=note_loaded)
+        return StepGraphs(self.decoder, CudaRecorder(), max_short, max_tokens, note_loaded=note_loaded)
 
 
 def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None = None) -> LoadedModel:

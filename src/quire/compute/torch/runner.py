@@ -142,15 +142,7 @@ class TorchRunner:
         """Start a step, in halves if it does not fit."""
         self._make_room(int(inputs.rows.max()) + 1)
         try:
-            with lost_if_it_fails():
-                batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
-                if inputs.token_ids.min() < 0:
-                    self._fill_in(batch, rows)
-                if inputs.adapters:
-                    batch = replace(batch, adapted=adapted_runs(inputs, self._adapters))
-                if self._graphs is not None and self._graphs.takes(batch):
-                    return self._graphs.run(batch, cache.pairs())
-                return self._decoder.run(batch, cache.pairs())
+            return self._computed(inputs, cache)
         except torch.OutOfMemoryError as error:
             if len(inputs.entries) == 1:
                 raise MemoryError(str(error)) from error
@@ -165,6 +157,18 @@ class TorchRunner:
             torch.cat([each.finite_logits for each in halves]),
             _joined([each.states for each in halves]),
         )
+
+    def _computed(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
+        """Start a step as a whole."""
+        with lost_if_it_fails():
+            batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
+            if inputs.token_ids.min() < 0:
+                self._fill_in(batch, rows)
+            if inputs.adapters:
+                batch = replace(batch, adapted=adapted_runs(inputs, self._adapters))
+            if self._graphs is not None and self._graphs.takes(batch):
+                return self._graphs.run(batch, cache.pairs())
+            return self._decoder.run(batch, cache.pairs())
 
     def _fill_in(self, batch: StepBatch, rows: torch.Tensor) -> None:
         """Replace unknown tokens by the last tokens that their rows drew. Mutates the batch."""

@@ -37,7 +37,7 @@ class TorchSettings:
 
     `graphs`: on a GPU, record steps at the start and replay them. `attention`: "triton", "flashinfer", "plain" or
     "auto", which is triton on a GPU and plain elsewhere. `tensor_parallel`: ranks that compute together; each reads the
-    model for `max_model_len` tokens, as it was planned.
+    model for `max_model_len` tokens, as it was planned. `tensor_parallel_sums`: "gather" or "reduce".
     """
 
     device: str = "cuda"
@@ -54,6 +54,7 @@ class TorchSettings:
     num_threads: int = 0
     graphs: bool = True
     tensor_parallel: int = 1
+    tensor_parallel_sums: str = "gather"
     max_model_len: int | None = None
 
     @property

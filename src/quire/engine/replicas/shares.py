@@ -1,7 +1,8 @@
 """What each of several engines gets of a machine.
 
 Threads and memory of a CPU are shared out equally, so that as many engines take what one would have taken. Each engine
-on a GPU has a GPU of its own, and all of its memory; the memory of the host is shared out.
+on a GPU has a GPU of its own, or one for each of its ranks, and all of their memory; the memory of the host is shared
+out.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.core.config import EngineConfig
+from quire.core.granted import with_gpus
 from quire.core.memory_needs import UNKNOWN_FREE_BYTES
 
 if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
-
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def share_of(blueprint: EngineBlueprint, num_replicas: int) -> EngineConfig:
@@ -41,13 +41,13 @@ def share_of(blueprint: EngineBlueprint, num_replicas: int) -> EngineConfig:
 
 
 def environment_of(config: EngineConfig, index: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of an engine: on GPUs it sees the one with its number, of those that we see. Pure.
+    """Return the environment of an engine: on GPUs it sees those of its number, of those that we see. Pure.
 
     >>> environment_of(EngineConfig(device="cuda"), 1, {"CUDA_VISIBLE_DEVICES": "4,6"})
     {'CUDA_VISIBLE_DEVICES': '6'}
+    >>> environment_of(EngineConfig(device="cuda", tensor_parallel=2), 1, {})
+    {'CUDA_VISIBLE_DEVICES': '2,3'}
     """
     if config.device != "cuda":
         return dict(environ)
-    visible = [name.strip() for name in environ.get(VISIBLE_GPUS, "").split(",") if name.strip()]
-    own = visible[index] if index < len(visible) else "" if visible else str(index)
-    return {**environ, VISIBLE_GPUS: own}
+    return with_gpus(environ, index * config.tensor_parallel, config.tensor_parallel)

@@ -1,8 +1,11 @@
-"""What the leading rank tells the others, over a pair of sockets: a frame before each thing that they do together.
+"""What ranks tell each other, over a pair of sockets: a frame before each thing that they do together.
 
     leader                                             follower
       Begin ───────────────────────────────────────►         once: the model and the group to join
-      Allocate, Moves, Step ───────────────────────►         in the order in which the leader does it itself
+                  ◄─────────────────────────────── Ready      it has started, so that nobody waits for one that ended
+      Measure ─────────────────────────────────────►         on a GPU: load, compute the largest steps
+                  ◄──────────────────────────── Measured      the memory that they take there
+      Allocate, Prepare, Moves, Step ──────────────►         in the order in which the leader does it itself
       the end of the connection ───────────────────►         it ends
 
 A frame is its length in four bytes and its fields in MessagePack. The columns of a step are bytes of 32-bit integers.
@@ -11,15 +14,18 @@ A frame is its length in four bytes and its fields in MessagePack. The columns o
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Final
 
 import msgspec
 import numpy as np
-import torch
 
-from quire.compute.torch.attention.base import StepBatch, StepShape
+from quire.compute.arrays import IntArray
+from quire.compute.torch.footprint import Footprint
 from quire.compute.torch.settings import TorchSettings
+from quire.compute.worker.model_runner import StepInputs
 from quire.core.step import BlockCopy, BlockMove, StepPlan, column
 
 LENGTH_BYTES: Final = 4
@@ -38,11 +44,29 @@ class Begin(Frame, frozen=True):
     meeting: str
 
 
+class Ready(Frame, frozen=True):
+    """A follower has started."""
+
+
+class Measure(Frame, frozen=True):
+    """Compute the largest steps with all ranks, and say what memory they take."""
+
+
+class Measured(Frame, frozen=True):
+    """The memory of a follower's device."""
+
+    footprint: Footprint
+
+
 class Allocate(Frame, frozen=True):
     """Allocate the KV memory."""
 
     num_blocks: int
     num_host_blocks: int
+
+
+class Prepare(Frame, frozen=True):
+    """Compute the largest steps, and record others."""
 
 
 class Moves(Frame, frozen=True):
@@ -78,74 +102,90 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Column:
-        """Return the numbers of a tensor."""
-        return cls(tensor.cpu().numpy().astype(np.int32, copy=False).tobytes(), tuple(tensor.shape))
+    def of(cls, array: IntArray) -> Column:
+        """Return the numbers of an array."""
+        return cls(array.astype(np.int32).tobytes(), array.shape)
 
-    def to_tensor(self) -> torch.Tensor:
-        """Return the tensor."""
-        if not self.data:  # torch makes no tensor of an empty buffer
-            return torch.empty(self.shape, dtype=torch.int32)
-        return torch.frombuffer(bytearray(self.data), dtype=torch.int32).view(self.shape)
+    def to_array(self) -> IntArray:
+        """Return the array."""
+        return np.frombuffer(self.data, np.int32).reshape(self.shape).astype(np.int64)
 
 
 class Step(Frame, frozen=True):
-    """Compute a step: the columns of a `StepBatch`."""
+    """Compute a step: the columns of `StepInputs`. Tables are cut to the longest context."""
 
-    columns: list[Column]  # tokens, positions, starts of queries, lengths, logits
+    columns: list[Column]  # starts of queries, tokens, positions, starts of logits, logits, rows, states
     slots: list[Column]
     block_tables: list[Column]
-    num_decodes: int
-    num_short: int
-    longest_query: int
-    longest_context: int
 
     @classmethod
-    def of(cls, batch: StepBatch) -> Step:
+    def of(cls, inputs: StepInputs, block_size: int) -> Step:
         """Return the frame of a step. Does not mutate."""
-        shape = batch.shape
-        columns = (batch.token_ids, batch.positions, batch.query_starts, batch.lengths, batch.logit_indices)
+        most = int(inputs.positions.max()) // block_size + 1
+        columns = (inputs.query_starts, inputs.token_ids, inputs.positions, inputs.logit_starts, inputs.logit_indices)
         return cls(
-            [Column.of(tensor) for tensor in columns],
-            [Column.of(tensor) for tensor in batch.slots],
-            [Column.of(tensor) for tensor in batch.block_tables],
-            shape.num_decodes,
-            shape.num_short,
-            shape.longest_query,
-            shape.longest_context,
+            [Column.of(each) for each in (*columns, inputs.rows, inputs.state_indices)],
+            [Column.of(each) for each in inputs.slots],
+            [Column.of(each[:, :most]) for each in inputs.block_tables],
         )
 
-    def to_batch(self) -> StepBatch:
+    def to_inputs(self) -> StepInputs:
         """Return the step."""
-        token_ids, positions, query_starts, lengths, logit_indices = (each.to_tensor() for each in self.columns)
-        slots, tables = (tuple(each.to_tensor() for each in some) for some in (self.slots, self.block_tables))
-        shape = StepShape(
-            self.num_decodes,
-            self.num_short,
-            self.longest_query,
-            self.longest_context,
-            query_starts.numpy().astype(np.int64),
-            lengths.numpy().astype(np.int64),
-            tuple(table.numpy().astype(np.int64) for table in tables),
+        query_starts, token_ids, positions, logit_starts, logits, rows, states = (
+            each.to_array() for each in self.columns
         )
-        return StepBatch(token_ids, positions, query_starts, lengths, slots, tables, logit_indices, shape)
+        return StepInputs(
+            entries=tuple(range(len(rows))),
+            query_starts=query_starts,
+            token_ids=token_ids,
+            positions=positions,
+            slots=tuple(each.to_array() for each in self.slots),
+            block_tables=tuple(each.to_array() for each in self.block_tables),
+            logit_starts=logit_starts,
+            logit_indices=logits,
+            rows=rows,
+            state_indices=states,
+        )
 
 
-AnyFrame = Begin | Allocate | Moves | Step
+AnyFrame = Begin | Ready | Measure | Measured | Allocate | Prepare | Moves | Step
 _DECODER: Final[msgspec.msgpack.Decoder[AnyFrame]] = msgspec.msgpack.Decoder(AnyFrame)
 
 
 def send_frame(to: Sequence[socket.socket], frame: Frame) -> None:
-    """Send a frame to some followers; raises `OSError` if one of them is gone."""
+    """Send a frame to some ranks; raises `OSError` if one of them is gone."""
     body: Any = msgspec.msgpack.encode(frame)
     for connection in to:
         connection.sendall(len(body).to_bytes(LENGTH_BYTES, "little") + body)
 
 
-def receive_frame(connection: socket.socket) -> AnyFrame | None:
-    """Wait for a frame; None when the leader is gone."""
-    head = _read(connection, LENGTH_BYTES)
-    body = None if head is None else _read(connection, int.from_bytes(head, "little"))
+class Inbox:
+    """The frames that arrive, read by a thread of their own, so that an end is noticed while a device computes."""
+
+    def __init__(self, connection: socket.socket, note_end: Callable[[], None]) -> None:
+        self._connection = connection
+        self._note_end = note_end
+        self._frames: SimpleQueue[AnyFrame | None] = SimpleQueue()
+        Thread(target=self._read_all, name="frames of a rank", daemon=True).start()
+
+    def take(self) -> AnyFrame | None:
+        """Wait for a frame; None when the other end is gone, after all frames."""
+        return self._frames.get()
+
+    def _read_all(self) -> None:
+        while (frame := _receive_frame(self._connection)) is not None:
+            self._frames.put(frame)
+        self._frames.put(None)
+        self._note_end()
+
+
+def _receive_frame(connection: socket.socket) -> AnyFrame | None:
+    """Wait for a frame; None when the other end is gone."""
+    try:
+        head = _read(connection, LENGTH_BYTES)
+        body = None if head is None else _read(connection, int.from_bytes(head, "little"))
+    except OSError:
+        return None
     return None if body is None else _DECODER.decode(body)
 
 

@@ -1,60 +1,93 @@
-"""RankGroup: the ranks of a model, and what they exchange while they compute: columns of rows, gathered.
+"""RankGroup: the ranks of a model, and what they exchange while they compute.
 
-Ranks meet by a file in a folder that only this user can enter, and talk over the loopback interface. Nothing is summed
-across ranks. A rank that is gone, or silent for too long, is the end of the group: no later step can be computed.
+    gather       columns of rows, from all ranks to all        whole sums: the bits do not depend on the number of ranks
+    sum          numbers of the same rows, added up            with `tensor_parallel_sums` "reduce"
+    broadcast    tokens that the first rank has drawn
+
+Ranks meet by a file in a folder that only this user can enter, and talk over the loopback interface; on GPUs, NCCL
+finds the links between them. On CPUs an exchange waits; on GPUs it is launched like a kernel and can be recorded.
+
+A rank that is gone is the end of the group: no later step can be computed. gloo notices that by itself. NCCL's kernels
+would wait forever, so the thread that notices calls `abort`.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import distributed
 
-from quire.compute.torch.parallel.shards import JoiningMatrix, ShardedMatrix
+from quire.compute.models.base import ExpertsSpec
+from quire.compute.torch.experts import ExpertOperations
+from quire.compute.torch.parallel.shards import JoiningMatrix, PartialMatrix, ShardedMatrix
 from quire.compute.torch.parallel.split import Rank
 from quire.compute.torch.products import Matrix, Product
 from quire.core.errors import ExecutorLostError
 
 PATIENCE_S: Final = 300
 GONE: Final = "a rank of tensor_parallel is gone; its reason is in the log"
-INTERFACE: Final = {"GLOO_SOCKET_IFNAME": "lo"}
+INTERFACE: Final = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """What a process of a group has in its environment: by default, ranks listen on an interface that others reach."""
 
 
 class RankGroup:
     """The ranks of one model; each process has its own."""
 
-    def __init__(self, rank: Rank, meeting: Path) -> None:
+    def __init__(self, rank: Rank, meeting: Path, device: str = "cpu") -> None:
         self.rank = rank
+        self._on_gpu = device == "cuda"
         os.environ.update(INTERFACE)
+        make = distributed.ProcessGroupNCCL if self._on_gpu else distributed.ProcessGroupGloo
         try:
             store = distributed.FileStore(str(meeting), rank.count)
-            self._gloo = distributed.ProcessGroupGloo(store, rank.number, rank.count, timedelta(seconds=PATIENCE_S))
+            self._ranks: Any = make(store, rank.number, rank.count, timedelta(seconds=PATIENCE_S))
         except RuntimeError as error:
             raise ExecutorLostError(GONE) from error
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return rows of which each rank has some columns, whole. Waits for all ranks.
+        """Return rows of which each rank has some columns, whole.
 
         Raises `ExecutorLostError` if one of them is gone.
         """
+        count = self.rank.count
         if not rows.numel():
-            return rows.new_empty((len(rows), rows.shape[1] * self.rank.count))
+            return rows.new_empty((len(rows), rows.shape[1] * count))
         ours = rows.contiguous().view(torch.uint8)  # a group knows fewer number types than torch
-        pieces = [torch.empty_like(ours) for _ in range(self.rank.count)]
-        try:
-            self._gloo.allgather([pieces], [ours]).wait()
-        except RuntimeError as error:
-            raise ExecutorLostError(GONE) from error
-        return torch.cat([piece.view(rows.dtype) for piece in pieces], dim=-1)
+        pieces = ours.new_empty((count * len(ours), ours.shape[1]))
+        _wait(lambda: self._ranks._allgather_base(pieces, ours))
+        return pieces.view(rows.dtype).view(count, *rows.shape).transpose(0, 1).flatten(1)
+
+    def sum(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the rows of all ranks. Mutates them."""
+        if rows.numel():
+            _wait(lambda: self._ranks.allreduce([rows]))
+        return rows
+
+    def broadcast(self, numbers: torch.Tensor) -> None:
+        """Replace numbers by those of the first rank. Mutates them."""
+        _wait(lambda: self._ranks.broadcast(numbers, 0))
+
+    def abort(self) -> None:
+        """End exchanges that wait for a rank that is gone; may be called from any thread."""
+        if self._on_gpu:
+            self._ranks.abort()
 
 
-class GatheringProduct:
-    """A product of rows with matrices of which each rank has some outputs."""
+def _wait(exchange: Callable[[], Any]) -> None:
+    """Do an exchange: on CPUs wait for it, on GPUs have later launches wait."""
+    try:
+        exchange().wait()
+    except RuntimeError as error:
+        raise ExecutorLostError(GONE) from error
+
+
+class RanksProduct:
+    """A product of rows with matrices of which each rank has some outputs, or some inputs."""
 
     def __init__(self, product: Product, group: RankGroup) -> None:
         self._product = product
@@ -65,4 +98,33 @@ class GatheringProduct:
         if isinstance(matrix, JoiningMatrix):
             rows = self._group.gather(rows)
         products = self._product(rows, matrix)
+        if isinstance(matrix, PartialMatrix):
+            return self._group.sum(products)
         return self._group.gather(products) if isinstance(matrix, ShardedMatrix) else products
+
+
+class RanksExperts:
+    """Experts of which each rank has some outputs of each, or some inputs; implements `ExpertOperations`.
+
+    Every rank routes all rows, and has a part of every expert: what is exchanged does not depend on the routing. What
+    experts give is added up before it is exchanged, so a row is sent once and not once for each of its experts.
+    """
+
+    def __init__(self, experts: ExpertOperations[Any], group: RankGroup, *, sums: bool) -> None:
+        self._experts = experts
+        self._group = group
+        self._join = group.sum if sums else group.gather
+
+    def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> Any:
+        """Return the experts of rows."""
+        return self._experts.route(scores, slots, spec)
+
+    def product(self, rows: torch.Tensor, experts: Matrix, routing: Any) -> torch.Tensor:
+        """Return the product of each pair with the part of its expert that this rank has."""
+        if isinstance(experts, JoiningMatrix):
+            rows = self._group.gather(rows)
+        return self._experts.product(rows, experts, routing)
+
+    def combine(self, outputs: torch.Tensor, routing: Any) -> torch.Tensor:
+        """Return the weighted sum of each row's pairs, from all ranks."""
+        return self._join(self._experts.combine(outputs, routing))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import torch
@@ -11,63 +12,113 @@ import torch
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.torch.cache import TorchCache
-from quire.compute.torch.decoder import Engines
-from quire.compute.torch.load import create_attention, engines_for, open_device
-from quire.compute.torch.parallel.group import GatheringProduct, RankGroup
-from quire.compute.torch.parallel.shards import ShardReader, marked
+from quire.compute.torch.decoder import TorchDecoder
+from quire.compute.torch.load import (
+    LoadedModel,
+    create_attention,
+    engines_for,
+    load_model,
+    open_device,
+    with_key_centres,
+)
+from quire.compute.torch.parallel.group import RankGroup, RanksExperts, RanksProduct
+from quire.compute.torch.parallel.shards import ShardedMatrix, ShardReader, marked
 from quire.compute.torch.parallel.split import FIELD, Rank, shard_of
 from quire.compute.torch.products import Matrix, Product
-from quire.compute.torch.settings import TorchSettings, kv_cache_spec
+from quire.compute.torch.settings import TorchSettings, block_spec
 from quire.compute.torch.weights import DTYPES, TorchWeights
 from quire.compute.weights.decoder_weights import WeightReader
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import InvalidConfigError, OutOfMemoryError
 from quire.core.executor import NoteLoaded
 
 NUM_ROWS: Final = 16
 
 
 class Shard(NamedTuple):
-    """What a rank computes with. `spec`: its heads and outputs alone; `cache`: the KV memory of its heads."""
+    """What a rank computes with: a decoder of its heads and outputs, and the KV memory of its heads.
 
-    spec: DecoderSpec
-    weights: TorchWeights
-    engines: Engines
+    `draft`: the draft model, whole, which only the first rank has.
+    """
+
+    decoder: TorchDecoder
     cache: TorchCache
+    draft: LoadedModel | None
 
 
 def load_shard(
-    model: ModelDescription,
-    settings: TorchSettings,
-    group: RankGroup,
-    note_loaded: NoteLoaded | None = None,
-    make_cache: Callable[..., TorchCache] = TorchCache,
+    model: ModelDescription, settings: TorchSettings, group: RankGroup, note_loaded: NoteLoaded | None = None
 ) -> Shard:
     """Return the shard of a rank, once all ranks have theirs."""
-    torch.set_num_threads(max(1, settings.num_threads // group.rank.count))
-    spec, device = shard_of(model.spec, group.rank.count), open_device(settings.device)
+    rank, sums = group.rank, settings.tensor_parallel_sums == "reduce"
+    spec, device = shard_of(model.spec, rank.count), open_device(settings.device)
+    draft = None if model.draft is None else load_model(model.draft, settings.of_draft())
+    if settings.num_threads:
+        torch.set_num_threads(max(1, settings.num_threads // rank.count))
     dtype = "float32" if settings.dtype == "float16" else settings.dtype
-    reader = WeightReader(model.spec, model.source.tensors(), dtype, settings.weights, note_loaded)
-    shard = TorchWeights.load(spec, ShardReader(reader, group.rank), DTYPES[settings.dtype], device)
-    weights = marked(shard, spec, group.rank)
-    cache = make_cache(kv_cache_spec(spec, settings), create_attention(spec, settings), device, num_blocks=0)
+    whole = WeightReader(model.spec, model.source.tensors(), dtype, settings.weights, note_loaded)
+    reader = ShardReader(whole, model.spec, rank, sums=sums)
+    try:
+        weights = marked(TorchWeights.load(spec, reader, DTYPES[settings.dtype], device), spec, rank, sums=sums)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"the weights of a rank do not fit into the memory of {device}") from error
+    block = block_spec(replace(model, spec=spec), settings)
+    cache = TorchCache(block, create_attention(spec, settings), device, num_blocks=0)
+    cache.draft = None if draft is None else draft.cache
     engines = engines_for(weights, settings, cache)
     if settings.batch_invariant:
-        require_same_bits(weights, engines.product, group.rank)
-    engines = replace(engines, product=GatheringProduct(engines.product, group))
-    group.gather(torch.zeros(1, 1))
-    return Shard(spec, weights, engines, cache)
+        like = torch.empty(0, dtype=weights.dtype, device=device)
+        require_same_bits(split_matrices(weights, model.spec, rank), engines.product, like)
+    product, experts = RanksProduct(engines.product, group), RanksExperts(engines.experts, group, sums=sums)
+    engines = replace(engines, product=product, experts=experts)
+    group.gather(torch.zeros(1, 1, device=device))
+    if cache.spec.dtype == "int4":
+        weights = with_key_centres(spec, weights, engines)
+    return Shard(TorchDecoder(spec, weights, engines), cache, draft)
 
 
-def require_same_bits(weights: TorchWeights, product: Product, rank: Rank) -> None:
+class SplitMatrix(NamedTuple):
+    """A matrix that ranks share: its inputs, and of each part fused in it the outputs and the share of this rank."""
+
+    num_inputs: int
+    parts: tuple[tuple[int, Rank], ...]
+
+
+def split_matrices(weights: TorchWeights, spec: DecoderSpec, rank: Rank) -> set[SplitMatrix]:
+    """Return the matrices of the weights of a rank that are split, each shape once. `spec`: that of the whole model."""
+    heads, found = spec.attention, set()
+    keys = rank.among(min(rank.count, heads.num_kv_heads))
+    projected = [(heads.num_heads, rank), (heads.num_kv_heads, keys), (heads.num_kv_heads, keys)]
+
+    def add(matrix: Matrix, *sizes: tuple[int, Rank]) -> None:
+        found.add(SplitMatrix(matrix.weight.shape[-1], sizes or ((matrix.weight.shape[-2] * rank.count, rank),)))
+
+    if isinstance(weights.head, ShardedMatrix):
+        add(weights.head)
+    for layer in weights.layers:
+        add(layer.projection, *((count * heads.head_dim, of) for count, of in projected))
+        add(layer.output)
+        for mlp, shape in ((layer.mlp, spec.mlp), (layer.experts, spec.experts)):
+            if mlp is not None and shape is not None:
+                add(mlp.up, *(((shape.intermediate_size, rank),) * (2 if spec.mlp.gated else 1)))
+                add(mlp.down)
+    return found
+
+
+def require_same_bits(matrices: Iterable[SplitMatrix], product: Product, like: torch.Tensor) -> None:
     """Raise `InvalidConfigError` unless some outputs of a matrix are computed as those of all are. Does not mutate.
 
-    Tries random numbers in a matrix of each shape, because a library may choose another kernel for a narrower one.
+    Tries random numbers in each matrix, of the type and on the device of `like`, because a library may choose another
+    kernel for a narrower one.
     """
     random = torch.Generator().manual_seed(0)
-    for size in {matrix.weight.shape for matrix in weights.matrices()}:
-        whole = torch.randn((size[0] * rank.count, size[1]), generator=random).to(weights.dtype)
-        rows = torch.randn((NUM_ROWS, size[1]), generator=random).to(weights.dtype)
-        share = rank.share_of(len(whole))
-        if not torch.equal(product(rows, Matrix(whole))[:, share], product(rows, Matrix(whole[share]))):
-            allowed = "1 with batch_invariant: on this machine a part of a matrix has other bits than the whole"
-            raise InvalidConfigError(FIELD, rank.count, allowed)
+    for num_inputs, parts in matrices:
+        starts = accumulate((size for size, _ in parts), initial=0)
+        own = torch.cat(
+            [start + torch.arange(size)[of.share_of(size)] for start, (size, of) in zip(starts, parts, strict=False)]
+        )
+        whole = torch.randn((sum(size for size, _ in parts), num_inputs), generator=random).to(like)
+        rows = torch.randn((NUM_ROWS, num_inputs), generator=random).to(like)
+        if not torch.equal(product(rows, Matrix(whole))[:, own], product(rows, Matrix(whole[own]))):
+            shape = f"{len(own)} of {len(whole)} outputs of {num_inputs} numbers"
+            allowed = f"1 with batch_invariant: on this machine {shape} have other bits than in the whole matrix"
+            raise InvalidConfigError(FIELD, parts[0][1].count, allowed)

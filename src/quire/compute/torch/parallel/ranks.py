@@ -1,46 +1,65 @@
-"""Ranks: the leading one, in the engine's process, and those that follow it, in processes of their own.
+"""The leading rank, in the engine's process, and what it has of the others.
 
-    engine process: scheduler, Worker ── LeadingDecoder, LeadingCache ── frames ──► follower: its shard, its KV memory
+    engine process: scheduler, Worker ── LeadingRunner, LeadingCache ── frames ──► follower: its shard, its KV memory
                                                └────────── gathered columns ──────────────┘
 
 All ranks have one block table: the same blocks, each with the heads of its rank. The leader decides and samples; a
-follower does what it is told, and ends with its connection.
+follower does what it is told, and ends with its connection. On GPUs each follower sees one GPU, the one of its number;
+steps are launched and recorded by all ranks alike. A step is only taken for done while all followers are there: NCCL
+leaves anything in the results of an exchange that it had to end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import signal
+import os
 import socket
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.base import DecoderSpec
-from quire.compute.models.hub import resolve_model
-from quire.compute.torch.attention.base import KVPair, StepBatch
+import torch
+
+from quire.compute.backend import WorkerParts
+from quire.compute.models import ModelDescription
+from quire.compute.sampling.draws import Draws
+from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
-from quire.compute.torch.decoder import DecoderOutputs, Engines, TorchDecoder
+from quire.compute.torch.decoder import DecoderOutputs
+from quire.compute.torch.footprint import DeviceMemory, Footprint
+from quire.compute.torch.graphs import StepGraphs
 from quire.compute.torch.load import LoadedModel
-from quire.compute.torch.parallel.frames import Allocate, Begin, Frame, Moves, Step, receive_frame, send_frame
+from quire.compute.torch.parallel.frames import (
+    Allocate,
+    Begin,
+    Frame,
+    Inbox,
+    Measure,
+    Measured,
+    Moves,
+    Prepare,
+    Ready,
+    Step,
+    send_frame,
+)
 from quire.compute.torch.parallel.group import GONE, RankGroup
-from quire.compute.torch.parallel.loading import load_shard
+from quire.compute.torch.parallel.loading import Shard, load_shard
 from quire.compute.torch.parallel.split import Rank
+from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.settings import TorchSettings
-from quire.compute.torch.weights import TorchWeights
-from quire.core.errors import ExecutorLostError, QuireError
+from quire.compute.worker.model_runner import StepInputs, StepOutputs
+from quire.compute.worker.step_ahead import Drawn, StepUnderWay
+from quire.core.errors import ExecutorLostError
 from quire.core.executor import NoteLoaded
+from quire.core.granted import with_gpus
 from quire.core.python_process import start_python
 from quire.core.step import StepPlan
 
+FOLLOWER: Final = "quire.compute.torch.parallel.follower"
 ENDING_S: Final = 10.0
-STARTED: Final = b"s"
-"""What a follower says before it joins the group, so that nobody waits there for one that has ended."""
 
 
 class Followers:
@@ -48,21 +67,39 @@ class Followers:
 
     def __init__(self, model: ModelDescription, settings: TorchSettings, meeting: Path) -> None:
         self._connections: list[socket.socket] = []
+        self._inboxes: list[Inbox] = []
         self._processes: list[subprocess.Popen[Any]] = []
+        self._when_gone: Callable[[], None] | None = None
+        self._is_whole = True
         for rank in range(1, settings.tensor_parallel):
             ours, theirs = socket.socketpair()
+            environment = with_gpus(os.environ, rank) if settings.device == "cuda" else None
             with theirs:
-                arguments = ("-m", "quire.compute.torch.parallel.ranks", str(theirs.fileno()))
-                process = start_python(*arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-                self._processes.append(process)
+                self._processes.append(
+                    start_python(
+                        *("-m", FOLLOWER, str(theirs.fileno())),
+                        environment=environment,
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                    )
+                )
             self._connections.append(ours)
             send_frame([ours], Begin(model.source.name, settings, rank, str(meeting)))
+            self._inboxes.append(Inbox(ours, self._note_end))
 
     def wait(self) -> None:
         """Wait until all of them have started. Raises `ExecutorLostError` if one of them has ended."""
-        for connection in self._connections:
-            if not connection.recv(len(STARTED)):
-                raise ExecutorLostError(GONE)
+        self._answers(Ready)
+
+    def end_with(self, group: RankGroup) -> None:
+        """From now on, end the exchanges of a group if one of them is gone. Mutates."""
+        self._when_gone = group.abort
+        if not self._is_whole:
+            group.abort()
+
+    def measured(self) -> list[Footprint]:
+        """Return the memory that each has measured. Waits. Raises `ExecutorLostError` if one of them has ended."""
+        return [frame.footprint for frame in self._answers(Measured)]
 
     def send(self, frame: Frame) -> None:
         """Have all of them do the same. Raises `ExecutorLostError` if one is gone."""
@@ -71,9 +108,16 @@ class Followers:
         except OSError as error:
             raise ExecutorLostError(GONE) from error
 
+    def require_all(self) -> None:
+        """Raise `ExecutorLostError` if one of them is gone."""
+        if not self._is_whole:
+            raise ExecutorLostError(GONE)
+
     def end(self) -> None:
         """End them. May be called twice."""
         for connection in self._connections:
+            with contextlib.suppress(OSError):  # it may be closed already
+                connection.shutdown(socket.SHUT_RDWR)  # which a thread that reads it notices, unlike its closing
             connection.close()
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -82,45 +126,161 @@ class Followers:
             process.kill()
             process.wait()
 
+    def _answers(self, kind: type[Any]) -> list[Any]:
+        answers = [inbox.take() for inbox in self._inboxes]
+        if not all(isinstance(answer, kind) for answer in answers):
+            raise ExecutorLostError(GONE)
+        return answers
 
-class LeadingDecoder(TorchDecoder):
-    """The decoder of the first rank: the others compute each step with it."""
+    def _note_end(self) -> None:
+        """Note that one of them is gone, before an exchange with it can end. Mutates; called by any thread."""
+        self._is_whole = False
+        if self._when_gone is not None:
+            self._when_gone()
 
-    def __init__(self, spec: DecoderSpec, weights: TorchWeights, engines: Engines, followers: Followers) -> None:
-        super().__init__(spec, weights, engines)
-        self._followers = followers
 
-    def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
-        """Compute one step with all ranks. Raises `ExecutorLostError` if a rank fails: the others cannot go on."""
-        self._followers.send(Step.of(batch))
+class RankRunner(TorchRunner):
+    """Runs the steps of a rank. Tokens that only the first rank knows come from there."""
+
+    def __init__(self, group: RankGroup, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._group = group
+
+    def follow(self, inputs: StepInputs, cache: TorchCache) -> None:
+        """Start a step of which only the first rank needs the outputs. Mutates its slots in the cache."""
+        self._computed(inputs, cache)
+
+    def _computed(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
+        """Start a step as a whole. If that fails, the other ranks cannot go on: it is not tried again in halves."""
         try:
-            return super().run(batch, pairs)
+            return super()._computed(inputs, cache)
         except (RuntimeError, MemoryError) as error:
             raise ExecutorLostError(f"a step of tensor_parallel has failed: {error}") from error
 
+    def _fill_in(self, batch: StepBatch, rows: torch.Tensor) -> None:
+        if self._group.rank.number == 0:
+            super()._fill_in(batch, rows)
+        self._group.broadcast(batch.token_ids)
 
-class LeadingCache(TorchCache):
-    """The KV memory of the first rank: what happens to its blocks happens to those of the others."""
 
-    def __init__(self, followers: Followers, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+class LeadingCache:
+    """The KV memory of the first rank; implements `KVMemory`. What happens to its blocks happens to those of all."""
+
+    def __init__(self, own: TorchCache, followers: Followers, num_host_blocks: int) -> None:
+        self.spec = own.spec
+        self.num_blocks = own.num_blocks
+        self.own = own
+        self._num_host_blocks = num_host_blocks
         self._followers = followers
 
     def allocate(self) -> None:
         """Allocate the memory of all ranks. Mutates."""
         self._followers.send(Allocate(self.num_blocks, self._num_host_blocks))
-        super().allocate()
+        self.own.allocate()
 
     def apply(self, plan: StepPlan) -> None:
         """Start the plan's moves and copies on all ranks. Mutates."""
         if plan.moves_out or plan.copies or plan.moves_in:
             self._followers.send(Moves.of(plan))
-        super().apply(plan)
+        self.own.apply(plan)
+
+    def read_block(self, block: int, group: int, buffer: memoryview) -> None:
+        """Copy what this rank has of a block into `buffer`. Does not mutate."""
+        self.own.read_block(block, group, buffer)
+
+    def write_block(self, block: int, group: int, buffer: memoryview) -> None:
+        """Copy bytes as `read_block` gives them into a block of this rank. Mutates."""
+        self.own.write_block(block, group, buffer)
 
     def release(self) -> None:
         """Give the memory back, and end the other ranks. Mutates; may be called twice."""
-        super().release()
+        self.own.release()
         self._followers.end()
+
+
+class LeadingRunner:
+    """Runs the steps of the first rank, and has the others run them; implements `ModelRunner` and `Launcher`."""
+
+    def __init__(self, runner: RankRunner, followers: Followers) -> None:
+        self._runner = runner
+        self._followers = followers
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens of the model."""
+        return self._runner.vocab_size
+
+    def prepare(self, cache: LeadingCache) -> None:
+        """Compute the largest steps and record others, on all ranks. Does not mutate the cache."""
+        self._followers.send(Prepare())
+        self._runner.prepare(cache.own)
+        self._followers.require_all()
+
+    def run(self, inputs: StepInputs, cache: LeadingCache) -> StepOutputs:
+        """Compute one step with all ranks and wait for it. Raises `ExecutorLostError` if one of them fails."""
+        self._followers.send(Step.of(inputs, cache.spec.block_size))
+        outputs = self._runner.run(inputs, cache.own)
+        self._followers.require_all()
+        return outputs
+
+    def launch(self, inputs: StepInputs, draws: Draws, cache: LeadingCache) -> StepOfRanks:
+        """Start a step and its draws with all ranks. Mutates its slots in the cache."""
+        self._followers.send(Step.of(inputs, cache.spec.block_size))
+        return StepOfRanks(self._runner.launch(inputs, draws, cache.own), self._followers)
+
+
+class StepOfRanks:
+    """A running step of all ranks; implements `StepUnderWay`."""
+
+    def __init__(self, step: StepUnderWay, followers: Followers) -> None:
+        self._step = step
+        self._followers = followers
+
+    def wait(self) -> Drawn:
+        """Wait for the results, and return them. Raises `ExecutorLostError` if a rank is gone."""
+        drawn = self._step.wait()
+        self._followers.require_all()
+        return drawn
+
+
+class RankModel(LoadedModel):
+    """The shard of a rank as a model."""
+
+    def __init__(self, shard: Shard, group: RankGroup, settings: TorchSettings, eos_token_ids: frozenset[int]) -> None:
+        super().__init__(shard.decoder, shard.cache, settings, eos_token_ids, draft=shard.draft)
+        self._group = group
+
+    def runner(self, graphs: StepGraphs | None) -> RankRunner:
+        """Return a runner of the shard."""
+        parts = self._group, self.decoder, self.sampler, self.cache.device
+        return RankRunner(*parts, graphs=graphs, rehearsals=self.rehearsals())
+
+
+class LeadingModel(RankModel):
+    """The shard of the first rank as a model: the others do with theirs what it does."""
+
+    def __init__(self, followers: Followers, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._followers = followers
+
+    def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
+        """Return the memory without KV blocks, of each kind that of the rank with the most. Waits for all ranks."""
+        self._followers.send(Measure())
+        ours = super().measured(memory, note_loaded)
+        found = [ours, *self._followers.measured()]
+        return Footprint(
+            weight_bytes=max(each.weight_bytes for each in found),
+            activation_bytes=max(each.activation_bytes for each in found),
+            graph_bytes=max(each.graph_bytes for each in found),
+            free_bytes=min(each.free_bytes for each in found),
+        )
+
+    def parts(self, num_blocks: int, num_host_blocks: int = 0, note_loaded: NoteLoaded | None = None) -> WorkerParts:
+        """Return the parts of a worker that leads the other ranks. Mutates: the worker gets the KV memory."""
+        parts = super().parts(num_blocks, num_host_blocks, note_loaded)
+        runner = LeadingRunner(self.runner(self.new_graphs(note_loaded)), self._followers)
+        cache = LeadingCache(self.cache, self._followers, num_host_blocks)
+        return replace(parts, runner=runner, launcher=runner, cache=cache, adapters=None, has_adapter=None)
 
 
 def load_ranks(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None) -> LoadedModel:
@@ -133,56 +293,11 @@ def load_ranks(model: ModelDescription, settings: TorchSettings, note_loaded: No
         followers = Followers(model, settings, meeting)
         try:
             followers.wait()
-            group = RankGroup(Rank(0, settings.tensor_parallel), meeting)
-            shard = load_shard(model, settings, group, note_loaded, partial(LeadingCache, followers))
+            group = RankGroup(Rank(0, settings.tensor_parallel), meeting, settings.device)
+            followers.end_with(group)
+            shard = load_shard(model, settings, group, note_loaded)
+            followers.require_all()
         except BaseException:
             followers.end()
             raise
-    leader = LeadingDecoder(shard.spec, shard.weights, shard.engines, followers)
-    return LoadedModel(leader, shard.cache, settings, frozenset(model.eos_token_ids))
-
-
-def follow(connection: socket.socket, load: Callable[[Begin], tuple[TorchDecoder, TorchCache]]) -> None:
-    """Do what the leader says until it is gone."""
-    begin = receive_frame(connection)
-    if not isinstance(begin, Begin):
-        return
-    connection.sendall(STARTED)
-    decoder, cache = load(begin)
-    while (frame := receive_frame(connection)) is not None:
-        match frame:
-            case Allocate(num_blocks, num_host_blocks):
-                cache.resize(num_blocks, num_host_blocks)
-                cache.allocate()
-            case Moves():
-                cache.apply(frame.to_plan())
-            case Step():
-                decoder.run(frame.to_batch(), cache.pairs())
-
-
-def load_follower(begin: Begin) -> tuple[TorchDecoder, TorchCache]:
-    """Join the group, and load the shard of a rank."""
-    rank = Rank(begin.rank, begin.settings.tensor_parallel)
-    group = RankGroup(rank, Path(begin.meeting))
-    model = read_model(resolve_model(begin.model), begin.settings.max_model_len)
-    shard = load_shard(model, begin.settings, group)
-    return TorchDecoder(shard.spec, shard.weights, shard.engines), shard.cache
-
-
-def main(descriptor: int) -> int:
-    """Follow the leader at the other end of an inherited socket; returns the exit status."""
-    with socket.socket(fileno=descriptor) as connection:
-        try:
-            follow(connection, load_follower)
-        except ExecutorLostError:
-            pass  # the leader knows, or is gone
-        except QuireError as error:
-            print(f"quire: a rank of tensor_parallel has failed: {error}", file=sys.stderr)
-            return 1
-    return 0
-
-
-if __name__ == "__main__":
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # meant for the leader
-        signal.signal(ignored, signal.SIG_IGN)
-    sys.exit(main(int(sys.argv[1])))
+    return LeadingModel(followers, shard, group, settings, frozenset(model.eos_token_ids))

@@ -1,10 +1,13 @@
 """Shards: what one of several ranks holds of a model, always whole outputs of a matrix.
 
-    query, key, value    the outputs of its heads          gate, up    its part of the outputs
-    output, down, head   its part of the outputs           the rest    everything: embedding, norms
+    query, key, value        the outputs of its heads        gate, up, also of experts    its part of the outputs
+    output, down, head       its part of the outputs         the rest                     everything
 
 No sum is split: an output is one sum over all inputs, computed by one rank. So gathering the outputs of all ranks gives
 what one rank would have computed, to the bit, if the library adds up in the same order for a narrower matrix.
+
+With `tensor_parallel_sums` "reduce", the matrices `output` and `down` are split by inputs instead, and ranks add up
+their products: half as many exchanges, and other bits for another number of ranks.
 """
 
 from __future__ import annotations
@@ -14,14 +17,20 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, Part
-from quire.compute.torch.parallel.split import Rank
+from quire.compute.models.base import DecoderSpec, NormScope, Part
+from quire.compute.torch.parallel.split import Rank, splits_head
 from quire.compute.torch.products import Matrix
 from quire.compute.torch.weights import MLP, PartReader, TorchWeights
 from quire.compute.weights.decoder_weights import Parts, PartWeights
 
-SPLIT: Final = frozenset(
-    {Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN, Part.HEAD, Part.SINKS}
+OF_KEYS: Final = frozenset({Part.KEY, Part.VALUE})
+"""Parts of key-value heads, of which there may be fewer than ranks."""
+ENDS: Final = frozenset({Part.OUTPUT, Part.DOWN, Part.EXPERT_DOWN})
+"""The last matrices of sublayers, which read what all ranks have computed."""
+SPLIT: Final = (
+    frozenset({Part.QUERY, Part.GATE, Part.UP, Part.EXPERT_GATE, Part.EXPERT_UP, Part.HEAD, Part.SINKS})
+    | OF_KEYS
+    | ENDS
 )
 """Parts of which a rank has some of the outputs, or of the heads."""
 
@@ -38,12 +47,23 @@ class JoiningMatrix(ShardedMatrix):
     __slots__ = ()
 
 
-class ShardReader:
-    """Implements `PartReader`: the part of a rank of what another reader reads."""
+class PartialMatrix(Matrix):
+    """Some of the inputs of a matrix, for rows of which each rank has these inputs; products are added up."""
 
-    def __init__(self, reader: PartReader, rank: Rank) -> None:
+    __slots__ = ()
+
+
+class ShardReader:
+    """Implements `PartReader`: the part of a rank of what another reader reads. `sums`: ends are split by inputs."""
+
+    def __init__(self, reader: PartReader, spec: DecoderSpec, rank: Rank, *, sums: bool = False) -> None:
         self._reader = reader
         self._rank = rank
+        self._of_keys = rank.among(min(rank.count, spec.attention.num_kv_heads))
+        self._split_parts = SPLIT if splits_head(spec, rank.count) else SPLIT - {Part.HEAD}
+        if spec.attention.qk_norm_scope is NormScope.EACH_HEAD:
+            self._split_parts |= {Part.QUERY_NORM, Part.KEY_NORM}
+        self._summed = ENDS if sums else frozenset()
 
     def model(self) -> Parts:
         """Return the parts outside of layers."""
@@ -54,8 +74,8 @@ class ShardReader:
         return self._split(self._reader.layer(index))
 
     def experts(self, layer: int) -> Iterator[Parts]:
-        """There are none: `shard_of` refuses such models."""
-        return self._reader.experts(layer)
+        """Yield the parts of each expert of a layer."""
+        return map(self._split, self._reader.experts(layer))
 
     def codes_of(self, part: Part) -> str:
         """Return "int8" for a part that will be int8, else nothing."""
@@ -67,35 +87,39 @@ class ShardReader:
 
     def _split(self, parts: Parts) -> Parts:
         split: Mapping[Part, PartWeights] = {
-            name: self._shard(piece) if name in SPLIT else piece for name, piece in parts.items()
+            name: self._shard(name, piece) if name in self._split_parts else piece for name, piece in parts.items()
         }
         return MappingProxyType(dict(split))
 
-    def _shard(self, piece: PartWeights) -> PartWeights:
-        rows = self._rank.share_of(len(piece.weight))
+    def _shard(self, name: Part, piece: PartWeights) -> PartWeights:
+        if name in self._summed:
+            columns = self._rank.share_of(piece.weight.shape[1])
+            return replace(piece, weight=piece.weight[:, columns], bias=piece.bias if self._rank.number == 0 else None)
+        rank = self._of_keys if name in OF_KEYS or name is Part.KEY_NORM else self._rank
+        rows = rank.share_of(len(piece.weight))
         return replace(piece, weight=piece.weight[rows], bias=None if piece.bias is None else piece.bias[rows])
 
 
-def marked(weights: TorchWeights, spec: DecoderSpec, rank: Rank) -> TorchWeights:
-    """Return the weights of a rank with the matrices marked whose products are gathered. Does not mutate.
+def marked(weights: TorchWeights, spec: DecoderSpec, rank: Rank, *, sums: bool = False) -> TorchWeights:
+    """Return the weights of a rank with the matrices marked whose products are exchanged. Does not mutate.
 
     A head that is also the embedding: its share of the rows.
     """
-    head = weights.head
-    if spec.tied_head:
-        rows = rank.share_of(spec.vocab_size)
+    head, end = weights.head, PartialMatrix if sums else JoiningMatrix
+    if splits_head(spec, rank.count):
+        rows = rank.share_of(spec.vocab_size) if spec.tied_head else slice(None)
         bias, scales = (None if each is None else each[rows] for each in (head.bias, head.scales))
-        head = Matrix(head.weight[rows], bias, scales)
+        head = ShardedMatrix(head.weight[rows], bias, scales)
+
+    def marked_mlp(mlp: MLP | None) -> MLP | None:
+        return None if mlp is None else MLP(mlp.up, _as(end, mlp.down))
+
     layers = tuple(
-        replace(
-            layer,
-            output=_joining(layer.output),
-            mlp=None if layer.mlp is None else MLP(layer.mlp.up, _joining(layer.mlp.down)),
-        )
+        replace(layer, output=_as(end, layer.output), mlp=marked_mlp(layer.mlp), experts=marked_mlp(layer.experts))
         for layer in weights.layers
     )
-    return replace(weights, head=ShardedMatrix(head.weight, head.bias, head.scales), layers=layers)
+    return replace(weights, head=head, layers=layers)
 
 
-def _joining(matrix: Matrix) -> JoiningMatrix:
-    return JoiningMatrix(matrix.weight, matrix.bias, matrix.scales)
+def _as(kind: type[Matrix], matrix: Matrix) -> Matrix:
+    return kind(matrix.weight, matrix.bias, matrix.scales)

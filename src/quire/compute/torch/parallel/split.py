@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from quire.compute.models.base import DecoderSpec, NormScope
+from quire.compute.torch.device import DeviceFacts
+from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.errors import InvalidConfigError
 
 FIELD: Final = "tensor_parallel"
+SUMS: Final = "tensor_parallel_sums"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +30,63 @@ class Rank:
         width = size // self.count
         return slice(self.number * width, (self.number + 1) * width)
 
+    def among(self, count: int) -> Rank:
+        """Return the share of this rank if there are only `count` shares, so that several ranks have the same.
+
+        >>> [Rank(number, 4).among(2).number for number in range(4)]
+        [0, 0, 1, 1]
+        """
+        return Rank(self.number * count // self.count, count)
+
 
 def shard_of(spec: DecoderSpec, num_ranks: int) -> DecoderSpec:
     """Return what each of several ranks computes; raises `InvalidConfigError` if the model cannot be split so."""
-    heads, mlp = spec.attention, spec.mlp
-    sizes = {
-        "query heads": heads.num_heads,
-        "key-value heads": heads.num_kv_heads,
-        "numbers between the matrices of an MLP": mlp.intermediate_size,
-        "numbers in a hidden state": spec.hidden_size,
-        "tokens in the vocabulary": spec.vocab_size,
-    }
+    heads, mlp, experts = spec.attention, spec.mlp, spec.experts
+    if heads.latent is not None:
+        raise InvalidConfigError(FIELD, num_ranks, "1: latents (MLA) are not split")
+    if heads.qk_norm is not None and heads.qk_norm_scope is NormScope.ALL_HEADS:
+        raise InvalidConfigError(FIELD, num_ranks, "1: a norm of all heads together is not split")
+    sizes = {"query heads": heads.num_heads, "numbers in a hidden state": spec.hidden_size}
+    if not all(layer.sparse for layer in spec.layers):
+        sizes["numbers between the matrices of an MLP"] = mlp.intermediate_size
+    if experts is not None:
+        sizes["numbers between the matrices of an expert"] = experts.intermediate_size
     for name, size in sizes.items():
         if size % num_ranks:
             raise InvalidConfigError(FIELD, num_ranks, f"a number that divides the model's {size} {name}")
-    if spec.experts is not None:
-        raise InvalidConfigError(FIELD, num_ranks, "1: models with experts are not split yet")
-    if heads.qk_norm is not None and heads.qk_norm_scope is not NormScope.HEAD:
-        raise InvalidConfigError(FIELD, num_ranks, "1: norms of more than a head of queries are not split yet")
-    attention = replace(heads, num_heads=heads.num_heads // num_ranks, num_kv_heads=heads.num_kv_heads // num_ranks)
-    return replace(spec, attention=attention, mlp=replace(mlp, intermediate_size=mlp.intermediate_size // num_ranks))
+    num_kv_heads = heads.num_kv_heads
+    if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
+        allowed = f"a number that divides the model's {num_kv_heads} key-value heads, or a multiple of this number"
+        raise InvalidConfigError(FIELD, num_ranks, allowed)
+    attention = replace(heads, num_heads=heads.num_heads // num_ranks, num_kv_heads=max(1, num_kv_heads // num_ranks))
+    return replace(
+        spec,
+        attention=attention,
+        mlp=replace(mlp, intermediate_size=mlp.intermediate_size // num_ranks),
+        experts=experts and replace(experts, intermediate_size=experts.intermediate_size // num_ranks),
+    )
+
+
+def splits_head(spec: DecoderSpec, num_ranks: int) -> bool:
+    """Return whether each rank computes a part of the logits; if the vocabulary cannot be divided, all compute all."""
+    return spec.vocab_size % num_ranks == 0
+
+
+def bytes_of_rank(spec: DecoderSpec, num_ranks: int, dtype: str, weights: str) -> int:
+    """Return the bytes of the weights of a rank: the embedding whole, and a share of the rest."""
+    whole = weight_bytes(spec, dtype, weights)
+    if num_ranks == 1:
+        return whole
+    kept = spec.vocab_size * (spec.embedding_size or spec.hidden_size) * (4 if dtype == "float32" else 2)
+    kept *= 1 if splits_head(spec, num_ranks) or spec.tied_head else 2
+    return min(whole, kept + max(whole - kept, 0) // num_ranks)
+
+
+def require_gpus(facts: DeviceFacts, num_ranks: int) -> None:
+    """Raise `InvalidConfigError` unless there are as many GPUs as ranks, all of one kind. Pure."""
+    names = [] if facts.gpu is None else [facts.gpu, *facts.others]
+    if names and len(names) < num_ranks:
+        allowed = f"at most {len(names)} on the GPUs of this machine: each rank needs one of its own"
+        raise InvalidConfigError(FIELD, num_ranks, allowed)
+    if len(set(names)) > 1:
+        raise InvalidConfigError(FIELD, num_ranks, f"1 here: ranks need equal GPUs, not {' and '.join(names)}")
