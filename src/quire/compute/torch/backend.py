@@ -13,14 +13,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
-from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, needs_on_host
+from quire.compute.adapters.room import room_for
+from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
 from quire.compute.torch.parallel.split import FIELD, shard_of
 from quire.compute.torch.settings import (
     DTYPES,
-    MOST_RECORDED_ADAPTERS,
     TorchSettings,
     activation_bytes,
     block_spec,
@@ -75,6 +75,7 @@ class TorchBackend:
         dtype = config.dtype
         if dtype == "auto":
             dtype = model.dtype if model.dtype in DTYPES else "bfloat16"
+        room = room_for(model, config, 4 if dtype == "float32" else 2)
         settings = TorchSettings(
             device=device,
             dtype=dtype,
@@ -90,6 +91,7 @@ class TorchBackend:
             num_threads=(config.num_threads or usable_cores()) if device == "cpu" else 0,
             tensor_parallel=config.tensor_parallel,
             max_model_len=config.max_model_len,
+            adapter_room=room,
         )
         if config.tensor_parallel > 1:
             _require_ranks(device, config, model)
@@ -108,7 +110,8 @@ class TorchBackend:
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
             makes_vectors=True,
-            adapter_bytes=adapter_bytes(model, config, dtype),
+            adapter_bytes=0 if room is None else room.num_bytes,
+            adapter_room=room,
         )
         return cls(facts, model, settings)
 
@@ -143,10 +146,7 @@ class TorchBackend:
         """Load the weights, compute the largest steps, and return the memory of both; None on a CPU. Mutates."""
         if self.gpu is None:
             return None
-        found, num_adapters = self.footprint(note_loaded), len(self._model.adapters)
-        if 0 < num_adapters <= MOST_RECORDED_ADAPTERS:  # what was recorded without adapters is recorded again with them
-            found = replace(found, graph_bytes=2 * found.graph_bytes)
-        return _needs_on_gpu(found, self.gpu.free_bytes, self.facts.adapter_bytes)
+        return _needs_on_gpu(self.footprint(note_loaded), self.gpu.free_bytes, self.facts.adapter_bytes)
 
     def footprint(self, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Load the weights, compute the largest steps, and return their memory. Mutates: keeps the loaded model."""

@@ -13,6 +13,7 @@ from quire.compute.backend import DraftParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.sampling.reference import ReferenceSampler
+from quire.compute.torch.adapters import AdapterSlots
 from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.cache import TorchCache
@@ -80,6 +81,8 @@ class LoadedModel:
         self._eos_token_ids = eos_token_ids
         self._draft = draft
         self._sampler = create_sampler(decoder.spec.vocab_size, cache.device)
+        room = settings.adapter_room
+        self._slots = None if room is None else AdapterSlots(decoder.spec, room, decoder.dtype, cache.device)
 
     def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Return the model's memory without KV blocks. Mutates: allocates a KV memory of one block meanwhile.
@@ -89,11 +92,12 @@ class LoadedModel:
         self.cache.resize(1, 0)
         self.cache.allocate()
         try:
-            return measure(
+            found = measure(
                 memory,
                 lambda: self._prepared(records=False),
                 lambda: self._prepared(records=True, note_loaded=note_loaded),
             )
+            return found if self._slots is None else found.without_adapters(self._slots.num_bytes)
         finally:
             self.cache.release()
 
@@ -125,7 +129,9 @@ class LoadedModel:
         rehearsals: tuple[StepInputs, ...] = ()
         if cache.device.type == "cuda":
             rehearsals = largest_steps(cache.spec, self._settings, decoder.spec.context_length)
-        return TorchRunner(decoder, self._sampler, cache.device, graphs=graphs, rehearsals=rehearsals)
+        return TorchRunner(
+            decoder, self._sampler, cache.device, graphs=graphs, rehearsals=rehearsals, slots=self._slots
+        )
 
     def _new_graphs(self, note_loaded: NoteLoaded | None) -> StepGraphs | None:
         if self.cache.device.type != "cuda" or not self._settings.graphs:
