@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from quire.compute.adapters.folder import Adapter, read_adapter
-from quire.compute.adapters.loading import AdapterLoader
+from quire.compute.adapters.loading import LOADS_AT_ONCE, AdapterLoader
 from quire.core.adapters import LOADING, READY
 from support.adapted_model import AdaptedModel
 from support.adapters import adapter_tensors, write_adapter
@@ -52,7 +54,7 @@ def test_dropping_an_adapter_whose_load_hangs_does_not_wait(tmp_path: Path) -> N
     assert ended.wait(LONG_S), "the gate is still closed"
     assert loader.states() == {} and not disk.has()
     disk.gate.set()
-    loader.close()  # waits for the thread
+    end_of_loads()
     assert not disk.has(), "what was dropped before it came is not kept"
 
 
@@ -68,10 +70,38 @@ def test_an_adapter_that_is_wanted_again_is_there_after_the_load_that_was_droppe
     assert loader.has_adapter(disk.digest) and loader.states() == {disk.digest: READY}
     assert disk.asked.acquire(timeout=LONG_S), "the second load has read it"
     loader.load(disk.digest, str(disk.folder))
-    loader.close()
+    end_of_loads()
     assert not disk.asked.acquire(blocking=False), "it is there: nothing is read again"
     loader.drop(disk.digest)
     assert not disk.has() and loader.states() == {}
+
+
+def test_loads_that_hang_do_not_hold_up_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, gate = SlowDisk(tmp_path), threading.Event()
+
+    def read(folder: str, digest: str) -> Adapter:
+        if digest != disk.digest:
+            assert gate.wait(LONG_S)
+        return read_adapter(Path(folder), disk.spec, 32, disk.digest)
+
+    loader = AdapterLoader(disk.model.parts.adapters, read)  # type: ignore[arg-type]
+    for index in range(LOADS_AT_ONCE - 1):
+        loader.load(f"hung-{index}", str(disk.folder))
+    loader.load(disk.digest, str(disk.folder))
+    assert loader.has_adapter(disk.digest)
+    monkeypatch.setattr("quire.compute.adapters.loading.LOAD_S", 0.0)
+    assert not loader.has_adapter("hung-0"), "a step waits only for so long"
+    monkeypatch.setattr("quire.compute.adapters.loading.CLOSE_S", 0.0)
+    loader.close()
+    gate.set()
+    end_of_loads()
+
+
+def end_of_loads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "quire-adapters":
+            thread.join(LONG_S)
+            assert not thread.is_alive()
 
 
 def _then(work: Callable[[], None], ended: threading.Event) -> Callable[[], None]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from quire.compute.models.base import Activation, ExpertsSpec, Part
-from quire.compute.torch.adapters import AdaptedRun, Add, LowRankMatrices, LowRankSums, TorchAdapter
+from quire.compute.torch.adapters import AdaptedStep, Add, LowRankMatrices, LowRankSums
 from quire.compute.torch.experts import MLPs, PlainExperts
 from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.kernels import expert_groups
@@ -157,14 +157,15 @@ def test_outputs_are_added_in_the_order_of_ids(dtype: torch.dtype, device: str) 
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
-def adapter_of(device: str) -> TorchAdapter:
-    """Return an adapter of rank 16 for all matrices of `sparse`."""
+def slots_of(device: str) -> Mapping[Part, LowRankMatrices]:
+    """Return two slots for adapters of rank 16, for all matrices of `sparse`."""
     sizes = {Part.EXPERT_GATE: (20, 24), Part.EXPERT_UP: (20, 24), Part.EXPERT_DOWN: (24, 20)}
     found = {}
     for seed, (part, (outputs, inputs)) in enumerate(sizes.items()):
-        a, b = random(6, 16, inputs), random(6, outputs, 16).roll(seed)
-        found[part] = LowRankMatrices(Matrix(a.to(device) / 8), Matrix(b.to(device) / 8), 1.0)
-    return [found]
+        a, b = random(12, 16, inputs), random(12, outputs, 16).roll(seed)
+        scales = torch.arange(1, 13, dtype=torch.float32) / 48
+        found[part] = LowRankMatrices(Matrix(a.to(device)), Matrix(b.to(device)), scales.to(device))
+    return found
 
 
 def sparse(
@@ -172,12 +173,12 @@ def sparse(
     rows: torch.Tensor,
     *,
     is_int8: bool = False,
-    runs: Sequence[AdaptedRun] = (),
-    merged: TorchAdapter | None = None,
+    step: AdaptedStep | None = None,
+    merged: int | None = None,
 ) -> torch.Tensor:
     """Return what a layer of experts makes of rows of 24 numbers; its router takes them one by one.
 
-    `merged`: an adapter whose matrices are added to those of the layer.
+    `merged`: a slot whose matrices are added to those of the layer.
     """
 
     def matrices(*sizes: int) -> Matrix:
@@ -191,10 +192,14 @@ def sparse(
     mlps = MLPs(operations, TiledProduct(1), experts, Activation.SILU, gated=True)
     router, slots = Matrix(random(6, 24).to(rows.device)), torch.arange(len(rows), device=rows.device)
     sizes = {Part.EXPERT_GATE: 20, Part.EXPERT_UP: 20, Part.EXPERT_DOWN: 24}
-    add = Add(LowRankSums(TiledProduct(1), experts.product, sizes), runs, 0)
+    add = Add.to(step, LowRankSums(experts, sizes))
     up, down = exact(matrices(40, 24)), exact(matrices(24, 20))
     if merged is not None:
-        gate_change, up_change, down_change = (each.b.weight @ each.a.weight for each in merged[0].values())
+        mine = slice(6 * merged, 6 * merged + 6)
+        gate_change, up_change, down_change = (
+            each.scales[mine, None, None] * (each.b.weight[mine] @ each.a.weight[mine])
+            for each in slots_of(str(rows.device)).values()
+        )
         up = Matrix(up.weight + torch.cat([gate_change, up_change], dim=1))
         down = Matrix(down.weight + down_change)
     return mlps.sparse(rows, slots, router, MLP(up, down), SPEC, add)
@@ -214,15 +219,16 @@ def test_a_layer_computes_what_the_plain_one_does(num_rows: int, is_int8: bool, 
 def test_rows_of_an_adapter_have_what_merged_experts_give(kind: str, device: str) -> None:
     fused = FusedExperts(batch_invariant=kind == "invariant")
     experts: FusedExperts | PlainExperts = PlainExperts(TiledProduct(1)) if kind == "plain" else fused
-    rows, adapter = random(30, 24).to(device), adapter_of(device)
-    base, merged = sparse(experts, rows), sparse(experts, rows, merged=adapter)
-    found = sparse(experts, rows, runs=[AdaptedRun(0, 3, adapter), AdaptedRun(10, 25, adapter)])
-    mask = torch.tensor([0 <= row < 3 or 10 <= row < 25 for row in range(30)], device=device)
-    torch.testing.assert_close(found[mask], merged[mask], rtol=1e-4, atol=1e-4)
-    assert (merged - base).abs().max() > 0.1
-    assert torch.equal(found[~mask], base[~mask]), "the others keep their bits"
-    masked = sparse(experts, rows, runs=[AdaptedRun(0, 30, adapter, mask[:, None])])
-    assert torch.equal(masked, found), "as in recorded steps"
+    rows, slots = random(30, 24).to(device), [slots_of(device)]
+    ids = [0] * 3 + [-1] * 7 + [1] * 15 + [-1] * 5
+    found = sparse(experts, rows, step=AdaptedStep(slots, 2, torch.tensor(ids, dtype=torch.int32, device=device)))
+    base = sparse(experts, rows)
+    for slot in (0, 1):
+        mask, merged = torch.tensor([each == slot for each in ids], device=device), sparse(experts, rows, merged=slot)
+        torch.testing.assert_close(found[mask], merged[mask], rtol=1e-4, atol=1e-4)
+        assert (merged - base)[mask].abs().max() > 0.1
+    others = torch.tensor([each < 0 for each in ids], device=device)
+    assert torch.equal(found[others], base[others]), "the others keep their bits"
 
 
 @pytest.mark.parametrize(("batch_invariant", "num_rows"), [(True, 60), (False, 40)])

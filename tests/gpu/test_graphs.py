@@ -5,6 +5,7 @@ Without a GPU what records computes anew (`support.recorders`), with attention i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,21 +16,26 @@ import pytest
 import torch
 
 from quire.compute.adapters.folder import Adapter, read_adapter
+from quire.compute.adapters.places import ADAPTED
+from quire.compute.adapters.room import AdapterRoom
 from quire.compute.models import read_model
+from quire.compute.models.base import Part
 from quire.compute.models.source import ModelFolder
 from quire.compute.sampling.draws import Draws
 from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.cache import TorchCache
+from quire.compute.torch.count_table import Counted
 from quire.compute.torch.graphs import PROMPT_SIZES, SIZES, StepGraphs
 from quire.compute.torch.load import LoadedModel, load_decoder, load_model
-from quire.compute.torch.rehearsal import largest_steps
+from quire.compute.torch.rehearsal import largest_steps, rehearsed_draws
 from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.settings import kv_cache_spec
 from quire.compute.torch.upload import uploaded
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.worker import Worker
+from quire.core.errors import CheckpointError, ExecutionError
 from support.adapters import adapter_tensors, write_adapter
 from support.recorders import recorder_of
 from support.step_plans import PlanDriver, Work
@@ -45,7 +51,10 @@ MAX_SEQUENCES = 4
 
 
 class Run:
-    """A worker driven by hand, with recorded steps or without; with prompts up to `most` tokens."""
+    """A worker driven by hand, with recorded steps or without; with prompts up to `most` tokens.
+
+    `adapters` are there from the start; there are as many slots, or `num_slots`.
+    """
 
     def __init__(
         self,
@@ -54,11 +63,13 @@ class Run:
         *,
         records: bool,
         adapters: Sequence[Adapter] = (),
+        num_slots: int = 0,
         most: int = 0,
         invariant: bool = True,
     ) -> None:
-        settings = replace(FLOAT32, device=device, batch_invariant=invariant, graphs=False)
         spec, where = read_model(ModelFolder(folder)).spec, torch.device(device)
+        room = AdapterRoom.of(spec, 16, ADAPTED, 4, count=num_slots or len(adapters)) if num_slots or adapters else None
+        settings = replace(FLOAT32, device=device, batch_invariant=invariant, graphs=False, adapter_room=room)
         kv_spec = kv_cache_spec(spec, settings)
         attention = TritonAttention(
             kv_spec, where, num_heads=spec.attention.num_heads, num_processors=4, batch_invariant=invariant
@@ -262,7 +273,7 @@ def test_replayed_decodes_with_adapters_are_those_computed(
         assert ([step[row] for step in found] == [step[row] for step in plain]) == (name is None)
 
 
-def test_masks_are_those_of_the_step_that_is_replayed(full: Path, device: str) -> None:
+def test_slots_are_those_of_the_step_that_is_replayed(full: Path, device: str) -> None:
     first, second = (adapter.digest for adapter in tuned(full, 2))
     texts = []
     for records in (False, True):
@@ -277,28 +288,61 @@ def test_masks_are_those_of_the_step_that_is_replayed(full: Path, device: str) -
     assert texts[0] == texts[1]
 
 
-def test_adapters_that_are_not_recorded_are_computed(full: Path, device: str) -> None:
-    one, other = tuned(full, 2)
-    run = Run(full, device, records=True, adapters=[one])
-    run.runner.load_adapter(other)
-    found = steps_of(run, 2, 2, [one.digest, other.digest])
-    assert run.recorder.num_replayed == 0
-    assert found == steps_of(Run(full, device, records=False, adapters=[one, other]), 2, 2, [one.digest, other.digest])
-    for dropped, num_replayed in ((other, 2), (one, 0)):
-        run = Run(full, device, records=True, adapters=[one])
-        run.runner.load_adapter(other)
-        run.runner.drop_adapter(dropped.digest)
-        kept = one if dropped is other else other
-        steps_of(run, 2, 2, [kept.digest, ""])
-        assert run.recorder.num_replayed == num_replayed, "the memory of the dropped one is in no recording"
+@pytest.mark.parametrize(("most", "names"), [(0, (0, None, 2, 0)), (0, (2, 2, 2, 2)), (80, (None, 1, 0, 2))])
+def test_adapters_that_are_loaded_after_the_recording_are_replayed(
+    most: int, names: tuple[int | None, ...], full: Path, device: str
+) -> None:
+    adapters = tuned(full, 3)
+    digests = ["" if name is None else adapters[name].digest for name in names]
+    computed = Run(full, device, records=False, adapters=adapters)
+    replayed = Run(full, device, records=True, num_slots=3, most=most)
+    num_recorded = replayed.recorder.num_recorded
+    for adapter in adapters[::-1]:  # into other slots than those of the run to compare with
+        replayed.runner.load_adapter(adapter)
+    assert steps_of(replayed, 4, 3, digests) == steps_of(computed, 4, 3, digests)
+    assert replayed.recorder.num_replayed == 3
+    assert replayed.recorder.num_recorded == num_recorded
+    for mine, theirs in zip(pools_of(replayed), pools_of(computed), strict=True):
+        assert torch.equal(mine, theirs)
 
 
-def test_more_adapters_than_are_recorded_are_computed(full: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.compute.torch.graphs.MOST_RECORDED_ADAPTERS", 1)
-    adapters = tuned(full, 2)
-    run = Run(full, device, records=True, adapters=adapters)
-    steps_of(run, 2, 2, [adapters[0].digest, ""])
-    assert run.recorder.num_replayed == 0
+def test_a_slot_has_nothing_of_the_adapter_before(full: Path, device: str) -> None:
+    first, second = tuned(full, 2)
+    spec = first.spec
+    few = read_adapter(write_adapter(full / "few", adapter_tensors(spec, rank=2, parts={Part.QUERY}, seed=9)), spec, 16)
+    run, other = Run(full, device, records=True, num_slots=1), Run(full, device, records=False, num_slots=3)
+    for adapter in (first, few, second):
+        assert not run.runner.has_adapter(adapter.digest)
+        found = []
+        for each in (run, other):
+            each.runner.load_adapter(adapter)
+            found.append(steps_of(each, 2, 1, [adapter.digest, ""]))
+            each.driver.release(0)
+            each.driver.release(1)
+        assert found[0] == found[1]
+        run.runner.drop_adapter(adapter.digest)
+    assert run.recorder.num_replayed == 3
+
+
+def test_a_load_waits_for_a_slot(full: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tuned(full, 2)
+    run = Run(full, device, records=False, num_slots=1)
+    run.runner.load_adapter(first)
+    load = threading.Thread(target=run.runner.load_adapter, args=(second,))
+    load.start()
+    run.runner.drop_adapter(first.digest)
+    load.join(300)
+    assert run.runner.has_adapter(second.digest) and not run.runner.has_adapter(first.digest)
+    monkeypatch.setattr("quire.compute.torch.adapters.SLOT_WAIT_S", 0.0)
+    with pytest.raises(ExecutionError, match="take all slots"):
+        run.runner.load_adapter(first)
+
+
+def test_an_adapter_that_no_slot_has_room_for_is_refused(full: Path) -> None:
+    adapter, spec = tuned(full, 1)[0], read_model(ModelFolder(full)).spec
+    for rank, parts, words in ((16, {Part.QUERY}, "matrices for .*up"), (0, ADAPTED, "rank 4")):
+        with pytest.raises(CheckpointError, match=words):
+            AdapterRoom.of(spec, rank, parts, 4).require(adapter)
 
 
 def test_sizes_reach_up_to_the_most_sequences_and_no_further() -> None:
@@ -323,14 +367,14 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
     drawn: list[int] = []
     choose = run.runner._sampler.choose
 
-    def counted(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def noted(logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
         drawn.append(len(draws))
-        return choose(logits, draws)
+        return choose(logits, draws, counted)
 
-    run.runner._sampler.choose = counted  # type: ignore[method-assign]
+    run.runner._sampler.choose = noted  # type: ignore[method-assign]
     run.runner.prepare(run.worker.cache)  # type: ignore[arg-type]
     assert not any(tensor.any() for tensor in pools_of(run))
-    assert drawn == [3, 1, 24, 1]  # what draws is compiled as well
+    assert drawn == [count for count in (3, 1, 24, 1) for _ in rehearsed_draws(count)]  # what draws is compiled as well
     batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in steps]
     assert [batch.shape.num_decodes for batch in batches] == [0, 0, 24, 1]
     assert [batch.shape.num_short for batch in batches] == [0, 0, 24, 1]

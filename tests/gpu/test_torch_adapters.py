@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from quire import LLM
 from quire.compute.adapters.folder import read_adapter
+from quire.compute.adapters.places import ADAPTED
+from quire.compute.adapters.room import AdapterRoom
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
-from quire.compute.torch.adapters import AdaptedRun
 from support.adapters import adapter_tensors, merged, write_adapter
 from support.reference_runs import ReferenceRun
 from support.spec_models import SPECS, WITHOUT_LATENTS, write_spec_model
@@ -36,7 +36,11 @@ def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path, device: s
     write_model_weights(tmp_path / "merged", merged(weights, spec, tensors, 9 / 6))
     oracle, run = (
         ReferenceRun(tmp_path / "merged", spec=spec),
-        TorchRun(tmp_path, spec=spec, settings=replace(FLOAT32, device=device)),
+        TorchRun(
+            tmp_path,
+            spec=spec,
+            settings=replace(FLOAT32, device=device, adapter_room=AdapterRoom.of(spec, 16, ADAPTED, 4, count=3)),
+        ),
     )
     oracle.prefill(0, TOKENS)
     runner = run.runner._runner
@@ -48,19 +52,6 @@ def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path, device: s
     for position in range(len(TOKENS)):
         ours, theirs = run.logits[0, position], oracle.logits[0, position]
         assert np.abs(ours - theirs).max() <= 1e-3 * max(1.0, float(np.abs(theirs).max()))
-
-
-@pytest.mark.parametrize("per_token", [1, 3])
-def test_a_mask_adds_to_the_rows_that_have_the_adapter(per_token: int, device: str) -> None:
-    """As in recorded steps: to the same bits as a run of these rows alone, and the others keep theirs."""
-    draw = torch.Generator().manual_seed(1)
-    before, added = (torch.randn((5 * per_token, 4), generator=draw).to(device) for _ in range(2))
-    before[0] = -0.0
-    alone, masked = before.clone(), before.clone()
-    AdaptedRun(2, 4, []).add_to(alone, added[2 * per_token : 4 * per_token], per_token)
-    mask = torch.tensor([[False], [False], [True], [True], [False]], device=device)
-    AdaptedRun(0, 5, [], mask).add_to(masked, added, per_token)
-    assert torch.equal(alone.view(torch.int32), masked.view(torch.int32))
 
 
 def opened(folder: Path, **settings: Any) -> LLM:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from quire.core.adapters import AdapterFacts
+from quire.core.errors import ExecutionError
 from quire.engine.commands import AnyCommand, DropAdapter, LoadAdapter
 from quire.engine.process.adapter_set import AdapterSet
 from quire.engine.records.stats import EngineStats
@@ -58,13 +62,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_request_that_waits_for_its_turn_keeps_no_room() -> None:
-    """It wants what is in memory by now, and waits behind another that needs its room."""
+    """Another one waits for what is being loaded, and passes it; its own room comes when both have ended."""
 
     async def test() -> None:
         engine = Engine(1)
         first = engine.hold(Y)
         await until(lambda: engine.states == {"y": "loading"})
-        second, third = engine.hold(Z), engine.hold(Y)
+        second, third, fourth = engine.hold(Z), engine.hold(Y), engine.hold(X)
         await asyncio.sleep(0.01)
         engine.load()
         await first
@@ -72,14 +76,98 @@ def test_a_request_that_waits_for_its_turn_keeps_no_room() -> None:
         await until(lambda: "z" in engine.states)
         engine.load()
         await second
-        assert not third.done()
+        assert not third.done() and not fourth.done()
         engine.set.release(Z)
         await until(lambda: "y" in engine.states)
         engine.load()
         await third
         engine.set.release(Y)
+        await until(lambda: "x" in engine.states)
+        engine.load()
+        await fourth
+        engine.set.release(X)
 
     run(test)
+
+
+def test_a_load_that_hangs_holds_up_only_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        engine = Engine(2)
+        hung = engine.hold(X)
+        await until(lambda: engine.states == {"x": "loading"})
+        for wanted in (Y, Z, Y):  # all in the room that is left
+            other = engine.hold(wanted)
+            await until(lambda: wanted.digest in engine.states)  # noqa: B023
+            engine.states[wanted.digest] = "ready"
+            await other
+            engine.set.release(wanted)
+        assert not hung.done()
+        monkeypatch.setattr("quire.engine.process.adapter_set.LOAD_S", -1.0)
+        with pytest.raises(ExecutionError, match="loading"):
+            await hung
+        assert "x" not in engine.states
+
+    run(test)
+
+
+def test_two_that_wait_for_one_adapter_get_it_at_once() -> None:
+    async def test() -> None:
+        engine = Engine(1)
+        both = engine.hold(X), engine.hold(X)
+        await until(lambda: "x" in engine.states)
+        await asyncio.sleep(0.01)
+        engine.load()
+        await asyncio.gather(*both)
+        other = engine.hold(Y)
+        await asyncio.sleep(0.01)
+        engine.set.release(X)
+        await asyncio.sleep(0.01)
+        assert not other.done() and engine.states == {"x": "ready"}, "the other one has it"
+        engine.set.release(X)
+        await until(lambda: "y" in engine.states)
+        engine.load()
+        await other
+
+    run(test)
+
+
+def test_an_adapter_without_a_name_takes_room_until_its_requests_have_ended() -> None:
+    async def test() -> None:
+        engine = Engine(1)
+        first = engine.hold(X)
+        await until(lambda: "x" in engine.states)
+        engine.load()
+        await first
+        engine.set.unload("x", lambda command: None)  # the engine keeps it for the request
+        second = engine.hold(Y)
+        await asyncio.sleep(0.01)
+        assert engine.states == {"x": "ready"}
+        engine.states.clear()
+        engine.set.release(X)
+        await until(lambda: engine.states == {"y": "loading"})
+        engine.load()
+        await second
+
+    run(test)
+
+
+def test_a_folder_that_is_never_read_does_not_hold_up_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.engine.process.adapter_set.LOAD_S", 0.01)
+    gate = threading.Event()
+
+    def check(folder: str) -> AdapterFacts:
+        gate.wait(300)
+        return X
+
+    async def test() -> None:
+        engine = Engine(1)
+        engine.set._check = check
+        with pytest.raises(ExecutionError, match="tune is not read"):
+            await engine.set.load("new", "/disk/tune", engine.send, engine.stats)
+        assert "new" not in engine.set.by_name
+
+    run(test)
+    gate.set()
 
 
 def test_requests_for_many_adapters_take_turns() -> None:

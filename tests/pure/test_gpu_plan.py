@@ -13,18 +13,22 @@ import pytest
 
 from quire import EngineConfig, InvalidConfigError, cli
 from quire.cli.doctor import examine
+from quire.compute.adapters.folder import read_adapter
+from quire.compute.adapters.places import ADAPTED
+from quire.compute.adapters.room import MOST_SLOTS, OF_EXPERTS, AdapterRoom, room_for
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.torch.backend import GPU_KV_SHARE
 from quire.compute.torch.device import CONTEXT_BYTES, DeviceFacts
 from quire.compute.torch.footprint import Footprint
-from quire.compute.torch.settings import MOST_RECORDED_ADAPTERS, TorchSettings, kv_cache_spec
+from quire.compute.torch.settings import TorchSettings, kv_cache_spec
+from quire.core.errors import CheckpointError
 from quire.core.granted import free_memory
 from quire.engine.factory import plan_engine
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.hardware import find_hardware
 from support.adapters import adapter_tensors, write_adapter
-from support.spec_models import SPECS
+from support.spec_models import SPECS, write_spec_model
 
 GIB = 1 << 30
 H200 = DeviceFacts("2.11.0", "13.0", "3.6.0", "NVIDIA H200", "", "580.159.03", (9, 0), 140 * GIB, 139 * GIB)
@@ -127,15 +131,43 @@ def test_the_pool_is_sized_by_what_was_measured_and_every_byte_has_a_row(
     assert "graphs" not in dict(foreseen.report.plan.parts)
 
 
-def test_graphs_with_adapters_take_as_much_again(answers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_adapters_have_slots_in_the_plan(answers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers(H200)
     found = Footprint(weight_bytes=30 * GIB, activation_bytes=5 * GIB, graph_bytes=2 * GIB, free_bytes=108 * GIB)
     monkeypatch.setattr("quire.compute.torch.backend.TorchBackend.footprint", lambda backend, note_loaded: found)
-    spec = read_model(ModelFolder(GUIDE_FOLDER)).spec
-    folder = write_adapter(tmp_path, adapter_tensors(spec))
-    for count, graphs in ((1, 4), (MOST_RECORDED_ADAPTERS, 4), (MOST_RECORDED_ADAPTERS + 1, 2)):
-        config = EngineConfig(adapter=tuple(f"tune-{place}={folder}" for place in range(count)))
-        assert dict(plan_engine(config).measured().report.plan.parts)["graphs"] == graphs * GIB
+    model = read_model(ModelFolder(GUIDE_FOLDER))
+    small, large = (
+        write_adapter(tmp_path / f"{rank}", adapter_tensors(model.spec, rank=rank, seed=rank)) for rank in (4, 20)
+    )
+    config = EngineConfig(adapter={"small": small, "again": small, "large": large}, dtype="bfloat16")
+    planned, adapter = plan_engine(config).measured(), read_adapter(large, model.spec, 64)
+    room = planned.backend.facts.adapter_room
+    assert room is not None and (room.count, room.rank) == (2, 32), "equal files have one slot"
+    assert room.slot_bytes == adapter.num_bytes(2) == planned.adapters["small"].num_bytes
+    parts = dict(planned.report.plan.parts)
+    assert (parts["graphs"], parts["adapters"]) == (2 * GIB, 2 * room.slot_bytes)
+
+    one = AdapterRoom.of(model.spec, 64, ADAPTED, 2, count=1).slot_bytes
+    for num_slots, memory in ((1, one), (1, 2 * one - 1), (5, 5 * one), (MOST_SLOTS, 1000 * one)):
+        room = plan_engine(EngineConfig(adapter_memory=memory, dtype="bfloat16")).backend.facts.adapter_room
+        assert room is not None and (room.count, room.rank, room.slot_bytes) == (num_slots, 64, one)
+    assert plan_engine(EngineConfig(adapter_memory=0)).backend.facts.adapter_room is None
+    with pytest.raises(InvalidConfigError, match=r"^adapter_memory .* max_adapter_rank"):
+        plan_engine(EngineConfig(adapter_memory=one - 1, dtype="bfloat16"))
+
+
+def test_experts_have_room_for_adapters_if_there_is_enough(tmp_path: Path) -> None:
+    spec = SPECS["experts"]
+    write_spec_model(tmp_path, spec)
+    model = replace(read_model(ModelFolder(GUIDE_FOLDER)), spec=spec)
+    whole, few = (AdapterRoom.of(spec, 16, parts, 4, count=1) for parts in (ADAPTED, ADAPTED - OF_EXPERTS))
+    config = EngineConfig(max_adapter_rank=16).resolved(None)
+    assert room_for(model, replace(config, adapter_memory=whole.slot_bytes), 4) == whole
+    assert room_for(model, replace(config, adapter_memory=whole.slot_bytes - 1), 4).parts == few.parts  # type: ignore[union-attr]
+    adapter = read_adapter(write_adapter(tmp_path / "tune", adapter_tensors(spec)), spec, 16)
+    whole.require(adapter)
+    with pytest.raises(CheckpointError, match="adapter_memory"):
+        few.require(adapter)
 
 
 def test_kv_memory_that_was_asked_for_is_held_to_what_was_measured(

@@ -30,6 +30,7 @@ from quire.core.memory_needs import MemoryNeeds
 
 if TYPE_CHECKING:
     from quire.compute.adapters.folder import Adapter
+    from quire.compute.adapters.room import AdapterRoom
     from quire.compute.grammar import MaskService
     from quire.compute.models import ModelDescription
 
@@ -41,7 +42,8 @@ class BackendFacts:
     """The facts about an engine that are known before it is loaded.
 
     `weights`: how matrices are kept, in the words of `weight_bytes`; `block_types`: of those that stay as their file
-    stores them. `makes_vectors`: whether it can pool hidden states. `adapter_bytes`: the memory for adapters.
+    stores them. `makes_vectors`: whether it can pool hidden states. `adapter_bytes`: the memory for adapters;
+    `adapter_room`: its slots, if each adapter takes one.
     """
 
     name: str
@@ -57,6 +59,7 @@ class BackendFacts:
     block_types: tuple[str, ...] = ()
     makes_vectors: bool = False
     adapter_bytes: int = 0
+    adapter_room: AdapterRoom | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from typing import Final, Protocol
 
 READY: Final = "ready"
 LOADING: Final = "loading"
+LOAD_S: Final = 60.0
+"""How long an adapter may take to be checked, and how long to be loaded: a disk may never answer."""
 
 
 @dataclass(frozen=True, slots=True)

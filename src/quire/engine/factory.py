@@ -199,13 +199,18 @@ class EngineBlueprint:
 
     def check_adapter(self, folder: str) -> AdapterFacts:
         """Return the facts of the adapter in a folder; raises `CheckpointError` unless it fits. Reads its files."""
-        adapter = self._read_adapter(folder)
+        adapter, room = self._read_adapter(folder), self.backend.facts.adapter_room
+        if room is not None:
+            room.require(adapter)
         for _ in adapter.read():  # which refuses numbers that are not finite
             pass
         return self._facts_of(adapter)
 
     def _facts_of(self, adapter: Adapter) -> AdapterFacts:
-        num_bytes = adapter.num_bytes(4 if self.backend.facts.dtype == "float32" else 2)
+        facts = self.backend.facts
+        num_bytes = adapter.num_bytes(4 if facts.dtype == "float32" else 2)
+        if facts.adapter_room is not None:
+            num_bytes = facts.adapter_room.slot_bytes
         return AdapterFacts(str(adapter.folder), adapter.digest, adapter.rank, num_bytes, adapter.base)
 
     def open_store(self) -> SlotFile | None:

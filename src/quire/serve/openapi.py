@@ -18,6 +18,7 @@ from quire.serve.errors import ErrorBody, OllamaErrorBody
 from quire.serve.schemas.adapters import AdapterAnswer, LoadAdapterRequest, UnloadAdapterRequest
 from quire.serve.schemas.cache import CacheExportRequest, CacheImportAnswer, CacheWarmAnswer, CacheWarmRequest
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
+from quire.serve.schemas.cohere import CohereEmbedAnswer, CohereEmbedRequest
 from quire.serve.schemas.completions import Completion, CompletionRequest
 from quire.serve.schemas.embeddings import (
     EmbeddingAnswer,
@@ -70,6 +71,7 @@ REQUESTS: Final = (
     CacheExportRequest,
     CacheWarmRequest,
     ClassifyRequest,
+    CohereEmbedRequest,
     LoadAdapterRequest,
     RerankRequest,
     ScoreRequest,
@@ -92,6 +94,7 @@ ANSWERS: Final = (
     CacheImportAnswer,
     CacheWarmAnswer,
     ClassifyAnswer,
+    CohereEmbedAnswer,
     CohereRerankAnswer,
     RerankAnswer,
     ScoreAnswer,
@@ -225,6 +228,7 @@ def _paths() -> Schema:
             "Answer a text or a conversation (Responses API).", ResponseRequest, ResponseAnswer, _event(JSON_TEXT)
         ),
         "/v1/embeddings": _post("Make vectors of texts.", EmbeddingRequest, EmbeddingAnswer),
+        "/v2/embed": _post("Make vectors of texts, as Cohere does.", CohereEmbedRequest, CohereEmbedAnswer),
         "/v1/models": _get("List the served models.", _json(ModelList)),
         "/v1/models/{model_id}": _get("Describe a served model.", _json(ModelCard))
         | {"parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]},

@@ -42,6 +42,15 @@ CHUNK_BYTES: Final = 1 << 20
 MAX_NAMED: Final = 8
 
 
+def padded(rank: int) -> int:
+    """Return the rank that engines compute.
+
+    >>> padded(1), padded(16), padded(17)
+    (16, 16, 32)
+    """
+    return -(-rank // RANK_STEP) * RANK_STEP
+
+
 @dataclass(frozen=True, slots=True)
 class AdaptedMatrix:
     """A matrix that an adapter changes, and the tensors that it has for it."""
@@ -57,7 +66,7 @@ class AdaptedMatrix:
     @property
     def padded_rank(self) -> int:
         """The rank that engines compute."""
-        return -(-self.rank // RANK_STEP) * RANK_STEP
+        return padded(self.rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def bare_name(module: str) -> str:
 def modules_of(spec: DecoderSpec) -> Mapping[str, Sequence[Module]]:
     """Return the modules that can have an adapter, by bare name; a name may be that of either of two parameters."""
     places: dict[str, list[Place]] = {}
-    for stem, place in _places(spec):
+    for stem, place in places_of(spec):
         places.setdefault(bare_name(stem), []).append(place)
     modules = {name: [Module(found, sum(place.num_outputs for place in found))] for name, found in places.items()}
     for name, each in _parameters(spec):
@@ -100,7 +100,7 @@ def modules_of(spec: DecoderSpec) -> Mapping[str, Sequence[Module]]:
     return modules
 
 
-def _places(spec: DecoderSpec) -> Iterator[tuple[str, Place]]:
+def places_of(spec: DecoderSpec) -> Iterator[tuple[str, Place]]:
     """Yield each matrix that can have an adapter, with the name of its tensor."""
     sources = {**spec.sources, **_fused_by_head(spec)}
     for index, layer in enumerate(spec.layers):

@@ -1,164 +1,226 @@
 """LoRA adapters on a device: what the rows of a step that have one get in addition to a product.
 
-    output[run] += B (scale * (A rows[run]))      for each run of rows with one adapter, after the product of the matrix
-    pairs[run] += (B (scale A rows))[run]         where rows are multiplied by experts: A and B of all, in two products
+    slot        fixed memory for A and B of every matrix, of one rank; a load fills it with an adapter, zeros the rest
+    output += B (scale * (A rows))    where a row has an adapter; A and B are those of its slot
 
-The products are those of the engine, so where they give a row the same bits in any step, adapters do too. In a recorded
-step (graphs.py) the rows of an adapter are not known: all rows get its products, and a mask says which of them keep the
-sum. The other rows keep their bits. A step with adapters is not launched ahead.
+The slots of a matrix lie one after another, as experts do, and rows are multiplied by those of their slot as by an
+expert: two products for each matrix, however many adapters a step has. Rows without an adapter go with the others,
+which reads no further matrix; a mask keeps their bits. Where rows go to experts, a slot has matrices for all of them.
+All of this is on the device, so one recording (graphs.py) is right for any adapters, also those that are loaded later.
+A step with adapters is not launched ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 
-from quire.compute.adapters.folder import Adapter
+from quire.compute.adapters.folder import Adapter, LowRank
+from quire.compute.adapters.places import places_of
+from quire.compute.adapters.room import OF_EXPERTS, AdapterRoom
 from quire.compute.models.base import DecoderSpec, Part
-from quire.compute.torch.products import Matrix, Product
+from quire.compute.torch.products import Matrix
+from quire.compute.torch.upload import on_device
 from quire.compute.worker.model_runner import StepInputs
+from quire.core.errors import ExecutionError
 
-OF_EXPERTS: Final = frozenset({Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN})
-ExpertProduct = Callable[[torch.Tensor, Matrix, Any], torch.Tensor]
-"""Returns the product of each pair of a routing with the matrix of its expert."""
+SLOT_WAIT_S: Final = 30.0
+"""How long a load waits for a slot: the engine frees one soon after the last request that has its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankMatrices:
-    """A and B of a matrix, and the scale of B A; of experts one after another, with their scales in A."""
+    """A and B of a matrix in every slot, one after another, and the scale of each B A; of experts, all in each slot."""
 
-    a: Matrix
-    b: Matrix
-    scale: float
+    a: Matrix  # [num_slots × num_experts, rank, in]
+    b: Matrix  # [num_slots × num_experts, out, rank]
+    scales: torch.Tensor  # float32 [num_slots × num_experts]
 
 
-TorchAdapter = Sequence[Mapping[Part, LowRankMatrices]]
-"""By layer, what an adapter has for each matrix."""
+Layers = Sequence[Mapping[Part, LowRankMatrices]]
+"""By layer, what the slots have for each matrix."""
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedRun:
-    """The rows from `start` up to `stop` of a step, and their adapter. `mask`: which of them have it; None: all."""
+class AdaptedStep:
+    """The slots of adapters, and which of them each row of a step has; -1: none."""
 
-    start: int
-    stop: int
-    adapter: TorchAdapter
-    mask: torch.Tensor | None = None  # bool [num_rows, 1]
-
-    def add_to(self, output: torch.Tensor, added: torch.Tensor, per_token: int = 1) -> None:
-        """Add what the adapter changes to its rows of some outputs, of which each token has `per_token`. Mutates."""
-        rows = output[self.start * per_token : self.stop * per_token]
-        if self.mask is None:
-            rows += added
-        else:
-            mask = self.mask.repeat_interleave(per_token, dim=0) if per_token > 1 else self.mask
-            rows.copy_(torch.where(mask, rows + added, rows))
+    layers: Layers
+    num_slots: int
+    slot_ids: torch.Tensor  # int32 [num_rows]
 
 
-def moved(adapter: Adapter, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> TorchAdapter:
-    """Read an adapter and return it on a device; raises `CheckpointError` for files that have changed."""
-    layers: list[dict[Part, LowRankMatrices]] = [{} for _ in spec.layers]
-    for each in adapter.read():
-        if each.part in OF_EXPERTS:
-            stack = layers[each.layer].get(each.part) or _empty_stack(adapter, spec, each.part, dtype, device)
-            layers[each.layer][each.part] = stack
-            stack.a.weight[each.expert, : len(each.a)] = torch.from_numpy(each.a * np.float32(each.scale))
-            stack.b.weight[each.expert, :, : len(each.a)] = torch.from_numpy(each.b.copy())
-        else:
-            a, b = (Matrix(torch.from_numpy(rows.copy()).to(device, dtype)) for rows in (each.a, each.b))
-            layers[each.layer][each.part] = LowRankMatrices(a, b, each.scale)
-    return layers
+class AdapterSlots:
+    """The slots of a device. Mutable; a load may run in another thread than the steps."""
 
+    def __init__(self, spec: DecoderSpec, room: AdapterRoom, dtype: torch.dtype, device: torch.device) -> None:
+        self._room = room
+        self._device = device
+        self._slots: dict[str, int] = {}
+        self._free = list(range(room.count))
+        self._changed = threading.Condition()
+        self.layers: list[dict[Part, LowRankMatrices]] = [{} for _ in spec.layers]
+        counts: dict[tuple[int, Part], tuple[int, int, int]] = {}
+        for _, place in places_of(spec):
+            if place.part in room.parts:
+                counts[place.layer, place.part] = (place.expert + 1, place.num_outputs, place.num_inputs)
+        for (layer, part), (num_experts, outputs, inputs) in counts.items():
+            count = room.count * num_experts
+            a, b = (
+                Matrix(torch.zeros((count, *shape), dtype=dtype, device=device))
+                for shape in ((room.rank, inputs), (outputs, room.rank))
+            )
+            scales = torch.zeros(count, dtype=torch.float32, device=device)
+            self.layers[layer][part] = LowRankMatrices(a, b, scales)
 
-def _empty_stack(
-    adapter: Adapter, spec: DecoderSpec, part: Part, dtype: torch.dtype, device: torch.device
-) -> LowRankMatrices:
-    """Return A and B of all experts of a layer, with room for the highest rank of the part, all zeros."""
-    assert spec.experts is not None
-    rank = max(each.padded_rank for each in adapter.matrices if each.place.part is part)
-    outputs, inputs = spec.expert_parts()[part].weight
-    a, b = (
-        Matrix(torch.zeros((spec.experts.num_experts, *shape), dtype=dtype, device=device))
-        for shape in ((rank, inputs), (outputs, rank))
-    )
-    return LowRankMatrices(a, b, 1.0)
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all slots."""
+        return self._room.num_bytes
 
+    def has(self, digest: str) -> bool:
+        """Return whether a slot has an adapter. Does not mutate."""
+        return digest in self._slots
 
-def adapted_runs(inputs: StepInputs, adapters: Mapping[str, TorchAdapter]) -> tuple[AdaptedRun, ...]:
-    """Return the runs of rows of a step that have an adapter. Does not mutate."""
-    runs: list[AdaptedRun] = []
-    for sequence, digest in enumerate(inputs.adapters):
-        if not digest:
-            continue
-        tokens = inputs.tokens_of(sequence)
-        if runs and runs[-1].stop == tokens.start and runs[-1].adapter is adapters[digest]:
-            runs[-1] = AdaptedRun(runs[-1].start, tokens.stop, adapters[digest])
-        else:
-            runs.append(AdaptedRun(tokens.start, tokens.stop, adapters[digest]))
-    return tuple(runs)
+    def load(self, adapter: Adapter) -> None:
+        """Read an adapter and copy it into a free slot; nothing if one has it. Mutates.
+
+        Raises `CheckpointError` for files that have changed or do not fit, `ExecutionError` if no slot becomes free.
+        """
+        if self.has(adapter.digest):
+            return
+        self._room.require(adapter)
+        matrices = list(adapter.read())  # before it takes a slot: a disk may never answer
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free, SLOT_WAIT_S):
+                raise ExecutionError("the adapters of requests under way take all slots; try again when one has ended")
+            slot = self._free.pop(0)
+        self._fill(slot, matrices)
+        self._slots[adapter.digest] = slot
+
+    def drop(self, digest: str) -> None:
+        """Free the slot of an adapter. Mutates."""
+        with self._changed:
+            slot = self._slots.pop(digest, None)
+            if slot is not None:
+                self._free.append(slot)
+                self._changed.notify_all()
+
+    def step(self, inputs: StepInputs) -> AdaptedStep | None:
+        """Return the slots of the rows of a step; None: no row has an adapter. Does not mutate."""
+        if not any(inputs.adapters):
+            return None
+        slots = [self._slots[digest] if digest else -1 for digest in inputs.adapters]
+        ids = np.repeat(np.array(slots, np.int32), np.diff(inputs.query_starts))
+        return AdaptedStep(self.layers, self._room.count, on_device(ids, self._device))
+
+    def nothing(self, num_rows: int) -> AdaptedStep:
+        """Return a step of rows of which none has an adapter."""
+        ids = torch.full((num_rows,), -1, dtype=torch.int32, device=self._device)
+        return AdaptedStep(self.layers, self._room.count, ids)
+
+    def _fill(self, slot: int, matrices: Sequence[LowRank]) -> None:
+        """Copy an adapter into a slot; what it does not have is zero there. No row of a step has the slot. Mutates."""
+        for parts in self.layers:
+            for each in parts.values():
+                count = len(each.scales) // self._room.count
+                for numbers in (each.a.weight, each.b.weight, each.scales):
+                    numbers[slot * count : (slot + 1) * count].zero_()
+        for low_rank in matrices:
+            place = self.layers[low_rank.layer][low_rank.part]
+            index = slot * (len(place.scales) // self._room.count) + low_rank.expert
+            place.a.weight[index, : len(low_rank.a)] = torch.from_numpy(low_rank.a)
+            place.b.weight[index, :, : len(low_rank.a)] = torch.from_numpy(low_rank.b)
+            place.scales[index] = low_rank.scale
 
 
 def part_sizes(spec: DecoderSpec) -> dict[Part, int]:
     """Return how many outputs the matrices have that can have adapters."""
-    attention, hidden = spec.attention, spec.hidden_size
-    key = attention.num_kv_heads * attention.head_dim
-    sizes = {Part.QUERY: attention.num_heads * attention.head_dim, Part.KEY: key, Part.VALUE: key}
-    inner = spec.mlp.intermediate_size
-    sizes |= {Part.OUTPUT: hidden, Part.GATE: inner, Part.UP: inner, Part.DOWN: hidden}
-    return sizes | {part: shape.weight[0] for part, shape in spec.expert_parts().items()}
+    return {place.part: place.num_outputs for _, place in places_of(spec)}
+
+
+class GroupedProducts(Protocol):
+    """The products of rows with one of several matrices each; `ExpertOperations` has them."""
+
+    def known(self, ids: torch.Tensor, num_experts: int) -> Any:
+        """Return the routing of rows whose experts are known, int32 `[num_rows, choices]`. Does not mutate."""
+        ...
+
+    def ids(self, routing: Any) -> torch.Tensor:
+        """Return the experts of the rows of a routing, int32 `[num_rows, choices]`."""
+        ...
+
+    def product(self, rows: torch.Tensor, experts: Matrix, routing: Any) -> torch.Tensor:
+        """Return the product of each pair with the matrix of its expert: `[num_pairs, out]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Which matrices rows, or pairs of rows and experts, are multiplied by, and which of them have an adapter."""
+
+    routing: Any
+    ids: torch.Tensor  # int64 [num_pairs]
+    mask: torch.Tensor  # bool [num_pairs, 1]
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankSums:
     """How the products of adapters are computed. `sizes`: the outputs of each matrix."""
 
-    product: Product
-    expert_product: ExpertProduct
+    products: GroupedProducts
     sizes: Mapping[Part, int]
+
+    def pairs(self, step: AdaptedStep, routing: Any = None, num_experts: int = 1) -> _Pairs:
+        """Return the matrices of rows by their slots; with a routing, of the pairs of rows and experts."""
+        slots = torch.where(step.slot_ids < 0, step.slot_ids.max().clamp(min=0), step.slot_ids)[:, None]
+        ids = slots if routing is None else slots * num_experts + self.products.ids(routing)
+        ids = ids.to(torch.int32).contiguous()
+        mask = (step.slot_ids >= 0)[:, None].expand(ids.shape).reshape(-1, 1)
+        return _Pairs(self.products.known(ids, step.num_slots * num_experts), ids.flatten().long(), mask)
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Adds what the adapters of a step change in a layer, matrix by matrix; without runs, nothing."""
+    """Adds what the adapters of a step change in a layer, matrix by matrix; without a step, nothing."""
 
-    low_rank: LowRankSums
-    runs: Sequence[AdaptedRun]
-    layer: int
+    sums: LowRankSums
+    step: AdaptedStep | None = None
+    rows: _Pairs | None = None
+    layer: int = 0
+
+    @classmethod
+    def to(cls, step: AdaptedStep | None, sums: LowRankSums) -> Add:
+        """Return what adds to the products of the rows of a step."""
+        return cls(sums) if step is None else cls(sums, step, sums.pairs(step))
+
+    def of(self, layer: int) -> Add:
+        """Return the same for a layer."""
+        return replace(self, layer=layer)
+
+    def with_experts(self, routing: Any, num_experts: int) -> Add:
+        """Return what adds to the products of pairs of rows and experts in this layer. Does not mutate."""
+        if self.step is None or not OF_EXPERTS & self.step.layers[self.layer].keys():
+            return Add(self.sums)
+        return replace(self, rows=self.sums.pairs(self.step, routing, num_experts))
 
     def __call__(self, output: torch.Tensor, rows: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
         """Return the product of rows with matrices fused in this order, with the adapters' part. May mutate it."""
-        for run in self.runs:
-            first = 0
-            for part in parts:
-                low_rank, end = run.adapter[self.layer].get(part), first + self.low_rank.sizes[part]
-                if low_rank is not None:
-                    reduced = self.low_rank.product(rows[run.start : run.stop], low_rank.a)
-                    scaled = (reduced.to(torch.float32) * low_rank.scale).to(rows.dtype)
-                    run.add_to(output[:, first:end], self.low_rank.product(scaled, low_rank.b))
-                first = end
-        return output
-
-    def to_pairs(
-        self, output: torch.Tensor, rows: torch.Tensor, routing: Any, parts: Sequence[Part], per_token: int
-    ) -> torch.Tensor:
-        """Return the product of each pair with its expert's fused matrices, with the adapters' part. May mutate it.
-
-        All rows are multiplied by the matrices of each adapter, because only the device knows which expert they go to.
-        """
-        for adapter in {id(run.adapter): run.adapter for run in self.runs}.values():
-            first = 0
-            for part in parts:
-                low_rank, end = adapter[self.layer].get(part), first + self.low_rank.sizes[part]
-                if low_rank is not None:
-                    reduced = self.low_rank.expert_product(rows, low_rank.a, routing)
-                    added = self.low_rank.expert_product(reduced, low_rank.b, routing)
-                    for run in self.runs:
-                        if run.adapter is adapter:
-                            pairs = added[run.start * per_token : run.stop * per_token]
-                            run.add_to(output[:, first:end], pairs, per_token)
-                first = end
+        if self.step is None or self.rows is None:
+            return output
+        first, products = 0, self.sums.products
+        for part in parts:
+            low_rank, end = self.step.layers[self.layer].get(part), first + self.sums.sizes[part]
+            if low_rank is not None:
+                reduced = products.product(rows, low_rank.a, self.rows.routing)
+                scaled = (reduced.to(torch.float32) * low_rank.scales[self.rows.ids, None]).to(rows.dtype)
+                added = products.product(scaled, low_rank.b, self.rows.routing)
+                mine = output[:, first:end]
+                mine.copy_(torch.where(self.rows.mask, mine + added, mine))
+            first = end
         return output

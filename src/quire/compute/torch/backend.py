@@ -14,14 +14,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
-from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, needs_on_host
+from quire.compute.adapters.room import room_for
+from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
 from quire.compute.torch.parallel.split import FIELD, SUMS, bytes_of_rank, require_gpus, shard_of
 from quire.compute.torch.settings import (
     DTYPES,
-    MOST_RECORDED_ADAPTERS,
     TorchSettings,
     activation_bytes,
     block_spec,
@@ -76,6 +76,9 @@ class TorchBackend:
         dtype = config.dtype
         if dtype == "auto":
             dtype = model.dtype if model.dtype in DTYPES else "bfloat16"
+        if config.tensor_parallel > 1:
+            _require_ranks(config)
+        room = room_for(model, config, 4 if dtype == "float32" else 2)
         settings = TorchSettings(
             device=device,
             dtype=dtype,
@@ -92,9 +95,8 @@ class TorchBackend:
             tensor_parallel=config.tensor_parallel,
             tensor_parallel_sums=config.tensor_parallel_sums,
             max_model_len=config.max_model_len,
+            adapter_room=room,
         )
-        if config.tensor_parallel > 1:
-            _require_ranks(config)
         facts = BackendFacts(
             name="torch",
             device=device,
@@ -108,7 +110,8 @@ class TorchBackend:
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
             makes_vectors=True,
-            adapter_bytes=adapter_bytes(model, config, dtype),
+            adapter_bytes=0 if room is None else room.num_bytes,
+            adapter_room=room,
         )
         return cls(facts, model, settings)
 
@@ -144,10 +147,7 @@ class TorchBackend:
         """Load the weights, compute the largest steps, and return the memory of both; None on a CPU. Mutates."""
         if self.gpu is None:
             return None
-        found, num_adapters = self.footprint(note_loaded), len(self._model.adapters)
-        if 0 < num_adapters <= MOST_RECORDED_ADAPTERS:  # what was recorded without adapters is recorded again with them
-            found = replace(found, graph_bytes=2 * found.graph_bytes)
-        return self._needs_on_gpu(found, self.gpu.free_bytes)
+        return self._needs_on_gpu(self.footprint(note_loaded), self.gpu.free_bytes)
 
     def footprint(self, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Load the weights, compute the largest steps, and return their memory. Mutates: keeps the loaded model."""

@@ -67,7 +67,7 @@ class TorchDecoder:
         self._attention, self._operations, self._product = engines.attention, engines.operations, engines.product
         chosen = engines.operations, engines.product, engines.experts
         self._mlps = MLPs(*chosen, spec.mlp.activation, gated=spec.mlp.gated)
-        self._low_rank = LowRankSums(engines.product, engines.experts.product, part_sizes(spec))
+        self._low_rank = LowRankSums(engines.experts, part_sizes(spec))
         shape = spec.attention
         self._rules = [
             AttentionRule(shape.scale, layer.window, shape.score_soft_cap, own.sinks)
@@ -95,10 +95,11 @@ class TorchDecoder:
         """Return the rows before the head, `[num_tokens, hidden_size]`. Mutates the slots of the tokens in memory."""
         angles = {rope: Angles.at(batch.positions, rope, table) for rope, table in self._frequencies.items()}
         waiting = _Waiting(self._embed(batch), None, None)
+        all_layers = Add.to(batch.adapted, self._low_rank)
         for index, (weights, layer, rule, pair) in enumerate(
             zip(self._weights.layers, self.spec.layers, self._rules, pairs, strict=True)
         ):
-            add = Add(self._low_rank, batch.adapted, index)
+            add = all_layers.of(index)
             hidden, rows = self._enter(waiting, weights.norms.get(Part.ATTENTION_NORM))
             queries = self._operations.rotate_and_write(
                 add(self._product(rows, weights.projection), rows, (Part.QUERY, Part.KEY, Part.VALUE)),

@@ -47,6 +47,14 @@ class ExpertOperations(Protocol[Routing]):
         """Return the weighted sum of each row's pairs, of `[num_pairs, size]`: `[num_rows, size]`."""
         ...
 
+    def known(self, ids: torch.Tensor, num_experts: int) -> Routing:
+        """Return the routing of rows whose experts are known, int32 `[num_rows, choices]`; `combine` takes none."""
+        ...
+
+    def ids(self, routing: Routing) -> torch.Tensor:
+        """Return the experts of the rows of a routing, integers `[num_rows, choices]`."""
+        ...
+
 
 class MLPs:
     """Computes the second sublayer, with implementations chosen once. Immutable."""
@@ -77,12 +85,12 @@ class MLPs:
         self, rows: torch.Tensor, slots: torch.Tensor, router: Matrix, experts: MLP, spec: ExpertsSpec, add: Add
     ) -> torch.Tensor:
         """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`; undefined for slots of -1."""
-        per_token = spec.experts_per_token
         routing = self._experts.route(self._product(rows.to(torch.float32), router), slots, spec)
-        inner = self._experts.product(rows, experts.up, routing)
-        active = self._activate(add.to_pairs(inner, rows, routing, self._expert_up_parts, per_token), self._activation)
-        outputs = self._experts.product(active, experts.down, routing)
-        return self._experts.combine(add.to_pairs(outputs, active, routing, (Part.EXPERT_DOWN,), per_token), routing)
+        add = add.with_experts(routing, spec.num_experts)
+        inner = add(self._experts.product(rows, experts.up, routing), rows, self._expert_up_parts)
+        active = self._activate(inner, self._activation)
+        outputs = add(self._experts.product(active, experts.down, routing), active, (Part.EXPERT_DOWN,))
+        return self._experts.combine(outputs, routing)
 
 
 class Routed(NamedTuple):
@@ -123,3 +131,11 @@ class PlainExperts:
         for choice in range(1, weighted.shape[1]):
             total = total + weighted[:, choice]
         return total.to(outputs.dtype)
+
+    def known(self, ids: torch.Tensor, num_experts: int) -> Routed:
+        """Return the routing of rows whose experts are known."""
+        return Routed(ids, ids)
+
+    def ids(self, routing: Routed) -> torch.Tensor:
+        """Return the experts of the rows of a routing."""
+        return routing.ids

@@ -15,7 +15,7 @@ tensors use it: gaps between tensors are not free for blocks either. This module
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from quire.compute.torch.device import CONTEXT_BYTES
@@ -34,6 +34,10 @@ class Footprint:
     def foreseen(cls, weight_bytes: int, activation_bytes: int, free_bytes: int) -> Footprint:
         """Return the expected footprint on a device with this much free memory before anything is opened."""
         return cls(weight_bytes, activation_bytes, 0, free_bytes - CONTEXT_BYTES - weight_bytes)
+
+    def without_adapters(self, num_bytes: int) -> Footprint:
+        """Return the footprint if the slots of adapters, which came with the weights, count separately."""
+        return replace(self, weight_bytes=self.weight_bytes - num_bytes, free_bytes=self.free_bytes + num_bytes)
 
 
 class DeviceMemory(Protocol):

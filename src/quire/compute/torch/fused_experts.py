@@ -18,8 +18,9 @@ from quire.compute.torch.products import Matrix
 
 
 class GroupedRows(NamedTuple):
-    """The shares of each row's experts, `[num_rows, experts_per_token]`, its pairs by expert, and how to multiply."""
+    """The experts of each row and their shares, `[num_rows, choices]`, the pairs by expert, and how to multiply."""
 
+    ids: torch.Tensor
     shares: torch.Tensor
     groups: Groups
     shape: ProductShape
@@ -34,8 +35,7 @@ class FusedExperts:
     def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> GroupedRows:
         """Return the experts with the highest weights; among equal ones, those with the lowest ids."""
         ids, shares = route(scores, slots, spec.experts_per_token, normalize=spec.normalize_weights)
-        shape = MANY if self._batch_invariant else shape_for(ids.numel(), spec.num_experts)
-        return GroupedRows(shares, group(ids, spec.num_experts, shape.rows), shape)
+        return self.known(ids, spec.num_experts)._replace(shares=shares)
 
     def product(self, rows: torch.Tensor, experts: Matrix, routing: GroupedRows) -> torch.Tensor:
         """Return the products, all experts at once."""
@@ -44,3 +44,12 @@ class FusedExperts:
     def combine(self, outputs: torch.Tensor, routing: GroupedRows) -> torch.Tensor:
         """Return the sums."""
         return combine(outputs, routing.shares)
+
+    def known(self, ids: torch.Tensor, num_experts: int) -> GroupedRows:
+        """Return the routing of rows whose experts are known."""
+        shape = MANY if self._batch_invariant else shape_for(ids.numel(), num_experts)
+        return GroupedRows(ids, ids, group(ids, num_experts, shape.rows), shape)
+
+    def ids(self, routing: GroupedRows) -> torch.Tensor:
+        """Return the experts of the rows of a routing."""
+        return routing.ids

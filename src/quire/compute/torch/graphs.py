@@ -16,8 +16,8 @@ launched separately, because otherwise every size would keep memory for its logi
 the recording is launched without it. Rejected: a graph for each piece between two attentions. It would work with every
 attention, but the host would still launch each layer, and recording would take longer by the number of layers.
 
-Adapters that are in memory at the start are recorded as well, a second graph for each size: all rows go through all of
-them, and masks that are filled before a replay say which rows keep what. A step with another adapter is launched.
+Where there are slots for adapters, there is a second graph for each size: it reads the slots of its rows, and whatever
+adapter is in a slot. So adapters that are loaded later need no recording.
 
 The recorder is a parameter: `CudaRecorder` on CUDA; without a GPU, tests pass one that computes again.
 """
@@ -31,10 +31,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from quire.compute.torch.adapters import AdaptedRun, TorchAdapter
+from quire.compute.torch.adapters import AdapterSlots
 from quire.compute.torch.attention.base import KVPair, StandingPlan, StepBatch, StepShape
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
-from quire.compute.torch.settings import MOST_RECORDED_ADAPTERS
 from quire.core.executor import NoteLoaded
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -111,28 +110,25 @@ class StepGraphs:
         self._note_loaded = note_loaded
         self._sizes = {False: _up_to(max_short, SIZES), True: _up_to(max_tokens, PROMPT_SIZES)}  # by has_prompts
         self._graphs: dict[tuple[Kind, int], Graph] = {}
-        self._adapters: dict[int, int] = {}  # the id of each that is recorded → the place of its mask
         self._num_wanted = 0
 
-    def record(self, pairs: Sequence[KVPair], device: torch.device, adapters: Sequence[TorchAdapter] = ()) -> None:
-        """Record all sizes, the largest first, whose memory the others reuse; again with adapters if there are few.
+    def record(self, pairs: Sequence[KVPair], device: torch.device, slots: AdapterSlots | None = None) -> None:
+        """Record all sizes, the largest first, whose memory the others reuse; again with adapters if there are slots.
 
         Mutates. Calls `note_loaded` after each with the number of graphs. Attention that cannot be recorded gets none.
         """
-        adapters = adapters if len(adapters) <= MOST_RECORDED_ADAPTERS else ()
-        self._adapters = {id(adapter): place for place, adapter in enumerate(adapters)}
-        kinds = [Kind(*each) for each in product((True, False), (False, True) if adapters else (False,))]
+        kinds = [Kind(*each) for each in product((True, False), (False,) if slots is None else (False, True))]
         self._num_wanted = sum(len(self._sizes[kind.has_prompts]) for kind in kinds)
         max_blocks = -(-self._decoder.spec.context_length // pairs[0].keys.shape[2])
         largest_short = self._sizes[False][-1]
         num_ids = min(largest_short * max_blocks, MOST_TABLE_IDS)
         largest = max([largest_short, *self._sizes[True]])
         batch = _blank(largest, num_ids, 1 + max(pair.group for pair in pairs), device)
-        masked = replace(batch, adapted=_masked(adapters, largest, device))
+        adapted = batch if slots is None else replace(batch, adapted=slots.nothing(largest))
         with torch.inference_mode():
             for kind in kinds:
                 for size in reversed(self._sizes[kind.has_prompts]):
-                    rows = _first_rows(masked if kind.has_adapters else batch, size)
+                    rows = _first_rows(adapted if kind.has_adapters else batch, size)
                     longest = size if kind.has_prompts else 1
                     shape = replace(rows.shape, num_short=min(size, largest_short), longest_query=longest)
                     rows = replace(rows, shape=shape)
@@ -143,46 +139,25 @@ class StepGraphs:
                     self._graphs[kind, size] = self._graph(rows, attention, pairs)
         self._note()
 
-    def forget(self, adapter: TorchAdapter) -> None:
-        """Free the graphs with adapters if this one is recorded, whose memory will be freed. Mutates."""
-        if id(adapter) in self._adapters:
-            self._adapters = {}
-            self._graphs = {key: graph for key, graph in self._graphs.items() if not key[0].has_adapters}
-
     def takes(self, batch: StepBatch) -> bool:
-        """Return whether a step may be replayed: not too many tokens, no adapter that is not recorded.
-
-        Does not mutate.
-        """
-        known = all(id(run.adapter) in self._adapters for run in batch.adapted)
+        """Return whether a step may be replayed: it has not too many tokens. Does not mutate."""
         sizes = self._sizes[_has_prompts(batch)]
-        return known and bool(self._graphs) and bool(sizes) and batch.shape.num_tokens <= sizes[-1]
+        return bool(self._graphs) and bool(sizes) and batch.shape.num_tokens <= sizes[-1]
 
     def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
         """Replay a step, with the results of `TorchDecoder.run`. Mutates the slots of its tokens."""
-        count, kind = batch.shape.num_tokens, Kind(_has_prompts(batch), bool(batch.adapted))
+        count, kind = batch.shape.num_tokens, Kind(_has_prompts(batch), batch.adapted is not None)
         graph = self._graphs[kind, next(size for size in self._sizes[kind.has_prompts] if size >= count)]
         with torch.inference_mode():
             if not graph.attention.plan(batch):
                 return self._decoder.run(batch, pairs)
             _fill(graph.batch, batch, count)
-            self._fill_masks(graph.batch, batch)
             graph.replay()
             return self._decoder.outputs(graph.rows[:count], batch)
 
     def _note(self) -> None:
         if self._note_loaded is not None:
             self._note_loaded(len(self._graphs), self._num_wanted, "graphs")
-
-    def _fill_masks(self, blank: StepBatch, batch: StepBatch) -> None:
-        """Note in the masks of a recorded step which rows have which adapter. Mutates the recorded one."""
-        for each in blank.adapted:
-            assert each.mask is not None
-            each.mask.zero_()
-        for run in batch.adapted:
-            mask = blank.adapted[self._adapters[id(run.adapter)]].mask
-            assert mask is not None
-            mask[run.start : run.stop] = True
 
     def _graph(self, batch: StepBatch, attention: StandingPlan, pairs: Sequence[KVPair]) -> Graph:
         """Record a size, after computing it once. Does not mutate: its rows have no slots."""
@@ -228,13 +203,6 @@ def _blank(size: int, num_ids: int, num_groups: int, device: torch.device) -> St
     )
 
 
-def _masked(adapters: Sequence[TorchAdapter], size: int, device: torch.device) -> tuple[AdaptedRun, ...]:
-    """Return a run of all rows for each adapter, with a mask that says of none that it has the adapter."""
-    return tuple(
-        AdaptedRun(0, size, adapter, torch.zeros((size, 1), dtype=torch.bool, device=device)) for adapter in adapters
-    )
-
-
 def _first_rows(batch: StepBatch, size: int) -> StepBatch:
     """Return the first rows of a blank step: views, so that all sizes share the same memory."""
     return replace(
@@ -242,9 +210,7 @@ def _first_rows(batch: StepBatch, size: int) -> StepBatch:
         token_ids=batch.token_ids[:size],
         positions=batch.positions[:size],
         slots=tuple(slots[:size] for slots in batch.slots),
-        adapted=tuple(
-            replace(run, stop=size, mask=None if run.mask is None else run.mask[:size]) for run in batch.adapted
-        ),
+        adapted=None if batch.adapted is None else replace(batch.adapted, slot_ids=batch.adapted.slot_ids[:size]),
     )
 
 
@@ -255,3 +221,6 @@ def _fill(blank: StepBatch, batch: StepBatch, count: int) -> None:
     for slots, given in zip(blank.slots, batch.slots, strict=True):
         slots[:count].copy_(given)
         slots[count:].fill_(-1)
+    if blank.adapted is not None and batch.adapted is not None:
+        blank.adapted.slot_ids[:count].copy_(batch.adapted.slot_ids)
+        blank.adapted.slot_ids[count:].fill_(-1)

@@ -13,6 +13,7 @@ from quire.compute.backend import DraftParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.sampling.reference import ReferenceSampler
+from quire.compute.torch.adapters import AdapterSlots
 from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.cache import TorchCache
@@ -80,6 +81,8 @@ class LoadedModel:
         self._eos_token_ids = eos_token_ids
         self._draft = draft
         self.sampler = create_sampler(decoder.spec.vocab_size, cache.device)
+        room = settings.adapter_room
+        self._slots = None if room is None else AdapterSlots(decoder.spec, room, decoder.dtype, cache.device)
 
     def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Return the model's memory without KV blocks. Mutates: allocates a KV memory of one block meanwhile.
@@ -89,11 +92,12 @@ class LoadedModel:
         self.cache.resize(1, 0)
         self.cache.allocate()
         try:
-            return measure(
+            found = measure(
                 memory,
                 lambda: self._prepared(records=False),
                 lambda: self._prepared(records=True, note_loaded=note_loaded),
             )
+            return found if self._slots is None else found.without_adapters(self._slots.num_bytes)
         finally:
             self.cache.release()
 
@@ -123,7 +127,7 @@ class LoadedModel:
     def runner(self, graphs: StepGraphs | None) -> TorchRunner:
         """Return a runner of the model over its KV memory. Does not mutate."""
         parts = self.decoder, self.sampler, self.cache.device
-        return TorchRunner(*parts, graphs=graphs, rehearsals=self.rehearsals())
+        return TorchRunner(*parts, graphs=graphs, rehearsals=self.rehearsals(), slots=self._slots)
 
     def rehearsals(self) -> tuple[StepInputs, ...]:
         """Return the largest steps; none on a CPU, which compiles nothing."""

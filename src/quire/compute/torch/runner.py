@@ -23,7 +23,7 @@ import torch
 from quire.compute.adapters.folder import Adapter
 from quire.compute.arrays import BoolArray, IntArray
 from quire.compute.sampling.draws import Draws, Sampler
-from quire.compute.torch.adapters import TorchAdapter, adapted_runs, moved
+from quire.compute.torch.adapters import AdapterSlots
 from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.count_table import Counted, CountTable
@@ -34,7 +34,7 @@ from quire.compute.torch.rehearsal import rehearsed_draws
 from quire.compute.torch.upload import on_device, uploaded
 from quire.compute.worker.model_runner import NO_STATES, UNKNOWN, StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import ExecutionError, InvalidConfigError
 
 
 class DeviceSampler(Sampler, Protocol):
@@ -59,13 +59,14 @@ class TorchRunner:
         *,
         graphs: StepGraphs | None = None,
         rehearsals: Sequence[StepInputs] = (),
+        slots: AdapterSlots | None = None,
     ) -> None:
         self._decoder = decoder
         self._sampler = sampler
         self._device = device
         self._graphs = graphs
         self._rehearsals = rehearsals
-        self._adapters: dict[str, TorchAdapter] = {}
+        self._slots = slots
         self._counts = CountTable(self.vocab_size, device)
         self._last_tokens = torch.zeros(1, dtype=torch.int32, device=device)  # [num_rows]: each row's last draw
 
@@ -83,12 +84,16 @@ class TorchRunner:
         size = max((len(inputs.token_ids) for inputs in self._rehearsals), default=0)
         try:
             for inputs in self._rehearsals:
-                outputs = self._decoder.run(uploaded(inputs, cache.spec.block_size, self._device)[0], cache.pairs())
+                batch = uploaded(inputs, cache.spec.block_size, self._device)[0]
+                outputs = self._decoder.run(batch, cache.pairs())
                 for draws in rehearsed_draws(len(inputs.entries)):
                     self._choose(outputs.logits, draws, inputs.rows, np.zeros(len(inputs.rows), np.bool_))
+                if self._slots is not None:
+                    adapted = self._slots.nothing(batch.shape.num_tokens)
+                    self._decoder.run(replace(batch, adapted=adapted), cache.pairs())
             cache.rehearse()
             if self._graphs is not None:
-                self._graphs.record(cache.pairs(), self._device, [*self._adapters.values()])
+                self._graphs.record(cache.pairs(), self._device, self._slots)
         except torch.OutOfMemoryError as error:
             allowed = (
                 "less, or less kv_memory: steps of this size and their graphs do not fit into the remaining memory"
@@ -105,20 +110,19 @@ class TorchRunner:
         return StepOutputs(outputs.logits, finite[:num_tokens], finite[num_tokens:], states)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Read an adapter, so that sequences can have it; nothing if it is there. Mutates."""
-        if adapter.digest not in self._adapters:
-            decoder = self._decoder
-            self._adapters[adapter.digest] = moved(adapter, decoder.spec, decoder.dtype, self._device)
+        """Read an adapter into a slot, so that sequences can have it; nothing if it is there. Mutates."""
+        if self._slots is None:
+            raise ExecutionError("this engine was started without room for adapters")
+        self._slots.load(adapter)
 
     def has_adapter(self, digest: str) -> bool:
         """Return whether an adapter is in memory. Does not mutate."""
-        return digest in self._adapters
+        return self._slots is not None and self._slots.has(digest)
 
     def drop_adapter(self, digest: str) -> None:
-        """Free the memory of an adapter. Mutates."""
-        adapter = self._adapters.pop(digest, None)
-        if adapter is not None and self._graphs is not None:
-            self._graphs.forget(adapter)
+        """Free the slot of an adapter. Mutates."""
+        if self._slots is not None:
+            self._slots.drop(digest)
 
     def launch(self, inputs: StepInputs, draws: Draws, cache: TorchCache) -> TorchStep:
         """Start a step and its draws, one for each row of logits. Mutates its slots in the cache."""
@@ -164,8 +168,8 @@ class TorchRunner:
             batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
             if inputs.token_ids.min() < 0:
                 self._fill_in(batch, rows)
-            if inputs.adapters:
-                batch = replace(batch, adapted=adapted_runs(inputs, self._adapters))
+            if self._slots is not None:
+                batch = replace(batch, adapted=self._slots.step(inputs))
             if self._graphs is not None and self._graphs.takes(batch):
                 return self._graphs.run(batch, cache.pairs())
             return self._decoder.run(batch, cache.pairs())

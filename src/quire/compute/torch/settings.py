@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+from quire.compute.adapters.room import AdapterRoom
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.torch.device import DeviceNeeds
@@ -16,8 +17,6 @@ from quire.core.step import MAX_PROMPT_LOGITS
 BLOCK_SIZES: Final = (16, 32, 64, 128)
 DTYPES: Final = ("bfloat16", "float16", "float32")
 KV_DTYPES: Final = ("bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "int4")
-MOST_RECORDED_ADAPTERS: Final = 8
-"""Each costs its products for all rows of a recorded step with any of them."""
 LAUNCH_S: Final = 0.008
 """What a processor takes to launch a step kernel by kernel (benchmarks/RESULTS.md, what a step costs the processor)."""
 PROCESSOR_RATE: Final = 3e12
@@ -38,6 +37,7 @@ class TorchSettings:
     `graphs`: on a GPU, record steps at the start and replay them. `attention`: "triton", "flashinfer", "plain" or
     "auto", which is triton on a GPU and plain elsewhere. `tensor_parallel`: ranks that compute together; each reads the
     model for `max_model_len` tokens, as it was planned. `tensor_parallel_sums`: "gather" or "reduce".
+    `adapter_room`: the slots for adapters; None: there are none.
     """
 
     device: str = "cuda"
@@ -56,6 +56,7 @@ class TorchSettings:
     tensor_parallel: int = 1
     tensor_parallel_sums: str = "gather"
     max_model_len: int | None = None
+    adapter_room: AdapterRoom | None = None
 
     @property
     def stored_kv_dtype(self) -> str:
@@ -68,8 +69,8 @@ class TorchSettings:
         return self.max_num_seqs + self.max_step_drafts + self.max_prompt_logits
 
     def of_draft(self) -> TorchSettings:
-        """Return the settings of a draft model, which reports no prompts."""
-        return replace(self, max_prompt_logits=0)
+        """Return the settings of a draft model, which reports no prompts and has no adapters."""
+        return replace(self, max_prompt_logits=0, adapter_room=None)
 
 
 def block_spec(model: ModelDescription, settings: TorchSettings) -> KVCacheSpec:

@@ -5,20 +5,23 @@
                             └── not yet: room? ──► LoadAdapter ──► the engine says that it is ready
                                             └── DropAdapter: of those that no request holds, the one used longest ago
 
-Requests for adapters that are in memory never wait here. Those for others wait in order, and hold up nobody else: the
-engine loads in a thread while steps run. An engine that was started again gets the same ones.
+Requests for adapters that are in memory never wait here. Those for others wait for room in order, and then each for its
+own adapter, up to `LOAD_S`: the engine loads in threads while steps run. An adapter that requests still have takes room
+until they have ended, also without a name. An engine that was started again gets the same ones.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from quire.core.adapters import LOADING, READY, AdapterFacts
+from quire.core.adapters import LOAD_S, LOADING, READY, AdapterFacts
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import ADAPTER_NAME
 from quire.core.errors import ExecutionError, InvalidRequestError
@@ -26,7 +29,6 @@ from quire.engine.commands import AnyCommand, DropAdapter, LoadAdapter
 from quire.engine.records.stats import EngineStats
 
 ASK_AGAIN_S: Final = 0.02
-LOAD_S: Final = 300.0
 
 Send = Callable[[AnyCommand], None]
 Stats = Callable[[], EngineStats]
@@ -45,6 +47,9 @@ class AdapterSet:
         self._at_start = first_that_fit(named.values(), budget)
         self._loaded = {facts.digest: facts for facts in self._at_start}  # the one used longest ago first
         self._holds: Counter[str] = Counter()
+        self._held: dict[str, AdapterFacts] = {}  # those that requests have
+        self._coming: Counter[str] = Counter()  # how many wait for each
+        self._awaited: dict[str, AdapterFacts] = {}
         self._dropped: set[str] = set()  # and not loaded again
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock, self._released = asyncio.Lock(), asyncio.Event()  # of that loop
@@ -68,12 +73,30 @@ class AdapterSet:
 
         Raises `InvalidRequestError` or `CheckpointError` for one that cannot be, `ExecutionError` if loading fails.
         """
-        facts = await asyncio.to_thread(self._check, folder)
+        facts = await self._checked(folder)
         self._require_possible(name, facts)
         await self.hold(facts, send, stats)
         self._by_name[name] = facts
         self.release(facts)
         return facts
+
+    async def _checked(self, folder: str) -> AdapterFacts:
+        """Return the facts of the adapter in a folder, read in a thread that nothing waits for at the end."""
+        found: Future[AdapterFacts] = Future()
+        found.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+
+        def work() -> None:
+            try:
+                found.set_result(self._check(folder))
+            except BaseException as error:
+                found.set_exception(error)
+
+        threading.Thread(target=work, name="quire-adapter-check", daemon=True).start()
+        try:
+            async with asyncio.timeout(LOAD_S):
+                return await asyncio.wrap_future(found)
+        except TimeoutError as error:
+            raise ExecutionError(f"the adapter in {Path(folder).name} is not read within {LOAD_S:.0f} s") from error
 
     def load_now(self, name: str, folder: str, send: Send, stats: Stats) -> AdapterFacts:
         """The same, while the caller waits. Mutates."""
@@ -109,7 +132,7 @@ class AdapterSet:
     async def hold(self, facts: AdapterFacts, send: Send, stats: Stats) -> None:
         """Return when the engine has an adapter; it keeps it until `release`. Mutates; raises as `load`.
 
-        Only those who need not wait any more hold one: a request that waits for its turn keeps nobody's room.
+        Only those for whom there is room keep it: a request that waits for its turn keeps nobody's.
         """
         if not self._touch(facts.digest):
             if self._loop is not asyncio.get_running_loop():  # a model may be used in one after another
@@ -118,16 +141,20 @@ class AdapterSet:
                 while not self._make_room(facts, send):
                     self._released.clear()
                     await self._released.wait()
-                began_s = time.monotonic()
+                self._await(facts)
+            began_s = time.monotonic()
+            try:
                 while not self._is_ready(facts, send, stats, began_s):
                     await asyncio.sleep(ASK_AGAIN_S)
-                self._holds[facts.digest] += 1  # before the next one makes room
-                return
-        self._holds[facts.digest] += 1
+                self._take(facts)  # before another one makes room
+            finally:
+                self._await(facts, -1)
+            return
+        self._take(facts)
 
     def hold_now(self, facts: AdapterFacts, send: Send, stats: Stats) -> None:
         """The same, while the caller waits; raises `ExecutionError` if others hold all the room. Mutates."""
-        self._holds[facts.digest] += 1
+        self._take(facts)
         if self._touch(facts.digest):
             return
         try:
@@ -144,7 +171,19 @@ class AdapterSet:
         """A request that held an adapter has ended. Mutates."""
         self._holds[facts.digest] -= 1
         if not self._holds[facts.digest]:
-            del self._holds[facts.digest]
+            del self._holds[facts.digest], self._held[facts.digest]
+            self._released.set()
+
+    def _take(self, facts: AdapterFacts) -> None:
+        self._holds[facts.digest] += 1
+        self._held[facts.digest] = facts
+
+    def _await(self, facts: AdapterFacts, change: int = 1) -> None:
+        """Note that one more waits for an adapter, for which there is room, or one less. Mutates."""
+        self._coming[facts.digest] += change
+        self._awaited[facts.digest] = facts
+        if not self._coming[facts.digest]:
+            del self._coming[facts.digest], self._awaited[facts.digest]
             self._released.set()
 
     def _touch(self, digest: str) -> bool:
@@ -158,8 +197,10 @@ class AdapterSet:
         """Drop adapters that nobody holds until another one fits; False: those that are held take too much. Mutates."""
         if self._touch(facts.digest):
             return True
-        while _num_bytes([*self._loaded.values(), facts]) > self._budget:
-            idle = next((digest for digest in self._loaded if not self._holds[digest]), None)
+        others = (self._loaded, self._held, self._awaited)  # one that is held may have lost its name
+        while _num_bytes([*(each for some in others for each in some.values()), facts]) > self._budget:
+            used = self._holds.keys() | self._coming.keys()
+            idle = next((digest for digest in self._loaded if digest not in used), None)
             if idle is None:
                 return False
             self._drop(idle, send)

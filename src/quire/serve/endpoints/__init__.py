@@ -13,7 +13,7 @@ from quire.serve.endpoints.adapters import load_adapter, unload_adapter
 from quire.serve.endpoints.cache import CACHE_ROUTES
 from quire.serve.endpoints.chat import chat_completions
 from quire.serve.endpoints.completions import completions
-from quire.serve.endpoints.embeddings import embeddings
+from quire.serve.endpoints.embeddings import cohere_embed, embeddings
 from quire.serve.endpoints.live import live
 from quire.serve.endpoints.llama_server import LLAMA_SERVER_ROUTES
 from quire.serve.endpoints.ollama import OLLAMA_ROUTES
@@ -34,6 +34,7 @@ ROUTES: Final = (
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/responses", responses, methods=["POST"]),
     Route("/v1/embeddings", embeddings, methods=["POST"]),
+    Route("/v2/embed", cohere_embed, methods=["POST"]),
     Route("/v1/models", models, methods=["GET"]),
     Route("/v1/models/{model_id:path}", model, methods=["GET"]),  # names of models have slashes
     Route("/tokenize", tokenize, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: texts become vectors."""
+"""POST /v1/embeddings, and Cohere's /v2/embed: texts become vectors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from quire.serve.context import RequestContext
 from quire.serve.endpoints.line import Fields, admitted, fields_of
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.render.answer import json_answer
+from quire.serve.render.cohere import cohere_embed_answer
 from quire.serve.render.embeddings import embedding_answer
 from quire.serve.run.generation import Generation
 from quire.serve.run.request import GenerationRequest
+from quire.serve.schemas.cohere import CohereEmbedRequest
 from quire.serve.schemas.embeddings import EmbeddingRequest
 from quire.serve.services import Services
 from quire.serve.sse import unless_gone
+from quire.serve.translate.cohere import cohere_embed_request
 from quire.serve.translate.embeddings import embedding_request
 
 SHORT_ANSWER: Final = 64 << 10
@@ -60,3 +63,8 @@ async def answer_vectors(
 async def embeddings(request: Request) -> Response:
     """Answer as OpenAI does."""
     return await answer_vectors(request, EmbeddingRequest, embedding_request, embedding_answer)
+
+
+async def cohere_embed(request: Request) -> Response:
+    """Answer as Cohere does."""
+    return await answer_vectors(request, CohereEmbedRequest, cohere_embed_request, cohere_embed_answer)

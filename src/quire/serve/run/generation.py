@@ -61,8 +61,10 @@ async def prepare(services: Services, context: RequestContext, request: Generati
     visit = context.visit
     if visit is None:
         raise InvariantError("a request was prepared before it was admitted")
-    with _refused():
-        prompts = [await ready_prompt(services, context, request, prompt) for prompt in request.prompts]
+    prompts = []
+    for index, prompt in enumerate(request.prompts):
+        with _refused(index if len(request.prompts) > 1 else None):
+            prompts.append(await ready_prompt(services, context, request, prompt))
     scope = context.tenant.scope_for(request.cache_salt)
     priority = context.tenant.priority_for(request.priority)
     ticket = Ticket(context.request_id, scope, priority, request.pooling, context.adapter)

@@ -52,7 +52,25 @@ async def ready_prompt(
         return ReadyPrompt(prompt, request.sampling, prompt)
     ids = await encoded(services, context, tokenizer, prompt, add_special_tokens=special)
     kept = truncated(ids, request, services)
-    return ReadyPrompt(kept, request.sampling, prompt if len(kept) == len(ids) else None)
+    if len(kept) == len(ids):
+        return ReadyPrompt(ids, request.sampling, prompt)
+    if cut is not None and request.pooling is not None and special:
+        plain = await encoded(services, context, tokenizer, prompt, add_special_tokens=False)
+        kept = _with_special(ids, plain, kept, keeps_start=cut.keeps_start)
+    return ReadyPrompt(kept, request.sampling)
+
+
+def _with_special(ids: list[int], plain: list[int], kept: list[int], *, keeps_start: bool) -> list[int]:
+    """Return as many tokens as are kept of `ids`, with all special ones: a vector may come from the last of them.
+
+    `plain`: the tokens of the text alone.
+    """
+    num_special = len(ids) - len(plain)
+    places = (count for count in range(num_special + 1) if ids[count : count + len(plain)] == plain)
+    num_before, room = next(places, None), len(kept) - num_special
+    if num_before is None or room < 1:
+        return kept
+    return ids[:num_before] + (plain[:room] if keeps_start else plain[-room:]) + ids[num_before + len(plain) :]
 
 
 async def _ready_conversation(
@@ -74,13 +92,18 @@ async def _ready_conversation(
 
 
 def truncated(token_ids: list[int], request: GenerationRequest, services: Services) -> list[int]:
-    """Return the end of a prompt, or its start, as long as the request wants it. Does not mutate."""
+    """Return the end of a prompt, or its start, as long as the request wants it. Does not mutate.
+
+    Raises `InvalidRequestError` for one that is longer, if the request wants that.
+    """
     cut = request.truncation
     if cut is None:
         return token_ids
     length = cut.length
     if length is None:
         length = max(1, services.model.limits.max_model_len - (request.sampling.max_tokens or 1))
+    if cut.refuses and len(token_ids) > length:
+        raise InvalidRequestError("prompt", f"{len(token_ids):,} tokens", f"at most {length:,}, as max_tokens says")
     return token_ids[:length] if cut.keeps_start else token_ids[-length:]
 
 

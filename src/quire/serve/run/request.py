@@ -14,10 +14,14 @@ from quire.serve.answer_form import AnswerForm
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How many tokens of a prompt to keep, None for as many as fit, and from which end."""
+    """How many tokens of a prompt to keep, None for as many as fit, and from which end.
+
+    `refuses`: a prompt that is longer is not cut, but refused.
+    """
 
     length: int | None
     keeps_start: bool
+    refuses: bool = False
 
 
 @dataclass(frozen=True, slots=True)

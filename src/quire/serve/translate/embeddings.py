@@ -22,7 +22,7 @@ WITHOUT_END: Final = Truncation(None, keeps_start=True)
 def embedding_request(fields: EmbeddingRequest, services: Services) -> GenerationRequest:
     """Return what /v1/embeddings asks of the engine; raises for what is wrong with it. Does not mutate."""
     cut = start_of(fields.truncate_prompt_tokens)
-    made = _request(services, prompts_of(fields.input, "input"), "input", fields.dimensions, cut)
+    made = vector_request(services, prompts_of(fields.input, "input"), "input", fields.dimensions, cut)
     special = fields.add_special_tokens is not False
     return replace(made, add_special_tokens=special, cache_salt=fields.cache_salt, priority=fields.priority)
 
@@ -46,21 +46,22 @@ def ollama_embed_request(fields: OllamaEmbedRequest, services: Services) -> Gene
     """Return what /api/embed asks of the engine; raises for what is wrong with it. Does not mutate."""
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
     cut = None if fields.truncate is False else WITHOUT_END
-    return _request(services, texts, "input", fields.dimensions, cut)
+    return vector_request(services, texts, "input", fields.dimensions, cut)
 
 
 def ollama_embeddings_request(fields: OllamaEmbeddingsRequest, services: Services) -> GenerationRequest:
     """Return what /api/embeddings asks of the engine; raises for what is wrong with it. Does not mutate."""
-    return _request(services, [fields.prompt], "prompt", None, WITHOUT_END)
+    return vector_request(services, [fields.prompt], "prompt", None, WITHOUT_END)
 
 
-def _request(
+def vector_request(
     services: Services,
     prompts: Sequence[str | list[int]],
     place: str,
     dimensions: int | None,
     truncation: Truncation | None,
 ) -> GenerationRequest:
+    """Return a request that makes a vector of each prompt; `place` is the field that has them. Does not mutate."""
     require_count(len(prompts), place)
     longest = services.model.limits.max_model_len  # a text that is longer is refused, or cut
     return GenerationRequest(

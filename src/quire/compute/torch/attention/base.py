@@ -35,7 +35,7 @@ from quire.core.config import MOST_DRAFTS
 from quire.core.kv_spec import KV_FORMS, KVCacheSpec
 
 if TYPE_CHECKING:
-    from quire.compute.torch.adapters import AdaptedRun
+    from quire.compute.torch.adapters import AdaptedStep
 
 STORED_AS: Final = MappingProxyType(
     {
@@ -168,7 +168,7 @@ class StepBatch:
     logit_indices: torch.Tensor  # [num_logits], each an index of a token
     shape: StepShape
     state_indices: torch.Tensor | None = None  # [num_states], likewise; None: no hidden state is asked for
-    adapted: tuple[AdaptedRun, ...] = ()  # runs of rows with an adapter
+    adapted: AdaptedStep | None = None  # which rows have which adapter; None: no row has one
 
 
 class StandingPlan(Protocol):

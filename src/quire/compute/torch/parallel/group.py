@@ -128,3 +128,11 @@ class RanksExperts:
     def combine(self, outputs: torch.Tensor, routing: Any) -> torch.Tensor:
         """Return the weighted sum of each row's pairs, from all ranks."""
         return self._join(self._experts.combine(outputs, routing))
+
+    def known(self, ids: torch.Tensor, num_experts: int) -> Any:
+        """Return the routing of rows whose experts are known."""
+        return self._experts.known(ids, num_experts)
+
+    def ids(self, routing: Any) -> torch.Tensor:
+        """Return the experts of rows."""
+        return self._experts.ids(routing)
