@@ -337,6 +337,26 @@ def test_no_engine_is_chosen_that_is_silent_draining_or_lost() -> None:
     assert list(router.under_way(1)) == []
 
 
+def test_each_choice_has_a_reason() -> None:
+    router = make_router(num_engines=2)
+    shared = router.prompt(array("i", range(1000)))
+    assert router.routes(0) == router.routes(7) == {"prefix": 0, "load": 0, "new": 0, "only": 0}
+    assert router.choose("first", shared) == 0
+    router.started("first")
+    assert [router.choose(f"next {n}", shared) for n in range(3)] == [0, 0, 0]
+    router.choose("busy", router.prompt(array("i", [5000] * 4)))
+    assert router.routes(1) == {"prefix": 0, "load": 0, "new": 1, "only": 0}
+    short = router.prompt(array("i", range(20)))
+    assert router.choose("short", short) == 1, "the other one holds it, and has too much to do"
+    assert router.routes(1) == {"prefix": 0, "load": 1, "new": 1, "only": 0}
+    router.pause(1)
+    router.choose("alone", short)
+    assert router.routes(0) == {"prefix": 3, "load": 0, "new": 1, "only": 1}
+    router.lose(0)
+    router.add(0)
+    assert sum(router.routes(0).values()) == 5, "an engine that was started again goes on counting"
+
+
 def test_the_other_policies() -> None:
     prompt = make_router().prompt(array("i", range(10)))
     turns = make_router(ROUND_ROBIN)

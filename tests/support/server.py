@@ -19,6 +19,7 @@ from openai import OpenAI
 
 from quire import AsyncLLM
 from quire.core.clock import SystemClock
+from quire.engine.records.live import ShowLive
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.loading.build import only_model
@@ -38,6 +39,12 @@ class ServedLLM(AsyncLLM):
 
     def start(self) -> None:
         pass
+
+    def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
+        super().watch(every_s, show)
+
+    def unwatch(self, replica: int = 0) -> None:
+        super().unwatch()
 
     async def wait_ready(self) -> None:
         pass

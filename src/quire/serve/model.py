@@ -90,15 +90,15 @@ class ServedModel(Protocol):
         """Have the engine carry out a command before its next step; one that is not there has nothing to do."""
         ...
 
-    def watch(self, every_s: float, show: ShowLive) -> None:
-        """Call `show` with memory events from the beginning, at most once per `every_s` seconds.
+    def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
+        """Call `show` with memory events of one engine from the beginning, at most once per `every_s` seconds.
 
         It begins again after the engine was started again. Raises `ExecutionError` if the engine has failed for good.
         """
         ...
 
-    def unwatch(self) -> None:
-        """Have nothing shown any more."""
+    def unwatch(self, replica: int = 0) -> None:
+        """Have nothing of that engine shown any more."""
         ...
 
     async def close(self) -> None:

@@ -122,13 +122,25 @@ class ReplicaSet:
         return replace(
             joined,
             restarts_total=sum(each.num_restarts for each in self.replicas),
-            replicas=tuple(
-                ReplicaStats(each.state, self.book.num_at(each), each.stats.kv_usage, each.num_restarts)
-                for each in self.replicas
-            ),
+            replicas=tuple(map(self._stats_of, self.replicas)),
             continued_total=self.num_continued,
             moved_total=self.num_moved,
             at_fault_total=self.num_at_fault,
+        )
+
+    def _stats_of(self, replica: Replica) -> ReplicaStats:
+        stats = replica.stats
+        return ReplicaStats(
+            state=replica.state,
+            failure=replica.failure,
+            num_texts=self.book.num_at(replica),
+            restarts_total=replica.num_restarts,
+            routes=self._router.routes(replica.index),
+            num_blocks=stats.num_blocks,
+            num_used_blocks=stats.num_used_blocks,
+            num_cached_blocks=stats.num_cached_blocks,
+            queried_tokens_total=stats.queried_tokens_total,
+            hit_tokens_total=stats.hit_tokens_total,
         )
 
     # ---- commands ---------------------------------------------------------------------------------------------------
@@ -222,7 +234,7 @@ class ReplicaSet:
         if self._router.reads_blocks:
             replica.send(Survey())
         self._note_ready(replica)
-        self.memory.choose()
+        self.memory.begin(replica)
         self._place_all()
         self.settled.set()
 
@@ -258,7 +270,7 @@ class ReplicaSet:
             replica.send(Survey())
 
     def take_live(self, replica: Replica, frame: LiveFrame) -> None:
-        """Show the events in the memory that is watched. Mutates nothing."""
+        """Show the events in the memory of an engine that is watched. Mutates nothing."""
         self.memory.take(replica, frame)
 
     def replica_lost(self, replica: Replica, *, is_planned: bool) -> None:
@@ -267,7 +279,6 @@ class ReplicaSet:
         parts = self.book.at(replica)
         for part in parts:
             self.book.leave(part)
-        self.memory.lose(replica)
         if self._is_closed:
             return
         if all(each.state is ModelState.FAILED for each in self.replicas):

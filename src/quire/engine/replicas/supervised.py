@@ -150,16 +150,16 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
             raise ExecutionError(self.failure or "the model is still being loaded")
         return self._streams.deltas(prepared)
 
-    def watch(self, every_s: float, show: ShowLive) -> None:
-        """Call `show` with the memory events of one engine, at most once per `every_s` seconds.
+    def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
+        """Call `show` with the memory events of an engine, at most once per `every_s` seconds.
 
         The first frames describe the present state, also after a restart of the engine. Mutates.
         """
-        self._set.memory.watch(every_s, show)
+        self._set.memory.watch(replica, every_s, show)
 
-    def unwatch(self) -> None:
-        """Stop showing memory events. Mutates."""
-        self._set.memory.unwatch()
+    def unwatch(self, replica: int = 0) -> None:
+        """Stop showing memory events of an engine. Mutates."""
+        self._set.memory.unwatch(replica)
 
     def send(self, command: AnyCommand) -> None:
         """Send a command, which takes effect before the next step; without an engine, drop it. Mutates."""
