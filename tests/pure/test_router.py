@@ -357,6 +357,20 @@ def test_each_choice_has_a_reason() -> None:
     assert sum(router.routes(0).values()) == 5, "an engine that was started again goes on counting"
 
 
+def test_the_holder_of_a_prompt_is_who_holds_it_now() -> None:
+    router, engines = make_router(), [PlainEngine() for _ in range(3)]
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    prompt = router.prompt(array("i", tokens))
+    assert router.holder(prompt, [1, 2]) == 1
+    router.choose("under way", prompt)
+    assert router.holder(prompt, [2, 0]) == 2, "one that is to compute it has nothing yet"
+    for engine, num_held in zip(engines, (1, 0, 2), strict=True):
+        engine.holds = set(prefixes(CacheScope(), tokens)[:num_held])
+    for index, engine in enumerate(engines):
+        router.note(index, engine.report(router))
+    assert [router.holder(prompt, some) for some in ([0, 1, 2], [0, 1], [1])] == [2, 0, 1]
+
+
 def test_the_other_policies() -> None:
     prompt = make_router().prompt(array("i", range(10)))
     turns = make_router(ROUND_ROBIN)

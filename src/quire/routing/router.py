@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Final
@@ -81,6 +81,10 @@ class Target:
         """Return what there is to do, with a prompt, in tokens. Does not mutate; O(1)."""
         own = self.num_to_compute(prompt, num_known)
         return own + self.num_waiting + REQUEST_WEIGHT * len(self.requests)
+
+    def num_held(self, prompt: RoutedPrompt) -> int:
+        """Return how many leading blocks are held now. Does not mutate; O(blocks)."""
+        return len(tuple(takewhile(self.held.__contains__, prompt.digests)))
 
     def take(self, request_id: str, prompt: RoutedPrompt, num_known: int) -> None:
         """Count a request. Mutates; O(blocks)."""
@@ -249,6 +253,10 @@ class Router:
         """Return how many requests an engine was sent, by why, also before it was last lost. Does not mutate."""
         counts = self._routes.get(index, Counter())
         return {reason: counts[reason] for reason in ROUTES}
+
+    def holder(self, prompt: RoutedPrompt, indices: Sequence[int]) -> int:
+        """Return which of these engines holds the most of a prompt, the first of several. Does not mutate."""
+        return max(indices, key=lambda index: self._targets[index].num_held(prompt))
 
     def started(self, request_id: str) -> None:
         """The first token of a request came: its prompt is computed. Mutates; O(blocks that it computed)."""

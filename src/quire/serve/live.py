@@ -331,11 +331,11 @@ def _replica_row(replica: ReplicaStats) -> Line:
         "texts": replica.num_texts,
         "restarts": replica.restarts_total,
         "routes": replica.routes,
-        "blocks": replica.num_blocks,
-        "used": replica.num_used_blocks,
-        "cached": replica.num_cached_blocks,
-        "queried_tokens": replica.queried_tokens_total,
-        "hit_tokens": replica.hit_tokens_total,
+        "blocks": replica.engine.num_blocks,
+        "used": replica.engine.num_used_blocks,
+        "cached": replica.engine.num_cached_blocks,
+        "queried_tokens": replica.engine.queried_tokens_total,
+        "hit_tokens": replica.engine.hit_tokens_total,
     }
 
 

@@ -306,7 +306,7 @@ def _replica_families(stats: EngineStats) -> list[Family]:
             "quire_replica_kv_usage_ratio",
             "gauge",
             "Share of KV blocks of the replica held by requests.",
-            lambda each: each.kv_usage,
+            lambda each: each.engine.kv_usage,
         ),
         by_replica(
             "quire_replica_restarts_total", "counter", "Restarts of the replica.", lambda each: each.restarts_total

@@ -29,7 +29,7 @@ class ModelState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStats:
-    """One of several engines: its state, the texts that it has, its memory, and how often it was started again.
+    """One engine of a model: its state, the texts that it has, how often it was started again, and its own counters.
 
     `failure`: why it takes no requests. `routes`: requests that the router sent there, by why (`quire.routing.router`).
     """
@@ -39,16 +39,7 @@ class ReplicaStats:
     num_texts: int
     restarts_total: int
     routes: dict[str, int]
-    num_blocks: int
-    num_used_blocks: int
-    num_cached_blocks: int
-    queried_tokens_total: int
-    hit_tokens_total: int
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of its KV blocks held by requests."""
-        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
+    engine: EngineStats
 
 
 @dataclass(frozen=True, slots=True)

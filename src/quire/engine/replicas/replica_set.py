@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
@@ -21,7 +22,7 @@ from typing import Final, Protocol
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, InvariantError
 from quire.core.executor import NoteLoaded
-from quire.core.request import FinishReason
+from quire.core.request import CacheScope, FinishReason
 from quire.engine.client import SequenceUpdate
 from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop, Survey
 from quire.engine.process.connection import StartEngine
@@ -129,19 +130,8 @@ class ReplicaSet:
         )
 
     def _stats_of(self, replica: Replica) -> ReplicaStats:
-        stats = replica.stats
-        return ReplicaStats(
-            state=replica.state,
-            failure=replica.failure,
-            num_texts=self.book.num_at(replica),
-            restarts_total=replica.num_restarts,
-            routes=self._router.routes(replica.index),
-            num_blocks=stats.num_blocks,
-            num_used_blocks=stats.num_used_blocks,
-            num_cached_blocks=stats.num_cached_blocks,
-            queried_tokens_total=stats.queried_tokens_total,
-            hit_tokens_total=stats.hit_tokens_total,
-        )
+        routes, num_texts = self._router.routes(replica.index), self.book.num_at(replica)
+        return ReplicaStats(replica.state, replica.failure, num_texts, replica.num_restarts, routes, replica.stats)
 
     # ---- commands ---------------------------------------------------------------------------------------------------
 
@@ -163,6 +153,17 @@ class ReplicaSet:
             case _:
                 for replica in self.replicas:
                     replica.send(command)
+
+    def send_to(self, index: int, command: AnyCommand) -> None:
+        """Have one engine carry out a command that is not of a request; nothing without one. Mutates."""
+        self.replicas[index].send(command)
+
+    def holder(self, tokens: array[int], scope: CacheScope) -> int:
+        """Return the number of the engine that holds the most of a prompt; raises where none is there."""
+        there = [each.index for each in self.replicas if each.state.has_engine]
+        if not there:
+            raise ExecutionError("the engine is not running")
+        return self._router.holder(self._router.prompt(tokens, scope), there)
 
     # ---- its life ---------------------------------------------------------------------------------------------------
 

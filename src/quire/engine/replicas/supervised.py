@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from array import array
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import TracebackType
@@ -24,6 +25,7 @@ from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
 from quire.core.executor import NoteLoaded
+from quire.core.request import CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import AnyCommand, OperatorVerbs
@@ -164,6 +166,14 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
     def send(self, command: AnyCommand) -> None:
         """Send a command, which takes effect before the next step; without an engine, drop it. Mutates."""
         self._set.send(command)
+
+    def send_to(self, replica: int, command: AnyCommand) -> None:
+        """Send a command to one engine; without it, drop it. Mutates."""
+        self._set.send_to(replica, command)
+
+    def holder(self, tokens: array[int], scope: CacheScope) -> int:
+        """Return the number of the engine that holds the most of a prompt; raises `ExecutionError` without any."""
+        return self._set.holder(tokens, scope)
 
     async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
         """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""

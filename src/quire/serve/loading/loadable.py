@@ -10,6 +10,7 @@ weights are read by the engine, which is a process of its own.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,7 @@ from quire.core.adapters import AdapterFacts
 from quire.core.config import ResolvedConfig
 from quire.core.errors import ExecutionError, InvariantError
 from quire.core.pooling import Pooling
+from quire.core.request import CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Add, AnyCommand
@@ -139,6 +141,14 @@ class LoadableModel:
             self._model.send(command)
         elif isinstance(command, Add):
             raise ExecutionError(NOT_LOADED)
+
+    def send_to(self, replica: int, command: AnyCommand) -> None:
+        """Have one engine carry out a command that is not of a request. Mutates."""
+        self._present().send_to(replica, command)
+
+    def holder(self, tokens: array[int], scope: CacheScope) -> int:
+        """Return the number of the engine that holds the most of a prompt."""
+        return self._present().holder(tokens, scope)
 
     def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
         """Call `show` with memory events of an engine, now and each time that it was loaded again. Mutates."""
