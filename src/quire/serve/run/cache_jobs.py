@@ -1,7 +1,7 @@
 """Jobs of the cache: an operator's call has engines write prompts to the disk, or take blocks in, and waits for them.
 
-    keep   a prompt ──► the engine that holds most of its blocks ──┐
-    take   a bundle ──► every engine that is there ────────────────┴─► EngineStats.jobs: how far it is ──► the call goes on
+    keep   a prompt ──► the engine that holds its blocks ──┐
+    take   a bundle ──► every engine that is there ────────┴─► EngineStats.jobs: how far it is ──► the call goes on
 
 Each engine has a cache and a store of its own. A prompt is kept where it is, which is where the router sends the next
 request that begins like it. A bundle goes to all: the router does not know what is on a disk.
