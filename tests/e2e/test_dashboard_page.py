@@ -571,6 +571,27 @@ def test_a_replica_that_is_killed_is_shown_down_and_back_again(
     page.wait_for("quire.model.replicas.some(({routes}) => routes.new > 0)")
 
 
+def test_a_tenant_chooses_an_engine_and_is_told_nothing_of_any(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- {name: ada, key: ada-key}\n- {name: root, key: root-key, operator: true}\n", encoding="utf-8")
+    with served_process(tmp_path, "--replicas", "2", "--api-keys-file", str(keys)) as server:
+        page = open_page(f"http://127.0.0.1:{server.port}")
+        page.wait_for("document.getElementById('key-dialog').open")
+        page.type("ada-key")
+        page.press("Enter")
+        page.wait_for(f"{IS_LIVE} && {ROWS}.length === 2")
+        assert page.evaluate("quire.model.replicas") == []
+        assert page.text("#replicas").split() == ["show", "replica", "0", "replica", "1"]
+        server.complete({"prompt": [5] * 64, "max_tokens": 4}, "ada-key")
+        for index in (1, 0):
+            page.click(f"#replicas tbody tr:nth-child({index + 1}) button")
+            page.wait_for(f"{IS_LIVE} && quire.model.hello.replica === {index}")
+            page.wait_for("quire.model.memory.numBlocks > 0 && document.querySelector('.for-tenant').checkVisibility()")
+        page.goto("about:blank")
+        assert [text for text in page.complaints if "401" not in text] == []
+        page.complaints.clear()
+
+
 def test_a_replica_that_there_is_not_is_refused_in_words(fleet: ServedProcess, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{url_of(fleet)}/?replica=3")
     page.wait_for("quire.phase === 'lost'")

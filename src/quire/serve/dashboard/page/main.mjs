@@ -103,6 +103,7 @@ class Page {
         document.title = `${hello.model} · quire`;
         find("model-name").textContent = hello.model;
         this.offerModels(hello);
+        this.replicas.list(hello.num_replicas, hello.replica);
         find("scope").textContent = hello.scope === "operator" ? "operator" : `tenant ${hello.tenant}`;
         find("scope").title = hello.scope === "operator" ? "Everything is shown." : "Only what is your own is shown.";
         document.body.dataset.scope = hello.scope;
@@ -241,7 +242,7 @@ class Page {
         const { replicas } = this.model;
         find("tile-engines").hidden = replicas.length < 2;
         set("engines", `${replicas.filter(({ state }) => state === "ready").length} of ${replicas.length}`);
-        this.replicas.update(replicas, this.model.hello.replica);
+        this.replicas.update(replicas);
         set("saved", count(ledger.saved));
         set("evictions", count(totals.evictions));
         set("preemptions", count(totals.preemptions));

@@ -2,7 +2,7 @@
 //
 //     replica 1   ready   3 texts   |▓▓▓▓▒▒▒▒░░░░| 31 % held, 40 % cached   62 %   0 restarts   80 prefix, 12 new
 //
-// The button of a row shows the memory of that engine in the map.
+// The button of a row shows the memory of that engine in the map. A tenant sees the buttons only.
 
 import { count, percent } from "./format.mjs";
 
@@ -28,13 +28,20 @@ export class Replicas {
         this.onShow = onShow;
     }
 
-    /** Show these engines; `shown` is the one whose memory is in the map. Nothing of a single one. Mutates. */
-    update(replicas, shown) {
-        this.region.hidden = replicas.length < 2;
+    /** Make a row for each engine; `shown` is the one whose memory is in the map. None for a single one. Mutates. */
+    list(numReplicas, shown) {
+        this.region.hidden = numReplicas < 2;
+        while (this.body.children.length > numReplicas) this.body.lastElementChild.remove();
+        while (this.body.children.length < numReplicas) this.addRow(this.body.children.length);
+        [...this.body.children].forEach((row, index) => {
+            row.querySelector("button").ariaPressed = String(index === shown);
+        });
+    }
+
+    /** Show how the engines are. Mutates. */
+    update(replicas) {
         if (this.region.hidden) return;
-        while (this.body.children.length > replicas.length) this.body.lastElementChild.remove();
-        while (this.body.children.length < replicas.length) this.addRow(this.body.children.length);
-        replicas.forEach((replica, index) => this.write(this.body.children[index], replica, index === shown));
+        replicas.forEach((replica, index) => this.write(this.body.children[index], replica));
     }
 
     addRow(index) {
@@ -46,13 +53,12 @@ export class Replicas {
         this.body.append(row);
     }
 
-    write(row, replica, isShown) {
+    write(row, replica) {
         const { state, failure, texts, restarts, routes, blocks, used, cached } = replica;
         const set = (name, text) => {
             const cell = row.querySelector(name);
             if (cell.textContent !== text) cell.textContent = text;
         };
-        row.querySelector("button").ariaPressed = String(isShown);
         row.dataset.state = state;
         set(".state", state);
         row.querySelector(".state").title = failure;
