@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -25,6 +26,7 @@ from quire.guide import GUIDE_FOLDER
 from quire.memory.block import BlockState
 from support.browser import CHROMIUM, CONTRAST, OVERFLOW, Browser, Page
 from support.prometheus_text import parse
+from support.served_process import ServedProcess, served_process
 from support.server import JSON, RunningServer, running_server
 
 pytestmark = [
@@ -504,3 +506,123 @@ def test_a_server_that_drains_says_so(open_page: Callable[..., Page]) -> None:
         page.wait_for("document.getElementById('phase').textContent === 'draining'")
         assert "shutting down" in page.text("#banner")
         page.goto("about:blank")
+
+
+# ---- several engines ------------------------------------------------------------------------------------------------
+
+ROWS = "[...document.querySelectorAll('#replicas tbody tr')]"
+ALL_READY = f"{IS_LIVE} && {ROWS}.length === 3 && {ROWS}.every((row) => row.dataset.state === 'ready')"
+NOTE_STATES = """{ const take = quire.take.bind(quire); window.seen = [new Set(), new Set(), new Set()];
+  quire.take = (object) => { object.replicas?.forEach(({state}, index) => seen[index].add(state)); take(object); }; }"""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
+    with served_process(tmp_path_factory.mktemp("fleet"), "--replicas", "3", "--kv-memory", "9MiB") as server:
+        yield server
+
+
+def url_of(fleet: ServedProcess) -> str:
+    return f"http://127.0.0.1:{fleet.port}"
+
+
+def test_replicas_are_listed_with_their_blocks_and_why_requests_went_there(
+    fleet: ServedProcess, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(url_of(fleet))
+    page.wait_for(ALL_READY)
+    prompts = [[7 + number] * 64 for number in range(6)]
+    for prompt in [*prompts, *prompts]:
+        fleet.complete({"prompt": prompt, "max_tokens": 4, "temperature": 0})
+    sums = "((name) => quire.model.replicas.reduce((sum, {routes}) => sum + routes[name], 0))"
+    page.wait_for(f"{sums}('new') === 6 && {sums}('prefix') === 6 && {sums}('load') + {sums}('only') === 0")
+    page.wait_for("quire.model.replicas.every(({texts, used, cached}) => !texts && !used && cached >= 8)")
+    assert page.evaluate("quire.model.totals.hit_tokens") == 6 * 63
+    assert page.text("#figure-engines") == "3 of 3"
+    for index in (1, 2, 0):
+        page.click(f"#replicas tbody tr:nth-child({index + 1}) button")
+        page.wait_for(f"{ALL_READY} && quire.model.hello.replica === {index}")
+        page.wait_for(f"quire.model.memory.counts[3] === quire.model.replicas[{index}].cached")
+        assert f"replica={index}" in page.evaluate("location.search")
+        assert page.evaluate("document.getElementById('memory-title').textContent") == f"KV memory · replica {index}"
+        assert page.evaluate(f"{ROWS}.map((row) => row.querySelector('button').ariaPressed).indexOf('true')") == index
+    assert "2 prefix, 2 new" in page.text("#replicas")
+    shown = page.evaluate("[...document.querySelectorAll('.figures dt')].map((term) => term.textContent)")
+    assert "replicas ready" in shown
+
+
+def test_a_replica_that_is_killed_is_shown_down_and_back_again(
+    fleet: ServedProcess, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(f"{url_of(fleet)}/?replica=1")
+    page.wait_for(f"{ALL_READY} && quire.model.hello.replica === 1")
+    page.evaluate(NOTE_STATES)
+    before = page.evaluate("quire.model.replicas.map(({restarts}) => restarts)")
+    os.kill(fleet.engines[1], signal.SIGKILL)
+    page.wait_for("seen.some((states) => states.has('restarting'))")
+    lost = page.evaluate("seen.findIndex((states) => states.has('restarting'))")
+    page.click(f"#replicas tbody tr:nth-child({lost + 1}) button")
+    page.wait_for(f"quire.model.replicas[{lost}]?.restarts === {before[lost] + 1}")
+    page.wait_for(f"{ALL_READY} && quire.model.hello.replica === {lost}")
+    page.wait_for("!document.getElementById('map-summary').textContent.includes('Replica')")
+    assert page.evaluate("quire.model.memory.counts.slice(1)") == [0, 0, 0], "an engine begins with nothing"
+    assert page.evaluate("seen.map((states) => states.has('restarting'))").count(True) == 1
+    fleet.complete({"prompt": [5] * 64, "max_tokens": 4})
+    page.wait_for("quire.model.replicas.some(({routes}) => routes.new > 0)")
+
+
+def test_a_tenant_chooses_an_engine_and_is_told_nothing_of_any(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- {name: ada, key: ada-key}\n- {name: root, key: root-key, operator: true}\n", encoding="utf-8")
+    with served_process(tmp_path, "--replicas", "2", "--api-keys-file", str(keys)) as server:
+        page = open_page(f"http://127.0.0.1:{server.port}")
+        page.wait_for("document.getElementById('key-dialog').open")
+        page.type("ada-key")
+        page.press("Enter")
+        page.wait_for(f"{IS_LIVE} && {ROWS}.length === 2")
+        assert page.evaluate("quire.model.replicas") == []
+        assert page.text("#replicas").split() == ["show", "replica", "0", "replica", "1"]
+        server.complete({"prompt": [5] * 64, "max_tokens": 4}, "ada-key")
+        for index in (1, 0):
+            page.click(f"#replicas tbody tr:nth-child({index + 1}) button")
+            page.wait_for(f"{IS_LIVE} && quire.model.hello.replica === {index}")
+            page.wait_for("quire.model.memory.numBlocks > 0 && document.querySelector('.for-tenant').checkVisibility()")
+        page.goto("about:blank")
+        assert [text for text in page.complaints if "401" not in text] == []
+        page.complaints.clear()
+
+
+def test_a_replica_that_there_is_not_is_refused_in_words(fleet: ServedProcess, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{url_of(fleet)}/?replica=3")
+    page.wait_for("quire.phase === 'lost'")
+    assert "a number from 0 to 2" in page.text("#banner")
+    assert all("400" in text for text in page.complaints)
+    page.complaints.clear()
+
+
+TIERS = """quire.take({...quire.model, type: 'frame', t: quire.model.time, full: false, blocks: [], gone: [],
+  events: [], ttft_ms: [], itl_ms: [],
+  requests: [[900, 'running', 'ada', 900, 1000, 1000, 700, 0, 'req-0123456789', 300, 200]],
+  totals: {...quire.model.totals, disk_slots: 80000, disk_blocks: 71234, disk_tokens: 1e6, host_blocks: 4000,
+  host_cached: 3210, host_tokens: 99000, verified_guesses: 100, right_guesses: 61, drafts: 50}})"""
+"""A frame of a server with every tier and with guesses: such a server needs a GPU."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 700, 1100, 1440])
+def test_replicas_and_tiers_can_be_read(
+    fleet: ServedProcess, open_page: Callable[..., Page], pictures: Path, theme: str, width: int
+) -> None:
+    page = open_page(url_of(fleet), width, 900)
+    page.wait_for(ALL_READY)
+    page.prefer(prefers_color_scheme=theme, prefers_reduced_motion="reduce")
+    fleet.complete({"prompt": [3] * 100, "max_tokens": 4})
+    page.wait_for("quire.model.replicas.some(({cached}) => cached) && quire.model.requests.size === 0")
+    page.evaluate("quire.live.onObject = () => {}")  # nothing more from the server
+    page.evaluate(TIERS)
+    page.wait_for("!document.getElementById('tile-disk').hidden && !document.getElementById('tile-host').hidden")
+    page.wait_for("document.querySelector('#request-rows .from-disk').clientWidth > 0")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(OVERFLOW) == []
+    assert page.evaluate(CONTRAST) == []
+    page.screenshot(pictures / f"replicas-{theme}-{width}.png")

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import threading
 import time
@@ -27,6 +28,7 @@ from quire.compute.worker.store.spool import Spool, remove_abandoned
 from quire.core.kept_block import KeptBlock, record_bytes
 from quire.core.request import CacheScope
 from quire.engine.records.step_log import replay
+from quire.instruments.http.sockets import head, read_answer
 from support.served_process import ServedProcess, served_process
 from support.server import JSON, RunningServer, running_server
 from support.server_thread import Answer
@@ -250,6 +252,23 @@ def test_a_client_that_leaves_leaves_nothing_and_others_wait_their_turn(
     wait_until(lambda: not list(folder.glob("incoming-*")))
     wait_until(lambda: take(server, bundle).status == 200)
     assert complete(server, PROMPT)[1]["by_tier"] == {"device": 0, "disk": 64}
+
+
+def test_a_body_that_trickles_gives_its_turn_back(bundle: bytes, tmp_path: Path) -> None:
+    with running_server(settings=settings(tmp_path), body_timeout_s=1.0) as server:
+        fields = {**BUNDLE, "content-length": str(len(bundle))}
+        with socket.create_connection(("127.0.0.1", server.port), timeout=0.1) as connection:
+            connection.sendall(head("POST", "/cache/import", fields))
+            for at in range(len(bundle)):
+                connection.sendall(bundle[at : at + 1])
+                try:
+                    answer = read_answer(connection, 0.0)
+                    break
+                except TimeoutError:
+                    pass
+        assert (answer.status, answer.error["code"]) == (408, "request_timeout")
+        assert "next MiB" in answer.error["message"]
+        assert take(server, bundle).value["added"] == 4
 
 
 def wait_until(is_so: Any) -> None:

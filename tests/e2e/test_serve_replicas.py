@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from quire.engine.replicas.replica_set import AT_FAULT
+from support.live_lines import LiveLines
 from support.served_process import ServedProcess, served_process
 
 NUM_STREAMS = 15
@@ -115,7 +116,10 @@ def test_clients_notice_neither_a_kill_nor_a_rolling_restart(tmp_path: Path) -> 
         assert metric(server, 'quire_replica_restarts_total{replica="1"}') == 1
         assert metric(server, "quire_texts_continued_total") > 0
         assert ask(server, "GET", "/health")[0] == 200
-        assert [state for state, _, _ in frame(server)["replicas"]] == ["ready"] * 3
+        rows = frame(server)["replicas"]
+        assert [row["state"] for row in rows] == ["ready"] * 3
+        assert [row["restarts"] for row in rows] == [0, 1, 0]
+        assert sum(sum(row["routes"].values()) for row in rows) > 2 * NUM_STREAMS, "those that went on count too"
 
         answers: list[tuple[int, str]] = []
         assert all_streams(server, lambda: answers.append(ask(server, "POST", "/restart_engines"))) == calm
@@ -123,8 +127,45 @@ def test_clients_notice_neither_a_kill_nor_a_rolling_restart(tmp_path: Path) -> 
         assert len(server.engines) == 3
         assert not set(server.engines) & set(first)
         assert metric(server, "quire_requests_at_fault_total") == 0
-        status, refused = ask(server, "POST", "/cache/warm")
-        assert (status, json.loads(refused)["error"]["code"]) == (400, "several_engines")
+
+
+def test_each_reader_watches_one_replica(tmp_path: Path) -> None:
+    with served_process(tmp_path, "--replicas", "2") as server:
+        with LiveLines(server.port, query="?replica=0") as one, LiveLines(server.port, query="?replica=1") as other:
+            for lines in (one, other):
+                lines.until(lambda found: [row["state"] for row in found.last["replicas"]] == ["ready"] * 2)
+            assert [lines.hello["replica"] for lines in (one, other)] == [0, 1]
+            for _ in range(3):
+                server.complete({"prompt": [5] * 64, "max_tokens": 4})
+            for index, lines in enumerate((one, other)):
+                lines.until(lambda found: sum(row["cached"] for row in found.last["replicas"]) == 4)
+                lines.until(lambda found, at=index: len(found.blocks) == found.last["replicas"][at]["cached"])  # type: ignore[misc]
+            rows = one.picture.last["replicas"]
+            holder = 0 if rows[0]["cached"] else 1
+            assert rows[holder]["routes"] == {"prefix": 2, "load": 0, "new": 1, "only": 0}
+            assert (rows[holder]["hit_tokens"], rows[holder]["queried_tokens"]) == (2 * 63, 3 * 64)
+            assert rows[1 - holder]["routes"] == {"prefix": 0, "load": 0, "new": 0, "only": 0}
+            text = ask(server, "GET", "/metrics")[1]
+            assert f'quire_replica_routes_total{{replica="{holder}",reason="prefix"}} 2' in text
+
+            (holding, empty) = (one, other) if holder == 0 else (other, one)
+            with LiveLines(server.port, query=f"?replica={holder}") as late:
+                assert len(late.until(lambda found: bool(found.blocks)).blocks) == 4, "watched by two"
+            os.kill(server.engines[holder], signal.SIGKILL)
+            down = empty.until(lambda found: any(row["state"] != "ready" for row in found.last["replicas"])).last
+            lost = next(row for row in down["replicas"] if row["state"] != "ready")
+            assert (lost["failure"], lost["blocks"]) == ("the engine process has ended with status -9", 0)
+            assert down["state"] == "ready", "the model still answers"
+            server.complete({"prompt": [6] * 64, "max_tokens": 4})
+            rows = empty.until(lambda found: sum(row["restarts"] for row in found.last["replicas"]) == 1).last[
+                "replicas"
+            ]
+            if rows[holder]["restarts"]:  # which process is which engine only the system knows
+                holding.until(lambda found: found.last["full"] and not found.blocks)
+            for lines in (one, other):
+                lines.until(lambda found: [row["state"] for row in found.last["replicas"]] == ["ready"] * 2)
+        status, refused = ask(server, "GET", "/live?replica=2")
+        assert (status, json.loads(refused)["error"]["param"]) == (400, "replica")
 
 
 @pytest.mark.parametrize("replicas", ["1", "2"])

@@ -92,10 +92,10 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         *(404, "not_found_error", "no_disk_cache", None, {}),
         "this server keeps no blocks on disk; start it with --disk-cache DIR",
     ),
-    "several_engines": (
-        errors.several_engines(),
-        *(400, "invalid_request_error", "several_engines", None, {}),
-        "each engine has a cache of its own; start the server with --replicas 1 to keep prompts or move blocks",
+    "stores_elsewhere": (
+        errors.stores_elsewhere(),
+        *(400, "invalid_request_error", "stores_elsewhere", None, {}),
+        "the engines keep blocks on machines of their own; use quire cache export and import there",
     ),
     "scope_not_kept": (
         errors.scope_not_kept(),

@@ -38,11 +38,11 @@ class WatchedModel(FakeModel):
         self.state = ModelState.READY
         self.show: Any = None
 
-    def watch(self, every_s: float, show: Any) -> None:
+    def watch(self, every_s: float, show: Any, replica: int = 0) -> None:
         assert every_s > 0
         self.show = show
 
-    def unwatch(self) -> None:
+    def unwatch(self, replica: int = 0) -> None:
         self.show = None
 
 

@@ -337,6 +337,40 @@ def test_no_engine_is_chosen_that_is_silent_draining_or_lost() -> None:
     assert list(router.under_way(1)) == []
 
 
+def test_each_choice_has_a_reason() -> None:
+    router = make_router(num_engines=2)
+    shared = router.prompt(array("i", range(1000)))
+    assert router.routes(0) == router.routes(7) == {"prefix": 0, "load": 0, "new": 0, "only": 0}
+    assert router.choose("first", shared) == 0
+    router.started("first")
+    assert [router.choose(f"next {n}", shared) for n in range(3)] == [0, 0, 0]
+    router.choose("busy", router.prompt(array("i", [5000] * 4)))
+    assert router.routes(1) == {"prefix": 0, "load": 0, "new": 1, "only": 0}
+    short = router.prompt(array("i", range(20)))
+    assert router.choose("short", short) == 1, "the other one holds it, and has too much to do"
+    assert router.routes(1) == {"prefix": 0, "load": 1, "new": 1, "only": 0}
+    router.pause(1)
+    router.choose("alone", short)
+    assert router.routes(0) == {"prefix": 3, "load": 0, "new": 1, "only": 1}
+    router.lose(0)
+    router.add(0)
+    assert sum(router.routes(0).values()) == 5, "an engine that was started again goes on counting"
+
+
+def test_the_holder_of_a_prompt_is_who_holds_it_now() -> None:
+    router, engines = make_router(), [PlainEngine() for _ in range(3)]
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    prompt = router.prompt(array("i", tokens))
+    assert router.holder(prompt, [1, 2]) == 1
+    router.choose("under way", prompt)
+    assert router.holder(prompt, [2, 0]) == 2, "one that is to compute it has nothing yet"
+    for engine, num_held in zip(engines, (1, 0, 2), strict=True):
+        engine.holds = set(prefixes(CacheScope(), tokens)[:num_held])
+    for index, engine in enumerate(engines):
+        router.note(index, engine.report(router))
+    assert [router.holder(prompt, some) for some in ([0, 1, 2], [0, 1], [1])] == [2, 0, 1]
+
+
 def test_the_other_policies() -> None:
     prompt = make_router().prompt(array("i", range(10)))
     turns = make_router(ROUND_ROBIN)

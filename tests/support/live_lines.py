@@ -61,14 +61,16 @@ class Picture:
 class LiveLines:
     """Reads until `close`. All lines are kept."""
 
-    def __init__(self, port: int, key: str = "", *, receive_buffer: int | None = None, reads: bool = True) -> None:
+    def __init__(
+        self, port: int, key: str = "", *, query: str = "", receive_buffer: int | None = None, reads: bool = True
+    ) -> None:
         self._socket = socket.socket()
         if receive_buffer is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self._socket.settimeout(300)
         self._socket.connect(("127.0.0.1", port))
         headers = f"Authorization: Bearer {key}\r\n" if key else ""
-        self._socket.sendall(f"GET /live HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
+        self._socket.sendall(f"GET /live{query} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
         self._answer = http.client.HTTPResponse(self._socket)
         self.text = b""
         self.hello: dict[str, Any] = {}

@@ -10,6 +10,7 @@ import http.client
 import json
 import socket
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from openai import OpenAI
 
 from quire import AsyncLLM
 from quire.core.clock import SystemClock
+from quire.core.request import CacheScope
+from quire.engine.commands import AnyCommand
+from quire.engine.records.live import ShowLive
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.loading.build import only_model
@@ -38,6 +42,18 @@ class ServedLLM(AsyncLLM):
 
     def start(self) -> None:
         pass
+
+    def send_to(self, replica: int, command: AnyCommand) -> None:
+        self.send(command)
+
+    def holder(self, tokens: array[int], scope: CacheScope) -> int:
+        return 0
+
+    def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
+        super().watch(every_s, show)
+
+    def unwatch(self, replica: int = 0) -> None:
+        super().unwatch()
 
     async def wait_ready(self) -> None:
         pass

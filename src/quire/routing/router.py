@@ -12,6 +12,7 @@ switched over, and there is no threshold. Why requests weigh what they weigh: do
     choose ──────────────► counts the request at once: the next choice, a microsecond later, sees it
     note(news) ──────────► what each engine can hit, block by block; a block that was waited for is computed
     started, finished ───► nothing of the prompt waits any more; nothing is under way any more
+    routes ──────────────► how many requests an engine was sent, and why (`ROUTES`)
 
 Blocks of prompts under way count as held by the engine that they were sent to, so equal prefixes stay together although
 nothing is computed yet. A wrong entry costs time, never a wrong token: the engine compares tokens
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Final
@@ -35,6 +36,10 @@ from quire.routing.held_blocks import HeldBlocks
 from quire.routing.prompts import PromptNames, RoutedPrompt
 
 ROUND_ROBIN, LEAST_LOADED, LEAST_WORK = "round_robin", "least_loaded", "least_work"
+PREFIX, LOAD, NEW, ONLY = "prefix", "load", "new", "only"
+ROUTES: Final = (PREFIX, LOAD, NEW, ONLY)
+"""Why an engine was chosen: no other holds more of the prompt; one does, but has more work; none holds any block;
+no other takes requests."""
 REQUEST_WEIGHT: Final = 128
 """A request under way counts like this many waiting tokens: each step also generates for it."""
 
@@ -72,14 +77,17 @@ class Target:
         """Return the tokens of a prompt that the engine would compute: the last one at least."""
         return max(min(1, prompt.num_tokens), prompt.num_tokens - num_known * self._block_size)
 
-    def work(self, prompt: RoutedPrompt) -> int:
-        """Return what there is to do, with a prompt, in tokens. Does not mutate; O(blocks)."""
-        own = self.num_to_compute(prompt, self.num_known(prompt))
+    def work(self, prompt: RoutedPrompt, num_known: int) -> int:
+        """Return what there is to do, with a prompt, in tokens. Does not mutate; O(1)."""
+        own = self.num_to_compute(prompt, num_known)
         return own + self.num_waiting + REQUEST_WEIGHT * len(self.requests)
 
-    def take(self, request_id: str, prompt: RoutedPrompt) -> None:
+    def num_held(self, prompt: RoutedPrompt) -> int:
+        """Return how many leading blocks are held now. Does not mutate; O(blocks)."""
+        return len(tuple(takewhile(self.held.__contains__, prompt.digests)))
+
+    def take(self, request_id: str, prompt: RoutedPrompt, num_known: int) -> None:
         """Count a request. Mutates; O(blocks)."""
-        num_known = self.num_known(prompt)
         request = RequestUnderWay(prompt, num_known, self.num_to_compute(prompt, num_known))
         self.requests[request_id] = request
         self.num_waiting += request.num_waiting
@@ -145,12 +153,12 @@ class Target:
             raise InvariantError("the awaited blocks are not those of the requests")
 
 
-Cost = Callable[[Target, RoutedPrompt], int]
+Cost = Callable[[Target, RoutedPrompt, int], int]
 
 COSTS: Final = MappingProxyType[str, Cost](
     {
-        ROUND_ROBIN: lambda target, prompt: 0,
-        LEAST_LOADED: lambda target, prompt: len(target.requests),
+        ROUND_ROBIN: lambda target, prompt, num_known: 0,
+        LEAST_LOADED: lambda target, prompt, num_known: len(target.requests),
         LEAST_WORK: Target.work,
     }
 )
@@ -181,6 +189,7 @@ class Router:
         self._cost = COSTS[policy]
         self._targets: dict[int, Target] = {}
         self._places: dict[str, int] = {}  # of the requests under way
+        self._routes: dict[int, Counter[str]] = {}
         self._num_choices = 0
 
     # ---- engines ----------------------------------------------------------------------------------------------
@@ -230,13 +239,24 @@ class Router:
         open_targets = [(index, target) for index, target in self._targets.items() if target.is_open]
         if not open_targets:
             return None
-        cost = self._cost
-        index, target = min(open_targets, key=lambda each: (cost(each[1], prompt), each[1].last_chosen, each[0]))
+        known = {index: target.num_known(prompt) for index, target in open_targets}
+        _, _, index = min((self._cost(each, prompt, known[at]), each.last_chosen, at) for at, each in open_targets)
         self._num_choices += 1
+        target = self._targets[index]
         target.last_chosen = self._num_choices
-        target.take(request_id, prompt)
+        target.take(request_id, prompt, known[index])
         self._places[request_id] = index
+        self._routes.setdefault(index, Counter())[_reason(known, index)] += 1
         return index
+
+    def routes(self, index: int) -> dict[str, int]:
+        """Return how many requests an engine was sent, by why, also before it was last lost. Does not mutate."""
+        counts = self._routes.get(index, Counter())
+        return {reason: counts[reason] for reason in ROUTES}
+
+    def holder(self, prompt: RoutedPrompt, indices: Sequence[int]) -> int:
+        """Return which of these engines holds the most of a prompt, the first of several. Does not mutate."""
+        return max(indices, key=lambda index: self._targets[index].num_held(prompt))
 
     def started(self, request_id: str) -> None:
         """The first token of a request came: its prompt is computed. Mutates; O(blocks that it computed)."""
@@ -262,3 +282,11 @@ class Router:
         places = {name: index for index, target in self._targets.items() for name in target.requests}
         if places != self._places:
             raise InvariantError("the places of requests are not those of the engines")
+
+
+def _reason(known: Mapping[int, int], index: int) -> str:
+    """Return why an engine was chosen among those that know this many blocks of a prompt."""
+    if len(known) == 1:
+        return ONLY
+    most = max(known.values())
+    return NEW if not most else PREFIX if known[index] == most else LOAD

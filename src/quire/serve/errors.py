@@ -206,10 +206,10 @@ def no_disk_cache() -> ApiError:
     return ApiError(404, message, type=NOT_FOUND, code="no_disk_cache")
 
 
-def several_engines() -> ApiError:
-    """Return the answer to who would keep or move blocks of a model with several engines."""
-    message = "each engine has a cache of its own; start the server with --replicas 1 to keep prompts or move blocks"
-    return ApiError(400, message, code="several_engines")
+def stores_elsewhere() -> ApiError:
+    """Return the answer to who would move blocks of engines on other machines."""
+    message = "the engines keep blocks on machines of their own; use quire cache export and import there"
+    return ApiError(400, message, code="stores_elsewhere")
 
 
 def scope_not_kept() -> ApiError:

@@ -3,7 +3,7 @@
     engine ── LiveFrame ──► LiveMirror ──► for each LiveReader: which blocks and requests it has not been shown as they
     gate, generation ──► LiveCounts ──┘    are now ──► a line of JSON, at its own pace
 
-The engine notes and sends only while there are readers.
+An engine notes and sends only while there are readers of its memory. Of several engines each reader watches one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from starlette.requests import ClientDisconnect
@@ -21,7 +22,7 @@ import quire
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError
 from quire.engine.records.live import LiveFrame
-from quire.engine.records.stats import EngineStats, ModelState
+from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats
 from quire.serve.gate import Gate
 from quire.serve.greeting import example_calls
 from quire.serve.json_line import encode
@@ -56,8 +57,40 @@ class LiveTotals:
     cached_tokens: int = 0
 
 
+@dataclass(slots=True)
+class LiveView:
+    """One engine's memory, as its readers see it. `received_s`: when the mirror last heard of the engine."""
+
+    mirror: LiveMirror | None = None
+    received_s: float = 0.0
+    readers: set[LiveReader] = field(default_factory=set)
+
+    def take_in(self, frame: LiveFrame, now_s: float) -> None:
+        """A frame has come from the engine. Mutates."""
+        if not self.readers:
+            return  # left over from a watch that has ended
+        if frame.begins:
+            self.begin(LiveMirror(frame.num_blocks))
+        if self.mirror is None:
+            return
+        self.received_s = now_s
+        change = self.mirror.take_in(frame)
+        for reader in self.readers:
+            if reader.owe(self.mirror, change) and self.mirror.is_whole:
+                reader.wake.set()
+
+    def begin(self, mirror: LiveMirror | None) -> None:
+        """What was known is void. Mutates."""
+        self.mirror = mirror
+        for reader in self.readers:
+            reader.begin()
+
+
 class Live:
-    """The watch over an engine, and its readers. Use it in one event loop. Adds its model to those that are served."""
+    """The watch over the engines of a model, and its readers. Use it in one event loop.
+
+    Adds its model to those that are served.
+    """
 
     def __init__(self, model: ServedModel, model_name: str, gate: Gate, shared: LiveShared, clock: Clock) -> None:
         self._model = model
@@ -70,8 +103,7 @@ class Live:
         self._totals: dict[str, LiveTotals] = {}
         self._calls: dict[str, str] = {}
         self._history = LiveHistory(clock, model.stats)
-        self._mirror: LiveMirror | None = None
-        self._received_s = 0.0  # when the mirror last heard of the engine
+        self._views: dict[int, LiveView] = {}  # of the engines that are watched, by number
         self.is_closed = False
 
     @property
@@ -84,31 +116,41 @@ class Live:
         """Where the server stands, in one word."""
         return "draining" if self._gate.is_draining else self._model.state.value
 
+    def states(self, reader: LiveReader) -> tuple[str, ...]:
+        """Return where the server stands, and for an operator each engine. Does not mutate."""
+        replicas = self._model.stats().replicas if reader.name is None else ()
+        return self.state, *(each.state.value for each in replicas)
+
     # ---- readers ------------------------------------------------------------------------------------------------
 
-    def join(self, tenant: Tenant) -> LiveReader:
-        """Return a new reader; raises `ApiError` where there are as many as there may be. Mutates."""
+    def join(self, tenant: Tenant, replica: int = 0) -> LiveReader:
+        """Return a new reader of one of the engines; raises `ApiError` where there are as many as may be. Mutates."""
         self._shared.places.require(tenant, self._shared.watching)
-        reader = LiveReader(tenant, self._calls)
+        reader = LiveReader(tenant, self._calls, replica)
         reader.num_rejected = self._num_rejected(reader)
-        if self._mirror is not None or self.state != ModelState.READY.value:
+        view = self._views.setdefault(replica, LiveView())
+        if view.mirror is not None or self.state != ModelState.READY.value:
             reader.wake.set()  # what is known is shown at once
-        reader.state = self.state
+        reader.states = self.states(reader)
         self._readers.add(reader)
+        view.readers.add(reader)
         self._shared.watching.append(tenant)
-        if len(self._readers) == 1:
+        if len(view.readers) == 1:
             with suppress(ExecutionError):  # it is gone for good, which is what its state tells
-                self._model.watch(FRAMES_EVERY_S, self._take_in)
+                self._model.watch(FRAMES_EVERY_S, partial(self._take_in, view), replica)
         return reader
 
     def leave(self, reader: LiveReader) -> None:
-        """A reader has gone; after the last one nobody watches. Mutates."""
-        if reader in self._readers:
-            self._readers.remove(reader)
-            self._shared.watching.remove(reader.tenant)
-        if not self._readers:
-            self._mirror = None
-            self._model.unwatch()
+        """A reader has gone; after the last one of an engine nobody watches it. Mutates."""
+        if reader not in self._readers:
+            return
+        self._readers.remove(reader)
+        self._shared.watching.remove(reader.tenant)
+        readers = self._views[reader.replica].readers
+        readers.remove(reader)
+        if not readers:
+            del self._views[reader.replica]
+            self._model.unwatch(reader.replica)
 
     def close(self) -> None:
         """End all streams. Mutates."""
@@ -148,21 +190,8 @@ class Live:
             if reader.name is None or reader.name == tenant.name:
                 reader.gaps_s.append(seconds)
 
-    def _take_in(self, frame: LiveFrame) -> None:
-        """A frame has come from the engine. Mutates."""
-        if not self._readers:
-            return  # left over from a watch that has ended
-        if frame.begins:
-            self._mirror = LiveMirror(frame.num_blocks)
-            for reader in self._readers:
-                reader.begin()
-        if self._mirror is None:
-            return
-        self._received_s = self._clock.now()
-        change = self._mirror.take_in(frame)
-        for reader in self._readers:
-            if reader.owe(self._mirror, change) and self._mirror.is_whole:
-                reader.wake.set()
+    def _take_in(self, view: LiveView, frame: LiveFrame) -> None:
+        view.take_in(frame, self._clock.now())
 
     # ---- what is shown ------------------------------------------------------------------------------------------
 
@@ -185,6 +214,8 @@ class Live:
             "num_blocks": plan.num_blocks,
             "bytes_per_block": plan.bytes_per_block,
             "num_groups": plan.num_groups,
+            "replica": reader.replica,
+            "num_replicas": report.num_replicas,
             "scope": "operator" if reader.name is None else "tenant",
             "tenant": reader.tenant.name,
             "max_num_seqs": config.max_num_seqs,
@@ -195,27 +226,30 @@ class Live:
 
     def frame(self, reader: LiveReader) -> Iterator[bytes]:
         """Yield the line of a frame, in one piece unless it is very long. Mutates the reader."""
-        mirror = self._whole_mirror()
-        at_s = 0.0 if mirror is None else mirror.at_s + self._clock.now() - self._received_s
+        stats, view = self._model.stats(), self._views[reader.replica]
+        mirror = self._whole_mirror(reader.replica, stats)
+        at_s = 0.0 if mirror is None else mirror.at_s + self._clock.now() - view.received_s
         owed, block_parts = reader.take(mirror, at_s)
         running, waiting = reader.num_running_and_waiting(mirror)
-        stats = self._model.stats() if reader.name is None else EngineStats()
-        if len(stats.replicas) > 1:  # the mirror is of one of them
+        replicas = stats.replicas if reader.name is None else ()  # what others do is not for a tenant
+        if len(replicas) > 1:  # the mirror is of one of them
             running, waiting = stats.num_running, stats.num_waiting
+        elif mirror is not None:
+            stats = mirror.stats  # of the same moment as its blocks
         rejected = self._num_rejected(reader)
         if rejected > reader.num_rejected:
             owed["events"].append([owed["t"], "rejected", -1, rejected - reader.num_rejected])
-        reader.num_rejected, reader.state = rejected, self.state
+        reader.num_rejected, reader.states = rejected, self.states(reader)
         line = {
             "type": "frame",
             **owed,
             "step": None if reader.name is not None else 0 if mirror is None else mirror.stats.steps_total,
             "ledger": self._ledger(reader, mirror),
-            "totals": self._totals_of(reader, mirror),
+            "totals": self._totals_of(reader, mirror, stats),
             "running": running,
             "waiting": waiting,
-            "state": reader.state,
-            "replicas": [[each.state.value, each.num_texts, round(each.kv_usage, 3)] for each in stats.replicas],
+            "state": self.state,
+            "replicas": list(map(_replica_row, replicas)),
             **reader.take_latencies(),
         }
         piece = encode(line)[:-1] + b',"blocks":['
@@ -226,13 +260,13 @@ class Live:
             piece += encode(rows)[1:-1]
         yield piece + b"]}\n"
 
-    def _whole_mirror(self) -> LiveMirror | None:
-        """Return what is known of the engine, once that is everything. Mutates: what was of a lost engine is void."""
-        if not self._model.state.has_engine and self._mirror is not None:
-            self._mirror = None
-            for reader in self._readers:
-                reader.begin()
-        return self._mirror if self._mirror is not None and self._mirror.is_whole else None
+    def _whole_mirror(self, replica: int, stats: EngineStats) -> LiveMirror | None:
+        """Return what is known of an engine, once that is everything. Mutates: what was of a lost engine is void."""
+        view, replicas = self._views[replica], stats.replicas
+        state = replicas[replica].state if replica < len(replicas) else self._model.state
+        if not state.has_engine and view.mirror is not None:
+            view.begin(None)
+        return view.mirror if view.mirror is not None and view.mirror.is_whole else None
 
     def _ledger(self, reader: LiveReader, mirror: LiveMirror | None) -> Line:
         """The use of the memory: all memory, or a tenant's own, which has no free part."""
@@ -252,11 +286,10 @@ class Live:
             "saved": held.saved,
         }
 
-    def _totals_of(self, reader: LiveReader, mirror: LiveMirror | None) -> Line:
+    def _totals_of(self, reader: LiveReader, mirror: LiveMirror | None, stats: EngineStats) -> Line:
         """The counts since the server began; for a tenant's memory, since the watch began."""
         if reader.name is None:
             every = list(self._totals.values())
-            stats = self._model.stats() if mirror is None else mirror.stats
             queried, hit = stats.queried_tokens_total, stats.hit_tokens_total
             evictions, preemptions = stats.evictions_total, stats.preemptions_total
             guesses = stats.num_verified_guesses, stats.num_right_guesses, stats.drafts_total
@@ -291,6 +324,21 @@ class Live:
         return self._gate.refusals.total() if reader.name is None else self._gate.refusals_of[reader.name]
 
 
+def _replica_row(replica: ReplicaStats) -> Line:
+    return {
+        "state": replica.state.value,
+        "failure": replica.failure,
+        "texts": replica.num_texts,
+        "restarts": replica.restarts_total,
+        "routes": replica.routes,
+        "blocks": replica.engine.num_blocks,
+        "used": replica.engine.num_used_blocks,
+        "cached": replica.engine.num_cached_blocks,
+        "queried_tokens": replica.engine.queried_tokens_total,
+        "hit_tokens": replica.engine.hit_tokens_total,
+    }
+
+
 async def lines(live: Live, reader: LiveReader) -> AsyncGenerator[bytes, None]:
     """Yield what a reader is shown, a line at a time, not too often and not too seldom."""
     yield encode(live.hello(reader)) + b"\n"
@@ -303,10 +351,10 @@ async def lines(live: Live, reader: LiveReader) -> AsyncGenerator[bytes, None]:
 
 
 async def _news(live: Live, reader: LiveReader) -> None:
-    """Return when there is something to show, when the state is another than was shown, or after a while. Mutates."""
+    """Return when there is something to show, when a state is another than was shown, or after a while. Mutates."""
     now = asyncio.get_running_loop().time
     end_s = now() + BEATS_EVERY_S
-    while not reader.wake.is_set() and live.state == reader.state and now() < end_s:
+    while not reader.wake.is_set() and live.states(reader) == reader.states and now() < end_s:
         with suppress(TimeoutError):
             async with asyncio.timeout(FRAMES_EVERY_S):
                 await reader.wake.wait()
@@ -316,13 +364,14 @@ async def _news(live: Live, reader: LiveReader) -> None:
 class LiveStream:
     """The answer to `GET /live`: lines, until the reader goes or the server ends."""
 
-    def __init__(self, live: Live, tenant: Tenant) -> None:
+    def __init__(self, live: Live, tenant: Tenant, replica: int) -> None:
         self._live = live
         self._tenant = tenant
+        self._replica = replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; raises `ApiError` where there are as many readers as there may be. Mutates."""
-        reader = self._live.join(self._tenant)
+        reader = self._live.join(self._tenant, self._replica)
         try:
             await unless(gone(receive), self._write(reader, send))
         except ClientDisconnect:

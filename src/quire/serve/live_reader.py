@@ -78,14 +78,15 @@ class Names:
 class LiveReader:
     """One client that watches. Use it in one event loop."""
 
-    def __init__(self, tenant: Tenant, calls: Mapping[str, str]) -> None:
+    def __init__(self, tenant: Tenant, calls: Mapping[str, str], replica: int = 0) -> None:
         self.tenant = tenant
+        self.replica = replica  # the engine whose memory it is shown
         self._calls = calls  # by the engine's id of a request: the id of its call, as in logs
         self.wake = asyncio.Event()
         self.num_frames = 0
         self.at_s = 0.0
         self.num_rejected = 0  # as last shown
-        self.state = ""  # as last shown
+        self.states: tuple[str, ...] = ()  # as last shown
         self.name = None if tenant.is_operator else tenant.name  # whose requests are shown; None: everybody's
         self.first_tokens_s: deque[float] = deque(
             maxlen=MOST_SAMPLES

@@ -288,6 +288,12 @@ def _replica_families(stats: EngineStats) -> list[Family]:
         values = {str(index): value(replica) for index, replica in enumerate(stats.replicas)}
         return by_label(name, kind, text, "replica", values)
 
+    routes = [
+        Sample(count, (("replica", str(index)), ("reason", reason)))
+        for index, replica in enumerate(stats.replicas)
+        for reason, count in replica.routes.items()
+    ]
+
     return [
         by_replica(
             "quire_replica_ready",
@@ -300,10 +306,13 @@ def _replica_families(stats: EngineStats) -> list[Family]:
             "quire_replica_kv_usage_ratio",
             "gauge",
             "Share of KV blocks of the replica held by requests.",
-            lambda each: each.kv_usage,
+            lambda each: each.engine.kv_usage,
         ),
         by_replica(
             "quire_replica_restarts_total", "counter", "Restarts of the replica.", lambda each: each.restarts_total
+        ),
+        Family(
+            "quire_replica_routes_total", "counter", "Requests that the router sent to the replica, by reason.", routes
         ),
         counter(
             "quire_texts_continued_total",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 from quire.core.adapters import AdapterFacts
 from quire.core.config import ResolvedConfig
 from quire.core.pooling import Pooling
+from quire.core.request import CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import AnyCommand
@@ -90,15 +92,23 @@ class ServedModel(Protocol):
         """Have the engine carry out a command before its next step; one that is not there has nothing to do."""
         ...
 
-    def watch(self, every_s: float, show: ShowLive) -> None:
-        """Call `show` with memory events from the beginning, at most once per `every_s` seconds.
+    def send_to(self, replica: int, command: AnyCommand) -> None:
+        """Have one engine carry out a command that is not of a request."""
+        ...
+
+    def holder(self, tokens: array[int], scope: CacheScope) -> int:
+        """Return the number of the engine that holds the most of a prompt; raises `ExecutionError` without any."""
+        ...
+
+    def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
+        """Call `show` with memory events of one engine from the beginning, at most once per `every_s` seconds.
 
         It begins again after the engine was started again. Raises `ExecutionError` if the engine has failed for good.
         """
         ...
 
-    def unwatch(self) -> None:
-        """Have nothing shown any more."""
+    def unwatch(self, replica: int = 0) -> None:
+        """Have nothing of that engine shown any more."""
         ...
 
     async def close(self) -> None:

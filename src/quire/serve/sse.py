@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -37,7 +38,25 @@ Result = TypeVar("Result")
 logger = logging.getLogger("quire.serve")
 
 
-class EventStream:
+class LongAnswer(ABC):
+    """An answer that takes a while. That its client leaves is an error only before it has begun."""
+
+    has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer. Raises what goes wrong before the first byte."""
+        try:
+            await unless(gone(receive), self.write(send))
+        except ClientDisconnect:
+            if not self.has_begun:
+                raise
+
+    @abstractmethod
+    async def write(self, send: Send) -> None:
+        """Send the answer, and set `has_begun` when it begins."""
+
+
+class EventStream(LongAnswer):
     """An answer that is a stream of events. It closes `events`, whatever happens."""
 
     def __init__(
@@ -51,23 +70,15 @@ class EventStream:
         self._config = config
         self._error_event = error_event
         self._headers = [(b"content-type", media_type.encode()), *HEADERS]
-        self._has_begun = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. Raises what goes wrong before the first event."""
-        try:
-            await unless(gone(receive), self._write(send))
-        except ClientDisconnect:
-            if not self._has_begun:
-                raise
-
-    async def _write(self, send: Send) -> None:
+    async def write(self, send: Send) -> None:
+        """Send events as they come; an error after the first one is an event."""
         try:
             async with aclosing(self._events) as events, deadline(self._config.request_timeout_s):
                 async for event in events:
                     await self._pass_on(send, event)
         except Exception as error:
-            if not self._has_begun:
+            if not self.has_begun:
                 raise
             answer = api_error_of(error)
             if answer.status == 500 and answer is not error:
@@ -76,8 +87,8 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass_on(self, send: Send, event: bytes) -> None:
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await send({"type": "http.response.body", "body": event, "more_body": True})
 

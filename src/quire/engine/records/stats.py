@@ -29,12 +29,17 @@ class ModelState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStats:
-    """One of several engines: its state, the texts that it has, its memory, and how often it was started again."""
+    """One engine of a model: its state, the texts that it has, how often it was started again, and its own counters.
+
+    `failure`: why it takes no requests. `routes`: requests that the router sent there, by why (`quire.routing.router`).
+    """
 
     state: ModelState
+    failure: str
     num_texts: int
-    kv_usage: float
     restarts_total: int
+    routes: dict[str, int]
+    engine: EngineStats
 
 
 @dataclass(frozen=True, slots=True)

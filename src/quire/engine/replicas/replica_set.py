@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
@@ -21,7 +22,7 @@ from typing import Final, Protocol
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, InvariantError
 from quire.core.executor import NoteLoaded
-from quire.core.request import FinishReason
+from quire.core.request import CacheScope, FinishReason
 from quire.engine.client import SequenceUpdate
 from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop, Survey
 from quire.engine.process.connection import StartEngine
@@ -122,14 +123,15 @@ class ReplicaSet:
         return replace(
             joined,
             restarts_total=sum(each.num_restarts for each in self.replicas),
-            replicas=tuple(
-                ReplicaStats(each.state, self.book.num_at(each), each.stats.kv_usage, each.num_restarts)
-                for each in self.replicas
-            ),
+            replicas=tuple(map(self._stats_of, self.replicas)),
             continued_total=self.num_continued,
             moved_total=self.num_moved,
             at_fault_total=self.num_at_fault,
         )
+
+    def _stats_of(self, replica: Replica) -> ReplicaStats:
+        routes, num_texts = self._router.routes(replica.index), self.book.num_at(replica)
+        return ReplicaStats(replica.state, replica.failure, num_texts, replica.num_restarts, routes, replica.stats)
 
     # ---- commands ---------------------------------------------------------------------------------------------------
 
@@ -151,6 +153,17 @@ class ReplicaSet:
             case _:
                 for replica in self.replicas:
                     replica.send(command)
+
+    def send_to(self, index: int, command: AnyCommand) -> None:
+        """Have one engine carry out a command that is not of a request; nothing without one. Mutates."""
+        self.replicas[index].send(command)
+
+    def holder(self, tokens: array[int], scope: CacheScope) -> int:
+        """Return the number of the engine that holds the most of a prompt; raises where none is there."""
+        there = [each.index for each in self.replicas if each.state.has_engine]
+        if not there:
+            raise ExecutionError("the engine is not running")
+        return self._router.holder(self._router.prompt(tokens, scope), there)
 
     # ---- its life ---------------------------------------------------------------------------------------------------
 
@@ -222,7 +235,7 @@ class ReplicaSet:
         if self._router.reads_blocks:
             replica.send(Survey())
         self._note_ready(replica)
-        self.memory.choose()
+        self.memory.begin(replica)
         self._place_all()
         self.settled.set()
 
@@ -258,7 +271,7 @@ class ReplicaSet:
             replica.send(Survey())
 
     def take_live(self, replica: Replica, frame: LiveFrame) -> None:
-        """Show the events in the memory that is watched. Mutates nothing."""
+        """Show the events in the memory of an engine that is watched. Mutates nothing."""
         self.memory.take(replica, frame)
 
     def replica_lost(self, replica: Replica, *, is_planned: bool) -> None:
@@ -267,7 +280,6 @@ class ReplicaSet:
         parts = self.book.at(replica)
         for part in parts:
             self.book.leave(part)
-        self.memory.lose(replica)
         if self._is_closed:
             return
         if all(each.state is ModelState.FAILED for each in self.replicas):

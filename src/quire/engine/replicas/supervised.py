@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from array import array
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import TracebackType
@@ -24,6 +25,7 @@ from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
 from quire.core.executor import NoteLoaded
+from quire.core.request import CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import AnyCommand, OperatorVerbs
@@ -150,20 +152,28 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
             raise ExecutionError(self.failure or "the model is still being loaded")
         return self._streams.deltas(prepared)
 
-    def watch(self, every_s: float, show: ShowLive) -> None:
-        """Call `show` with the memory events of one engine, at most once per `every_s` seconds.
+    def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
+        """Call `show` with the memory events of an engine, at most once per `every_s` seconds.
 
         The first frames describe the present state, also after a restart of the engine. Mutates.
         """
-        self._set.memory.watch(every_s, show)
+        self._set.memory.watch(replica, every_s, show)
 
-    def unwatch(self) -> None:
-        """Stop showing memory events. Mutates."""
-        self._set.memory.unwatch()
+    def unwatch(self, replica: int = 0) -> None:
+        """Stop showing memory events of an engine. Mutates."""
+        self._set.memory.unwatch(replica)
 
     def send(self, command: AnyCommand) -> None:
         """Send a command, which takes effect before the next step; without an engine, drop it. Mutates."""
         self._set.send(command)
+
+    def send_to(self, replica: int, command: AnyCommand) -> None:
+        """Send a command to one engine; without it, drop it. Mutates."""
+        self._set.send_to(replica, command)
+
+    def holder(self, tokens: array[int], scope: CacheScope) -> int:
+        """Return the number of the engine that holds the most of a prompt; raises `ExecutionError` without any."""
+        return self._set.holder(tokens, scope)
 
     async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
         """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""

@@ -5,6 +5,7 @@
     I25 … I28   model folders that must be refused, quickly and with little memory
     I30 … I39   bodies that are cheap to send and expensive to read: the memory held, and the service of others
     I40 … I43   hosts, pages, keys and tenants that must be refused
+    I44, I45    bundles of KV blocks that lie, or come cut, slowly and without an end
     L1 … L9     load: more than the server can serve, thousands of connections, too little memory, expensive grammars
     L10, L11    tenants: large texts of one, and one at its limits, while another sends small calls
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from quire.core.errors import InvalidValueError
 from quire.instruments.torture.bad_inputs import BAD_INPUTS
 from quire.instruments.torture.bodies import BODIES
+from quire.instruments.torture.bundles import BUNDLES
 from quire.instruments.torture.case import Case, CaseResult
 from quire.instruments.torture.disk_faults import DISK_FAULTS
 from quire.instruments.torture.faults import FAULTS
@@ -34,6 +35,7 @@ CASES: tuple[Case, ...] = (
     *FOLDERS,
     *BODIES,
     *HOSTS,
+    *BUNDLES,
     *LOADS,
     *GRAMMARS,
     *TENANTS,

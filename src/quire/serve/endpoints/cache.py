@@ -2,7 +2,7 @@
 
     warm     prompts ──► computed, or loaded ──► written to the disk, if there is one
     export   the same with one prompt ──► its blocks, read from the store ──► a bundle
-    import   a bundle ──► spool, checked ──► the store ──► the next request hits it
+    import   a bundle ──► spool, checked ──► the store of each engine ──► the next request hits it
 
 A bundle has blocks of one prompt in the caller's own scope, and names no tenant: they become those of the caller who
 takes them in. So an operator exports the prompts of no other tenant, and writes into the cache of none.
@@ -10,24 +10,26 @@ takes them in. So an operator exports the prompts of no other tenant, and writes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from quire.compute.worker.store.closed import meta_of
 from quire.compute.worker.store.running import RunningStore
 from quire.compute.worker.store.slot_file import DamagedBlockError
 from quire.compute.worker.store.spool import Intake, IntakeLimits, Spool
-from quire.core.errors import InvalidRequestError
-from quire.core.kept_block import CacheJob, KeptBlock, may_be_kept
+from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.core.kept_block import KeptBlock, may_be_kept
 from quire.core.request import CacheScope
 from quire.engine.commands import Add
+from quire.engine.records.stats import EngineStats
 from quire.serve.bundles import Bundles
 from quire.serve.context import RequestContext
 from quire.serve.endpoints.line import admitted, fields_of, require_ready
@@ -37,12 +39,12 @@ from quire.serve.errors import (
     operator_required,
     prompt_not_kept,
     scope_not_kept,
-    several_engines,
+    stores_elsewhere,
 )
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.read.bundle import MEDIA_TYPE, read_bundle, require_bundle
 from quire.serve.render.answer import json_answer, shown_model
-from quire.serve.run.cache_jobs import CacheJobs
+from quire.serve.run.cache_jobs import CacheJobs, Kept, engines_of
 from quire.serve.run.generation import Generation
 from quire.serve.schemas.cache import (
     CacheExportRequest,
@@ -53,7 +55,7 @@ from quire.serve.schemas.cache import (
     WarmPrompt,
 )
 from quire.serve.services import Services
-from quire.serve.sse import deadline, gone, unless, unless_gone
+from quire.serve.sse import LongAnswer, deadline, gone, unless, unless_gone
 from quire.serve.translate.cache import cache_request
 
 Fields = TypeVar("Fields", bound=CachePromptFields)
@@ -67,16 +69,17 @@ async def warm(request: Request) -> Response:
     async def work() -> Response:
         generation, before = await _computed(request, fields, services)
         prompts = [each.request for each in generation.prepared]
-        jobs = await CacheJobs(services.model, request.state.context.request_id).keep(prompts)
-        data = [_warm_prompt(services, index, prompts[index], before[index], job) for index, job in enumerate(jobs)]
+        kept = await CacheJobs(services.model, request.state.context.request_id).keep(prompts)
+        data = [_warm_prompt(services, index, prompts[index], before[index], each) for index, each in enumerate(kept)]
         return json_answer(CacheWarmAnswer("list", shown_model(fields, generation), data))
 
     return await unless_gone(request, work, services.config)
 
 
-def _warm_prompt(services: Services, index: int, prompt: Add, before: int, job: CacheJob) -> WarmPrompt:
-    stored = None if services.model.config.disk_cache is None else job.num_stored_tokens
-    return WarmPrompt(index, len(prompt.prompt_token_ids), before, job.num_cached_tokens, stored)
+def _warm_prompt(services: Services, index: int, prompt: Add, before: int, kept: Kept) -> WarmPrompt:
+    stored = None if services.model.config.disk_cache is None else kept.job.num_stored_tokens
+    num_tokens = len(prompt.prompt_token_ids)
+    return WarmPrompt(index, num_tokens, before, kept.job.num_cached_tokens, stored, kept.replica)
 
 
 async def _computed(request: Request, fields: Fields, services: Services) -> tuple[Generation, list[int]]:
@@ -91,8 +94,9 @@ async def _computed(request: Request, fields: Fields, services: Services) -> tup
 
 
 async def export(request: Request) -> BundleAnswer:
-    """Answer with the blocks of a prompt."""
+    """Answer with the blocks of a prompt, from the engine that holds it."""
     _require_access(request)
+    _require_near(request)
     fields, services = await fields_of(request, CacheExportRequest)
     _require_disk(services, request.state.context.tenant.scope_for(fields.cache_salt))
     bundles = services.bundles
@@ -107,38 +111,32 @@ async def export(request: Request) -> BundleAnswer:
         found = f"{len(prompt.prompt_token_ids)} tokens"
         raise InvalidRequestError("prompt", found, f"one of at least {services.model.config.block_size}: a block")
 
-    async def keep() -> CacheJob:
+    async def keep() -> Kept:
         job = CacheJobs(services.model, request.state.context.request_id)
         return (await job.keep([prompt], wants_slots=True))[0]
 
-    state = await unless_gone(request, keep, services.config)
-    if state.num_stored_tokens < num_full:
-        _require_on(services)
-        raise prompt_not_kept(state.num_stored_tokens, num_full)
-    return BundleAnswer(services, bundles, prompt, state.slots)
+    kept = await unless_gone(request, keep, services.config)
+    if kept.job.num_stored_tokens < num_full:
+        _require_on([kept.engine])
+        raise prompt_not_kept(kept.job.num_stored_tokens, num_full)
+    return BundleAnswer(services, bundles, prompt, kept)
 
 
-class BundleAnswer:
-    """A bundle on its way: read off the event loop, one piece at a time, as the client takes them."""
+class BundleAnswer(LongAnswer):
+    """A bundle on its way: read off the event loop, one piece at a time, as the client takes them.
 
-    def __init__(self, services: Services, bundles: Bundles, prompt: Add, slots: tuple[int, ...]) -> None:
+    One that cannot be read to its end breaks off, short of the length that was announced.
+    """
+
+    def __init__(self, services: Services, bundles: Bundles, prompt: Add, kept: Kept) -> None:
         self._services = services
         self._bundles = bundles
         self._prompt = prompt
-        self._slots = slots
-        self._has_begun = False
+        self._path, self._slots = Path(kept.engine.disk_store), kept.job.slots
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; a bundle that cannot be read to its end breaks off, short of the length that was announced."""
-        try:
-            await unless(gone(receive), self._write(send))
-        except ClientDisconnect:
-            if not self._has_begun:
-                raise
-
-    async def _write(self, send: Send) -> None:
-        path = Path(self._services.model.stats().disk_store)
-        run = self._bundles.run
+    async def write(self, send: Send) -> None:
+        """Send the bundle."""
+        path, run = self._path, self._bundles.run
         limit_s = self._services.config.request_timeout_s
         async with deadline(limit_s), self._bundles.opened(lambda: RunningStore(path)) as store:
             blocks = await run(lambda: self._chain(store))
@@ -146,7 +144,7 @@ class BundleAnswer:
             headers.append((b"content-length", b"%d" % store.bundle_bytes(len(blocks))))
             pieces = store.pieces(blocks)
             piece = await run(lambda: next(pieces, b""))
-            self._has_begun = True
+            self.has_begun = True
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             while piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -161,31 +159,34 @@ class BundleAnswer:
 
 
 async def import_(request: Request) -> Response:
-    """Answer when the blocks of a bundle are in the store."""
+    """Answer when the blocks of a bundle are in the stores of all engines."""
     _require_access(request)
+    _require_near(request)
     models, context = require_ready(request), _context(request)
     services = models.find(request.query_params.get("model"), context.tenant)
     scope = context.tenant.scope_for(request.query_params.get("cache_salt"))
     _require_disk(services, scope)
     context.stay = await models.stay(services, context.tenant)
-    _require_on(services)
+    engines = [each.engine for each in engines_of(services.model).values()]
+    _require_on(engines)
     bundles = services.bundles
     async with deadline(services.config.request_timeout_s):
-        limits = await bundles.run(lambda: _limits(services))
+        limits = await bundles.run(lambda: _limits(services, engines))
         require_bundle(request, limits)
         async with bundles.opened(lambda: Spool(Path(services.model.config.disk_cache or ""))) as spool:
             intake = Intake(spool, limits)
             await read_bundle(request, services, intake, bundles)
             jobs = CacheJobs(services.model, context.request_id)
-            state = await unless(gone(request.receive), jobs.take(intake, scope, bundles))
-    added = intake.num_blocks - state.num_known - state.num_left_out
+            states = await unless(gone(request.receive), jobs.take(intake, scope, bundles))
+    known, left_out = min(each.num_known for each in states), max(each.num_left_out for each in states)
+    added = intake.num_blocks - known - left_out
     name = request.query_params.get("model") or services.name
-    return json_answer(CacheImportAnswer(name, intake.num_blocks, added, state.num_known, state.num_left_out))
+    return json_answer(CacheImportAnswer(name, intake.num_blocks, added, known, left_out, len(states)))
 
 
-def _limits(services: Services) -> IntakeLimits:
-    stats, vocab_size = services.model.stats(), services.model.limits.vocab_size
-    return IntakeLimits(meta_of(Path(stats.disk_store)), stats.num_disk_slots, vocab_size)
+def _limits(services: Services, engines: Sequence[EngineStats]) -> IntakeLimits:
+    num_slots = min(each.num_disk_slots for each in engines)
+    return IntakeLimits(meta_of(Path(engines[0].disk_store)), num_slots, services.model.limits.vocab_size)
 
 
 def _context(request: Request) -> RequestContext:
@@ -194,14 +195,19 @@ def _context(request: Request) -> RequestContext:
 
 
 def _require_access(request: Request) -> None:
-    """Raise the answer to who may not ask, and of a server whose engines have a cache each; before a body is read."""
+    """Raise the answer to who may not ask, before a body is read."""
     models: ModelSet = request.app.state.models
     tenant = _context(request).tenant
     if not tenant.is_operator:
         raise operator_required(request.url.path)
     models.require_place(tenant)
-    if models.server.config.num_replicas > 1:
-        raise several_engines()
+
+
+def _require_near(request: Request) -> None:
+    """Raise the answer of a server whose engines keep their blocks on other machines."""
+    models: ModelSet = request.app.state.models
+    if models.server.config.is_on_cluster:
+        raise stores_elsewhere()
 
 
 def _require_disk(services: Services, scope: CacheScope) -> None:
@@ -212,8 +218,10 @@ def _require_disk(services: Services, scope: CacheScope) -> None:
         raise scope_not_kept()
 
 
-def _require_on(services: Services) -> None:
-    if services.model.stats().disk_is_off:
+def _require_on(engines: Sequence[EngineStats]) -> None:
+    if not engines:
+        raise ExecutionError("the engine is not running")
+    if any(each.disk_is_off for each in engines):
         raise disk_cache_is_off()
 
 

@@ -10,6 +10,7 @@ weights are read by the engine, which is a process of its own.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,7 @@ from quire.core.adapters import AdapterFacts
 from quire.core.config import ResolvedConfig
 from quire.core.errors import ExecutionError, InvariantError
 from quire.core.pooling import Pooling
+from quire.core.request import CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Add, AnyCommand
@@ -70,7 +72,7 @@ class LoadableModel:
         self._model = opened
         self._ending: asyncio.Task[None] | None = None
         self._absent = ModelState.STARTING if opened is not None else ModelState.UNLOADED  # its state without a model
-        self._watched: tuple[float, ShowLive] | None = None
+        self._watched: dict[int, tuple[float, ShowLive]] = {}
         self.text_pool = text_pool
 
     @property
@@ -140,17 +142,25 @@ class LoadableModel:
         elif isinstance(command, Add):
             raise ExecutionError(NOT_LOADED)
 
-    def watch(self, every_s: float, show: ShowLive) -> None:
-        """Call `show` with memory events, now and each time that it was loaded again. Mutates."""
-        self._watched = (every_s, show)
-        if self._model is not None:
-            self._model.watch(every_s, show)
+    def send_to(self, replica: int, command: AnyCommand) -> None:
+        """Have one engine carry out a command that is not of a request. Mutates."""
+        self._present().send_to(replica, command)
 
-    def unwatch(self) -> None:
-        """Have nothing shown any more. Mutates."""
-        self._watched = None
+    def holder(self, tokens: array[int], scope: CacheScope) -> int:
+        """Return the number of the engine that holds the most of a prompt."""
+        return self._present().holder(tokens, scope)
+
+    def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
+        """Call `show` with memory events of an engine, now and each time that it was loaded again. Mutates."""
+        self._watched[replica] = every_s, show
         if self._model is not None:
-            self._model.unwatch()
+            self._model.watch(every_s, show, replica)
+
+    def unwatch(self, replica: int = 0) -> None:
+        """Have nothing of that engine shown any more. Mutates."""
+        self._watched.pop(replica, None)
+        if self._model is not None:
+            self._model.unwatch(replica)
 
     async def restart(self) -> None:
         """Restart its engines one after another; requests go on. Raises `ExecutionError` if one does not come back."""
@@ -170,8 +180,8 @@ class LoadableModel:
             if self._model is None:
                 self._model = await self._load_pool.run(LOADING, self._open)
             self._model.start()
-            if self._watched is not None:
-                self._model.watch(*self._watched)
+            for replica, watched in self._watched.items():
+                self._model.watch(*watched, replica)
             await self._model.wait_ready()
         except BaseException:
             await self.unload()

@@ -29,20 +29,28 @@ def require_bundle(request: Request, limits: IntakeLimits) -> None:
 
 
 async def read_bundle(request: Request, services: Services, intake: Intake, bundles: Bundles) -> None:
-    """Feed the body to an intake; raises `InvalidRequestError` for a bad one. Mutates."""
-    part, limit_s = bytearray(), services.config.body_timeout_s
-    more = True
+    """Feed the body to an intake; raises `InvalidRequestError` for a bad one. Mutates.
+
+    Each MiB has the time of a whole body elsewhere: others wait for their turn meanwhile.
+    """
+    limit_s, more = services.config.body_timeout_s, True
     while more:
         try:
             async with asyncio.timeout(limit_s):
-                message = await request.receive()
+                part, more = await _part(request)
         except TimeoutError:
-            raise request_timeout("next part of the body", limit_s) from None
+            raise request_timeout("next MiB of the body", limit_s) from None
+        await bundles.run(partial(intake.feed, part))
+    await bundles.run(intake.finish)
+
+
+async def _part(request: Request) -> tuple[bytes, bool]:
+    """Return about a MiB of the body, and whether more follows."""
+    part, more = bytearray(), True
+    while more and len(part) < BYTES_AT_ONCE:
+        message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         part += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(part) >= BYTES_AT_ONCE or not more:
-            await bundles.run(partial(intake.feed, bytes(part)))
-            part.clear()
-    await bundles.run(intake.finish)
+    return bytes(part), more

@@ -1,15 +1,20 @@
-"""Jobs of the cache: an operator's call has the engine write prompts to the disk, or take blocks in, and waits for it.
+"""Jobs of the cache: an operator's call has engines write prompts to the disk, or take blocks in, and waits for them.
 
-    command ──► engine: a job ──► EngineStats.jobs: how far it is ──► the call goes on
+    keep   a prompt ──► the engine that holds its blocks ──┐
+    take   a bundle ──► every engine that is there ────────┴─► EngineStats.jobs: how far it is ──► the call goes on
 
-The engine tells ten times a second, and at once when it has nothing else to do. A job ends with its call.
+Each engine has a cache and a store of its own. A prompt is kept where it is, which is where the router sends the next
+request that begins like it. A bundle goes to all: the router does not know what is on a disk.
+
+An engine tells ten times a second, and at once when it has nothing else to do. A job ends with its call.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -18,12 +23,35 @@ from quire.core.errors import ExecutionError
 from quire.core.kept_block import CacheJob
 from quire.core.request import CacheScope
 from quire.engine.commands import Add, EndJob, KeepPrompt, TakeBlocks
+from quire.engine.records.stats import EngineStats, ReplicaStats
 from quire.serve.bundles import Bundles
 from quire.serve.model import ServedModel
 
 LOOK_S: Final = 0.01
 BLOCKS_AT_ONCE: Final = 128
-"""Blocks of a bundle that the engine takes note of between two steps."""
+"""Blocks of a bundle that an engine takes note of between two steps."""
+
+
+def engines_of(model: ServedModel) -> dict[int, ReplicaStats]:
+    """Return the engines of a model that are there, by number. Does not mutate."""
+    stats = model.stats()
+    alone = ReplicaStats(model.state, "", stats.num_running, stats.restarts_total, {}, stats)
+    return {index: each for index, each in enumerate(stats.replicas or (alone,)) if each.state.has_engine}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A prompt that was kept: where, and how far that went."""
+
+    replica: int
+    engine: EngineStats
+    job: CacheJob
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    name: str
+    restarts: Mapping[int, int]  # of the engines that do it, when it began
 
 
 class CacheJobs:
@@ -32,46 +60,52 @@ class CacheJobs:
     def __init__(self, model: ServedModel, name: str) -> None:
         self._model = model
         self._name = name
-        self._num_restarts = model.stats().restarts_total
         self._num_jobs = 0
 
-    async def keep(self, prompts: Sequence[Add], *, wants_slots: bool = False) -> list[CacheJob]:
+    async def keep(self, prompts: Sequence[Add], *, wants_slots: bool = False) -> list[Kept]:
         """Have what the cache has of prompts written to the disk; return how far that went."""
         found = []
         for prompt in prompts:
-            with self._job() as job:
-                self._model.send(KeepPrompt(job, prompt.prompt_token_ids, prompt.scope, wants_slots))
-                found.append(await self._ended(job))
+            tokens, scope = prompt.prompt_token_ids, prompt.scope
+            replica = self._model.holder(tokens, scope)
+            with self._job([replica]) as job:
+                self._model.send_to(replica, KeepPrompt(job.name, tokens, scope, wants_slots))
+                found.append(Kept(replica, *await self._ended(job, replica)))
         return found
 
-    async def take(self, intake: Intake, scope: CacheScope, bundles: Bundles) -> CacheJob:
-        """Have the engine take in a bundle that was checked; return what became of its blocks."""
-        state = CacheJob()
-        with self._job() as job:
+    async def take(self, intake: Intake, scope: CacheScope, bundles: Bundles) -> list[CacheJob]:
+        """Have all engines take in a bundle that was checked; return what became of its blocks in each."""
+        states = list[CacheJob]()
+        with self._job(list(engines_of(self._model))) as job:
             for first in range(0, intake.num_blocks, BLOCKS_AT_ONCE):
                 end = min(first + BLOCKS_AT_ONCE, intake.num_blocks)
                 blocks = await bundles.run(partial(intake.blocks, first, end, scope))
-                self._model.send(TakeBlocks(job, str(intake.spool.path), blocks))
-                state = await self._ended(job, num_seen=end)
-        return state
+                for replica in job.restarts:
+                    self._model.send_to(replica, TakeBlocks(job.name, str(intake.spool.path), blocks))
+                states = [(await self._ended(job, replica, num_seen=end))[1] for replica in job.restarts]
+        return states or [CacheJob()] * len(job.restarts)
 
     @contextmanager
-    def _job(self) -> Iterator[str]:
+    def _job(self, replicas: Sequence[int]) -> Iterator[_Job]:
         self._num_jobs += 1
-        job = f"{self._name}-{self._num_jobs}"  # never used again: what is told may be of a moment ago
+        there = engines_of(self._model)
+        if not replicas or not there.keys() >= set(replicas):
+            raise ExecutionError("the engine is not running")
+        # The name is never used again: what is told may be of a moment ago.
+        job = _Job(f"{self._name}-{self._num_jobs}", {index: there[index].restarts_total for index in replicas})
         try:
             yield job
         finally:
-            if self._model.state.has_engine:
-                self._model.send(EndJob(job))
+            for replica in engines_of(self._model).keys() & job.restarts.keys():
+                self._model.send_to(replica, EndJob(job.name))
 
-    async def _ended(self, job: str, num_seen: int = 0) -> CacheJob:
-        """Return a job that has seen `num_seen` blocks, when all are written; raises if the engine is lost."""
+    async def _ended(self, job: _Job, replica: int, num_seen: int = 0) -> tuple[EngineStats, CacheJob]:
+        """Return a job that has seen `num_seen` blocks, when all are written; raises if its engine is lost."""
         while True:
-            stats = self._model.stats()
-            if not self._model.state.has_engine or stats.restarts_total != self._num_restarts:
+            there = engines_of(self._model).get(replica)
+            if there is None or there.restarts_total != job.restarts[replica]:
                 raise ExecutionError("the engine was lost meanwhile")
-            found = stats.jobs.get(job)
+            found = there.engine.jobs.get(job.name)
             if found is not None and found.num_seen == num_seen and not found.num_pending:
-                return found
+                return there.engine, found
             await asyncio.sleep(LOOK_S)

@@ -36,13 +36,17 @@ class CacheExportRequest(CachePromptFields, kw_only=True, forbid_unknown_fields=
 
 
 class WarmPrompt(msgspec.Struct, frozen=True):
-    """A prompt: how many of its tokens were cached before, are now, and are on disk; null: there is no disk cache."""
+    """A prompt: how many of its tokens were cached before, are now, and are on disk; null: there is no disk cache.
+
+    `replica`: the engine that holds them.
+    """
 
     index: int
     prompt_tokens: int
     cached_tokens_before: int
     cached_tokens: int
     stored_tokens: int | None
+    replica: int
 
 
 class CacheWarmAnswer(msgspec.Struct, frozen=True):
@@ -54,10 +58,14 @@ class CacheWarmAnswer(msgspec.Struct, frozen=True):
 
 
 class CacheImportAnswer(msgspec.Struct, frozen=True):
-    """What became of the blocks of a bundle: taken in, on disk before, or left out for lack of room."""
+    """What became of the blocks of a bundle: taken in, on disk before, or left out for lack of room.
+
+    `replicas`: how many engines took it in. Of several, `known` is the least of any and `left_out` the most.
+    """
 
     model: str
     blocks: int
     added: int
     known: int
     left_out: int
+    replicas: int

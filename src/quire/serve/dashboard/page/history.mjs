@@ -4,6 +4,8 @@
 // into seconds: the memory as it stood at the end of one, rates over it, and the middle and the slow end of the times
 // that were measured in it. Pure; times are those of the reader's clock, in seconds.
 
+import { usage } from "./state.mjs";
+
 const COLUMNS = [
     "time",
     "used",
@@ -99,9 +101,7 @@ export class History {
         this.ttft = quantile(bin.ttft, 0.5) ?? this.ttft;
         this.itl = quantile(bin.itl, 0.5) ?? this.itl;
         const sample = {
-            used: frame.ledger.used,
-            cached: frame.ledger.cached,
-            free: frame.ledger.free,
+            ...usage(frame),
             generated: grown("generated_tokens") / seconds,
             prompt: grown("prompt_tokens") / seconds,
             hitRate: grown("queried_tokens") > 0 ? grown("hit_tokens") / grown("queried_tokens") : null,

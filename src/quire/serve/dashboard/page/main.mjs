@@ -2,7 +2,7 @@
 //
 //     Live ──► Model.apply ──► Change ──► block map, requests, events      with every frame
 //                   └──► History ──► plots                                once a second
-//                   └──► prefix tree, the summary in words                at most once a second
+//                   └──► replicas, prefix tree, the summary in words                at most once a second
 //
 // Frames are applied as they come; what is drawn from them waits for the next picture of the screen.
 
@@ -15,8 +15,9 @@ import { History } from "./history.mjs";
 import { Live } from "./live.mjs";
 import { Plots } from "./plots.mjs";
 import { PrefixTree } from "./prefix_tree.mjs";
+import { Replicas } from "./replicas.mjs";
 import { Requests } from "./requests.mjs";
-import { Model, ROOT, UNPUBLISHED } from "./state.mjs";
+import { Model, ROOT, UNPUBLISHED, usage } from "./state.mjs";
 
 const KEY_NAME = "quire-key";
 const THEME_NAME = "quire-theme";
@@ -52,6 +53,7 @@ class Page {
         this.requests = new Requests(find("request-rows"), find("requests-note"), {
             onMark: (id) => this.markRequest(id),
         });
+        this.replicas = new Replicas(find("replicas"), { onShow: (index) => this.showReplica(index) });
         this.events = new Events(find("event-list"), find("event-voice"), find("event-filter"));
         this.tree = new PrefixTree(find("tree"), find("tree-note"), { onMark: (blocks) => this.map.highlight(blocks) });
         this.chat = new Chat(find("chat-form"), find("transcript"), {
@@ -101,16 +103,19 @@ class Page {
         document.title = `${hello.model} · quire`;
         find("model-name").textContent = hello.model;
         this.offerModels(hello);
+        this.replicas.list(hello.num_replicas, hello.replica);
         find("scope").textContent = hello.scope === "operator" ? "operator" : `tenant ${hello.tenant}`;
         find("scope").title = hello.scope === "operator" ? "Everything is shown." : "Only what is your own is shown.";
         document.body.dataset.scope = hello.scope;
         find("memory-size").textContent =
             `${counted(hello.num_blocks, "block")} of ${counted(hello.block_size, "token")}, ` +
             `${bytes(hello.bytes_per_block)} each`;
+        for (const span of document.querySelectorAll(".of-replica"))
+            span.textContent = hello.num_replicas > 1 ? ` · replica ${hello.replica}` : "";
         this.describeModel(hello);
         if (!before || WHOSE.some((name) => before[name] !== hello[name])) {
             this.history = this.plots.history = new History();
-            this.history.fill(hello.history, hello.num_blocks, Date.now() / 1000);
+            this.history.fill(hello.history, hello.num_blocks * hello.num_replicas, Date.now() / 1000);
             this.isSampled = true; // the first frame draws it
         }
         this.map.show(this.model.memory, (id) => this.model.lookOf(id));
@@ -124,6 +129,15 @@ class Page {
             location.search = `?${new URLSearchParams({ model: select.value })}`;
         };
         find("model-choice").hidden = models.length < 2;
+    }
+
+    /** Show the memory of another engine; the address keeps the choice. Mutates. */
+    showReplica(index) {
+        const query = new URLSearchParams(location.search);
+        query.set("replica", index);
+        history.replaceState(null, "", `?${query}`);
+        this.live.url = `live?${query}`;
+        this.live.connect();
     }
 
     /** Show how the model is called from here, and what it is. Mutates. */
@@ -200,9 +214,10 @@ class Page {
         const set = (name, text) => (find(`figure-${name}`).textContent = text);
         set("running", count(running));
         set("waiting", count(waiting));
-        const numBlocks = Math.max(ledger.used + ledger.cached + ledger.free, 1);
-        set("used", percent(ledger.used / numBlocks));
-        set("cached", percent(ledger.cached / numBlocks));
+        const { used, cached, free } = usage(this.model);
+        const numBlocks = Math.max(used + cached + free, 1);
+        set("used", percent(used / numBlocks));
+        set("cached", percent(cached / numBlocks));
         set("rate", rate(history.newest("generated")));
         set("ttft", milliseconds(history.ttft));
         set("itl", milliseconds(history.itl));
@@ -226,10 +241,8 @@ class Page {
         }
         const { replicas } = this.model;
         find("tile-engines").hidden = replicas.length < 2;
-        set("engines", `${replicas.filter(([state]) => state === "ready").length} of ${replicas.length}`);
-        find("tile-engines").title = replicas
-            .map(([state, texts, held], index) => `${index}: ${state}, ${count(texts)} texts, ${percent(held)} held`)
-            .join("\n");
+        set("engines", `${replicas.filter(({ state }) => state === "ready").length} of ${replicas.length}`);
+        this.replicas.update(replicas);
         set("saved", count(ledger.saved));
         set("evictions", count(totals.evictions));
         set("preemptions", count(totals.preemptions));
@@ -244,8 +257,10 @@ class Page {
         const { memory, hello } = this.model;
         const [free, one, shared, cached] = memory.counts.map(count);
         const rest = hello.scope === "operator" ? "are free" : "are free or others'";
+        const { state, failure } = this.model.replicas[hello.replica] ?? { state: "ready" };
+        const trouble = state === "ready" ? "" : `Replica ${hello.replica} is ${state}: ${failure}. `;
         find("map-summary").textContent =
-            `${one} held by one request, ${shared} shared by several, ${cached} cached, ${free} ${rest}.`;
+            `${trouble}${one} held by one request, ${shared} shared by several, ${cached} cached, ${free} ${rest}.`;
         const perCell = Number(find("map").querySelector("canvas").dataset.perCell ?? 1);
         find("map-note").textContent =
             perCell > 1 ? `Each cell shows ${perCell} blocks: the more are held, the stronger its colour.` : "";

@@ -101,6 +101,14 @@ function readRequest([id, status, tenant, promptTokens, computed, total, cached,
     return { id, status, tenant, promptTokens, computed, total, cached, preemptions, call, fromDisk, fromHost };
 }
 
+/** Return how the blocks of a frame are used: of all engines, where there are several. */
+export function usage({ ledger, replicas = [] }) {
+    if (replicas.length < 2) return { used: ledger.used, cached: ledger.cached, free: ledger.free };
+    const sum = (name) => replicas.reduce((total, replica) => total + replica[name], 0);
+    const [used, cached] = [sum("used"), sum("cached")];
+    return { used, cached, free: sum("blocks") - used - cached };
+}
+
 /** Everything known of a server. `step` is -1 until the first frame, and null for a tenant. */
 export class Model {
     constructor(hello) {
@@ -113,7 +121,7 @@ export class Model {
         this.events = []; // the newest last
         this.ledger = null;
         this.totals = null;
-        this.replicas = []; // [state, texts, share of its memory that is held]
+        this.replicas = []; // the engines, as the last frame shows them
         this.running = 0;
         this.waiting = 0;
         this.state = "starting";

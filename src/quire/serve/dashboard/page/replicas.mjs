@@ -1,0 +1,80 @@
+// The table of replicas: how each engine of the model is, how its blocks are used, and why requests went there.
+//
+//     replica 1   ready   3 texts   |▓▓▓▓▒▒▒▒░░░░| 31 % held, 40 % cached   62 %   0 restarts   80 prefix, 12 new
+//
+// The button of a row shows the memory of that engine in the map. A tenant sees the buttons only.
+
+import { count, percent } from "./format.mjs";
+
+const REASONS = {
+    prefix: "no other engine held more of the prompt",
+    load: "another engine held more of the prompt, but had more work",
+    new: "no engine held any of the prompt",
+    only: "no other engine took requests",
+};
+
+/** Return how many requests went somewhere, by why: the most frequent reason first, those that never were left out. */
+export function routeWords(routes) {
+    const pairs = Object.entries(routes).filter(([, number]) => number > 0);
+    pairs.sort(([, one], [, other]) => other - one);
+    return pairs.map(([reason, number]) => `${count(number)} ${reason}`).join(", ") || "–";
+}
+
+/** Rows in a table body. `onShow(index)`: the memory of this engine shall be shown. */
+export class Replicas {
+    constructor(region, { onShow }) {
+        this.region = region;
+        this.body = region.querySelector("tbody");
+        this.onShow = onShow;
+    }
+
+    /** Make a row for each engine; `shown` is the one whose memory is in the map. None for a single one. Mutates. */
+    list(numReplicas, shown) {
+        this.region.hidden = numReplicas < 2;
+        while (this.body.children.length > numReplicas) this.body.lastElementChild.remove();
+        while (this.body.children.length < numReplicas) this.addRow(this.body.children.length);
+        [...this.body.children].forEach((row, index) => {
+            row.querySelector("button").ariaPressed = String(index === shown);
+        });
+    }
+
+    /** Show how the engines are. Mutates. */
+    update(replicas) {
+        if (this.region.hidden) return;
+        replicas.forEach((replica, index) => this.write(this.body.children[index], replica));
+    }
+
+    addRow(index) {
+        const row = document.getElementById("replica-row").content.firstElementChild.cloneNode(true);
+        const button = row.querySelector("button");
+        button.textContent = `replica ${index}`;
+        button.addEventListener("click", () => this.onShow(index));
+        row.querySelector("[role=img]").dataset.index = index;
+        this.body.append(row);
+    }
+
+    write(row, replica) {
+        const { state, failure, texts, restarts, routes, blocks, used, cached } = replica;
+        const set = (name, text) => {
+            const cell = row.querySelector(name);
+            if (cell.textContent !== text) cell.textContent = text;
+        };
+        row.dataset.state = state;
+        set(".state", state);
+        row.querySelector(".state").title = failure;
+        set(".texts", count(texts));
+        set(".use", blocks ? `${count(used)} + ${count(cached)} of ${count(blocks)}` : "–");
+        set(".hits", replica.queried_tokens ? percent(replica.hit_tokens / replica.queried_tokens) : "–");
+        set(".restarts", count(restarts));
+        set(".routes", routeWords(routes));
+        row.querySelector(".routes").title = Object.entries(REASONS)
+            .map(([reason, meaning]) => `${reason}: ${meaning}`)
+            .join("\n");
+        const bar = row.querySelector("[role=img]");
+        bar.ariaLabel = `replica ${bar.dataset.index}: ${used} of ${blocks} blocks in use, ${cached} cached`;
+        const part = (name, number) => (bar.querySelector(name).style.width = `${(100 * number) / Math.max(blocks, 1)}%`);
+        part(".in-use", used);
+        part(".kept", cached);
+        part(".missing", blocks - used - cached);
+    }
+}
