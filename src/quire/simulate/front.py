@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -67,9 +67,15 @@ class Front:
         self._listen(now_s)
         self._router.lose(index)
 
-    def choose(self, request: Request, now_s: float) -> int | None:
-        """Return the replica for a request, by what is known at this time; None: there is none. Mutates."""
+    def choose(self, request: Request, now_s: float, among: Container[int] | None = None) -> int | None:
+        """Return the replica for a request, by what is known at this time; None: there is none. Mutates.
+
+        `among`: only these may be chosen, and none of them is away.
+        """
         self._listen(now_s)
+        if among is not None:
+            for index in range(len(self._engines)):
+                (self._router.resume if index in among else self._router.pause)(index)
         self._waiting.add(request.request_id)
         return self._router.choose(request.request_id, self._router.prompt(request.tokens, request.scope))
 

@@ -23,10 +23,10 @@ import gc
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from quire.core.errors import InvalidRequestError, InvariantError
+from quire.core.errors import InvalidConfigError, InvalidRequestError, InvariantError
 from quire.core.request import Request
 from quire.routing.router import ROUND_ROBIN, Router
 from quire.scheduler.commit import StepOutcome
@@ -46,6 +46,7 @@ from quire.simulate.front import Front, Reports
 from quire.simulate.meter import Latencies, Meter, Track
 from quire.simulate.replica import SimulatedEngine
 from quire.simulate.result import ReplicaResult, SimulationResult
+from quire.simulate.split import Links, Split
 from quire.simulate.timeline import Timeline, TimelinePoint
 from quire.simulate.workload.offered import OfferedRequest, RequestSource
 
@@ -65,17 +66,22 @@ class Replica:
         self.is_draining = False
         self._before: list[SimulatedEngine] = []  # that were lost
 
-    def take(self, request: Request, times_s: tuple[float, float], track: Track | None = None) -> None:
+    def take(
+        self, request: Request, times_s: tuple[float, float], track: Track | None = None, *, leaves: bool = False
+    ) -> None:
         """Hand a request to the engine, and note when it was due; an engine that was idle has waited until now.
 
-        `times_s`: when it was due, and now. Mutates.
+        `times_s`: when it was due, and now. `leaves`: it goes on at another replica. Mutates.
         """
         due_s, now_s = times_s
         clock = self.engine.clock
         if not self.is_busy:
             clock.advance(max(0.0, now_s - clock.now()))
         self.engine.add(request)
-        self.meter.took(request, due_s, track)
+        if leaves:
+            self.meter.took_to_leave(request, due_s)
+        else:
+            self.meter.took(request, due_s, track)
         self.num_requests += 1
 
     @property
@@ -161,7 +167,7 @@ def _without_collector() -> Iterator[None]:
 class Simulation:
     """One run. Make another for another run. Watchers are called after each step; they must not change the engine.
 
-    `router`: for several replicas; None: round robin.
+    `router`: for several replicas; None: round robin. `plan`: what happens to them, or which only compute prompts.
     """
 
     def __init__(
@@ -172,9 +178,13 @@ class Simulation:
         router: Router | None = None,
         watchers: Sequence[Watcher] = (),
         reports: Reports | None = None,
-        faults: FaultPlan = NO_FAULTS,
+        plan: FaultPlan | Split = NO_FAULTS,
     ) -> None:
-        faults.require_for(len(engines))
+        plan.require_for(len(engines))
+        split, faults = (plan, NO_FAULTS) if isinstance(plan, Split) else (None, plan)
+        self._links = None if split is None else Links(split)
+        self._prompt_replicas = range(0 if split is None else split.num_prompt_replicas)
+        self._token_replicas = range(len(self._prompt_replicas), len(engines))
         self._latencies = Latencies()
         self._replicas = [Replica(engine, self._latencies) for engine in engines]
         self._source = source
@@ -229,11 +239,37 @@ class Simulation:
         self._num_sequences += offered.num_sequences
         self._prompt_tokens += len(offered.prompt)
         self._output_tokens += offered.num_sequences * offered.num_output_tokens
-        self._place(entry, offered.due_s)
+        self._begin(entry, offered.due_s)
 
-    def _place(self, entry: UnderWay, now_s: float) -> None:
+    def _begin(self, entry: UnderWay, now_s: float) -> None:
+        """Send a request to its first replica: where prompts have some of their own, for one token. Mutates."""
+        offered = entry.offered
+        if self._front is None or self._links is None or offered.num_output_tokens == 1:
+            self._place(entry, now_s, self._prompt_replicas or None)
+            return
+        if offered.num_sequences > 1:
+            raise InvalidConfigError("prompt replicas", offered.request_id, "requests of one sequence")
+        prompt = replace(offered, num_output_tokens=1).request()
+        entry.index = self._front.choose(prompt, now_s, self._prompt_replicas)
+        try:
+            self._replicas[entry.index or 0].take(prompt, (offered.due_s, now_s), leaves=True)
+        except InvalidRequestError:
+            self._refuse(offered)
+
+    def _hand_on(self, entry: UnderWay, prompt: Request, track: Track, now_s: float) -> None:
+        """The prompt of a request is computed: send its keys and values to where it goes on. Mutates."""
+        if self._front is None or self._links is None or entry.index is None:
+            raise InvariantError("a request left its replica, and there is no other")
+        self._front.request_ended(prompt.request_id, now_s)
+        self._num_moved += 1
+        self._num_lost_tokens += prompt.num_computed
+        entry.track, entry.request = track, continued(prompt, entry.offered.request())
+        arrives_s = self._links.send(entry.index, prompt, now_s)
+        self._agenda.put(arrives_s, lambda at_s: self._place(entry, at_s, self._token_replicas))
+
+    def _place(self, entry: UnderWay, now_s: float, among: range | None = None) -> None:
         """Send a request to a replica, if there is one; one that has failed unnoticed gets nothing done. Mutates."""
-        entry.index = 0 if self._front is None else self._front.choose(entry.request, now_s)
+        entry.index = 0 if self._front is None else self._front.choose(entry.request, now_s, among)
         if entry.index is None or not self._replicas[entry.index].is_up:
             return
         try:
@@ -259,6 +295,10 @@ class Simulation:
             front.step_ended(index, outcome, now_s)
         for request in outcome.finished:
             entry = self._under_way[request.request_id]
+            left = replica.meter.take_left(request.request_id)
+            if left is not None:
+                self._hand_on(entry, request, left, now_s)
+                continue
             entry.num_left -= 1
             if not entry.num_left:
                 del self._under_way[request.request_id]
@@ -317,6 +357,8 @@ class Simulation:
         ledgers = [engine.ledger() for replica in self._replicas for engine in replica.engines]
         hits = sum(ledger.hit_tokens + ledger.resumed_hit_tokens for ledger in ledgers)
         computed = sum(meter.num_computed_tokens for meter in meters)
+        where_prompts_are = self._replicas if self._links is None else self._replicas[: len(self._prompt_replicas)]
+        received = sum(meter.num_received_tokens for meter in meters)
         self._check(computed + hits - sum(meter.num_needed_tokens for meter in meters))
         busy_s = sum(meter.busy_s for meter in meters)
         end_s = max(replica.engine.clock.now() for replica in self._replicas)
@@ -327,8 +369,8 @@ class Simulation:
             num_sequences=self._num_sequences,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
-            computed_tokens=computed,
-            hit_tokens=sum(ledger.hit_tokens for ledger in ledgers),
+            computed_tokens=computed - received,
+            hit_tokens=sum(engine.ledger().hit_tokens for each in where_prompts_are for engine in each.engines),
             recomputed_tokens=sum(meter.num_recomputed_tokens for meter in meters),
             mean_running=sum(meter.sequence_seconds for meter in meters) / busy_s if busy_s else 0.0,
             latencies={name: getattr(self._latencies, name).distribution() for name in Latencies.NAMES},

@@ -129,7 +129,11 @@ class AnyBlockSizer(EngineSizer):
 
 
 def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:
-    """Return the settings of an engine on a machine. As when it starts, device auto is the GPU if there is one."""
+    """Return the settings of an engine on a machine. As when it starts, device auto is the GPU if there is one.
+
+    A machine of several ranks is one, with one memory.
+    """
+    config = replace(config, tensor_parallel=1)
     if config.device == "auto" and config.backend in ("auto", "torch"):
         config = replace(config, device=hardware.device)
     return config.resolved(hardware.memory_bytes if config.device == "cuda" else None)

@@ -65,6 +65,19 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--replicas", metavar="N", type=int, default=1, help="number of engines; default: 1")
     group.add_argument(
+        "--prompt-replicas",
+        metavar="N",
+        type=int,
+        default=0,
+        help="how many of --replicas only compute prompts, for the others to generate; default: 0, no such split",
+    )
+    group.add_argument(
+        "--link-bandwidth",
+        metavar="GB/S",
+        type=float,
+        help="speed of the link between accelerators or replicas; default: what is known of the machine",
+    )
+    group.add_argument(
         "--router",
         choices=ROUTERS,
         default=LEAST_WORK,
@@ -170,7 +183,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="run once per value of an engine setting, or of --system, --router, --replicas",
+        help="run once per value of an engine setting, or of --system, --router, --replicas, --prompt-replicas",
     )
     group.add_argument("--json", metavar="FILE", help="write all results as JSON; -: print them instead of the table")
     group.add_argument("--csv", metavar="FILE", help="write memory use and queue length over time")

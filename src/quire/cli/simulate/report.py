@@ -128,7 +128,7 @@ def _count(value: int) -> str:
 ROWS: tuple[tuple[str, Callable[[SimulationResult], str]], ...] = (
     ("requests", lambda result: f"{result.num_requests:,}"),
     ("refused: too large", lambda result: _count(result.num_refused)),
-    ("moved from lost replicas", lambda result: _count(result.num_moved_requests)),
+    ("moved from replica to replica", lambda result: _count(result.num_moved_requests)),
     ("time until the last end", lambda result: show_number(result.duration_s, "s")),
     ("requests a second", lambda result: f"{result.requests_per_s:.2f}"),
     ("output tokens a second", lambda result: f"{result.output_tokens_per_s:,.0f}"),
