@@ -18,8 +18,9 @@ from quire.engine.commands import Abort, Add, Clear, Stop, Survey
 from quire.engine.process.heartbeat import BEAT_S
 from quire.engine.records.stats import ModelState
 from quire.engine.replicas import replica as replica_module
+from quire.engine.replicas import replica_set as replica_set_module
 from quire.engine.replicas import rolling
-from quire.engine.replicas.replica_set import AT_FAULT, MOST_WAIT_S
+from quire.engine.replicas.replica_set import AT_FAULT, GIVEN_UP, MOST_WAIT_S
 from support.fake_engines import POISON, VOCAB, Fleet
 from support.shadow import expected_search, expected_tokens
 
@@ -415,7 +416,7 @@ def test_a_silent_engine_gets_nothing_new() -> None:
     run(test)
 
 
-def test_an_engine_that_cannot_be_started_keeps_no_other_from_serving() -> None:
+def test_an_engine_that_cannot_be_started_keeps_no_other_from_serving(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         fleet = Fleet(3)
         fleet.broken = {0, 2}
@@ -429,6 +430,9 @@ def test_an_engine_that_cannot_be_started_keeps_no_other_from_serving() -> None:
             for _ in range(12):
                 await fleet.step(1)
             require_whole(fleet, request)
+            assert [record.getMessage() for record in caplog.records] == [
+                f"replica {index}: the engine process: no process for engine {index}; {GIVEN_UP}" for index in (0, 2)
+            ]
 
     run(test)
 
@@ -456,6 +460,31 @@ def test_an_engine_that_does_not_come_back_ends_what_waits_for_it() -> None:
                 await fleet.settle()
             assert fleet.reader.lost == {"r": "the engine process: no process for engine 0"}
             assert len(fleet.starts) == 1 + replica_module.MOST_FAILED_STARTS
+
+    run(test)
+
+
+@pytest.mark.parametrize(("load_s", "waits_s"), [(0.0, MOST_WAIT_S), (20.0, 40.0), (300.0, 600.0)])
+def test_a_text_waits_for_as_long_as_two_loads(monkeypatch: pytest.MonkeyPatch, load_s: float, waits_s: float) -> None:
+    monkeypatch.setattr(replica_set_module, "BEAT_S", 0.0)
+    monkeypatch.setattr(replica_module, "MOST_FAILED_STARTS", 1 << 30)
+    monkeypatch.setattr(replica_module, "LONGEST_RESTART_S", 0.0)
+
+    async def test() -> None:
+        fleet = Fleet(1)
+        fleet.load_s = load_s
+        async with fleet:
+            fleet.set.send(add("r", [5] * 4))
+            await fleet.step()
+            fleet.broken = {0}
+            fleet.engine(0).kill()
+            await fleet.settle()
+            fleet.clock.advance(waits_s - 1)
+            await fleet.settle()
+            assert not fleet.reader.lost
+            fleet.clock.advance(2)
+            await fleet.settle()
+            assert fleet.reader.lost == {"r": f"no engine could go on with it within {waits_s:.0f} s"}
 
     run(test)
 

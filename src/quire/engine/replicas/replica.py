@@ -87,6 +87,7 @@ class Replica:
         self.stats = EngineStats()
         self.epoch = 0
         self.num_restarts = 0
+        self.load_s = 0.0  # how long its first start took until it was ready
         self._start = start
         self._owner = owner
         self._clock = clock
@@ -95,6 +96,7 @@ class Replica:
         self._reason = ""  # why the present engine is about to end, if known
         self._is_recycled = False  # it ends because it was asked to
         self._num_heard = 0
+        self._started_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -154,7 +156,7 @@ class Replica:
 
     async def _run_once(self) -> bool:
         """Run one engine until it is gone; returns whether it was ready."""
-        self._reason, self.epoch = "", self.epoch + 1
+        self._reason, self.epoch, self._started_s = "", self.epoch + 1, self._clock.now()
         try:
             connection = await self._start(self.index)
         except (OSError, ExecutionError) as error:
@@ -207,6 +209,7 @@ class Replica:
                 case Loaded():
                     owner.note_loaded(self, message)
                 case Ready(limits, report, fingerprint):
+                    self.load_s = self.load_s or self._clock.now() - self._started_s
                     self.limits, self.report, self.fingerprint = limits, report, fingerprint
                     self.state, self.failure = ModelState.READY, ""
                     owner.replica_ready(self)

@@ -41,7 +41,10 @@ from quire.routing.router import Router
 logger = logging.getLogger("quire.engine")
 
 MOST_WAIT_S: Final = 30.0
-"""How long a request under way waits for an engine that can go on with it."""
+"""How long a request under way waits for an engine that can go on with it, at the least."""
+LOADS_WAITED_FOR: Final = 2.0
+"""It waits for as long as this many loads take: an engine that takes minutes to load takes as long to come back."""
+GIVEN_UP: Final = "it is given up, and only a restart of the server tries it again"
 AT_FAULT: Final = "three engines have ended while they computed it, the last one with nothing else"
 STATES: Final = (
     ModelState.READY,
@@ -201,11 +204,15 @@ class ReplicaSet:
             now = self._clock.now()
             late = dict.fromkeys(part.request for part in self.book.waiting if not self._may_still_wait(part, now))
             for request in late:
-                self._give_up(request, f"no engine could go on with it within {MOST_WAIT_S:g} s")
+                self._give_up(request, f"no engine could go on with it within {self._most_wait_s:.0f} s")
             self._place_all()
 
+    @property
+    def _most_wait_s(self) -> float:
+        return max(MOST_WAIT_S, *(LOADS_WAITED_FOR * each.load_s for each in self.replicas))
+
     def _may_still_wait(self, part: Part, now: float) -> bool:
-        if now - part.waits_since_s <= MOST_WAIT_S:
+        if now - part.waits_since_s <= self._most_wait_s:
             return True
         return any(each.is_ready and self._has_same_bits(each, part) for each in self.replicas)
 
@@ -270,6 +277,8 @@ class ReplicaSet:
         self.memory.lose(replica)
         if self._is_closed:
             return
+        if replica.state is ModelState.FAILED:
+            logger.error("replica %d: %s; %s", replica.index, replica.failure, GIVEN_UP)
         if all(each.state is ModelState.FAILED for each in self.replicas):
             self._drop_all(replica.failure)
             self.settled.set()
