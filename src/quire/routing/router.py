@@ -182,6 +182,7 @@ class Router:
         self._targets: dict[int, Target] = {}
         self._places: dict[str, int] = {}  # of the requests under way
         self._num_choices = 0
+        self._num_taken = 0  # prompt tokens to compute, of all requests that were sent
 
     # ---- engines ----------------------------------------------------------------------------------------------
 
@@ -235,6 +236,7 @@ class Router:
         self._num_choices += 1
         target.last_chosen = self._num_choices
         target.take(request_id, prompt)
+        self._num_taken += target.requests[request_id].num_waiting
         self._places[request_id] = index
         return index
 
@@ -249,6 +251,21 @@ class Router:
         index = self._places.pop(request_id, None)
         if index is not None:
             self._targets[index].end(request_id)
+
+    @property
+    def num_waiting(self) -> int:
+        """The prompt tokens that wait, at all engines."""
+        return sum(target.num_waiting for target in self._targets.values())
+
+    @property
+    def num_done(self) -> int:
+        """The prompt tokens that were sent and wait no more, since the beginning."""
+        return self._num_taken - self.num_waiting
+
+    @property
+    def num_busy(self) -> int:
+        """The engines that have requests."""
+        return sum(bool(target.requests) for target in self._targets.values())
 
     def under_way(self, index: int) -> Iterable[str]:
         """Return the requests that an engine has, the oldest first. Does not mutate."""

@@ -29,6 +29,7 @@ from functools import partial
 from quire.core.errors import InvalidConfigError, InvalidRequestError, InvariantError
 from quire.core.request import Request
 from quire.routing.router import ROUND_ROBIN, Router
+from quire.routing.scaling import Scaling
 from quire.scheduler.commit import StepOutcome
 from quire.simulate.faults import (
     BACK_S,
@@ -46,6 +47,7 @@ from quire.simulate.front import Front, Reports
 from quire.simulate.meter import Latencies, Meter, Track
 from quire.simulate.replica import SimulatedEngine
 from quire.simulate.result import ReplicaResult, SimulationResult
+from quire.simulate.scaled import LOOK_S, ScalingPlan
 from quire.simulate.split import Links, Split
 from quire.simulate.timeline import Timeline, TimelinePoint
 from quire.simulate.workload.offered import OfferedRequest, RequestSource
@@ -167,7 +169,8 @@ def _without_collector() -> Iterator[None]:
 class Simulation:
     """One run. Make another for another run. Watchers are called after each step; they must not change the engine.
 
-    `router`: for several replicas; None: round robin. `plan`: what happens to them, or which only compute prompts.
+    `router`: for several replicas; None: round robin. `plan`: what happens to them, which only compute prompts, or how
+    many there are.
     """
 
     def __init__(
@@ -178,10 +181,12 @@ class Simulation:
         router: Router | None = None,
         watchers: Sequence[Watcher] = (),
         reports: Reports | None = None,
-        plan: FaultPlan | Split = NO_FAULTS,
+        plan: FaultPlan | Split | ScalingPlan = NO_FAULTS,
     ) -> None:
         plan.require_for(len(engines))
-        split, faults = (plan, NO_FAULTS) if isinstance(plan, Split) else (None, plan)
+        split = plan if isinstance(plan, Split) else None
+        scaled = plan if isinstance(plan, ScalingPlan) else None
+        faults = plan if isinstance(plan, FaultPlan) else NO_FAULTS
         self._links = None if split is None else Links(split)
         self._prompt_replicas = range(0 if split is None else split.num_prompt_replicas)
         self._token_replicas = range(len(self._prompt_replicas), len(engines))
@@ -189,10 +194,18 @@ class Simulation:
         self._replicas = [Replica(engine, self._latencies) for engine in engines]
         self._source = source
         self._front: Front | None = None  # one replica that stays needs none
-        if len(engines) > 1 or faults.faults:
+        if len(engines) > 1 or faults.faults or scaled:
             self._front = Front(engines, router or Router(1, b"", ROUND_ROBIN), reports or Reports())
-        self._make_engine = faults.make_engine
+        self._make_engine = faults.make_engine if scaled is None else scaled.make_engine
         self._agenda = Agenda()
+        self._scaled = scaled
+        self._scaling = Scaling(1 if scaled is None else scaled.least, len(engines))
+        self._num_changing = self._num_looks = self._num_seen = 0
+        if scaled is not None and self._front is not None:
+            for index in range(scaled.least, len(engines)):
+                self._replicas[index].is_up = False
+                self._front.lose(index, 0.0)
+            self._agenda.put(0.0, self._look)
         for fault in faults.faults:
             self._agenda.put(fault.at_s, partial(self._begin_fault, fault))
         self._watchers = watchers
@@ -310,6 +323,24 @@ class Simulation:
         for watch in self._watchers:
             watch(index, replica.engine)
 
+    # ---- as many as the load asks for -------------------------------------------------------------------------
+
+    def _look(self, at_s: float) -> None:
+        """Have one replica more, or one less, if the product's rule says so; and look again a second later. Mutates."""
+        if self._scaled is None or self._front is None:
+            return
+        ready = [index for index, each in enumerate(self._replicas) if each.is_up and not each.is_draining]
+        num_engines = len(ready) + self._num_changing
+        self._num_looks, self._num_seen = self._num_looks + 1, self._num_seen + num_engines
+        change = self._scaling.look(at_s, self._front.load(num_engines, len(ready), at_s))
+        self._num_changing += abs(change)
+        if change > 0:
+            index = next(index for index, each in enumerate(self._replicas) if not each.is_up)
+            self._agenda.put(at_s + self._scaled.start_s, partial(self._return, index))
+        elif change < 0:
+            self._begin_fault(ReplicaFault(at_s, ready[-1], DRAIN), at_s)
+        self._agenda.put(at_s + LOOK_S, self._look)
+
     # ---- faults -----------------------------------------------------------------------------------------------
 
     def _begin_fault(self, fault: ReplicaFault, at_s: float) -> None:
@@ -334,7 +365,10 @@ class Simulation:
         now_s = max(at_s, replica.engine.clock.now()) if replica.is_busy else at_s
         front.lose(index, now_s)
         tracks = replica.replace(self._make_engine())
-        self._agenda.put(now_s + BACK_S, partial(self._return, index))
+        if self._scaled is None:
+            self._agenda.put(now_s + BACK_S, partial(self._return, index))
+        else:
+            self._num_changing -= 1
         for entry in [entry for entry in self._under_way.values() if entry.index == index]:
             self._num_moved += 1
             self._num_lost_tokens += entry.request.num_computed
@@ -345,6 +379,7 @@ class Simulation:
     def _return(self, index: int, at_s: float) -> None:
         replica = self._replicas[index]
         replica.is_up = True
+        self._num_changing -= self._scaled is not None
         if self._front is not None:
             self._front.add(index, replica.engine)
         for entry in [entry for entry in self._under_way.values() if entry.index is None]:
@@ -376,6 +411,7 @@ class Simulation:
             latencies={name: getattr(self._latencies, name).distribution() for name in Latencies.NAMES},
             replicas=tuple(replica.result() for replica in self._replicas),
             num_moved_requests=self._num_moved,
+            mean_replicas=self._num_seen / self._num_looks if self._num_looks else float(len(self._replicas)),
         )
 
     def _check(self, beyond: int) -> None:

@@ -42,6 +42,7 @@ from quire.simulate.lengths import Length
 from quire.simulate.replica import EngineSetup, PagedEngine, SimulatedEngine
 from quire.simulate.result import SimulationResult
 from quire.simulate.roofline import Numbers, Roofline
+from quire.simulate.scaled import ScalingPlan
 from quire.simulate.simulation import Simulation, Watcher
 from quire.simulate.split import ReceivedCost, Split
 from quire.simulate.workload.arrivals import Arrivals
@@ -53,7 +54,7 @@ from quire.simulate.workload.offered import OpenLoop, RequestSource
 from quire.simulate.workload.step_log import logged_requests, up_to_tear
 from quire.simulate.workload.trace import REFUSE, SKIP, Trace
 
-OWN = ("system", "router", "replicas", "prompt_replicas")
+OWN = ("system", "router", "replicas", "prompt_replicas", "least_replicas")
 MAX_VARIANTS = 64
 
 
@@ -67,6 +68,7 @@ class Variant:
     router: str
     num_replicas: int
     num_prompt_replicas: int
+    least_replicas: int
 
 
 class Study:
@@ -146,7 +148,7 @@ class Study:
                 for index in range(variant.num_replicas)
             ]
             source = self._source(sized.plan.max_model_len, files)
-            plan = split or FaultPlan(self._faults, lambda: make(None, False))
+            plan = split or self._plan(variant, lambda: make(None, False))
             result = Simulation(engines, source, router=router, watchers=watchers, reports=reports, plan=plan).run()
         if self._arguments.trace is not None and not result.num_requests:
             raise InvalidConfigError("trace", self._arguments.trace, "a file with one request or more")
@@ -159,11 +161,20 @@ class Study:
     def _machine(self, config: EngineConfig) -> Hardware:
         return self._hardware.joined(config.tensor_parallel)
 
+    def _plan(self, variant: Variant, make: Callable[[], SimulatedEngine]) -> FaultPlan | ScalingPlan:
+        if not variant.least_replicas:
+            return FaultPlan(self._faults, make)
+        if self._faults:
+            raise InvalidConfigError("least-replicas", variant.least_replicas, "0 with --fault")
+        return ScalingPlan(variant.least_replicas, make)
+
     def _split(self, variant: Variant, sized: SizedEngine) -> Split | None:
         if not variant.num_prompt_replicas:
             return None
         if self._faults:
             raise InvalidConfigError("prompt-replicas", variant.num_prompt_replicas, "0 with --fault")
+        if variant.least_replicas:
+            raise InvalidConfigError("prompt-replicas", variant.num_prompt_replicas, "0 with --least-replicas")
         spec = sized.facts.kv_spec
         link = self._hardware.link_bandwidth * self._machine(variant.config).num_ranks  # each rank has one
         return Split(variant.num_prompt_replicas, spec.bytes_per_block / spec.block_size / link)
@@ -295,6 +306,7 @@ def _variants(arguments: argparse.Namespace, config: EngineConfig) -> Iterator[V
         values: dict[str, Any] = dict(chosen)
         own = {name: values.pop(name, getattr(arguments, name)) for name in OWN}
         require_int("replicas", own["replicas"], 1, 1024)
+        require_int("least-replicas", own["least_replicas"], 0, own["replicas"])
         require_int("prompt-replicas", own["prompt_replicas"], 0, own["replicas"] - 1)
         if own["system"] not in SYSTEMS:
             raise InvalidConfigError("system", own["system"], f"one of {', '.join(SYSTEMS)}")

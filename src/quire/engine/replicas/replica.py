@@ -115,6 +115,11 @@ class Replica:
             raise InvariantError("a replica can be started only once")
         self._task = asyncio.create_task(self._supervise(), name=f"quire-replica-{self.index}")
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it has an engine, or tries to; `begin` and `rest` change it."""
+        return self._task is not None
+
     def send(self, command: AnyCommand) -> None:
         """Send a command to an engine that is there; nothing without one."""
         if self._connection is not None and self.state.has_engine:
@@ -133,6 +138,11 @@ class Replica:
             if not self._task.cancelling():  # a second time would cut short its wait for the process
                 self._task.cancel()
             await asyncio.wait([self._task])  # which, unlike `await`, tells whose end a `CancelledError` means
+
+    async def rest(self) -> None:
+        """End the engine until `begin`. Mutates."""
+        await self.close()
+        self._task, self.state, self.stats = None, ModelState.STARTING, EngineStats()
 
     # ---- its life ---------------------------------------------------------------------------------------------------
 
