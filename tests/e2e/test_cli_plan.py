@@ -256,3 +256,16 @@ def test_lengths_may_come_from_a_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert "not from both" in refusal(*arguments, "--prompt-tokens", "5", capsys=capsys)
     path.write_text("")
     assert "requests is 'none'" in refusal(*arguments, capsys=capsys)
+
+
+def test_two_ranks_hold_twice_as_much_and_are_less_than_twice_as_fast(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("llama-3.1-8b", "--hardware", "nvidia-h100")
+    (one,) = plan(*arguments, capsys=capsys)["machines"]
+    (two,) = plan(*arguments, "--tensor-parallel", "2", capsys=capsys)["machines"]
+    assert two["name"] == "2 x nvidia-h100"
+    assert two["memory_bytes"] == 2 * one["memory_bytes"]
+    assert two["num_blocks"] > 2 * one["num_blocks"], "the weights are there once"
+    (given,) = plan(*arguments, "--tensor-parallel", "2", "--kv-memory", "8GiB", capsys=capsys)["machines"]
+    assert given["num_blocks"] == 2 * (8 << 30) // given["bytes_per_block"]
+    (alone, shared) = (machine["one_stream"]["tokens_per_s"] for machine in (one, two))
+    assert alone < shared < 2 * alone

@@ -20,6 +20,7 @@ from quire.engine.records.stats import ModelState
 from quire.engine.replicas.replica_set import AT_FAULT
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.supervised import SupervisedLLM
+from quire.routing import scaling
 
 NUM_STREAMS = 36
 SEARCH = 5  # of six, the stream that tells nothing before its end
@@ -125,6 +126,30 @@ def texts_through(trouble: Callable[[SupervisedLLM], Awaitable[None]], **setting
 
     found: tuple[list[list[Any]], Any] = run(test)
     return found
+
+
+def test_an_engine_comes_with_the_load_and_goes_after_it(
+    calm: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "MOST_WAIT_S", 0.0)
+    monkeypatch.setattr(scaling, "WAITS_FOR_S", 0.5)
+    monkeypatch.setattr(scaling, "IDLE_FOR_S", 0.5)
+    monkeypatch.setattr(scaling, "BUSY_MEMORY_S", 0.1)
+
+    async def test() -> list[list[Any]]:
+        texts: list[list[Any]] = []
+        async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(2, least=1)) as llm:
+            assert [replica.is_in_use for replica in llm.replicas.replicas] == [True, False]
+            while len(llm.replicas.in_use) < 2:  # a queue that does not end
+                texts += await asyncio.gather(*(read(llm, number) for number in range(NUM_STREAMS)))
+            await all_ready(llm)
+            await until(lambda: not llm.replicas.book.requests)
+            await until(lambda: len(llm.replicas.in_use) == 1)
+            texts += await asyncio.gather(*(read(llm, number) for number in range(NUM_STREAMS)))
+        return texts
+
+    for number, text in enumerate(run(test)):
+        assert text == calm[number % NUM_STREAMS]
 
 
 def test_streams_of_an_engine_that_is_killed_go_on_with_the_same_bits(calm: list[list[Any]]) -> None:

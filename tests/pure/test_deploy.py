@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
+from quire.cli import _make_parser
+from quire.cli.cluster import run_start
 from quire.cli.options import environment_name
 from quire.core.byte_sizes import parse_bytes
 from quire.core.clock import ManualClock
@@ -143,8 +147,11 @@ def pod() -> dict[str, Any]:
     return spec
 
 
-@pytest.mark.parametrize("version", ["1.30", kubernetes_validate.latest_version()])
-@pytest.mark.parametrize("name", objects())
+VERSIONS = ("1.30", kubernetes_validate.latest_version())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", [name for name, each in objects().items() if each["apiVersion"] != "ray.io/v1"])
 def test_the_manifests_are_what_the_api_of_kubernetes_takes(name: str, version: str) -> None:
     kubernetes_validate.validate(objects()[name], version, strict=True)
 
@@ -203,6 +210,104 @@ def test_pods_are_added_by_a_number_that_the_server_tells() -> None:
     [metric] = [each["pods"]["metric"]["name"] for each in scaler["metrics"]]
     assert told()[metric] == "gauge"
     labels = objects()["StatefulSet quire"]["spec"]["template"]["metadata"]["labels"]
-    for name, service in objects().items():
-        if name.startswith("Service "):
-            assert service["spec"]["selector"].items() <= labels.items()
+    for name in ("Service quire", "Service quire-pods"):
+        assert objects()[name]["spec"]["selector"].items() <= labels.items()
+
+
+# ---- a cluster of Ray -----------------------------------------------------------------------------------------------
+
+# No package has the schema of a RayCluster. These are the fields of `ray.io/v1` that the manifest has, as the operator
+# defines them (1.5 to 1.7); what is in the pods is checked against the schemas of the API.
+STRING = {"type": "string", "minLength": 1}
+COUNT = {"type": "integer", "minimum": 1}
+GROUP = {
+    "rayStartParams": {"type": "object", "additionalProperties": STRING},
+    "template": {"type": "object", "required": ["spec"], "properties": {"metadata": {}, "spec": {}}},
+}
+WORKERS = {**GROUP, "groupName": STRING, "replicas": COUNT, "minReplicas": COUNT, "maxReplicas": COUNT}
+
+
+def fields(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+CLUSTER_SPEC = fields(
+    {
+        "rayVersion": STRING,
+        "authOptions": fields({"mode": {"const": "token"}}, "mode"),
+        "headGroupSpec": fields(GROUP, "template"),
+        "workerGroupSpecs": {"type": "array", "items": fields(WORKERS, *WORKERS)},
+    },
+    "rayVersion",  # required by the operator, with a token
+    "headGroupSpec",
+)
+
+
+def cluster() -> dict[str, Any]:
+    spec: dict[str, Any] = objects()["RayCluster quire-cluster"]["spec"]
+    return spec
+
+
+def head() -> dict[str, Any]:
+    """The container of the head."""
+    [container] = cluster()["headGroupSpec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def test_a_cluster_has_the_fields_that_the_operator_knows() -> None:
+    jsonschema.validate(cluster(), CLUSTER_SPEC)
+    changed = cluster()
+    changed["workerGroupSpecs"][0]["rayStartParams"]["num-cpus"] = 4
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(changed, CLUSTER_SPEC)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_pods_of_a_cluster_are_what_the_api_of_kubernetes_takes(version: str) -> None:
+    for group in (cluster()["headGroupSpec"], *cluster()["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **group["template"]}
+        kubernetes_validate.validate(pod, version, strict=True)
+        pod["spec"]["containers"][0]["volumeMount"] = []
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_the_head_of_a_cluster_runs_the_server_and_no_engine() -> None:
+    annotations = cluster()["headGroupSpec"]["template"]["metadata"]["annotations"]
+    assert annotations["ray.io/overwrite-container-cmd"] == "true", "or the operator would start Ray there as well"
+    [script] = head()["args"]
+    start, serve = (shlex.split(part) for part in script.split("&&"))
+    arguments = _make_parser(start[1:]).parse_args(start[1:])
+    assert arguments.run is run_start and arguments.no_engines
+    assert serve[0] == "exec", "or the server would not be told to end"
+    _make_parser(serve[2:]).parse_args(serve[2:])
+    known = {environment_name(name) for config in (EngineConfig, ServerConfig) for name in config.__dataclass_fields__}
+    assert {name for name in settings_of(head()) if name.startswith("QUIRE_")} <= known
+    service = objects()["Service quire-cluster"]
+    assert service["spec"]["selector"]["ray.io/cluster"] == objects()["RayCluster quire-cluster"]["metadata"]["name"]
+    assert "quire-cluster" in settings_of(head())["QUIRE_ALLOWED_HOST"].split(",")
+
+
+def test_each_worker_of_a_cluster_has_room_for_one_engine() -> None:
+    settings = settings_of(head())
+    config = ServerConfig(replicas=settings["QUIRE_REPLICAS"])
+    [workers] = cluster()["workerGroupSpecs"]
+    [container] = workers["template"]["spec"]["containers"]
+    assert config.is_on_cluster and config.num_replicas == workers["replicas"]
+    assert workers["minReplicas"] == workers["replicas"] == workers["maxReplicas"]
+    assert settings["QUIRE_NUM_THREADS"] == workers["rayStartParams"]["num-cpus"]
+    assert container["resources"]["requests"]["cpu"] == settings["QUIRE_NUM_THREADS"]
+    assert container["resources"]["limits"] == head()["resources"]["limits"], "the server plans in the head"
+    assert container["image"] == head()["image"]
+    [port] = [port["containerPort"] for port in container["ports"] if port["name"] == "node-manager"]
+    assert workers["rayStartParams"]["node-manager-port"] == str(port)
+
+
+def test_a_cluster_has_time_to_end_its_requests() -> None:
+    spec = cluster()["headGroupSpec"]["template"]["spec"]
+    sleeps_s = head()["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert spec["terminationGracePeriodSeconds"] > sleeps_s + ServerConfig().drain_timeout_s + END_S
+
+
+def settings_of(container: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in container["env"]}

@@ -110,7 +110,9 @@ def engine_of(spec: KVCacheSpec) -> Any:
 
 
 def study(name: str, **more: Any) -> Study:
-    hardware: Any = SimpleNamespace(name=name, read_bandwidth=1e9, matrix_rate={"bfloat16": 1e12}, notes="")
+    hardware: Any = SimpleNamespace(
+        name=name, read_bandwidth=1e9, matrix_rate={"bfloat16": 1e12}, notes="", num_ranks=1
+    )
     return Study(hardware, 24 << 30, **more)
 
 

@@ -18,8 +18,9 @@ from quire.engine.commands import Abort, Add, Clear, Stop, Survey
 from quire.engine.process.heartbeat import BEAT_S
 from quire.engine.records.stats import ModelState
 from quire.engine.replicas import replica as replica_module
+from quire.engine.replicas import replica_set as replica_set_module
 from quire.engine.replicas import rolling
-from quire.engine.replicas.replica_set import AT_FAULT, MOST_WAIT_S
+from quire.engine.replicas.replica_set import AT_FAULT, GIVEN_UP, MOST_WAIT_S
 from support.fake_engines import POISON, VOCAB, Fleet
 from support.shadow import expected_search, expected_tokens
 
@@ -415,7 +416,7 @@ def test_a_silent_engine_gets_nothing_new() -> None:
     run(test)
 
 
-def test_an_engine_that_cannot_be_started_keeps_no_other_from_serving() -> None:
+def test_an_engine_that_cannot_be_started_keeps_no_other_from_serving(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         fleet = Fleet(3)
         fleet.broken = {0, 2}
@@ -429,6 +430,9 @@ def test_an_engine_that_cannot_be_started_keeps_no_other_from_serving() -> None:
             for _ in range(12):
                 await fleet.step(1)
             require_whole(fleet, request)
+            assert [record.getMessage() for record in caplog.records] == [
+                f"replica {index}: the engine process: no process for engine {index}; {GIVEN_UP}" for index in (0, 2)
+            ]
 
     run(test)
 
@@ -460,6 +464,31 @@ def test_an_engine_that_does_not_come_back_ends_what_waits_for_it() -> None:
     run(test)
 
 
+@pytest.mark.parametrize(("load_s", "waits_s"), [(0.0, MOST_WAIT_S), (20.0, 40.0), (300.0, 600.0)])
+def test_a_text_waits_for_as_long_as_two_loads(monkeypatch: pytest.MonkeyPatch, load_s: float, waits_s: float) -> None:
+    monkeypatch.setattr(replica_set_module, "BEAT_S", 0.0)
+    monkeypatch.setattr(replica_module, "MOST_FAILED_STARTS", 1 << 30)
+    monkeypatch.setattr(replica_module, "LONGEST_RESTART_S", 0.0)
+
+    async def test() -> None:
+        fleet = Fleet(1)
+        fleet.load_s = load_s
+        async with fleet:
+            fleet.set.send(add("r", [5] * 4))
+            await fleet.step()
+            fleet.broken = {0}
+            fleet.engine(0).kill()
+            await fleet.settle()
+            fleet.clock.advance(waits_s - 1)
+            await fleet.settle()
+            assert not fleet.reader.lost
+            fleet.clock.advance(2)
+            await fleet.settle()
+            assert fleet.reader.lost == {"r": f"no engine could go on with it within {waits_s:.0f} s"}
+
+    run(test)
+
+
 def test_commands_for_all_go_to_all_and_closing_ends_everything() -> None:
     async def test() -> None:
         fleet = Fleet(2)
@@ -470,5 +499,88 @@ def test_commands_for_all_go_to_all_and_closing_ends_everything() -> None:
         assert fleet.reader.lost == {"r": "the engine is closed"}
         assert fleet.set.state is ModelState.CLOSED
         assert all(fleet.engine(index).is_dead for index in (0, 1))
+
+    run(test)
+
+
+def test_an_engine_is_added_while_requests_would_wait_and_ended_when_none_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_set_module, "BEAT_S", 0.0)
+
+    async def test() -> None:
+        fleet = Fleet(3, least=1)
+
+        async def seconds(count: int) -> None:
+            for _ in range(count):
+                fleet.clock.advance(1)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+        async with fleet:
+            assert (fleet.starts, len(fleet.set.in_use), fleet.set.state) == ([0], 1, ModelState.READY)
+            await seconds(400)
+            assert fleet.starts == [0], "nothing is added while nothing waits"
+            requests = [add(str(number), [20 + number] * 12, 8) for number in range(8)]
+            for request in requests:
+                fleet.set.send(request)
+            await seconds(9)
+            assert fleet.starts == [0]
+            await seconds(4)
+            await fleet.settle()
+            assert fleet.starts == [0, 1]
+            fleet.set.send(add("next", [9] * 5))
+            assert len(fleet.engine(1).scheduler.requests) == 1
+            for _ in range(200):
+                await fleet.step(0, 1)
+            require_whole(fleet, *requests, add("next", [9] * 5))
+            await seconds(200)
+            await fleet.settle()
+            assert not fleet.engine(1).is_dead
+            late = add("late", [3] * 5, 30)
+            fleet.set.send(late)
+            await fleet.step(0, 1)
+            await seconds(400)
+            assert len(fleet.set.in_use) == 2, "one of two is busy"
+            for _ in range(60):
+                await fleet.step(0, 1)
+            require_whole(fleet, late)
+            await seconds(500)
+            await fleet.settle()
+            assert fleet.engine(1).is_dead
+            assert [each.is_in_use for each in fleet.set.replicas] == [True, False, False]
+            assert fleet.set.stats().replicas[1].state is not ModelState.READY
+            for number in range(3):
+                fleet.set.send(add(f"last {number}", [4 + number] * 5))
+            assert len(fleet.engine(0).scheduler.requests) == 3
+            await fleet.step(0)
+            for _ in range(30):
+                await fleet.step(0)
+            assert not fleet.set.book.requests
+
+    run(test)
+
+
+def test_texts_of_an_engine_that_is_ended_go_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rolling, "DRAIN_S", 0.0)
+
+    async def test() -> None:
+        fleet = Fleet(2, least=1)
+        async with fleet:
+            fleet.set.replicas[1].begin()
+            await fleet.settle()
+            requests = [add(str(number), [20 + number] * 4, 9) for number in range(6)]
+            for request in requests:
+                fleet.set.send(request)
+            await fleet.step(0, 1)
+            removal = asyncio.create_task(fleet.set._remove(fleet.set.replicas[1]))
+            while not removal.done():
+                fleet.engine(0).step()
+                await fleet.settle()
+            assert fleet.engine(1).is_dead and fleet.set.num_moved == 3
+            for _ in range(60):
+                await fleet.step(0)
+            require_whole(fleet, *requests)
+            fleet.set.replicas[1].begin()
+            await fleet.settle()
+            assert fleet.starts == [0, 1, 1] and fleet.set.replicas[1].is_ready
 
     run(test)

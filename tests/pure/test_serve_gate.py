@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -345,6 +346,8 @@ def test_limits_follow_the_engine_unless_they_are_set() -> None:
     assert gate_limits(ServerConfig(), model, 1) == GateLimits(64, 8 * 64 * 32, 30.0)
     config = ServerConfig(max_queued_sequences=5, max_queued_tokens=7, max_wait_s=None)
     assert gate_limits(config, model, 1) == GateLimits(5, 7)
+    several = replace(config, max_queued_tokens=None, replicas="3")
+    assert gate_limits(several, model, 1) == GateLimits(5, 8 * 64 * 32, of_each=("max_queued_tokens",))
     in_turn: Any = FakeModel(policy="fair_share")
     limits = gate_limits(config, in_turn, 2)
     assert limits == GateLimits(5, 7, has_tenants=True, takes_turns=True)
@@ -409,3 +412,18 @@ def test_the_gate_does_what_a_simple_list_does(events: list[tuple[Any, ...]], ha
         assert gated.gate.num_sequences == sum(each[2] for each in visits)
         assert gated.gate.num_waiting_tokens == sum(each[3] for each in visits if each[4][0])
         assert gated.gate.num_waiting_sequences <= 6 + 5  # the limit, and one call of each other tenant
+
+
+def test_limits_grow_and_shrink_with_the_engines_that_are_ready() -> None:
+    num_ready = 3
+    limits = GateLimits(2, 1000, of_each=("max_queued_sequences",))
+    gate = Gate(ManualClock(), limits, lambda: ModelState.READY, lambda: num_ready)
+    for _ in range(6):
+        gate.enter(ANYBODY, 1, 10)
+    with pytest.raises(ApiError):
+        gate.enter(ANYBODY, 1, 10)
+    num_ready = 4
+    gate.enter(ANYBODY, 1, 10)
+    num_ready = 0
+    assert gate.limits.max_queued_sequences == 2
+    gate.check()

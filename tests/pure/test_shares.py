@@ -15,7 +15,7 @@ from quire.serve.config import ServerConfig
 from quire.serve.loading.build import make_model_set
 
 MIB = 1 << 20
-REPLICAS = "an integer from 1 to 256, or ray: and such an integer for engines on a Ray cluster"
+REPLICAS = "an integer from 1 to 256 or two as 1-4, after ray: for engines on a Ray cluster"
 
 
 def test_engines_on_a_processor_share_what_one_would_have_taken() -> None:
@@ -72,6 +72,9 @@ def test_each_engine_of_ranks_sees_a_gpu_for_each_of_them() -> None:
         ({"replicas": "ray:0"}, f"replicas is 'ray:0'; allowed: {REPLICAS}"),
         ({"replicas": "ray:x"}, f"replicas is 'ray:x'; allowed: {REPLICAS}"),
         ({"replicas": "ray:"}, f"replicas is 'ray:'; allowed: {REPLICAS}"),
+        ({"replicas": "3-2"}, f"replicas is '3-2'; allowed: {REPLICAS}"),
+        ({"replicas": "0-2"}, f"replicas is '0-2'; allowed: {REPLICAS}"),
+        ({"replicas": "ray:1-"}, f"replicas is 'ray:1-'; allowed: {REPLICAS}"),
         ({"replicas": "ray:257"}, f"replicas is 'ray:257'; allowed: {REPLICAS}"),
         ({"continue_on": "maybe"}, "continue_on is 'maybe'; allowed: one of same, any, never"),
     ],
@@ -103,4 +106,13 @@ def test_the_start_up_table_says_how_many_there_are() -> None:
     assert "1 thread\n" in report
     one = make_model_set([config], ServerConfig(), ManualClock())
     assert "replicas" not in str(one.first.model.report)
-    assert models.first.gate.limits.max_queued_sequences == 2 * one.first.gate.limits.max_queued_sequences
+    several, single = (each.first.gate.limits.max_queued_sequences for each in (models, one))
+    assert several == single, "none is ready yet"
+    scaled = make_model_set([config], ServerConfig(replicas="1-2"), ManualClock())
+    assert "replicas    1 to 2, by load, each with what follows" in str(scaled.first.model.report)
+
+
+def test_a_number_that_follows_the_load_has_two_bounds() -> None:
+    for text, bounds in {"ray:2-16": (2, 16), "1-3": (1, 3), "ray:4": (4, 4), "2-2": (2, 2)}.items():
+        config = ServerConfig(replicas=text)
+        assert (config.least_replicas, config.num_replicas) == bounds

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.errors import InvalidValueError
+from quire.core.errors import InvalidConfigError, InvalidValueError
 from quire.core.step import BlockCopy, BlockMove, StepPlan
 from quire.simulate.cost.features import StepFeatures
 from quire.simulate.cost.fitted import FittedCost, RecordedStep, read_steps
@@ -52,6 +52,28 @@ def test_a_plan_costs_what_its_rows_do(seed: int, windows: list[int | None]) -> 
     assert RooflineCost(roofline, bytes_per_block=4096).step_s(plan) == pytest.approx(expected, rel=1e-12)
     half = RooflineCost(roofline, bytes_per_block=4096, efficiency=0.5).step_s(plan)
     assert half == pytest.approx(2 * expected - MACHINE.step_overhead_s, rel=1e-12)
+
+
+@given(seed=st.integers(0, 1 << 32), num_ranks=st.sampled_from([2, 4]), windows=st.sampled_from([[None], [None, 64]]))
+def test_ranks_share_the_work_and_exchange_outputs_four_times_a_layer(
+    seed: int, num_ranks: int, windows: list[int | None]
+) -> None:
+    plan, model = draw_plan(random.Random(seed)), replace(shape(*windows), intermediate_size=128)
+    card = replace(MACHINE, device="cuda", link_bandwidth=1e9, exchange_s=0.001)
+    one, several = (RooflineCost(Roofline(machine, model, Numbers())) for machine in (card, card.joined(num_ranks)))
+    computed_s = one.step_s(plan) - card.step_overhead_s
+    received = (num_ranks - 1) / num_ranks * 2  # bytes of bfloat16, of what the other ranks have computed
+    layer = sum(plan.counts) * (8 * 32 + 64 + 128 + 64) * received / 1e9 + 4 * 0.001
+    logits = sum(plan.samples) * 1000 * received / 1e9 + 0.001 if sum(plan.samples) else 0.0
+    copied_s = len(windows) * layer + logits
+    expected = computed_s / num_ranks + copied_s + card.step_overhead_s
+    assert several.step_s(plan) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_processor_has_no_ranks() -> None:
+    assert MACHINE.joined(1) is MACHINE
+    with pytest.raises(InvalidConfigError, match=r"tensor_parallel is 2; allowed: 1 on m, which is a processor"):
+        MACHINE.joined(2)
 
 
 @given(

@@ -150,7 +150,7 @@ def test_texts_are_the_same_whatever_happens_to_replicas(seed: int, policy: str,
         faulty,
         router=Router(4, b"", policy),
         reports=Reports(rng.choice([0.0, 3.0]), rng.choice([0.0, 0.3]), seed),
-        faults=FaultPlan(faults, lambda: PagedEngine(setup)),
+        plan=FaultPlan(faults, lambda: PagedEngine(setup)),
     ).run()
     assert faulty.texts == whole.texts
     assert result.num_refused == 0
@@ -166,7 +166,7 @@ def one_fault(kind: str) -> SimulationResult:
         [PagedEngine(setup) for _ in range(2)],
         OpenLoop(requests),
         router=Router(4, b""),
-        faults=FaultPlan((ReplicaFault(4.5, 0, kind),), lambda: PagedEngine(setup)),
+        plan=FaultPlan((ReplicaFault(4.5, 0, kind),), lambda: PagedEngine(setup)),
     ).run()
 
 
@@ -193,7 +193,7 @@ def test_nothing_is_sent_to_a_replica_that_is_away_and_requests_wait_if_there_is
         [PagedEngine(setup)],
         OpenLoop(requests),
         router=Router(4, b""),
-        faults=FaultPlan((ReplicaFault(9.0, 0, DRAIN),), lambda: PagedEngine(setup)),
+        plan=FaultPlan((ReplicaFault(9.0, 0, DRAIN),), lambda: PagedEngine(setup)),
     ).run()
     back_s = 9.0 + NOTICED_S[DRAIN] + BACK_S
     assert result.latencies["ttft_s"].most == pytest.approx(back_s + 0.1 - 10.0)
@@ -210,11 +210,11 @@ def test_faults_that_cannot_be_are_refused() -> None:
         ReplicaFault.parse("nan:0:kill")
     plan = FaultPlan((ReplicaFault(1.0, 2, KILL),), lambda: PagedEngine(SMALL))
     with pytest.raises(InvalidConfigError, match=r"replica of a fault is 2"):
-        Simulation([PagedEngine(SMALL)], OpenLoop([]), faults=plan)
+        Simulation([PagedEngine(SMALL)], OpenLoop([]), plan=plan)
     samples = [OfferedRequest("r", 0.0, array("i", [1, 2]), 20, 2)]
     with pytest.raises(InvalidConfigError, match=r"fault is 'r'; allowed: none while a request of several sequences"):
         Simulation(
             [PagedEngine(SMALL) for _ in range(2)],
             OpenLoop(samples),
-            faults=FaultPlan((ReplicaFault(1.0, 0, KILL),), lambda: PagedEngine(SMALL)),
+            plan=FaultPlan((ReplicaFault(1.0, 0, KILL),), lambda: PagedEngine(SMALL)),
         ).run()

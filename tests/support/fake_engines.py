@@ -168,6 +168,7 @@ class Fleet:
         self.engines: list[FakeEngine | None] = [None] * num_replicas
         self.starts: list[int] = []
         self.broken: set[int] = set()  # engines that cannot be started
+        self.load_s = 0.0
         self.fingerprints = list(fingerprints)  # of the engines in the order in which they start
         self.set = ReplicaSet(self._start, ReplicaSettings(num_replicas, **options), Router(4, KEY), self.clock)
         self.set.serve(self.reader)
@@ -176,6 +177,7 @@ class Fleet:
         self.starts.append(index)
         if index in self.broken:
             raise OSError(f"no process for engine {index}")
+        self.clock.advance(self.load_s)
         engine = self.engines[index] = FakeEngine(self.fingerprints.pop(0) if self.fingerprints else "same")
         return engine
 

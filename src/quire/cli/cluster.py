@@ -33,6 +33,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     start = commands.add_parser("start", help="begin a cluster on this machine", description=text)
     start.add_argument("--port", type=int, default=PORT, metavar="N", help=f"port to listen on (default: {PORT})")
     start.add_argument("--host", metavar="ADDRESS", help="address by which other machines reach this one")
+    help_text = "place no engine on this machine: it has the server only"
+    start.add_argument("--no-engines", action="store_true", help=help_text)
     start.set_defaults(run=run_start)
     text = "Let this machine take part in a cluster, with the token of the machine that began it."
     join = commands.add_parser("join", help="let this machine take part in a cluster", description=text)
@@ -49,8 +51,9 @@ def run_start(arguments: argparse.Namespace) -> int:
     require_ray()
     require_int("port", arguments.port, 1, 65_535)
     where = [] if arguments.host is None else [f"--node-ip-address={arguments.host}"]
+    gives = ["--num-cpus=0", "--num-gpus=0"] if arguments.no_engines else []
     token = require_token(os.environ, may_make=True)
-    _ray_start("--head", f"--port={arguments.port}", "--include-dashboard=false", *where)
+    _ray_start("--head", f"--port={arguments.port}", "--include-dashboard=false", *where, *gives)
     print(f"started     a cluster; its token is in {token}")
     address = f"{arguments.host or 'HOST'}:{arguments.port}"
     print(f"next        on other machines, with that token: quire cluster join {address}")

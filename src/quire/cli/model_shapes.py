@@ -17,7 +17,7 @@ from pathlib import Path
 from quire.compute.backend import BackendFacts
 from quire.compute.gguf.source import is_gguf
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.base import DecoderSpec, Part, PartShape
+from quire.compute.models.base import DecoderSpec, ExpertsSpec, Part, PartShape
 from quire.compute.models.hub import GUIDE, HubName, find_kept, resolve_model, resolve_settings
 from quire.compute.models.packaged import PACKAGES
 from quire.compute.models.source import ModelFolder, ModelSource
@@ -89,9 +89,15 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
         kv_head_dim=0 if facts is None else facts.kv_spec.head_dim,
         latent_dim=0 if spec.attention.latent is None else spec.attention.latent.rank,
         expert=expert,
+        intermediate_size=spec.mlp.intermediate_size if experts is None else _taken_size(experts),
         num_experts=0 if experts is None else experts.num_experts,
         experts_per_token=0 if experts is None else experts.experts_per_token,
     )
+
+
+def _taken_size(experts: ExpertsSpec) -> int:
+    """Return the outputs of all experts that a token goes to."""
+    return experts.experts_per_token * experts.intermediate_size + experts.shared_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,7 @@ class Router:
         self._places: dict[str, int] = {}  # of the requests under way
         self._routes: dict[int, Counter[str]] = {}
         self._num_choices = 0
+        self._num_taken = 0  # prompt tokens to compute, of all requests that were sent
 
     # ---- engines ----------------------------------------------------------------------------------------------
 
@@ -245,6 +246,7 @@ class Router:
         target = self._targets[index]
         target.last_chosen = self._num_choices
         target.take(request_id, prompt, known[index])
+        self._num_taken += target.requests[request_id].num_waiting
         self._places[request_id] = index
         self._routes.setdefault(index, Counter())[_reason(known, index)] += 1
         return index
@@ -269,6 +271,21 @@ class Router:
         index = self._places.pop(request_id, None)
         if index is not None:
             self._targets[index].end(request_id)
+
+    @property
+    def num_waiting(self) -> int:
+        """The prompt tokens that wait, at all engines."""
+        return sum(target.num_waiting for target in self._targets.values())
+
+    @property
+    def num_done(self) -> int:
+        """The prompt tokens that were sent and wait no more, since the beginning."""
+        return self._num_taken - self.num_waiting
+
+    @property
+    def num_busy(self) -> int:
+        """The engines that have requests."""
+        return sum(bool(target.requests) for target in self._targets.values())
 
     def under_way(self, index: int) -> Iterable[str]:
         """Return the requests that an engine has, the oldest first. Does not mutate."""

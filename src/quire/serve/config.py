@@ -22,7 +22,7 @@ from quire.serve.reasoning import is_thinking_format
 from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format
 
 MAX_REPLICAS = 256
-REPLICAS: Final = re.compile(r"(ray:)?([1-9][0-9]{0,2})", re.ASCII)
+REPLICAS: Final = re.compile(r"(ray:)?(?:([1-9][0-9]{0,2})-)?([1-9][0-9]{0,2})", re.ASCII)
 METRICS_COMPAT = ("none", "vllm")
 LOG_FORMATS = ("text", "json")
 MAX_KEY_LENGTH = 512
@@ -67,7 +67,8 @@ class ServerConfig:
     replicas: str = setting(
         "1",
         "engines of the model, each in its own process with its share of threads and memory, or with its own GPU; "
-        "ray:N: on the machines of a Ray cluster, or else of one that is started here; needs quire[ray]",
+        "ray:N: on the machines of a Ray cluster, or else of one that is started here; needs quire[ray]; "
+        "MIN-MAX in place of N: as many as the load asks for",
     )
     continue_on: str = setting(
         "same", "engines on which a text goes on when its engine dies: same (equal model and settings), any or never"
@@ -144,8 +145,8 @@ class ServerConfig:
         object.__setattr__(self, "keep_alive", seconds)
         require_int("models_at_once", self.models_at_once, 1, 1 << 10)
         match = REPLICAS.fullmatch(str(self.replicas))
-        if match is None or int(match[2]) > MAX_REPLICAS:
-            allowed = f"an integer from 1 to {MAX_REPLICAS}, or ray: and such an integer for engines on a Ray cluster"
+        if match is None or not int(match[2] or match[3]) <= int(match[3]) <= MAX_REPLICAS:
+            allowed = f"an integer from 1 to {MAX_REPLICAS} or two as 1-4, after ray: for engines on a Ray cluster"
             raise InvalidConfigError("replicas", self.replicas, allowed)
         object.__setattr__(self, "replicas", match[0])
         require_one_of("continue_on", self.continue_on, CONTINUE_ON)
@@ -171,8 +172,13 @@ class ServerConfig:
 
     @property
     def num_replicas(self) -> int:
-        """The number of engines of the model."""
-        return int(self.replicas.rpartition(":")[2])
+        """The number of engines of the model; the highest, where it follows the load."""
+        return int(re.split("[:-]", self.replicas)[-1])
+
+    @property
+    def least_replicas(self) -> int:
+        """How many engines the model has at the least."""
+        return int(self.replicas.rpartition(":")[2].partition("-")[0])
 
     @property
     def is_on_cluster(self) -> bool:

@@ -28,11 +28,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from quire.core.clock import Clock
 from quire.core.errors import InvariantError
@@ -60,25 +60,40 @@ QUEUED_POOLS = 8
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    """How much may wait; with `has_tenants` of each tenant, too. `takes_turns`: tenants are served in turn."""
+    """How much may wait; with `has_tenants` of each tenant, too. `takes_turns`: tenants are served in turn.
+
+    `of_each`: those of the limits on sequences and tokens that are for one engine, and grow with those that are ready.
+
+    >>> limits = GateLimits(8, 100, of_each=("max_queued_sequences",)).of(3)
+    >>> limits.max_queued_sequences, limits.max_queued_tokens
+    (24, 100)
+    """
 
     max_queued_sequences: int
     max_queued_tokens: int
     max_wait_s: float | None = None
     has_tenants: bool = False
     takes_turns: bool = False
+    of_each: tuple[str, ...] = ()
+
+    def of(self, num_engines: int) -> GateLimits:
+        """Return the limits while this many engines are ready. Pure."""
+        grown: Mapping[str, Any] = {name: num_engines * getattr(self, name) for name in self.of_each}
+        return replace(self, **grown, of_each=()) if self.of_each else self
 
 
 def gate_limits(config: ServerConfig, model: ServedModel, num_tenants: int) -> GateLimits:
-    """Return the limits that are set, and where none are, those that suit the engine. Does not mutate."""
-    engine, plan, num_engines = model.config, model.report.plan, config.num_replicas
+    """Return the limits that are set, and where none are, those that suit each engine. Does not mutate."""
+    engine, plan = model.config, model.report.plan
     sequences, tokens = config.max_queued_sequences, config.max_queued_tokens
+    unset = ("max_queued_sequences", "max_queued_tokens") if config.num_replicas > 1 else ()
     return GateLimits(
-        QUEUED_PER_SEQUENCE * engine.max_num_seqs * num_engines if sequences is None else sequences,
-        QUEUED_POOLS * plan.num_blocks * engine.block_size * num_engines if tokens is None else tokens,
+        QUEUED_PER_SEQUENCE * engine.max_num_seqs if sequences is None else sequences,
+        QUEUED_POOLS * plan.num_blocks * engine.block_size if tokens is None else tokens,
         config.max_wait_s,
         has_tenants=num_tenants > 1,
         takes_turns=engine.policy == "fair_share",
+        of_each=tuple(name for name in unset if getattr(config, name) is None),
     )
 
 
@@ -149,10 +164,17 @@ NOTHING: Final = _Waiting()
 class Gate:
     """Lets calls in, or says when to come again. Called in one event loop; all operations on a call are O(1)."""
 
-    def __init__(self, clock: Clock, limits: GateLimits, state: Callable[[], ModelState]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        limits: GateLimits,
+        state: Callable[[], ModelState],
+        num_ready: Callable[[], int] = lambda: 1,
+    ) -> None:
         self._clock = clock
         self._state = state
-        self.limits = limits
+        self._limits = limits
+        self._num_ready = num_ready
         self._is_draining = False
         self._rate = DrainRate()
         self._seen_s = self._warned_s = -math.inf
@@ -163,6 +185,11 @@ class Gate:
         self._waiting_of: dict[str, _Waiting] = {}  # by tenant, those of whom anything waits
         self.refusals: Counter[Refusal] = Counter()
         self.refusals_of: Counter[str] = Counter()  # by tenant: those for want of a place
+
+    @property
+    def limits(self) -> GateLimits:
+        """How much may wait now, with the engines that are ready; as if one were, while none is."""
+        return self._limits.of(max(1, self._num_ready())) if self._limits.of_each else self._limits
 
     @property
     def num_waiting_sequences(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from quire.core.clock import Clock
+from quire.engine.records.stats import ModelState
 from quire.serve.bundles import Bundles
 from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, gate_limits
@@ -98,6 +99,7 @@ def services_of(server: ServerServices, model: ReloadableModel) -> Services:
         server.clock,
         gate_limits(server.config, model, len(server.tenants.each) or 1),
         lambda: model.state,
+        lambda: sum(each.state is ModelState.READY for each in model.stats().replicas),
     )
     return Services(
         **{each.name: getattr(server, each.name) for each in fields(server)},

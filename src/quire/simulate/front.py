@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +19,7 @@ from quire.core.config import require_number
 from quire.core.request import Request
 from quire.memory.cache_journal import CacheNews
 from quire.routing.router import Router
+from quire.routing.scaling import Load
 from quire.scheduler.commit import StepOutcome
 from quire.simulate.replica import SimulatedEngine
 
@@ -67,11 +68,23 @@ class Front:
         self._listen(now_s)
         self._router.lose(index)
 
-    def choose(self, request: Request, now_s: float) -> int | None:
-        """Return the replica for a request, by what is known at this time; None: there is none. Mutates."""
+    def choose(self, request: Request, now_s: float, among: Container[int] | None = None) -> int | None:
+        """Return the replica for a request, by what is known at this time; None: there is none. Mutates.
+
+        `among`: only these may be chosen, and none of them is away.
+        """
         self._listen(now_s)
+        if among is not None:
+            for index in range(len(self._engines)):
+                (self._router.resume if index in among else self._router.pause)(index)
         self._waiting.add(request.request_id)
         return self._router.choose(request.request_id, self._router.prompt(request.tokens, request.scope))
+
+    def load(self, num_engines: int, num_ready: int, now_s: float) -> Load:
+        """Return what is known of the load at this time. Mutates what is known."""
+        self._listen(now_s)
+        router = self._router
+        return Load(num_engines, num_ready, router.num_busy, router.num_waiting, router.num_done)
 
     def refused(self, request_id: str) -> None:
         """A replica could not take a request. Mutates."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -38,6 +38,8 @@ class Hardware:
       float32 at least, and what is not there is widened.
     - `step_overhead_s`: what a step takes in addition to reading and computing.
     - `host_link_bandwidth`: bytes a second that blocks are swapped with, one way.
+    - `link_bandwidth`: bytes a second between two such accelerators, one way; `exchange_s`: what an exchange takes in
+      addition to its bytes. `num_ranks`: accelerators that compute each step together.
     - `device`: what an engine computes on there unless it is told: cpu, or cuda (a GPU).
 
     >>> card = Hardware("card", 16 << 30, 672e9, {"float32": 44e12, "bfloat16": 88e12})
@@ -53,6 +55,9 @@ class Hardware:
     host_link_bandwidth: float = 32e9
     device: str = "cpu"
     notes: str = ""
+    link_bandwidth: float = 32e9
+    exchange_s: float = 8e-6
+    num_ranks: int = 1
 
     def __post_init__(self) -> None:
         for field in ("name", "notes"):
@@ -62,6 +67,9 @@ class Hardware:
         require_number("read_bandwidth", self.read_bandwidth, 1.0, 1e18)
         require_number("step_overhead_s", self.step_overhead_s, 0.0, 10.0)
         require_number("host_link_bandwidth", self.host_link_bandwidth, 1.0, 1e18)
+        require_number("link_bandwidth", self.link_bandwidth, 1.0, 1e18)
+        require_number("exchange_s", self.exchange_s, 0.0, 1.0)
+        require_int("num_ranks", self.num_ranks, 1, 64)
         require_one_of("device", self.device, DEVICES)
         known = ("float32", *WIDER)
         if not isinstance(self.matrix_rate, Mapping) or "float32" not in self.matrix_rate:
@@ -71,6 +79,29 @@ class Hardware:
                 raise InvalidConfigError("matrix_rate", dtype, f"one of {', '.join(known)}")
             require_number(f"matrix_rate of {dtype}", rate, 1.0, 1e21)
         object.__setattr__(self, "matrix_rate", MappingProxyType(dict(self.matrix_rate)))
+
+    def joined(self, num_ranks: int) -> Hardware:
+        """Return several of this accelerator as one that has the sum of their memories, bandwidths and rates. Pure.
+
+        Raises `InvalidConfigError` for a processor: its ranks would share what it has.
+
+        >>> pair = Hardware("card", 16 << 30, 672e9, {"float32": 44e12}, device="cuda").joined(2)
+        >>> pair.name, pair.memory_bytes >> 30, pair.read_bandwidth
+        ('2 x card', 32, 1344000000000.0)
+        """
+        if num_ranks == 1:
+            return self
+        if self.device != "cuda":
+            raise InvalidConfigError("tensor_parallel", num_ranks, f"1 on {self.name}, which is a processor")
+        return replace(
+            self,
+            name=f"{num_ranks} x {self.name}",
+            memory_bytes=num_ranks * self.memory_bytes,
+            read_bandwidth=num_ranks * self.read_bandwidth,
+            matrix_rate={dtype: num_ranks * rate for dtype, rate in self.matrix_rate.items()},
+            host_link_bandwidth=num_ranks * self.host_link_bandwidth,
+            num_ranks=num_ranks,
+        )
 
     def rate(self, dtype: str) -> float:
         """Return operations a second with numbers of a dtype, widened to what the machine multiplies."""
@@ -138,7 +169,7 @@ def parse_hardware(content: Mapping[str, object]) -> Hardware:
     size = values["memory_bytes"]
     if isinstance(size, str):
         values["memory_bytes"] = parse_bytes(size, "memory_bytes")
-    for name in ("read_bandwidth", "step_overhead_s", "host_link_bandwidth"):
+    for name in ("read_bandwidth", "step_overhead_s", "host_link_bandwidth", "link_bandwidth", "exchange_s"):
         if name in values:
             values[name] = _number(values[name])
     rates = values["matrix_rate"]

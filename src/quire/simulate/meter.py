@@ -49,6 +49,7 @@ class Track:
     first_s: float = NOT_BEGUN
     last_s: float = NOT_BEGUN  # while it holds no row
     chunk_end: int = 0  # of its tokens, how many the chunks of plans have reached
+    is_received: bool = False  # what is planned for its known tokens has come from another replica
 
 
 class Meter:
@@ -64,6 +65,9 @@ class Meter:
         self.num_computed_tokens = 0
         self.num_drafts = 0  # of those: guesses, right and wrong
         self.num_recomputed_tokens = 0  # of those: computed before, and thrown away by a preemption
+        self.num_received_tokens = 0  # of those: not computed, but received from another replica
+        self._leaving: set[str] = set()  # requests that go on at another replica when they end here
+        self._left: dict[str, Track] = {}
         self.num_output_tokens = 0
         self.num_needed_tokens = 0  # prompt and output of those that ended, less what samples share
         self.num_ended = 0
@@ -76,6 +80,15 @@ class Meter:
     def took(self, request: Request, due_s: float, track: Track | None = None) -> None:
         """A request was taken in; `track`: as another replica has left it. Mutates."""
         self._tracks[request.request_id, 0] = Track(due_s) if track is None else track
+
+    def took_to_leave(self, request: Request, due_s: float) -> None:
+        """A request was taken in that goes on at another replica after its end here. Mutates."""
+        self.took(request, due_s)
+        self._leaving.add(request.request_id)
+
+    def take_left(self, request_id: str) -> Track | None:
+        """Return how far a request was that has ended here to go on elsewhere; None: it has ended for good. Mutates."""
+        return self._left.pop(request_id, None)
 
     def give_up(self) -> dict[str, Track]:
         """Forget the sequences under way, which the replica has lost; return those of each request. Mutates."""
@@ -132,7 +145,12 @@ class Meter:
             self._last_s[start.row] = self._tracks[key].last_s
             num_known, chunk_end = len(start.tokens), self._tracks[key].chunk_end
             before = max(chunk_end, num_known - 1) if num_known > start.num_prompt_tokens else chunk_end
-            self.num_recomputed_tokens += max(0, before - starts.get(start.row, before))
+            again = max(0, before - starts.get(start.row, before))
+            if self._tracks[key].is_received:
+                self.num_received_tokens += again
+                self._tracks[key].is_received = False
+            else:
+                self.num_recomputed_tokens += again
         decodes = plan.num_decodes
         for row, first, count in zip(plan.rows[decodes:], plan.starts[decodes:], plan.counts[decodes:], strict=True):
             self._tracks[self._holders[row]].chunk_end = first + count - len(plan.drafts.get(row, ()))
@@ -162,6 +180,10 @@ class Meter:
         num_tokens = request.num_output_tokens
         if num_tokens < 1 or track.first_s == NOT_BEGUN:
             raise InvariantError(f"request {request.request_id!r} ended before it began")
+        if request.request_id in self._leaving:
+            self._leaving.remove(request.request_id)
+            self._left[request.request_id] = Track(track.due_s, track.first_s, now_s, is_received=True)
+            return
         self.num_ended += 1
         self.num_output_tokens += num_tokens
         self.num_needed_tokens += num_tokens - 1 + (0 if request.branch else request.num_prompt_tokens)

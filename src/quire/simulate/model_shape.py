@@ -90,7 +90,7 @@ class ModelShape:
     """The sizes of a model. `windows[i]` is the window of layer i, None for full attention; `dtype` the checkpoint's.
 
     `kv_head_dim` is how many numbers of a head are stored: an engine may round `head_dim` up. `latent_dim` not 0: as
-    many of them are also the value.
+    many of them are also the value. `intermediate_size`: the outputs of gate that a token has in a layer.
 
     >>> shape = ModelShape("m", "bfloat16", hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=10,
     ...     context_length=64, windows=(None, 16), layers=WeightCount(matrices=600, rows=60), head=WeightCount(80, 10))
@@ -114,6 +114,7 @@ class ModelShape:
     num_experts: int = 0
     experts_per_token: int = 0
     latent_dim: int = 0
+    intermediate_size: int = 0
 
     def __post_init__(self) -> None:
         for field in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_length"):

@@ -56,7 +56,8 @@ class SimulationResult:
 
     Computed tokens are those of all steps. What requests needed and did not find in the cache was computed once;
     `recomputed_tokens` are what was computed beyond that, because preemption had thrown it away, or because a replica
-    was lost; `num_moved_requests`: those that went on at another one.
+    was lost; `num_moved_requests`: those that went on at another one. `mean_replicas`: how many
+    there were, over time.
     """
 
     duration_s: float
@@ -72,6 +73,7 @@ class SimulationResult:
     latencies: Mapping[str, Distribution]
     replicas: tuple[ReplicaResult, ...]
     num_moved_requests: int = 0
+    mean_replicas: float = 1.0
 
     @property
     def num_preemptions(self) -> int:

@@ -3,6 +3,7 @@
     products of the layers   max(weights / bandwidth, operations / rate)
     the head                 max(its matrix / bandwidth, operations / rate)       only where something is sampled
     attention                max(keys and values / bandwidth, operations / rate)
+    exchanges of ranks       outputs that others have computed / link, and a latency: four a layer, and the logits
     the step                 their sum, and the overhead
 
 Each byte is counted once, for all its users, and the parts follow one another: no engine is faster unless it lets the
@@ -63,6 +64,7 @@ class Roofline:
         self._product_rate = hardware.rate("int8" if packed else numbers.multiplied)
         self._pair_s = shape.operations_per_pair / hardware.rate(numbers.multiplied_kv)
         self._read_s = shape.kv_bytes_per_layer_token(numbers.stored_kv_dtype) / hardware.read_bandwidth
+        self._logits_s, self._exchanged_s = self._exchange_times()
         self._head_s = shape.head.read_bytes(numbers.dtype, numbers.weights) / hardware.read_bandwidth
 
     def step_s(self, starts: Sequence[int], counts: Sequence[int], num_logits: int) -> float:
@@ -70,8 +72,8 @@ class Roofline:
 
         `num_logits` of all tokens are sampled after. O(rows × kinds of layers).
         """
-        attention_s = self.attention_s(starts, counts)
-        return self.products_s(sum(counts), num_logits) + attention_s + self.hardware.step_overhead_s
+        computed_s = self.products_s(sum(counts), num_logits) + self.attention_s(starts, counts)
+        return computed_s + self.exchanges_s(sum(counts), num_logits) + self.hardware.step_overhead_s
 
     def decode_s(self, num_sequences: int, context: int) -> float:
         """Return the seconds of a step of decodes that all attend to `context` tokens, themselves counted."""
@@ -85,6 +87,25 @@ class Roofline:
         if num_logits:
             seconds += max(self._head_s, num_logits * shape.operations_per_logits / self._product_rate)
         return seconds
+
+    def exchanges_s(self, num_tokens: int, num_logits: int) -> float:
+        """Return the seconds in which ranks gather outputs; 0 with one rank. Nothing is computed meanwhile."""
+        hardware = self.hardware
+        if hardware.num_ranks == 1:
+            return 0.0
+        seconds = 4 * self.shape.num_layers * hardware.exchange_s + num_tokens * self._exchanged_s
+        return seconds + (hardware.exchange_s + num_logits * self._logits_s if num_logits else 0.0)
+
+    def _exchange_times(self) -> tuple[float, float]:
+        """Return the seconds for the logits of a token, and for all that its layers exchange.
+
+        A rank gets what the others have: heads, the outputs of attention, those of gate and up, and those of down.
+        """
+        shape, hardware = self.shape, self.hardware
+        num_ranks = hardware.num_ranks
+        number_s = DTYPE_BYTES[self.numbers.dtype] * (num_ranks - 1) / num_ranks / hardware.link_bandwidth
+        width = shape.num_heads * shape.head_dim + 2 * shape.hidden_size + shape.intermediate_size
+        return shape.vocab_size * number_s, shape.num_layers * width * number_s
 
     def attention_s(self, starts: Sequence[int], counts: Sequence[int]) -> float:
         """Return the seconds of attention."""

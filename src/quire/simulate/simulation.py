@@ -23,12 +23,13 @@ import gc
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from quire.core.errors import InvalidRequestError, InvariantError
+from quire.core.errors import InvalidConfigError, InvalidRequestError, InvariantError
 from quire.core.request import Request
 from quire.routing.router import ROUND_ROBIN, Router
+from quire.routing.scaling import Scaling
 from quire.scheduler.commit import StepOutcome
 from quire.simulate.faults import (
     BACK_S,
@@ -46,6 +47,8 @@ from quire.simulate.front import Front, Reports
 from quire.simulate.meter import Latencies, Meter, Track
 from quire.simulate.replica import SimulatedEngine
 from quire.simulate.result import ReplicaResult, SimulationResult
+from quire.simulate.scaled import LOOK_S, ScalingPlan
+from quire.simulate.split import Links, Split
 from quire.simulate.timeline import Timeline, TimelinePoint
 from quire.simulate.workload.offered import OfferedRequest, RequestSource
 
@@ -65,17 +68,22 @@ class Replica:
         self.is_draining = False
         self._before: list[SimulatedEngine] = []  # that were lost
 
-    def take(self, request: Request, times_s: tuple[float, float], track: Track | None = None) -> None:
+    def take(
+        self, request: Request, times_s: tuple[float, float], track: Track | None = None, *, leaves: bool = False
+    ) -> None:
         """Hand a request to the engine, and note when it was due; an engine that was idle has waited until now.
 
-        `times_s`: when it was due, and now. Mutates.
+        `times_s`: when it was due, and now. `leaves`: it goes on at another replica. Mutates.
         """
         due_s, now_s = times_s
         clock = self.engine.clock
         if not self.is_busy:
             clock.advance(max(0.0, now_s - clock.now()))
         self.engine.add(request)
-        self.meter.took(request, due_s, track)
+        if leaves:
+            self.meter.took_to_leave(request, due_s)
+        else:
+            self.meter.took(request, due_s, track)
         self.num_requests += 1
 
     @property
@@ -161,7 +169,8 @@ def _without_collector() -> Iterator[None]:
 class Simulation:
     """One run. Make another for another run. Watchers are called after each step; they must not change the engine.
 
-    `router`: for several replicas; None: round robin.
+    `router`: for several replicas; None: round robin. `plan`: what happens to them, which only compute prompts, or how
+    many there are.
     """
 
     def __init__(
@@ -172,17 +181,31 @@ class Simulation:
         router: Router | None = None,
         watchers: Sequence[Watcher] = (),
         reports: Reports | None = None,
-        faults: FaultPlan = NO_FAULTS,
+        plan: FaultPlan | Split | ScalingPlan = NO_FAULTS,
     ) -> None:
-        faults.require_for(len(engines))
+        plan.require_for(len(engines))
+        split = plan if isinstance(plan, Split) else None
+        scaled = plan if isinstance(plan, ScalingPlan) else None
+        faults = plan if isinstance(plan, FaultPlan) else NO_FAULTS
+        self._links = None if split is None else Links(split)
+        self._prompt_replicas = range(0 if split is None else split.num_prompt_replicas)
+        self._token_replicas = range(len(self._prompt_replicas), len(engines))
         self._latencies = Latencies()
         self._replicas = [Replica(engine, self._latencies) for engine in engines]
         self._source = source
         self._front: Front | None = None  # one replica that stays needs none
-        if len(engines) > 1 or faults.faults:
+        if len(engines) > 1 or faults.faults or scaled:
             self._front = Front(engines, router or Router(1, b"", ROUND_ROBIN), reports or Reports())
-        self._make_engine = faults.make_engine
+        self._make_engine = faults.make_engine if scaled is None else scaled.make_engine
         self._agenda = Agenda()
+        self._scaled = scaled
+        self._scaling = Scaling(1 if scaled is None else scaled.least, len(engines))
+        self._num_changing = self._num_looks = self._num_seen = 0
+        if scaled is not None and self._front is not None:
+            for index in range(scaled.least, len(engines)):
+                self._replicas[index].is_up = False
+                self._front.lose(index, 0.0)
+            self._agenda.put(0.0, self._look)
         for fault in faults.faults:
             self._agenda.put(fault.at_s, partial(self._begin_fault, fault))
         self._watchers = watchers
@@ -229,11 +252,37 @@ class Simulation:
         self._num_sequences += offered.num_sequences
         self._prompt_tokens += len(offered.prompt)
         self._output_tokens += offered.num_sequences * offered.num_output_tokens
-        self._place(entry, offered.due_s)
+        self._begin(entry, offered.due_s)
 
-    def _place(self, entry: UnderWay, now_s: float) -> None:
+    def _begin(self, entry: UnderWay, now_s: float) -> None:
+        """Send a request to its first replica: where prompts have some of their own, for one token. Mutates."""
+        offered = entry.offered
+        if self._front is None or self._links is None or offered.num_output_tokens == 1:
+            self._place(entry, now_s, self._prompt_replicas or None)
+            return
+        if offered.num_sequences > 1:
+            raise InvalidConfigError("prompt replicas", offered.request_id, "requests of one sequence")
+        prompt = replace(offered, num_output_tokens=1).request()
+        entry.index = self._front.choose(prompt, now_s, self._prompt_replicas)
+        try:
+            self._replicas[entry.index or 0].take(prompt, (offered.due_s, now_s), leaves=True)
+        except InvalidRequestError:
+            self._refuse(offered)
+
+    def _hand_on(self, entry: UnderWay, prompt: Request, track: Track, now_s: float) -> None:
+        """The prompt of a request is computed: send its keys and values to where it goes on. Mutates."""
+        if self._front is None or self._links is None or entry.index is None:
+            raise InvariantError("a request left its replica, and there is no other")
+        self._front.request_ended(prompt.request_id, now_s)
+        self._num_moved += 1
+        self._num_lost_tokens += prompt.num_computed
+        entry.track, entry.request = track, continued(prompt, entry.offered.request())
+        arrives_s = self._links.send(entry.index, prompt, now_s)
+        self._agenda.put(arrives_s, lambda at_s: self._place(entry, at_s, self._token_replicas))
+
+    def _place(self, entry: UnderWay, now_s: float, among: range | None = None) -> None:
         """Send a request to a replica, if there is one; one that has failed unnoticed gets nothing done. Mutates."""
-        entry.index = 0 if self._front is None else self._front.choose(entry.request, now_s)
+        entry.index = 0 if self._front is None else self._front.choose(entry.request, now_s, among)
         if entry.index is None or not self._replicas[entry.index].is_up:
             return
         try:
@@ -259,6 +308,10 @@ class Simulation:
             front.step_ended(index, outcome, now_s)
         for request in outcome.finished:
             entry = self._under_way[request.request_id]
+            left = replica.meter.take_left(request.request_id)
+            if left is not None:
+                self._hand_on(entry, request, left, now_s)
+                continue
             entry.num_left -= 1
             if not entry.num_left:
                 del self._under_way[request.request_id]
@@ -269,6 +322,24 @@ class Simulation:
                 self._source.ended(request.request_id, output, now_s)
         for watch in self._watchers:
             watch(index, replica.engine)
+
+    # ---- as many as the load asks for -------------------------------------------------------------------------
+
+    def _look(self, at_s: float) -> None:
+        """Have one replica more, or one less, if the product's rule says so; and look again a second later. Mutates."""
+        if self._scaled is None or self._front is None:
+            return
+        ready = [index for index, each in enumerate(self._replicas) if each.is_up and not each.is_draining]
+        num_engines = len(ready) + self._num_changing
+        self._num_looks, self._num_seen = self._num_looks + 1, self._num_seen + num_engines
+        change = self._scaling.look(at_s, self._front.load(num_engines, len(ready), at_s))
+        self._num_changing += abs(change)
+        if change > 0:
+            index = next(index for index, each in enumerate(self._replicas) if not each.is_up)
+            self._agenda.put(at_s + self._scaled.start_s, partial(self._return, index))
+        elif change < 0:
+            self._begin_fault(ReplicaFault(at_s, ready[-1], DRAIN), at_s)
+        self._agenda.put(at_s + LOOK_S, self._look)
 
     # ---- faults -----------------------------------------------------------------------------------------------
 
@@ -294,7 +365,10 @@ class Simulation:
         now_s = max(at_s, replica.engine.clock.now()) if replica.is_busy else at_s
         front.lose(index, now_s)
         tracks = replica.replace(self._make_engine())
-        self._agenda.put(now_s + BACK_S, partial(self._return, index))
+        if self._scaled is None:
+            self._agenda.put(now_s + BACK_S, partial(self._return, index))
+        else:
+            self._num_changing -= 1
         for entry in [entry for entry in self._under_way.values() if entry.index == index]:
             self._num_moved += 1
             self._num_lost_tokens += entry.request.num_computed
@@ -305,6 +379,7 @@ class Simulation:
     def _return(self, index: int, at_s: float) -> None:
         replica = self._replicas[index]
         replica.is_up = True
+        self._num_changing -= self._scaled is not None
         if self._front is not None:
             self._front.add(index, replica.engine)
         for entry in [entry for entry in self._under_way.values() if entry.index is None]:
@@ -317,6 +392,8 @@ class Simulation:
         ledgers = [engine.ledger() for replica in self._replicas for engine in replica.engines]
         hits = sum(ledger.hit_tokens + ledger.resumed_hit_tokens for ledger in ledgers)
         computed = sum(meter.num_computed_tokens for meter in meters)
+        where_prompts_are = self._replicas if self._links is None else self._replicas[: len(self._prompt_replicas)]
+        received = sum(meter.num_received_tokens for meter in meters)
         self._check(computed + hits - sum(meter.num_needed_tokens for meter in meters))
         busy_s = sum(meter.busy_s for meter in meters)
         end_s = max(replica.engine.clock.now() for replica in self._replicas)
@@ -327,13 +404,14 @@ class Simulation:
             num_sequences=self._num_sequences,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
-            computed_tokens=computed,
-            hit_tokens=sum(ledger.hit_tokens for ledger in ledgers),
+            computed_tokens=computed - received,
+            hit_tokens=sum(engine.ledger().hit_tokens for each in where_prompts_are for engine in each.engines),
             recomputed_tokens=sum(meter.num_recomputed_tokens for meter in meters),
             mean_running=sum(meter.sequence_seconds for meter in meters) / busy_s if busy_s else 0.0,
             latencies={name: getattr(self._latencies, name).distribution() for name in Latencies.NAMES},
             replicas=tuple(replica.result() for replica in self._replicas),
             num_moved_requests=self._num_moved,
+            mean_replicas=self._num_seen / self._num_looks if self._num_looks else float(len(self._replicas)),
         )
 
     def _check(self, beyond: int) -> None:

@@ -120,7 +120,7 @@ def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Pl
     machines = [_hardware(name, config) for name in dict.fromkeys(arguments.hardware)]
     studies = tuple(
         Planner(on_here if machine.name == HERE else sizer, lengths, _choices(settings), objective).study(
-            machine, machine.memory_bytes if memory is None else memory
+            machine, machine.memory_bytes if memory is None else memory * machine.num_ranks
         )
         for machine in machines
     )
@@ -165,7 +165,7 @@ def _hardware(name: str, config: EngineConfig) -> Hardware:
 
     if name == HERE and config.device != "cuda" and sys.stderr.isatty():
         print("measuring this machine …", file=sys.stderr)
-    return find_machine(name, config)
+    return find_machine(name, config).joined(config.tensor_parallel)
 
 
 def _choices(settings: Mapping[str, Setting]) -> Choices:

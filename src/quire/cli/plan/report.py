@@ -170,13 +170,13 @@ def _advice(command: str, study: Study) -> str:
         f"best settings on {name}: up to {_rate(estimate.tokens_per_s)} tok/s with {estimate.num_sequences} concurrent "
         f"requests; "
         f"{_ms(estimate.tpot_s)} ms between tokens, first token (p95) {_ms(estimate.ttft_p95_s)} ms\n"
-        f"  {command} {flags_of(study.best)}"
+        f"  {command} {flags_of(study.best, study.hardware.num_ranks)}"
     )
 
 
-def flags_of(best: Recommendation) -> str:
-    """Return the flags that make an engine of a recommendation."""
-    size = best.pool.num_blocks * best.pool.spec.bytes_per_block
+def flags_of(best: Recommendation, num_ranks: int = 1) -> str:
+    """Return the flags that make an engine of a recommendation; the KV memory is that of each rank."""
+    size = best.pool.num_blocks * best.pool.spec.bytes_per_block // num_ranks
     kv_memory = f"{size // MIB}MiB" if size >= 1 << 30 and size % MIB == 0 else str(size)
     return (
         f"--block-size {best.block_size} --max-num-seqs {best.max_num_seqs} "

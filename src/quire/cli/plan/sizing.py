@@ -10,7 +10,7 @@ On a machine that is a GPU, and with device cuda, it is the GPU engine's plan, w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from quire.cli.model_shapes import find_settings
 from quire.compute.backend import BackendFacts
@@ -129,10 +129,17 @@ class AnyBlockSizer(EngineSizer):
 
 
 def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:
-    """Return the settings of an engine on a machine. As when it starts, device auto is the GPU if there is one."""
+    """Return the settings of an engine on a machine. As when it starts, device auto is the GPU if there is one.
+
+    A machine of several ranks is one, and has the memories that are given for each.
+    """
+    num_ranks, config = config.tensor_parallel, replace(config, tensor_parallel=1)
     if config.device == "auto" and config.backend in ("auto", "torch"):
         config = replace(config, device=hardware.device)
-    return config.resolved(hardware.memory_bytes if config.device == "cuda" else None)
+    resolved = config.resolved(hardware.memory_bytes if config.device == "cuda" else None)
+    sizes = {name: getattr(resolved, name) for name in ("kv_memory", "swap_space", "host_cache")}
+    of_all: dict[str, Any] = {name: num_ranks * int(size) for name, size in sizes.items() if size}
+    return replace(resolved, **of_all)
 
 
 def whole_mebibytes(size: int) -> str:

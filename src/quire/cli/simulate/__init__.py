@@ -41,6 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "simulate", help="simulate hours of traffic in seconds with the real scheduler", description=DESCRIPTION
     )
     _add_machine(parser.add_argument_group("machine"))
+    _add_replicas(parser.add_argument_group("replicas"))
     _add_requests(parser.add_argument_group("requests"))
     _add_output(parser.add_argument_group("output"))
     add_engine_options(parser, NOT_STARTED)
@@ -63,7 +64,36 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         default=2.0,
         help="speed of the disk, with --disk-cache; default: 2",
     )
+    group.add_argument(
+        "--system",
+        choices=SYSTEMS,
+        default="quire",
+        help="memory management to simulate, as the paper describes it; default: quire",
+    )
+
+
+def _add_replicas(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--replicas", metavar="N", type=int, default=1, help="number of engines; default: 1")
+    group.add_argument(
+        "--least-replicas",
+        metavar="N",
+        type=int,
+        default=0,
+        help="from N to --replicas engines, as the load asks for; default: 0, always all",
+    )
+    group.add_argument(
+        "--prompt-replicas",
+        metavar="N",
+        type=int,
+        default=0,
+        help="how many of --replicas only compute prompts, for the others to generate; default: 0, no such split",
+    )
+    group.add_argument(
+        "--link-bandwidth",
+        metavar="GB/S",
+        type=float,
+        help="speed of the link between accelerators or replicas; default: what is known of the machine",
+    )
     group.add_argument(
         "--router",
         choices=ROUTERS,
@@ -91,12 +121,6 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         action="extend",
         default=[],
         help=f"after S seconds, engine N fails; kinds: {', '.join(NOTICED_S)}",
-    )
-    group.add_argument(
-        "--system",
-        choices=SYSTEMS,
-        default="quire",
-        help="memory management to simulate, as the paper describes it; default: quire",
     )
 
 
@@ -170,7 +194,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="run once per value of an engine setting, or of --system, --router, --replicas",
+        help="run once per value of an engine setting, or of --system, --router, --replicas, --prompt-replicas",
     )
     group.add_argument("--json", metavar="FILE", help="write all results as JSON; -: print them instead of the table")
     group.add_argument("--csv", metavar="FILE", help="write memory use and queue length over time")

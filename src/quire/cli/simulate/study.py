@@ -37,11 +37,14 @@ from quire.simulate.cost.roofline import RooflineCost
 from quire.simulate.cost.unsteady import UnsteadyCost
 from quire.simulate.faults import FaultPlan, ReplicaFault
 from quire.simulate.front import Reports
+from quire.simulate.hardware import Hardware
 from quire.simulate.lengths import Length
 from quire.simulate.replica import EngineSetup, PagedEngine, SimulatedEngine
 from quire.simulate.result import SimulationResult
 from quire.simulate.roofline import Numbers, Roofline
+from quire.simulate.scaled import ScalingPlan
 from quire.simulate.simulation import Simulation, Watcher
+from quire.simulate.split import ReceivedCost, Split
 from quire.simulate.workload.arrivals import Arrivals
 from quire.simulate.workload.closed_loop import ClosedLoop
 from quire.simulate.workload.conversations import Conversations, Turns
@@ -51,7 +54,7 @@ from quire.simulate.workload.offered import OpenLoop, RequestSource
 from quire.simulate.workload.step_log import logged_requests, up_to_tear
 from quire.simulate.workload.trace import REFUSE, SKIP, Trace
 
-OWN = ("system", "router", "replicas")
+OWN = ("system", "router", "replicas", "prompt_replicas", "least_replicas")
 MAX_VARIANTS = 64
 
 
@@ -64,6 +67,8 @@ class Variant:
     system: str
     router: str
     num_replicas: int
+    num_prompt_replicas: int
+    least_replicas: int
 
 
 class Study:
@@ -76,6 +81,8 @@ class Study:
         config = engine_config(arguments, environ)
         self._sizer = AnyBlockSizer(config, find_settings(config.model))
         self._hardware = find_machine(arguments.hardware, config)
+        if arguments.link_bandwidth is not None:
+            self._hardware = replace(self._hardware, link_bandwidth=arguments.link_bandwidth * 1e9)
         memory = arguments.memory
         self._memory_bytes = self._hardware.memory_bytes if memory is None else parse_bytes(memory, "memory")
         self.variants = list(_variants(arguments, config))
@@ -101,7 +108,8 @@ class Study:
     def facts(self) -> tuple[tuple[str, str], ...]:
         """Say the same in pairs: what it is, and which."""
         arguments = self._arguments
-        where = "steps as recorded in " + arguments.steps if arguments.steps else self._hardware.name
+        machines = dict.fromkeys(self._machine(variant.config).name for variant in self.variants)
+        where = "steps as recorded in " + arguments.steps if arguments.steps else " or ".join(machines)
         plans = (self._size(variant.config).plan for variant in self.variants)
         blocks = dict.fromkeys(show_blocks(plan.num_blocks, plan.bytes_per_block) for plan in plans)
         return (
@@ -130,23 +138,50 @@ class Study:
             watchers = (*watchers, self._progress.until(self._arguments.duration))
         sized = self._size(variant.config)
         router = Router(sized.config.block_size, b"", variant.router)
+        split = self._split(variant, sized)
         reports = Reports(self._arguments.report_delay, self._arguments.report_loss, self._arguments.seed)
         with contextlib.ExitStack() as files:
             log = None if self._arguments.log is None else files.enter_context(open(self._arguments.log, "wb"))
             make = self._engine_maker(variant, sized)
-            engines = [make(log) for _ in range(variant.num_replicas)]
+            engines = [
+                make(log, split is not None and index >= split.num_prompt_replicas)
+                for index in range(variant.num_replicas)
+            ]
             source = self._source(sized.plan.max_model_len, files)
-            faults = FaultPlan(self._faults, lambda: make(None))
-            result = Simulation(engines, source, router=router, watchers=watchers, reports=reports, faults=faults).run()
+            plan = split or self._plan(variant, lambda: make(None, False))
+            result = Simulation(engines, source, router=router, watchers=watchers, reports=reports, plan=plan).run()
         if self._arguments.trace is not None and not result.num_requests:
             raise InvalidConfigError("trace", self._arguments.trace, "a file with one request or more")
         return result
 
     def _size(self, config: EngineConfig) -> SizedEngine:
-        return self._sizer.size(resolved_on(self._hardware, config), self._memory_bytes)
+        machine = self._machine(config)
+        return self._sizer.size(resolved_on(machine, config), self._memory_bytes * machine.num_ranks)
 
-    def _engine_maker(self, variant: Variant, sized: SizedEngine) -> Callable[[Any], SimulatedEngine]:
-        cost, plan, config = self._cost(sized), sized.plan, sized.config
+    def _machine(self, config: EngineConfig) -> Hardware:
+        return self._hardware.joined(config.tensor_parallel)
+
+    def _plan(self, variant: Variant, make: Callable[[], SimulatedEngine]) -> FaultPlan | ScalingPlan:
+        if not variant.least_replicas:
+            return FaultPlan(self._faults, make)
+        if self._faults:
+            raise InvalidConfigError("least-replicas", variant.least_replicas, "0 with --fault")
+        return ScalingPlan(variant.least_replicas, make)
+
+    def _split(self, variant: Variant, sized: SizedEngine) -> Split | None:
+        if not variant.num_prompt_replicas:
+            return None
+        if self._faults:
+            raise InvalidConfigError("prompt-replicas", variant.num_prompt_replicas, "0 with --fault")
+        if variant.least_replicas:
+            raise InvalidConfigError("prompt-replicas", variant.num_prompt_replicas, "0 with --least-replicas")
+        spec = sized.facts.kv_spec
+        link = self._hardware.link_bandwidth * self._machine(variant.config).num_ranks  # each rank has one
+        return Split(variant.num_prompt_replicas, spec.bytes_per_block / spec.block_size / link)
+
+    def _engine_maker(self, variant: Variant, sized: SizedEngine) -> Callable[[Any, bool], SimulatedEngine]:
+        """Return what makes an engine, with a log, and where its requests are begun elsewhere."""
+        cost, plan, config = self._cost(sized, self._machine(variant.config)), sized.plan, sized.config
         setup = EngineSetup(
             sized.facts.kv_spec,
             config.memory_config(plan.num_blocks, plan.num_host_blocks, b"", plan.num_disk_slots),
@@ -156,22 +191,25 @@ class Study:
             self._draft_cost(sized),
             self._arguments.disk_bandwidth * 1e9,
         )
-        if variant.system == "quire":
-            return lambda log: PagedEngine(setup, log=log)
-        if variant.system == "vllm":
-            return lambda log: PagedEngine(vllm_setup(setup), log=log)
+        if variant.system in ("quire", "vllm"):
+            paged = setup if variant.system == "quire" else vllm_setup(setup)
+            return lambda log, receives: PagedEngine(
+                replace(paged, cost=ReceivedCost(cost)) if receives else paged, log=log
+            )
+        if variant.num_prompt_replicas:
+            raise InvalidConfigError("system", variant.system, "quire or vllm with --prompt-replicas")
         if self._arguments.log is not None:
             raise InvalidConfigError("log", self._arguments.log, "a run of quire's scheduler: --system quire or vllm")
         contiguous: ContiguousSetup = contiguous_setup(setup, variant.system)
-        return lambda log: ContiguousEngine(contiguous)
+        return lambda log, receives: ContiguousEngine(contiguous)
 
-    def _cost(self, sized: SizedEngine) -> StepCost:
+    def _cost(self, sized: SizedEngine, machine: Hardware) -> StepCost:
         if self._steps is not None:
             return self._steps
         spec = sized.facts.kv_spec
         shape = shape_of(sized.config.model, self._sizer.model, sized.facts)
         numbers = Numbers(sized.facts.dtype, sized.facts.weights, spec.dtype)
-        return RooflineCost(Roofline(self._hardware, shape, numbers), bytes_per_block=spec.bytes_per_block)
+        return RooflineCost(Roofline(machine, shape, numbers), bytes_per_block=spec.bytes_per_block)
 
     def _draft_cost(self, sized: SizedEngine) -> StepCost | None:
         """Return the time of a pass of the draft model; None without one."""
@@ -238,6 +276,8 @@ def _require(arguments: argparse.Namespace) -> None:
     require_number("disk-bandwidth", arguments.disk_bandwidth, 1e-3, 1e3)
     if arguments.users is not None and arguments.turns > 1:
         raise InvalidConfigError("turns", arguments.turns, "1 with --users: chats start at a --rate")
+    if arguments.link_bandwidth is not None:
+        require_number("link-bandwidth", arguments.link_bandwidth, 1e-3, 1e5)
     if arguments.fault and max(arguments.samples, arguments.beams) > 1:
         raise InvalidConfigError("fault", arguments.fault[0], "none with --samples or --beams")
     if arguments.beams > 1 and arguments.samples > 1:
@@ -266,10 +306,12 @@ def _variants(arguments: argparse.Namespace, config: EngineConfig) -> Iterator[V
         values: dict[str, Any] = dict(chosen)
         own = {name: values.pop(name, getattr(arguments, name)) for name in OWN}
         require_int("replicas", own["replicas"], 1, 1024)
+        require_int("least-replicas", own["least_replicas"], 0, own["replicas"])
+        require_int("prompt-replicas", own["prompt_replicas"], 0, own["replicas"] - 1)
         if own["system"] not in SYSTEMS:
             raise InvalidConfigError("system", own["system"], f"one of {', '.join(SYSTEMS)}")
         name = " ".join(f"{name}={value}" for name, value in chosen) or own["system"]
-        yield Variant(name, replace(config, **values), own["system"], own["router"], own["replicas"])
+        yield Variant(name, replace(config, **values), *(own[each] for each in OWN))
 
 
 def _choices(text: str) -> list[tuple[str, Any]]:
@@ -284,6 +326,6 @@ def _choices(text: str) -> list[tuple[str, Any]]:
     try:
         if name in options:
             return [(name, options[name].read(value)) for value in values.split(",")]
-        return [(name, int(value) if name == "replicas" else value) for value in values.split(",")]
+        return [(name, int(value) if name.endswith("replicas") else value) for value in values.split(",")]
     except ValueError as error:
         raise InvalidConfigError("what-if", text, str(error)) from None

@@ -42,7 +42,12 @@ class EngineReport:
     disk_cache: str = ""
     has_host_cache: bool = False
     labels: tuple[str, ...] = ()
-    num_replicas: int = 1
+    replicas: str = "1"
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of engines; the highest, where it follows the load."""
+        return int(self.replicas.rpartition("-")[2])
 
     def facts(self) -> list[tuple[str, str]]:
         """Return labels and texts, without the memory. Does not mutate."""
@@ -63,7 +68,7 @@ class EngineReport:
         disk = [("disk cache", f"{plan.num_disk_slots:,} blocks in {self.disk_cache}")] if self.disk_cache else []
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
-            *([("replicas", f"{self.num_replicas}, each with what follows")] if self.num_replicas > 1 else ()),
+            *([("replicas", f"{self.replicas}, each with what follows")] if self.replicas != "1" else ()),
             ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
             ("KV memory", f"{plan.num_blocks:,} blocks of {self.block_size} tokens, {at_once}"),

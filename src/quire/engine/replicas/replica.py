@@ -87,6 +87,7 @@ class Replica:
         self.stats = EngineStats()
         self.epoch = 0
         self.num_restarts = 0
+        self.load_s = 0.0  # how long its first start took until it was ready
         self._start = start
         self._owner = owner
         self._clock = clock
@@ -95,6 +96,7 @@ class Replica:
         self._reason = ""  # why the present engine is about to end, if known
         self._is_recycled = False  # it ends because it was asked to
         self._num_heard = 0
+        self._started_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -112,6 +114,11 @@ class Replica:
         if self._task is not None:
             raise InvariantError("a replica can be started only once")
         self._task = asyncio.create_task(self._supervise(), name=f"quire-replica-{self.index}")
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it has an engine, or tries to; `begin` and `rest` change it."""
+        return self._task is not None
 
     def send(self, command: AnyCommand) -> None:
         """Send a command to an engine that is there; nothing without one."""
@@ -131,6 +138,11 @@ class Replica:
             if not self._task.cancelling():  # a second time would cut short its wait for the process
                 self._task.cancel()
             await asyncio.wait([self._task])  # which, unlike `await`, tells whose end a `CancelledError` means
+
+    async def rest(self) -> None:
+        """End the engine until `begin`. Mutates."""
+        await self.close()
+        self._task, self.state, self.stats = None, ModelState.STARTING, EngineStats()
 
     # ---- its life ---------------------------------------------------------------------------------------------------
 
@@ -154,7 +166,7 @@ class Replica:
 
     async def _run_once(self) -> bool:
         """Run one engine until it is gone; returns whether it was ready."""
-        self._reason, self.epoch = "", self.epoch + 1
+        self._reason, self.epoch, self._started_s = "", self.epoch + 1, self._clock.now()
         try:
             connection = await self._start(self.index)
         except (OSError, ExecutionError) as error:
@@ -207,6 +219,7 @@ class Replica:
                 case Loaded():
                     owner.note_loaded(self, message)
                 case Ready(limits, report, fingerprint):
+                    self.load_s = self.load_s or self._clock.now() - self._started_s
                     self.limits, self.report, self.fingerprint = limits, report, fingerprint
                     self.state, self.failure = ModelState.READY, ""
                     owner.replica_ready(self)

@@ -33,16 +33,20 @@ from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats, jo
 from quire.engine.replicas.book import PartBook
 from quire.engine.replicas.parts import Part, TrackedRequest
 from quire.engine.replicas.replica import Replica
-from quire.engine.replicas.rolling import roll
+from quire.engine.replicas.rolling import drain, roll
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.shown_memory import ShownMemory
 from quire.memory.cache_journal import CacheNews
 from quire.routing.router import Router
+from quire.routing.scaling import Load, Scaling
 
 logger = logging.getLogger("quire.engine")
 
 MOST_WAIT_S: Final = 30.0
-"""How long a request under way waits for an engine that can go on with it."""
+"""How long a request under way waits for an engine that can go on with it, at the least."""
+LOADS_WAITED_FOR: Final = 2.0
+"""It waits for as long as this many loads take: an engine that takes minutes to load takes as long to come back."""
+GIVEN_UP: Final = "it is given up, and only a restart of the server tries it again"
 AT_FAULT: Final = "three engines have ended while they computed it, the last one with nothing else"
 STATES: Final = (
     ModelState.READY,
@@ -90,6 +94,8 @@ class ReplicaSet:
         self._router = router
         self._clock = clock
         self._continue_on = settings.continue_on
+        self._scaling = None if settings.least is None else Scaling(settings.least, settings.num_replicas)
+        self._removal: asyncio.Task[None] | None = None
         self._note_loaded = note_loaded
         self._note_ready = note_ready
         self._owner: SetOwner | None = None
@@ -108,8 +114,15 @@ class ReplicaSet:
     @property
     def state(self) -> ModelState:
         """The state of the set: it takes requests while one of its engines does."""
-        states = {replica.state for replica in self.replicas}
-        return ModelState.CLOSED if self._is_closed else next(state for state in STATES if state in states)
+        if self._is_closed:
+            return ModelState.CLOSED
+        states = {replica.state for replica in self.in_use}
+        return next((state for state in STATES if state in states), ModelState.STARTING)
+
+    @property
+    def in_use(self) -> list[Replica]:
+        """The engines that run, or are to; the others wait until the load asks for them."""
+        return [replica for replica in self.replicas if replica.is_in_use]
 
     @property
     def failure(self) -> str:
@@ -170,15 +183,16 @@ class ReplicaSet:
     def begin(self) -> None:
         """Start the engines, each again whenever it ends, until `close`."""
         self._ticks = asyncio.create_task(self._tick(), name="quire-replicas")
-        for replica in self.replicas:
+        for replica in self.replicas[: None if self._scaling is None else self._scaling.least]:
             replica.begin()
 
     async def close(self) -> None:
         """End all requests and all engines. May be called twice."""
         self._is_closed = True
         self._drop_all("the engine is closed")
-        if self._ticks is not None:
-            self._ticks.cancel()
+        for task in (self._ticks, self._removal):
+            if task is not None:
+                task.cancel()
         await asyncio.gather(*(replica.close() for replica in self.replicas))
         self.settled.set()
 
@@ -205,6 +219,8 @@ class ReplicaSet:
         async with self._rolling:
             if is_rolling:
                 return
+            if self._removal is not None:
+                await asyncio.wait([self._removal])
             await roll(self, self._clock, may_move=self._continue_on != "never")
 
     async def _tick(self) -> None:
@@ -214,11 +230,43 @@ class ReplicaSet:
             now = self._clock.now()
             late = dict.fromkeys(part.request for part in self.book.waiting if not self._may_still_wait(part, now))
             for request in late:
-                self._give_up(request, f"no engine could go on with it within {MOST_WAIT_S:g} s")
+                self._give_up(request, f"no engine could go on with it within {self._most_wait_s:.0f} s")
             self._place_all()
+            if self._scaling is not None and not self._rolling.locked():
+                self._scale(self._scaling, now)
+
+    def _scale(self, scaling: Scaling, now: float) -> None:
+        """Begin one more engine, or end one, if the load asks for it. Mutates."""
+        router, book = self._router, self.book
+        engines = [each for each in self.in_use if each.state is not ModelState.FAILED]
+        num_ready = sum(map(self._is_open, engines))
+        num_waiting = router.num_waiting + sum(part.num_tokens for part in book.waiting)
+        change = scaling.look(now, Load(len(engines), num_ready, router.num_busy, num_waiting, router.num_done))
+        idle = next((each for each in self.replicas if not each.is_in_use), None)
+        if change > 0 and idle is not None:
+            logger.info("replica %d: starting it: a request would wait for %.1f s", idle.index, scaling.wait_s)
+            idle.begin()
+        elif change < 0:
+            self._removal = asyncio.create_task(self._remove(engines[-1]), name="quire-removal")
+
+    async def _remove(self, replica: Replica) -> None:
+        """Have an engine end once its requests have ended or moved. Mutates."""
+        logger.info("replica %d: ending it: the others have time for its requests", replica.index)
+        self.close_to_requests(replica)
+        try:
+            await drain(self, replica, self._clock, may_move=self._continue_on != "never")
+            self._router.lose(replica.index)  # or it might be chosen while it ends
+            await replica.rest()
+            self.replica_lost(replica, is_planned=True)
+        finally:
+            self.open_to_requests(replica)
+
+    @property
+    def _most_wait_s(self) -> float:
+        return max(MOST_WAIT_S, *(LOADS_WAITED_FOR * each.load_s for each in self.replicas))
 
     def _may_still_wait(self, part: Part, now: float) -> bool:
-        if now - part.waits_since_s <= MOST_WAIT_S:
+        if now - part.waits_since_s <= self._most_wait_s:
             return True
         return any(each.is_ready and self._has_same_bits(each, part) for each in self.replicas)
 
@@ -282,7 +330,9 @@ class ReplicaSet:
             self.book.leave(part)
         if self._is_closed:
             return
-        if all(each.state is ModelState.FAILED for each in self.replicas):
+        if replica.state is ModelState.FAILED:
+            logger.error("replica %d: %s; %s", replica.index, replica.failure, GIVEN_UP)
+        if self.in_use and all(each.state is ModelState.FAILED for each in self.in_use):
             self._drop_all(replica.failure)
             self.settled.set()
         elif self._continue_on == "never":
@@ -388,7 +438,7 @@ class ReplicaSet:
             self.num_continued += 1
             suspects.begin(part, idle)
             self._put(part, [idle])
-        elif all(each.is_ready or each.state is ModelState.FAILED for each in self.replicas):
+        elif all(each.is_ready or each.state is ModelState.FAILED for each in self.in_use):
             suspects.engine = min(allowed, key=self.book.num_at)  # it runs empty
 
     def _end_trial(self, parts: Sequence[Part]) -> None:

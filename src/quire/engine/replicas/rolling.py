@@ -62,8 +62,9 @@ async def roll(engines: Engines, clock: Clock, *, may_move: bool) -> None:
             engines.open_to_requests(replica)
 
 
-async def _restart(engines: Engines, replica: Replica, clock: Clock, may_move: bool) -> None:
-    epoch, end_s = replica.epoch, clock.now() + DRAIN_S
+async def drain(engines: Engines, replica: Replica, clock: Clock, *, may_move: bool) -> None:
+    """Wait until an engine that is closed to requests has none left; move those that take long. Mutates."""
+    end_s = clock.now() + DRAIN_S
     while engines.book.num_at(replica) and replica.is_ready:
         others = [other for other in engines.replicas if other is not replica and other.is_ready]
         if not may_move or (clock.now() < end_s and others):
@@ -72,6 +73,11 @@ async def _restart(engines: Engines, replica: Replica, clock: Clock, may_move: b
         moved = engines.move(replica, MOVED_AT_ONCE)
         while others and not all(map(engines.book.has_started, moved)):
             await asyncio.sleep(LOOK_S)
+
+
+async def _restart(engines: Engines, replica: Replica, clock: Clock, may_move: bool) -> None:
+    epoch = replica.epoch
+    await drain(engines, replica, clock, may_move=may_move)
     if replica.epoch == epoch:  # else it has died meanwhile, and was started again
         replica.recycle()
     while replica.epoch == epoch or not replica.is_ready:

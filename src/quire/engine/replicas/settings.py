@@ -20,13 +20,19 @@ class ReplicaSettings:
     """How many engines a model has, which of them go on with the texts of one that died, and how patient they are.
 
     `continue_on`: those that compute the same bits, any, or never. `start`: starts an engine on another machine; None:
-    they are processes of this one.
+    they are processes of this one. `least`: how many there are at any time, where their number follows the load.
     """
 
     num_replicas: int = 1
     continue_on: str = "same"
     patience: Patience = PATIENCE
     start: StartElsewhere | None = None
+    least: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The number in words."""
+        return str(self.num_replicas) if self.least is None else f"{self.least} to {self.num_replicas}, by load"
 
     @property
     def silence_s(self) -> float | None:

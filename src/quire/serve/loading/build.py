@@ -49,7 +49,7 @@ def make_model_set(
     _require_different_names(configs, config)
     start = None
     if config.is_on_cluster:
-        configs, start = _on_cluster(configs, config.num_replicas)
+        configs, start = _on_cluster(configs, config.least_replicas)  # machines may join for the others
     elif config.num_replicas > 1:
         configs = [_share_of(configs, config.num_replicas)]
     fleet = plan_fleet(configs, num_named, config.models_at_once)
@@ -99,13 +99,14 @@ class _ModelMaker:
 
     def __init__(self, config: ServerConfig, start: StartElsewhere | None) -> None:
         patience = Patience(config.max_step_s, config.max_silence_s)
-        self._replicas = ReplicaSettings(config.num_replicas, config.continue_on, patience, start)
+        least = config.least_replicas if config.least_replicas < config.num_replicas else None
+        self._replicas = ReplicaSettings(config.num_replicas, config.continue_on, patience, start, least)
         self._text_pool = server_text_pool()
         self._load_pool = TenantPool("quire-load", num_threads=1, max_waiting=MAX_READING)
 
     def model(self, blueprint: EngineBlueprint, *, opens: bool) -> LoadableModel:
         """Return a model; `opens` reads its tokenizer now, so that a server does not start with a broken one."""
-        report = replace(blueprint.report, num_replicas=self._replicas.num_replicas)
+        report = replace(blueprint.report, replicas=self._replicas.text)
         plan = PlannedModel(blueprint.config, report, blueprint.limits, blueprint.default_sampling)
         return LoadableModel(
             plan,

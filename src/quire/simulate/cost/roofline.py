@@ -33,7 +33,9 @@ class RooflineCost:
     def step_s(self, plan: StepPlan) -> float:
         """Return the seconds that the plan takes. Does not mutate; O(rows), in C where they are plain decodes."""
         roofline = self._roofline
-        computed_s = roofline.products_s(plan.num_tokens, sum(plan.samples)) + self._attention_s(plan)
+        num_logits = sum(plan.samples)
+        computed_s = roofline.products_s(plan.num_tokens, num_logits) + self._attention_s(plan)
+        computed_s += roofline.exchanges_s(plan.num_tokens, num_logits)
         copied_s = len(plan.copies) * self._copy_s + (len(plan.moves_in) + len(plan.moves_out)) * self._move_s
         return (computed_s + copied_s) / self._efficiency + roofline.hardware.step_overhead_s
 
