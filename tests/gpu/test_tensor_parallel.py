@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -268,6 +269,11 @@ def test_a_result_is_not_taken_when_a_rank_is_gone(folder: Path, monkeypatch: py
 
     class Nccl(distributed.ProcessGroupGloo):  # type: ignore[misc]
         """What has the place of NCCL in a torch for CPUs."""
+
+        def __init__(self, store: Any, number: int, count: int, options: Any) -> None:
+            super().__init__(store, number, count, options._timeout)
+
+        Options = SimpleNamespace
 
         def abort(self) -> None:
             aborted.append(memory._followers._is_whole)
