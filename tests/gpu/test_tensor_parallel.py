@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +42,7 @@ from quire.core.errors import ExecutorLostError, InvalidConfigError
 from quire.core.python_process import start_python
 from support.recorded_ranks import compute_as_on_gpus
 from support.reference_runs import ReferenceRun
+from support.served_process import ServedProcess, served_process
 from support.step_plans import PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 from support.torch_runs import EveryLogit
@@ -311,6 +314,34 @@ def test_an_engine_ends_when_a_rank_dies(folder: Path) -> None:
         process.wait(PATIENCE_S)
         with pytest.raises(ExecutorLostError, match="a rank of tensor_parallel is gone"):
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=20, temperature=0.0), use_tqdm=False)
+
+
+def test_a_text_of_a_server_goes_on_when_a_rank_is_killed(tmp_path: Path) -> None:
+    flags = "--backend torch --device cpu --dtype float32 --batch-invariant --tensor-parallel 2 --max-model-len 256"
+    with served_process(tmp_path, *flags.split()) as server:
+        undisturbed = "".join(pieces_of(server))
+        [engine] = server.engines
+        children = " ".join(path.read_text() for path in Path(f"/proc/{engine}/task").glob("*/children")).split()
+        [follower] = [pid for pid in children if b"parallel.follower" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        pieces = []
+        for piece in pieces_of(server):
+            pieces.append(piece)
+            if len(pieces) == 2:
+                os.kill(int(follower), signal.SIGKILL)
+        assert "".join(pieces) == undisturbed
+        assert server.engines != [engine]
+
+
+def pieces_of(server: ServedProcess) -> Iterator[str]:
+    """Yield the pieces of a sampled text as they come."""
+    fields = {"prompt": "A block", "max_tokens": 120, "temperature": 0.9, "seed": 5, "ignore_eos": True, "stream": True}
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(fields), {"Content-Type": "application/json"})
+        for line in connection.getresponse():
+            if line.startswith(b"data: ") and b"[DONE]" not in line:
+                event = json.loads(line.removeprefix(b"data: "))
+                assert "error" not in event, event
+                yield event["choices"][0]["text"]
 
 
 def test_a_follower_that_cannot_go_on_ends_when_its_leader_is_gone(folder: Path) -> None:

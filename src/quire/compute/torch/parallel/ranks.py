@@ -90,7 +90,7 @@ class Followers:
             self._inboxes.append(Inbox(ours, self._note_end))
 
     @contextlib.contextmanager
-    def or_none(self) -> Iterator[None]:
+    def ended_on_failure(self) -> Iterator[None]:
         """End them if something fails that all ranks do."""
         try:
             yield
@@ -187,7 +187,7 @@ class LeadingCache:
 
     def allocate(self) -> None:
         """Allocate the memory of all ranks. Mutates."""
-        with self._followers.or_none():
+        with self._followers.ended_on_failure():
             self._followers.send(Allocate(self.num_blocks, self._num_host_blocks))
             self.own.allocate()
 
@@ -225,7 +225,7 @@ class LeadingRunner:
 
     def prepare(self, cache: LeadingCache) -> None:
         """Compute the largest steps and record others, on all ranks. Does not mutate the cache."""
-        with self._followers.or_none():
+        with self._followers.ended_on_failure():
             self._followers.send(Prepare())
             self._runner.prepare(cache.own)
             self._followers.require_all()
@@ -279,7 +279,7 @@ class LeadingModel(RankModel):
 
     def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Return the memory without KV blocks, of each kind that of the rank with the most. Waits for all ranks."""
-        with self._followers.or_none():
+        with self._followers.ended_on_failure():
             self._followers.send(Measure())
             found = [super().measured(memory, note_loaded), *self._followers.measured()]
         return Footprint(
@@ -303,7 +303,7 @@ def load_ranks(model: ModelDescription, settings: TorchSettings, note_loaded: No
     Raises `ExecutorLostError` if one of them could not.
     """
     followers = Followers(model, settings)
-    with followers.or_none():
+    with followers.ended_on_failure():
         followers.wait()
         group = RankGroup(Rank(0, settings.tensor_parallel), followers.meeting, settings.device)
         followers.end_with(group)
