@@ -63,6 +63,21 @@ def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
+@pytest.mark.parametrize("sums", ["gather", pytest.param("reduce", marks=pytest.mark.long)])
+def test_ranks_launch_what_they_rehearsed(sums: str, tmp_path: Path) -> None:
+    model, scratch = tmp_path / "model", tmp_path / "driver"
+    scratch.mkdir()
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(tiny_qwen3_config() | KINDS["experts"]))
+    write_spec_model(model, read_model(ModelFolder(model)).spec)
+    rehearsed, served, replayed = run_alone(scratch, "tests.gpu.counting_ranks", str(model), sums)
+    assert served == rehearsed
+    assert {name: served.get(name) for name in EXPERTS} == EXPERTS
+    assert replayed > 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
 def test_what_launching_costs_is_measured_for_every_case() -> None:
     found = host_time.section(repeat=2)
     assert [row[0] for row in found.rows] == list(host_time.CASES)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import distributed
 
 from quire import LLM, SamplingParams
 from quire.compute.models import ModelDescription, read_model
@@ -38,6 +42,7 @@ from quire.core.errors import ExecutorLostError, InvalidConfigError
 from quire.core.python_process import start_python
 from support.recorded_ranks import compute_as_on_gpus
 from support.reference_runs import ReferenceRun
+from support.served_process import ServedProcess, served_process
 from support.step_plans import PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 from support.torch_runs import EveryLogit
@@ -261,8 +266,25 @@ def test_a_rank_that_dies_ends_the_engine_and_a_leader_that_is_gone_ends_the_oth
         assert process.wait(PATIENCE_S) == 0
 
 
-def test_a_result_is_not_taken_when_a_rank_is_gone(folder: Path) -> None:
+def test_a_result_is_not_taken_when_a_rank_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPUs an exchange with a rank that is gone is ended, and leaves anything."""
+    aborted: list[bool] = []
+
+    class Nccl(distributed.ProcessGroupGloo):  # type: ignore[misc]
+        """What has the place of NCCL in a torch for CPUs."""
+
+        def __init__(self, store: Any, number: int, count: int, options: Any) -> None:
+            super().__init__(store, number, count, options._timeout)
+
+        Options = SimpleNamespace
+
+        def abort(self) -> None:
+            aborted.append(memory._followers._is_whole)
+
+    monkeypatch.setattr(distributed, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr(
+        "quire.compute.torch.parallel.ranks.RankGroup", lambda rank, meeting, device: RankGroup(rank, meeting, "cuda")
+    )
     model, settings = read_model(ModelFolder(folder)), replace(SETTINGS, tensor_parallel=2)
     parts = load_ranks(model, settings, None).parts(16)
     memory: Any = parts.cache
@@ -274,7 +296,8 @@ def test_a_result_is_not_taken_when_a_rank_is_gone(folder: Path) -> None:
         worker.submit(driver.plan(Work(0, 0, 20, 1)))
         [process] = memory._followers._processes
         process.kill()
-        wait_until(lambda: not memory._followers._is_whole)
+        wait_until(lambda: bool(aborted))
+        assert aborted == [False]
         with pytest.raises(ExecutorLostError, match="a rank of tensor_parallel is gone"):
             worker.collect()
     finally:
@@ -291,6 +314,34 @@ def test_an_engine_ends_when_a_rank_dies(folder: Path) -> None:
         process.wait(PATIENCE_S)
         with pytest.raises(ExecutorLostError, match="a rank of tensor_parallel is gone"):
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=20, temperature=0.0), use_tqdm=False)
+
+
+def test_a_text_of_a_server_goes_on_when_a_rank_is_killed(tmp_path: Path) -> None:
+    flags = "--backend torch --device cpu --dtype float32 --batch-invariant --tensor-parallel 2 --max-model-len 256"
+    with served_process(tmp_path, *flags.split()) as server:
+        undisturbed = "".join(pieces_of(server))
+        [engine] = server.engines
+        children = " ".join(path.read_text() for path in Path(f"/proc/{engine}/task").glob("*/children")).split()
+        [follower] = [pid for pid in children if b"parallel.follower" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        pieces = []
+        for piece in pieces_of(server):
+            pieces.append(piece)
+            if len(pieces) == 2:
+                os.kill(int(follower), signal.SIGKILL)
+        assert "".join(pieces) == undisturbed
+        assert server.engines != [engine]
+
+
+def pieces_of(server: ServedProcess) -> Iterator[str]:
+    """Yield the pieces of a sampled text as they come."""
+    fields = {"prompt": "A block", "max_tokens": 120, "temperature": 0.9, "seed": 5, "ignore_eos": True, "stream": True}
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(fields), {"Content-Type": "application/json"})
+        for line in connection.getresponse():
+            if line.startswith(b"data: ") and b"[DONE]" not in line:
+                event = json.loads(line.removeprefix(b"data: "))
+                assert "error" not in event, event
+                yield event["choices"][0]["text"]
 
 
 def test_a_follower_that_cannot_go_on_ends_when_its_leader_is_gone(folder: Path) -> None:

@@ -90,8 +90,9 @@ def _on_cluster(configs: Sequence[EngineConfig], num_replicas: int) -> tuple[lis
     cluster = Cluster.connect()
     each = _share_of(configs, cluster.num_per_machine(num_replicas))
     facts = plan_engine(each).backend.facts
-    is_cpu = facts.device == "cpu"
-    return [each], cluster.engines(max(1, facts.num_threads) if is_cpu else 1, 0 if is_cpu else 1)
+    if facts.device == "cpu":
+        return [each], cluster.engines(max(1, facts.num_threads), 0)
+    return [each], cluster.engines(1, each.tensor_parallel)
 
 
 class _ModelMaker:

@@ -42,10 +42,9 @@ class RankGroup:
         self.rank = rank
         self._on_gpu = device == "cuda"
         os.environ.update(INTERFACE)
-        make = distributed.ProcessGroupNCCL if self._on_gpu else distributed.ProcessGroupGloo
         try:
             store = distributed.FileStore(str(meeting), rank.count)
-            self._ranks: Any = make(store, rank.number, rank.count, timedelta(seconds=PATIENCE_S))
+            self._ranks = _joined(store, rank, on_gpu=self._on_gpu)
         except RuntimeError as error:
             raise ExecutorLostError(GONE) from error
 
@@ -76,6 +75,16 @@ class RankGroup:
         """End exchanges that wait for a rank that is gone; may be called from any thread."""
         if self._on_gpu:
             self._ranks.abort()
+
+
+def _joined(store: Any, rank: Rank, *, on_gpu: bool) -> Any:
+    """Return the ranks that meet at a store."""
+    patience = timedelta(seconds=PATIENCE_S)
+    if not on_gpu:
+        return distributed.ProcessGroupGloo(store, rank.number, rank.count, patience)
+    options = distributed.ProcessGroupNCCL.Options()
+    options._timeout = patience
+    return distributed.ProcessGroupNCCL(store, rank.number, rank.count, options)
 
 
 def _wait(exchange: Callable[[], Any]) -> None:

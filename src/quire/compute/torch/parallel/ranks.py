@@ -16,7 +16,7 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -63,9 +63,11 @@ ENDING_S: Final = 10.0
 
 
 class Followers:
-    """The processes of the other ranks."""
+    """The processes of the other ranks, and the folder in which all ranks meet: NCCL reads it as long as it runs."""
 
-    def __init__(self, model: ModelDescription, settings: TorchSettings, meeting: Path) -> None:
+    def __init__(self, model: ModelDescription, settings: TorchSettings) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-")
+        self.meeting = Path(self._folder.name) / "meeting"
         self._connections: list[socket.socket] = []
         self._inboxes: list[Inbox] = []
         self._processes: list[subprocess.Popen[Any]] = []
@@ -84,8 +86,17 @@ class Followers:
                     )
                 )
             self._connections.append(ours)
-            send_frame([ours], Begin(model.source.name, settings, rank, str(meeting)))
+            send_frame([ours], Begin(model.source.name, settings, rank, str(self.meeting)))
             self._inboxes.append(Inbox(ours, self._note_end))
+
+    @contextlib.contextmanager
+    def ended_on_failure(self) -> Iterator[None]:
+        """End them if something fails that all ranks do."""
+        try:
+            yield
+        except BaseException:
+            self.end()
+            raise
 
     def wait(self) -> None:
         """Wait until all of them have started. Raises `ExecutorLostError` if one of them has ended."""
@@ -125,6 +136,7 @@ class Followers:
                 continue
             process.kill()
             process.wait()
+        self._folder.cleanup()
 
     def _answers(self, kind: type[Any]) -> list[Any]:
         answers = [inbox.take() for inbox in self._inboxes]
@@ -175,8 +187,9 @@ class LeadingCache:
 
     def allocate(self) -> None:
         """Allocate the memory of all ranks. Mutates."""
-        self._followers.send(Allocate(self.num_blocks, self._num_host_blocks))
-        self.own.allocate()
+        with self._followers.ended_on_failure():
+            self._followers.send(Allocate(self.num_blocks, self._num_host_blocks))
+            self.own.allocate()
 
     def apply(self, plan: StepPlan) -> None:
         """Start the plan's moves and copies on all ranks. Mutates."""
@@ -212,9 +225,10 @@ class LeadingRunner:
 
     def prepare(self, cache: LeadingCache) -> None:
         """Compute the largest steps and record others, on all ranks. Does not mutate the cache."""
-        self._followers.send(Prepare())
-        self._runner.prepare(cache.own)
-        self._followers.require_all()
+        with self._followers.ended_on_failure():
+            self._followers.send(Prepare())
+            self._runner.prepare(cache.own)
+            self._followers.require_all()
 
     def run(self, inputs: StepInputs, cache: LeadingCache) -> StepOutputs:
         """Compute one step with all ranks and wait for it. Raises `ExecutorLostError` if one of them fails."""
@@ -265,9 +279,9 @@ class LeadingModel(RankModel):
 
     def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Return the memory without KV blocks, of each kind that of the rank with the most. Waits for all ranks."""
-        self._followers.send(Measure())
-        ours = super().measured(memory, note_loaded)
-        found = [ours, *self._followers.measured()]
+        with self._followers.ended_on_failure():
+            self._followers.send(Measure())
+            found = [super().measured(memory, note_loaded), *self._followers.measured()]
         return Footprint(
             weight_bytes=max(each.weight_bytes for each in found),
             activation_bytes=max(each.activation_bytes for each in found),
@@ -288,16 +302,11 @@ def load_ranks(model: ModelDescription, settings: TorchSettings, note_loaded: No
 
     Raises `ExecutorLostError` if one of them could not.
     """
-    with tempfile.TemporaryDirectory(prefix="quire-ranks-") as folder:
-        meeting = Path(folder) / "meeting"
-        followers = Followers(model, settings, meeting)
-        try:
-            followers.wait()
-            group = RankGroup(Rank(0, settings.tensor_parallel), meeting, settings.device)
-            followers.end_with(group)
-            shard = load_shard(model, settings, group, note_loaded)
-            followers.require_all()
-        except BaseException:
-            followers.end()
-            raise
+    followers = Followers(model, settings)
+    with followers.ended_on_failure():
+        followers.wait()
+        group = RankGroup(Rank(0, settings.tensor_parallel), followers.meeting, settings.device)
+        followers.end_with(group)
+        shard = load_shard(model, settings, group, note_loaded)
+        followers.require_all()
     return LeadingModel(followers, shard, group, settings, frozenset(model.eos_token_ids))
