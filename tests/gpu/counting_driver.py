@@ -148,6 +148,19 @@ def inputs_of(sequences: list[tuple[int, int]], num_groups: int) -> Any:
     )
 
 
+def launch_many_tasks(attention: Any, pair: Any) -> None:
+    """Launch attention with more tasks than the second dimension of a launch holds, and as many merges."""
+    from quire.compute.torch.attention.base import AttentionRule
+    from quire.compute.torch.attention.triton import Launch, PlannedStep
+    from quire.compute.torch.kernels.tile_shape import Use
+
+    many, batch = 70_000, SimpleNamespace(block_tables=[torch.zeros(1, dtype=torch.int32)])
+    tasks, merges, entries = (torch.zeros(shape, dtype=torch.int32) for shape in ((many, 6), (many, 3), many))
+    launch = Launch.of(attention.shapes[Use.DECODE], (tasks, entries, entries, merges), num_parts=1, most_parts=1)
+    queries = torch.zeros((1, pair.keys.shape[1] * attention.shapes[Use.DECODE].group, pair.keys.shape[3]))
+    attention.run(queries.to(torch.bfloat16), pair, PlannedStep(batch, ((launch,),)), AttentionRule(1.0))
+
+
 def main(folder: Path, kv_dtype: str) -> None:
     """Rehearse and serve; print what was compiled for the one, and for both."""
     from quire.compute.torch.rehearsal import rehearsed_draws
@@ -161,6 +174,7 @@ def main(folder: Path, kv_dtype: str) -> None:
         for draws in rehearsed_draws(len(inputs.entries)):
             runner.launch(inputs, draws, cache)
     print(json.dumps([rehearsed, compiled()]))
+    launch_many_tasks(cache.attention, cache.pairs()[0])
 
 
 def run_alone(scratch: Path, module: str, *arguments: str) -> Any:

@@ -18,7 +18,7 @@ from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.kernels.merge import Results
 from quire.compute.torch.kernels.paged_attention import VARIANTS, Cache, Queries, Weighting
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
-from support.paged_steps import Model, Step
+from support.paged_steps import WIDEST, WIDEST_NAME, Model, Step
 from support.reference_runs import ReferenceRun
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import TorchRun
@@ -99,14 +99,15 @@ def test_near_the_oracle_across_splits(window, invariant, sinks, device):
     assert_near(step.run(attention(model, device, batch_invariant=invariant)), step)
 
 
-@pytest.mark.parametrize("kv_dtype", ("float32", "k8v4", "int4"))
+@pytest.mark.parametrize("kv_dtype", (WIDEST_NAME, "k8v4", "int4"))
 def test_near_the_plain_backend(kv_dtype, device):
     model = Model(window=70, kv_dtype=kv_dtype)
     step = Step(model, (*DECODES, *CHUNKS), device=device)
     pair = step.pair()
     ours, plain = step.run(attention(model, device), pair), step.run(PlainAttention(torch.device(device)), pair)
+    bound = 1e-5 if WIDEST is torch.float32 else 4e-3
     for got, wanted in zip(ours, plain, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got, wanted, rtol=bound, atol=bound)
 
 
 def test_what_is_launched_is_what_was_compiled(device):
@@ -117,7 +118,7 @@ def test_what_is_launched_is_what_was_compiled(device):
     launch = attention(model, device).plan(batch).launches[0][0]
     queries = torch.cat(step.queries).to(device)
     given = {
-        "queries": Queries.of(queries, batch.positions),
+        "queries": Queries.of(queries),
         "cache": Cache.of(pair, batch.block_tables[0]),
         "work": launch.work,
         "results": Results.of(queries, launch.num_parts),
@@ -160,7 +161,7 @@ def test_same_bits_alone_and_in_a_batch(model, invariant, device):
         assert bits(Step(model, (sequence,), (seed,), order_seed=seed, device=device).run(backend)) == [together[seed]]
 
 
-@pytest.mark.parametrize(("kv_dtype", "invariant"), (("float32", False), ("float32", True), ("int4", True)))
+@pytest.mark.parametrize(("kv_dtype", "invariant"), ((WIDEST_NAME, False), (WIDEST_NAME, True), ("int4", True)))
 def test_same_bits_however_the_work_is_cut(kv_dtype, invariant, device):
     model = Model(num_kv_heads=1, kv_dtype=kv_dtype)
     step = Step(model, ((700, 1), (513, 1), (600, 1), (530, 40)), device=device)
@@ -173,7 +174,7 @@ def test_same_bits_however_the_work_is_cut(kv_dtype, invariant, device):
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "block_size"), (("float32", 32), ("float32", 64), ("float32", 128), ("k8v4", 128), ("int4", 64))
+    ("kv_dtype", "block_size"), ((WIDEST_NAME, 32), (WIDEST_NAME, 64), (WIDEST_NAME, 128), ("k8v4", 128), ("int4", 64))
 )
 def test_same_bits_in_blocks_of_any_size(kv_dtype, block_size, device):
     model, sequences = Model(num_kv_heads=1, kv_dtype=kv_dtype), ((530, 1), (90, 40))
@@ -185,10 +186,10 @@ def test_same_bits_in_blocks_of_any_size(kv_dtype, block_size, device):
 @pytest.mark.parametrize(
     ("kv_dtype", "invariant", "chunks"),
     (
-        ("float32", False, (110, 33, MOST_SHORT + 1)),
-        ("float32", False, (MOST_SHORT, 5, 1)),
+        (WIDEST_NAME, False, (110, 33, MOST_SHORT + 1)),
+        (WIDEST_NAME, False, (MOST_SHORT, 5, 1)),
         ("int4", False, (9, 1)),
-        ("float32", True, (70, 33, 1)),
+        (WIDEST_NAME, True, (70, 33, 1)),
         ("k8v4", True, (33, 1)),
         ("int4", True, (33, 1)),
     ),
@@ -204,7 +205,7 @@ def test_same_bits_whole_and_in_chunks(kv_dtype, invariant, chunks, device):
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "invariant"), (("float32", False), ("float32", True), ("k8v4", True), ("int4", False))
+    ("kv_dtype", "invariant"), ((WIDEST_NAME, False), (WIDEST_NAME, True), ("k8v4", True), ("int4", False))
 )
 def test_same_bits_with_a_shared_prefix(kv_dtype, invariant, device):
     model, sequences = (
@@ -264,8 +265,7 @@ def test_same_bits_in_a_plan_that_stands(model, invariant, size, steps, device):
         count = batch.shape.num_tokens
         wanted = bits(step.run(backend, pair))
         assert standing.plan(batch)
-        standing.planned.batch.positions[:count].copy_(batch.positions)
-        queries = torch.full((size, model.num_heads, model.head_dim), torch.nan, device=device)
+        queries = torch.full((size, model.num_heads, model.head_dim), torch.nan, dtype=model.dtype, device=device)
         queries[:count] = torch.cat(step.queries)
         found = backend.run(queries, pair, standing.planned, model.rule)
         assert bits(list(found[:count].cpu().split([each for _, each in step.sequences]))) == wanted

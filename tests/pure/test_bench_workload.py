@@ -111,3 +111,12 @@ def test_memory_is_read_from_what_the_system_says(tmp_path: Path) -> None:
     status.write_text("VmHWM:\t 40 kB\n", encoding="utf-8")
     assert process_memory(status) is None
     assert process_memory(tmp_path / "missing") is None
+
+
+def test_a_repeat_has_other_ids_and_is_otherwise_the_same() -> None:
+    requests = WorkloadRequest((300, 999), 4, temperature=0.6), WorkloadRequest((301,), 3, 2)
+    shifted = Workload("", requests).shifted(1, 1000).requests
+    assert [each.prompt_token_ids for each in shifted] == [(627, 676), (628,)]
+    assert [each.sampling.temperature for each in shifted] == [0.6, 1.0]
+    assert [(each.max_tokens, each.n) for each in shifted] == [(4, 1), (3, 2)]
+    assert WorkloadRequest((1,), 1).sampling.temperature == 0.0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.compute.torch import device
 from quire.compute.torch.device import (
     CONTEXT_BYTES,
     OLDEST_DRIVERS,
@@ -160,3 +161,41 @@ def test_fields_that_the_driver_does_not_know_count_for_nothing(tmp_path):
 def test_a_machine_without_a_driver_starts_nothing(tmp_path):
     facts = look({"PATH": str(tmp_path)})
     assert (facts.gpu, facts.silence) == (None, "there is no nvidia-smi, which comes with the driver")
+
+
+def machine_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, cuda: str) -> DeviceFacts:
+    """What is found where a GPU answers torch alone: `cuda` is the text of the module of torch that is asked."""
+    package = folder / "torch"
+    package.mkdir()
+    (package / "version.py").write_text("cuda: str = '13.0'\n")
+    (package / "__init__.py").write_text("from . import cuda\n")
+    (package / "cuda.py").write_text(cuda)
+    (folder / "nvidiactl").touch()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(device, "DEVICE_FILES", (folder / "nvidiactl",))
+    return look({"PATH": str(folder), "PYTHONPATH": str(folder)})
+
+
+def test_torch_is_asked_where_there_is_a_gpu_and_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = """
+from types import SimpleNamespace
+def get_device_properties(index): return SimpleNamespace(name="NVIDIA L4", major=8, minor=9)
+def mem_get_info(index): return 22 << 30, 23 << 30
+"""
+    facts = machine_with_torch(tmp_path, monkeypatch, cuda)
+    assert str(facts) == "NVIDIA L4, capability 8.9, 22.00 GiB of 23.00 GiB free, driver unknown"
+    assert not refusal(replace(facts, triton="3.6.0"))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "why"),
+    [
+        (
+            "def get_device_properties(index): raise RuntimeError('driver too old')",
+            "torch: RuntimeError: driver too old",
+        ),
+        ("import sys; sys.exit(3)", "torch: it says nothing"),
+    ],
+)
+def test_torch_says_why_it_finds_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str, why: str) -> None:
+    assert machine_with_torch(tmp_path, monkeypatch, cuda).silence == why

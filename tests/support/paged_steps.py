@@ -28,6 +28,11 @@ from quire.core.kv_spec import KVCacheSpec
 FORMS: dict[str, tuple[torch.dtype | int, torch.dtype | int]] = STORED_AS | {"k8v4": (torch.int8, 0), "int4": (32, 0)}
 
 
+WIDEST = torch.float16 if torch.cuda.is_available() else torch.float32
+"""What tests compute in: on a GPU, kernels of float32 spill their registers, and no engine uses them."""
+WIDEST_NAME = str(WIDEST).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class Model:
     """What attention knows of a model."""
@@ -36,8 +41,8 @@ class Model:
     group: int = 4
     head_dim: int = 64
     block_size: int = 16
-    dtype: torch.dtype = torch.float32
-    kv_dtype: str = "float32"
+    dtype: torch.dtype = WIDEST
+    kv_dtype: str = WIDEST_NAME
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False

@@ -4,7 +4,8 @@
 
 This neither imports torch nor opens CUDA. A server plans in one process and computes in another: a second CUDA context
 would take half a gigabyte of the memory that is being planned, and importing torch would cost a CPU engine seconds for
-nothing. So the facts are those of the driver, before anything is loaded.
+nothing. So the facts are those of the driver, before anything is loaded. Some containers have a GPU and no nvidia-smi:
+there, another process asks torch. What it says is free lacks the memory of its own context, which is gone with it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -33,6 +35,16 @@ CONTEXT_BYTES: Final = 768 << 20
 
 QUERY: Final = ("name", "driver_version", "compute_cap", "memory.total", "memory.free")
 ANSWERS_WITHIN_S: Final = 30.0
+DEVICE_FILES: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""One of them is there if the machine has a GPU, natively or under Windows."""
+ASK_TORCH: Final = """
+import sys, torch
+for number in range(int(sys.argv[1])):
+    gpu = torch.cuda.get_device_properties(number)
+    free, total = torch.cuda.mem_get_info(number)
+    print(gpu.name, "", f"{gpu.major}.{gpu.minor}", total >> 20, free >> 20, sep=", ")
+"""
+"""A program that prints the fields of QUERY of the first GPUs, without the driver; it fails if that is too old for torch."""
 INSTALL: Final = "pip install 'quire[torch]'"
 
 
@@ -40,8 +52,8 @@ INSTALL: Final = "pip install 'quire[torch]'"
 class DeviceFacts:
     """The facts about this machine's GPU. `gpu` None: no GPU answers, and `silence` says why.
 
-    `torch_cuda` is the version of CUDA that torch was built with; None: built for CPUs. `others`: the other GPUs, if
-    several were asked for; bytes are then those of the fullest.
+    `torch_cuda` is the version of CUDA that torch was built with; None: built for CPUs. `driver` empty: torch found it
+    new enough. `others`: the other GPUs, if several were asked for; bytes are then those of the fullest.
     """
 
     torch: str | None = None
@@ -60,7 +72,7 @@ class DeviceFacts:
         if self.gpu is None:
             return self.silence
         memory = f"{format_bytes(self.free_bytes)} of {format_bytes(self.total_bytes)} free"
-        return f"{self.gpu}, capability {self.dotted_capability}, {memory}, driver {self.driver}"
+        return f"{self.gpu}, capability {self.dotted_capability}, {memory}, driver {self.driver or 'unknown'}"
 
     @property
     def dotted_capability(self) -> str:
@@ -102,7 +114,7 @@ def refusal(facts: DeviceFacts, needs: DeviceNeeds = DeviceNeeds()) -> str:
         return f"torch {facts.torch} is a build without CUDA: install one with it"
     cuda = int(facts.torch_cuda.partition(".")[0])
     oldest = OLDEST_DRIVERS.get(cuda, max(OLDEST_DRIVERS.values()))
-    if _number(facts.driver) < oldest:
+    if facts.driver and _number(facts.driver) < oldest:
         return f"driver {facts.driver} is too old for torch with CUDA {facts.torch_cuda}: it needs {oldest} or newer"
     if facts.capability < OLDEST_CAPABILITY:
         has, needed = facts.dotted_capability, _dotted(OLDEST_CAPABILITY)
@@ -141,19 +153,32 @@ def look(environ: Mapping[str, str], count: int = 1) -> DeviceFacts:
     if names is not None and names[0] in ("", "-1"):
         return _silent(facts, "CUDA_VISIBLE_DEVICES hides them all")
     program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
-    if program is None:
-        return _silent(facts, "there is no nvidia-smi, which comes with the driver")
-    command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
-    if names is not None:
-        command.append(f"--id={','.join(names)}")
+    if program is not None:
+        chosen = [] if names is None else [f"--id={','.join(names)}"]
+        return _told(
+            facts, [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", *chosen], count
+        )
+    if torch_cuda is not None and any(path.exists() for path in DEVICE_FILES):
+        return _told(facts, [sys.executable, "-c", ASK_TORCH, str(count)], count, environ)
+    return _silent(facts, "there is no nvidia-smi, which comes with the driver")
+
+
+def _told(
+    facts: DeviceFacts, command: Sequence[str], count: int, environ: Mapping[str, str] | None = None
+) -> DeviceFacts:
+    """Return the facts with what a program says of the GPUs."""
+    program = "torch" if command[0] == sys.executable else "nvidia-smi"
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False)
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False, env=environ
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return _silent(facts, f"nvidia-smi: {type(error).__name__}")
-    lines = run.stdout.strip().splitlines() or run.stderr.strip().splitlines() or ["it says nothing"]
+        return _silent(facts, f"{program}: {type(error).__name__}")
+    # A traceback of Python ends with what was wrong.
+    lines = run.stdout.strip().splitlines() or run.stderr.strip().splitlines()[-1:] or ["it says nothing"]
     if run.returncode:
-        return _silent(facts, f"nvidia-smi: {lines[0]}")
-    return _together([_read(facts, line) for line in lines[:count]])
+        return _silent(facts, f"{program}: {lines[0]}")
+    return _together([_read(facts, program, line) for line in lines[:count]])
 
 
 def _together(facts: Sequence[DeviceFacts]) -> DeviceFacts:
@@ -169,11 +194,11 @@ def _together(facts: Sequence[DeviceFacts]) -> DeviceFacts:
     )
 
 
-def _read(facts: DeviceFacts, line: str) -> DeviceFacts:
-    """Return the facts with a line of nvidia-smi: the fields of QUERY, sizes in MiB."""
+def _read(facts: DeviceFacts, program: str, line: str) -> DeviceFacts:
+    """Return the facts with the line of a program: the fields of QUERY, sizes in MiB."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != len(QUERY):
-        return _silent(facts, f"nvidia-smi: {line}")
+        return _silent(facts, f"{program}: {line}")
     name, driver, capability, total, free = fields
     major, _, minor = capability.partition(".")
     return replace(

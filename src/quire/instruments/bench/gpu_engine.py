@@ -52,11 +52,15 @@ class Case:
     requests: tuple[OfferedRequest, ...]
     min_share: float
     max_unhidden_share: float | None = None
+    temperature: float = 0.0
 
     @property
     def workload(self) -> Workload:
         """The requests as an engine takes them."""
-        requests = (WorkloadRequest(tuple(each.prompt), each.num_output_tokens) for each in self.requests)
+        requests = (
+            WorkloadRequest(tuple(each.prompt), each.num_output_tokens, temperature=self.temperature)
+            for each in self.requests
+        )
         return Workload(self.name, tuple(requests))
 
 
@@ -64,7 +68,7 @@ def cases() -> tuple[Case, ...]:
     """Return the cases to measure."""
     single = replace(even_requests(1024)[0], num_output_tokens=SINGLE_TOKENS)
     return (
-        Case("nano-vllm", "qwen3-0.6b", tuple(nano_requests()), 58.0, MAX_UNHIDDEN_SHARE),
+        Case("nano-vllm", "qwen3-0.6b", tuple(nano_requests()), 58.0, MAX_UNHIDDEN_SHARE, temperature=0.6),
         Case("single-0.6b", "qwen3-0.6b", (single,), 40.0),
         Case("256x1k-1k", "llama-3.1-8b", tuple(even_requests(1024)), 65.0),
         Case("single-8b", "llama-3.1-8b", (single,), 70.0),

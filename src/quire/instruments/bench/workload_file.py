@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class WorkloadRequest:
     """One line of a workload. `fields` are further fields of the HTTP request, which override the others.
 
     `adapter`: the digest of the adapter that an engine computes it with. `pooling`: it becomes a vector.
+    `temperature`: None: 0 for a single output, 1 for several.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -44,11 +46,12 @@ class WorkloadRequest:
     fields: Mapping[str, Any] = field(default_factory=dict)
     adapter: str = ""
     pooling: Pooling | None = None
+    temperature: float | None = None
 
     @property
     def sampling(self) -> SamplingParams:
         """The sampling parameters of the request."""
-        temperature = 1.0 if self.n > 1 else 0.0
+        temperature = float(self.n > 1) if self.temperature is None else self.temperature
         return SamplingParams(n=self.n, temperature=temperature, max_tokens=self.max_tokens, ignore_eos=True)
 
 
@@ -78,17 +81,11 @@ class Workload:
         most = int(vocab_size * 0.95)
         least = LOWEST_ID if most > 2 * LOWEST_ID else 0
         span = max(most - least, 1)
-        return Workload(
-            self.name,
-            tuple(
-                WorkloadRequest(
-                    tuple(least + (token - least + ID_STEP * repeat) % span for token in request.prompt_token_ids),
-                    request.max_tokens,
-                    request.n,
-                )
-                for request in self.requests
-            ),
-        )
+        shift = ID_STEP * repeat - least
+        prompts = ((token + shift) % span + least for each in self.requests for token in each.prompt_token_ids)
+        moved = (tuple(islice(prompts, len(each.prompt_token_ids))) for each in self.requests)
+        requests = (replace(each, prompt_token_ids=ids) for each, ids in zip(self.requests, moved, strict=True))
+        return Workload(self.name, tuple(requests))
 
 
 def read_workload(path: str | Path, limit: int = 0) -> Workload:

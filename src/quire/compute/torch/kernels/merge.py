@@ -26,6 +26,8 @@ from quire.compute.torch.kernels.variants import KernelVariant
 LOG2_E: Final = tl.constexpr(math.log2(math.e))
 AT_A_TIME: Final = 16
 """Parts to load at a time."""
+MOST_OF_LAUNCH: Final = 65_520
+"""Tasks or merges: a launch holds 65,535 in that dimension, and the next one begins at an aligned address."""
 MERGE_COLUMNS: Final = tl.constexpr(3)
 """The columns of a merge list: token, first part, number of parts."""
 
@@ -116,16 +118,22 @@ def merge(
     no parts does nothing.
     """
     head_dim = results.outputs.shape[2]
-    merge_kernel[results.num_heads, len(merges)](
-        merges,
-        results,
-        sinks,
-        exponent_scale,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=triton.next_power_of_2(head_dim),
-        UNROLL=min(AT_A_TIME, triton.next_power_of_2(most_parts)),
-        num_warps=1,
-    )
+    for piece in in_launches(merges):
+        merge_kernel[results.num_heads, len(piece)](
+            piece,
+            results,
+            sinks,
+            exponent_scale,
+            HEAD_DIM=head_dim,
+            PADDED_DIM=triton.next_power_of_2(head_dim),
+            UNROLL=min(AT_A_TIME, triton.next_power_of_2(most_parts)),
+            num_warps=1,
+        )
+
+
+def in_launches(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return rows of a work list in pieces, as many as the second dimension of a launch holds. Does not mutate."""
+    return rows.split(MOST_OF_LAUNCH) if len(rows) > MOST_OF_LAUNCH else (rows,)
 
 
 def _variant(dtype: str, head_dim: int, unroll: int, *, sinks: bool) -> KernelVariant:
