@@ -37,7 +37,7 @@ class _Load:
 
     @property
     def state(self) -> str:
-        """What is told of it."""
+        """The state of the adapter, as the engine reports it."""
         return (self.failure or READY) if self.ended.is_set() else LOADING
 
 
@@ -78,7 +78,7 @@ class AdapterLoader:
             try:
                 if load.is_wanted:
                     self._shelf.load_adapter(self._read(folder, digest))
-            except Exception as error:  # whatever it is, it is told to those who want the adapter
+            except Exception as error:  # any failure is reported to those who wait for the adapter
                 failure = " ".join(f"{error}".split()) or type(error).__name__
         with self._lock:
             if not load.is_wanted:

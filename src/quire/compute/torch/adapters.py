@@ -35,7 +35,7 @@ SLOT_WAIT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LowRankMatrices:
-    """A and B of a matrix in all slots, one after another; of experts, all in each slot. B A has its scale in A."""
+    """A and B of a matrix, slot by slot; of experts, those of every expert in each slot. B A has its scale in A."""
 
     a: Matrix  # [num_slots × num_experts, rank, in], with scales
     b: Matrix  # [num_slots × num_experts, out, rank]
