@@ -37,7 +37,7 @@ class _Load:
 
     @property
     def state(self) -> str:
-        """The state of the adapter, as the engine reports it."""
+        """Whether it is loading or ready, or why it has failed."""
         return (self.failure or READY) if self.ended.is_set() else LOADING
 
 
@@ -78,7 +78,7 @@ class AdapterLoader:
             try:
                 if load.is_wanted:
                     self._shelf.load_adapter(self._read(folder, digest))
-            except Exception as error:  # any failure is reported to those who wait for the adapter
+            except Exception as error:  # those who want the adapter are told
                 failure = " ".join(f"{error}".split()) or type(error).__name__
         with self._lock:
             if not load.is_wanted:

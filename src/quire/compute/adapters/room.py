@@ -52,7 +52,7 @@ class AdapterRoom:
     def require(self, adapter: Adapter) -> None:
         """Raise `CheckpointError` unless an adapter fits into a slot."""
         found = {each.place.part for each in adapter.matrices}
-        more = "start the engine with more adapter_memory"
+        more = "start the engine with adapter_memory, or with a larger one"
         if found - self.parts:
             names = ", ".join(sorted(part.value for part in found - self.parts))
             raise CheckpointError(str(adapter.folder), f"matrices for {names}", f"none for these here; {more}")
