@@ -113,6 +113,18 @@ def test_the_command_line_computes_with_the_adapter_that_it_names(
     assert answer["choices"][0]["text"].strip() in capsys.readouterr().out
 
 
+def test_the_command_line_makes_vectors_with_the_adapter_that_it_names(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LLM("guide", adapter={"tune": folder}, pooling="mean", kv_memory="8MiB") as llm:
+        plain, tuned = (llm.embed([PROMPT], adapter=adapter, use_tqdm=False)[0].embedding for adapter in (None, "tune"))
+    arguments = ["embed", "guide", "--pooling", "mean", "--prompt", PROMPT, "--kv-memory", "8MiB", "--quiet"]
+    for more, expected in (((), plain), (("--adapter", str(folder)), tuned)):
+        assert main([*arguments, *more]) == 0
+        assert json.loads(capsys.readouterr().out)["embedding"] == expected
+    assert plain != tuned
+
+
 def test_operators_load_and_unload_below_the_root_only(folder: Path, tmp_path: Path, server: RunningServer) -> None:
     root = tmp_path / "root"
     shutil.copytree(folder, root / "one")

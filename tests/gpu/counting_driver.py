@@ -9,6 +9,7 @@ were compiled for either. Its own process, because kernels are not interpreted i
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -25,7 +26,9 @@ LIBRARY = """
 #include "cuda.h"
 #undef cuPointerGetAttribute
 #undef cuCtxGetCurrent
+int num_launches;
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **p, void **e) {
+    num_launches++;
     return c->gridDimX > 0 && c->gridDimY <= 65535 && c->gridDimZ <= 65535 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult cuPointerGetAttribute(void *d, CUpointer_attribute a, CUdeviceptr p) { *(CUdeviceptr *)d = p; return 0; }
@@ -78,10 +81,20 @@ def compiled() -> dict[str, int]:
     return {name: len(kernel.device_caches[0][0]) for name, kernel in kernels.items() if 0 in kernel.device_caches}
 
 
-def engine(folder: Path, max_num_seqs: int = 20, kv_dtype: str = "auto") -> tuple[Any, Any]:
-    """A runner of kernels, and its KV memory."""
+def num_launches() -> int:
+    """How many kernels this process has launched."""
+    return ctypes.c_int.in_dll(ctypes.CDLL("libcuda.so.1"), "num_launches").value
+
+
+def engine(
+    folder: Path, max_num_seqs: int = 20, kv_dtype: str = "auto", *, num_slots: int = 0, recorder: Any = None
+) -> tuple[Any, Any]:
+    """A runner of kernels, and its KV memory; with so many slots for adapters."""
+    from quire.compute.adapters.places import ADAPTED
+    from quire.compute.adapters.room import AdapterRoom
     from quire.compute.models import read_model
     from quire.compute.models.source import ModelFolder
+    from quire.compute.torch.adapters import AdapterSlots
     from quire.compute.torch.attention.triton import TritonAttention
     from quire.compute.torch.cache import TorchCache
     from quire.compute.torch.decoder import Engines, TorchDecoder
@@ -110,8 +123,11 @@ def engine(folder: Path, max_num_seqs: int = 20, kv_dtype: str = "auto") -> tupl
         spec, weights, Engines(attention, FusedOperations(attention), product, FusedExperts(batch_invariant=False))
     )
     rehearsals = largest_steps(kv_spec, settings, context_length=20_000)
-    graphs = StepGraphs(decoder, AgainRecorder(), settings.max_num_seqs)
-    return TorchRunner(decoder, TorchSampler(spec.vocab_size), device, graphs=graphs, rehearsals=rehearsals), cache
+    graphs = StepGraphs(decoder, recorder or AgainRecorder(), settings.max_num_seqs)
+    room = AdapterRoom.of(spec, 16, ADAPTED, 2, count=num_slots)
+    slots = AdapterSlots(spec, room, decoder.dtype, device) if num_slots else None
+    sampler = TorchSampler(spec.vocab_size)
+    return TorchRunner(decoder, sampler, device, graphs=graphs, rehearsals=rehearsals, slots=slots), cache
 
 
 def steps(num_groups: int) -> Iterator[Any]:

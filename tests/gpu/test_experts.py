@@ -163,8 +163,8 @@ def slots_of(device: str) -> Mapping[Part, LowRankMatrices]:
     found = {}
     for seed, (part, (outputs, inputs)) in enumerate(sizes.items()):
         a, b = random(12, 16, inputs), random(12, outputs, 16).roll(seed)
-        scales = torch.arange(1, 13, dtype=torch.float32) / 48
-        found[part] = LowRankMatrices(Matrix(a.to(device)), Matrix(b.to(device)), scales.to(device))
+        scales = (torch.arange(1, 13, dtype=torch.float32) / 48)[:, None].expand(12, 16).contiguous()
+        found[part] = LowRankMatrices(Matrix(a.to(device), scales=scales.to(device)), Matrix(b.to(device)))
     return found
 
 
@@ -197,7 +197,7 @@ def sparse(
     if merged is not None:
         mine = slice(6 * merged, 6 * merged + 6)
         gate_change, up_change, down_change = (
-            each.scales[mine, None, None] * (each.b.weight[mine] @ each.a.weight[mine])
+            each.b.weight[mine] @ (each.a.scales[mine, :, None] * each.a.weight[mine])  # type: ignore[index]
             for each in slots_of(str(rows.device)).values()
         )
         up = Matrix(up.weight + torch.cat([gate_change, up_change], dim=1))

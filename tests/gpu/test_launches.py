@@ -13,8 +13,9 @@ from tests.gpu.counting_driver import run_alone
 
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
+from support.adapters import adapter_tensors, write_adapter
 from support.spec_models import write_spec_model
-from support.tiny_checkpoint import tiny_qwen3_config
+from support.tiny_checkpoint import tiny_qwen3_config, write_tiny_qwen3
 
 KINDS: dict[str, dict[str, object]] = {
     "windows": {"use_sliding_window": True, "sliding_window": 1200, "max_window_layers": 1},
@@ -82,3 +83,31 @@ def test_what_launching_costs_is_measured_for_every_case() -> None:
     found = host_time.section(repeat=2)
     assert [row[0] for row in found.rows] == list(host_time.CASES)
     assert all(len(seconds) == 2 for _, _, *both in found.samples["steps"] for seconds in both)  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_a_recorded_step_launches_as_much_with_adapters_as_without(kind: str, tmp_path: Path) -> None:
+    """Those were loaded after the recording. Kernel by kernel, their number does not matter either."""
+    model, scratch = tmp_path / "model", tmp_path / "driver"
+    model.mkdir()
+    scratch.mkdir()
+    if kind == "dense":
+        write_tiny_qwen3(model)
+    else:
+        config = tiny_qwen3_config() | KINDS["experts"]
+        (model / "config.json").write_text(json.dumps(config))
+        write_spec_model(model, read_model(ModelFolder(model)).spec)
+    spec = read_model(ModelFolder(model)).spec
+    for seed in range(8):
+        write_adapter(model / f"a{seed}", adapter_tensors(spec, seed=seed))
+    found, num_compiled = run_alone(scratch, "tests.gpu.adapter_launches", str(model))
+    assert num_compiled == 0, "while requests are served"
+    assert found["launched, one adapter"] == found["launched, all adapters"]
+    assert sum(found["launched, one adapter"]) > 2 * sum(found["launched, no adapter"])
+    assert found["recorded, one adapter"] == found["recorded, all adapters"]
+    kernels, operations = found["recorded, no adapter"]
+    assert found["recorded, one adapter"][0] == kernels
+    # Upload of the slots of rows, and their copy to where the recording reads them.
+    assert operations < found["recorded, one adapter"][1] <= operations + 4

@@ -15,7 +15,9 @@ from quire.compute.adapters.folder import read_adapter
 from quire.compute.adapters.places import ADAPTED
 from quire.compute.adapters.room import AdapterRoom
 from quire.compute.models import read_model
+from quire.compute.models.base import Part
 from quire.compute.models.source import ModelFolder
+from quire.core.errors import CheckpointError, InvalidRequestError
 from support.adapters import adapter_tensors, merged, write_adapter
 from support.reference_runs import ReferenceRun
 from support.spec_models import SPECS, WITHOUT_LATENTS, write_spec_model
@@ -90,6 +92,35 @@ def test_requests_with_adapters_and_without_are_computed_together(tmp_path: Path
         ]
         found = [list(stream)[-1].outputs[0].token_ids for stream in streams]
         assert found == [tuned[0], plain[1], tuned[2], plain[3]]
+
+
+def test_adapters_that_are_loaded_while_the_engine_runs_take_turns_in_its_slots(tmp_path: Path, device: str) -> None:
+    base = write_tiny_qwen3(tmp_path / "base")
+    spec = read_model(ModelFolder(base)).spec
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "use_tqdm": False, "ignore_eos": True}
+    folders = {
+        f"a{seed}": write_adapter(tmp_path / f"a{seed}", adapter_tensors(spec, seed=seed), {"lora_alpha": 32})
+        for seed in range(3)
+    }
+    expected = {}
+    for name, folder in folders.items():
+        with opened(base, backend="torch", device=device, adapter={"tune": folder}) as llm:
+            expected[name] = [[*each.outputs[0].token_ids] for each in llm.generate(PROMPTS, adapter="tune", **options)]
+    memory = 2 * AdapterRoom.of(spec, 16, ADAPTED, 4).slot_bytes
+    settings = {"max_adapter_rank": 16, "adapter_memory": memory}
+    with opened(base, backend="torch", device=device, **settings) as llm:
+        for name, folder in folders.items():
+            llm.load_adapter(name, folder)
+        for name in ("a0", "a1", "a2", "a0", "a2"):
+            found = [[*each.outputs[0].token_ids] for each in llm.generate(PROMPTS, adapter=name, **options)]
+            assert found == expected[name]
+        llm.unload_adapter("a1")
+        with pytest.raises(InvalidRequestError):
+            llm.generate(PROMPTS, adapter="a1", **options)
+    few = {"tune": write_adapter(tmp_path / "few", adapter_tensors(spec, parts={Part.QUERY}))}
+    refused = pytest.raises(CheckpointError, match="adapter_memory")
+    with opened(base, backend="torch", device=device, adapter=few) as llm, refused:
+        llm.load_adapter("a0", folders["a0"])
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from quire.cli.engine_options import add_engine_options, engine_config
-from quire.cli.session import load, remark, stderr_terminal
+from quire.cli.session import chosen_adapter, load, remark, stderr_terminal
 from quire.cli.terminal import add_color_option
 from quire.core.errors import ExecutionError, InvalidRequestError
 
@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     with load(config, None if arguments.quiet else terminal) as llm:
         if not arguments.quiet:
             remark(str(llm.report), terminal)
-        outputs = llm.embed(texts, dimensions=arguments.dimensions, use_tqdm=not arguments.quiet)
+        dimensions, adapter = arguments.dimensions, chosen_adapter(llm)
+        outputs = llm.embed(texts, dimensions=dimensions, adapter=adapter, use_tqdm=not arguments.quiet)
     failed = next((output.error for output in outputs if output.error), "")
     if failed:
         raise ExecutionError(failed)

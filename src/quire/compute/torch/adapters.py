@@ -35,11 +35,10 @@ SLOT_WAIT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LowRankMatrices:
-    """A and B of a matrix in every slot, one after another, and the scale of each B A; of experts, all in each slot."""
+    """A and B of a matrix, slot by slot; of experts, those of every expert in each slot. B A has its scale in A."""
 
-    a: Matrix  # [num_slots × num_experts, rank, in]
+    a: Matrix  # [num_slots × num_experts, rank, in], with scales
     b: Matrix  # [num_slots × num_experts, out, rank]
-    scales: torch.Tensor  # float32 [num_slots × num_experts]
 
 
 Layers = Sequence[Mapping[Part, LowRankMatrices]]
@@ -72,11 +71,11 @@ class AdapterSlots:
         for (layer, part), (num_experts, outputs, inputs) in counts.items():
             count = room.count * num_experts
             a, b = (
-                Matrix(torch.zeros((count, *shape), dtype=dtype, device=device))
+                torch.zeros((count, *shape), dtype=dtype, device=device)
                 for shape in ((room.rank, inputs), (outputs, room.rank))
             )
-            scales = torch.zeros(count, dtype=torch.float32, device=device)
-            self.layers[layer][part] = LowRankMatrices(a, b, scales)
+            scales = torch.zeros((count, room.rank), dtype=torch.float32, device=device)
+            self.layers[layer][part] = LowRankMatrices(Matrix(a, scales=scales), Matrix(b))
 
     @property
     def num_bytes(self) -> int:
@@ -100,16 +99,23 @@ class AdapterSlots:
             if not self._changed.wait_for(lambda: self._free, SLOT_WAIT_S):
                 raise ExecutionError("the adapters of requests under way take all slots; try again when one has ended")
             slot = self._free.pop(0)
-        self._fill(slot, matrices)
+        try:
+            self._fill(slot, matrices)
+        except BaseException:
+            self._give_back(slot)
+            raise
         self._slots[adapter.digest] = slot
 
     def drop(self, digest: str) -> None:
         """Free the slot of an adapter. Mutates."""
+        slot = self._slots.pop(digest, None)
+        if slot is not None:
+            self._give_back(slot)
+
+    def _give_back(self, slot: int) -> None:
         with self._changed:
-            slot = self._slots.pop(digest, None)
-            if slot is not None:
-                self._free.append(slot)
-                self._changed.notify_all()
+            self._free.append(slot)
+            self._changed.notify_all()
 
     def step(self, inputs: StepInputs) -> AdaptedStep | None:
         """Return the slots of the rows of a step; None: no row has an adapter. Does not mutate."""
@@ -128,15 +134,19 @@ class AdapterSlots:
         """Copy an adapter into a slot; what it does not have is zero there. No row of a step has the slot. Mutates."""
         for parts in self.layers:
             for each in parts.values():
-                count = len(each.scales) // self._room.count
-                for numbers in (each.a.weight, each.b.weight, each.scales):
-                    numbers[slot * count : (slot + 1) * count].zero_()
+                for numbers in (each.a.weight, each.b.weight):
+                    numbers[self._indices(slot, each)].zero_()
         for low_rank in matrices:
             place = self.layers[low_rank.layer][low_rank.part]
-            index = slot * (len(place.scales) // self._room.count) + low_rank.expert
+            index = self._indices(slot, place).start + low_rank.expert
             place.a.weight[index, : len(low_rank.a)] = torch.from_numpy(low_rank.a)
             place.b.weight[index, :, : len(low_rank.a)] = torch.from_numpy(low_rank.b)
-            place.scales[index] = low_rank.scale
+            assert place.a.scales is not None
+            place.a.scales[index] = low_rank.scale
+
+    def _indices(self, slot: int, matrices: LowRankMatrices) -> slice:
+        count = len(matrices.a.weight) // self._room.count
+        return slice(slot * count, (slot + 1) * count)
 
 
 def part_sizes(spec: DecoderSpec) -> dict[Part, int]:
@@ -165,7 +175,6 @@ class _Pairs:
     """Which matrices rows, or pairs of rows and experts, are multiplied by, and which of them have an adapter."""
 
     routing: Any
-    ids: torch.Tensor  # int64 [num_pairs]
     mask: torch.Tensor  # bool [num_pairs, 1]
 
 
@@ -182,7 +191,7 @@ class LowRankSums:
         ids = slots if routing is None else slots * num_experts + self.products.ids(routing)
         ids = ids.to(torch.int32).contiguous()
         mask = (step.slot_ids >= 0)[:, None].expand(ids.shape).reshape(-1, 1)
-        return _Pairs(self.products.known(ids, step.num_slots * num_experts), ids.flatten().long(), mask)
+        return _Pairs(self.products.known(ids, step.num_slots * num_experts), mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +227,7 @@ class Add:
             low_rank, end = self.step.layers[self.layer].get(part), first + self.sums.sizes[part]
             if low_rank is not None:
                 reduced = products.product(rows, low_rank.a, self.rows.routing)
-                scaled = (reduced.to(torch.float32) * low_rank.scales[self.rows.ids, None]).to(rows.dtype)
-                added = products.product(scaled, low_rank.b, self.rows.routing)
+                added = products.product(reduced, low_rank.b, self.rows.routing)
                 mine = output[:, first:end]
                 mine.copy_(torch.where(self.rows.mask, mine + added, mine))
             first = end

@@ -44,7 +44,7 @@ for number in range(int(sys.argv[1])):
     free, total = torch.cuda.mem_get_info(number)
     print(gpu.name, "", f"{gpu.major}.{gpu.minor}", total >> 20, free >> 20, sep=", ")
 """
-"""A program that prints the fields of QUERY of the first GPUs, without the driver; it fails if that is too old for torch."""
+"""A program that prints the fields of QUERY of the first GPUs; it fails if the driver is too old for torch."""
 INSTALL: Final = "pip install 'quire[torch]'"
 
 

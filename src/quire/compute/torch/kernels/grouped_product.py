@@ -128,15 +128,16 @@ def grouped_product(rows: torch.Tensor, experts: Matrix, groups: Groups, shape: 
 
 
 def _variant(
-    shape: ProductShape, dtype: str, stored: str, capabilities: tuple[int, ...], *, biased: bool = False
+    shape: ProductShape, dtype: str, stored: str, capabilities: tuple[int, ...], *, extra: str = ""
 ) -> KernelVariant:
     arguments: dict[str, str | tuple[str, ...]] = {"rows": f"*{dtype}:16", "weights": f"*{stored}:16"}
     arguments |= {"results": f"*{dtype}:16", "groups": Groups._make(["*i32:16"] * 2)}
-    is_int8, depth = stored == "i8", shape.depth_bytes // (4 if dtype == "fp32" else 2)
-    optional = {"scales": "*fp32:16"} if is_int8 else {"biases": f"*{dtype}:16"} if biased else {}
+    depth = shape.depth_bytes // (4 if dtype == "fp32" else 2)
+    optional = {} if not extra else {extra: "*fp32:16" if extra == "scales" else f"*{dtype}:16"}
     from_shared = shape.rows >= WARP_GROUP_ROWS and capabilities[0] >= 90 and dtype != "fp32"
     return KernelVariant(
-        f"{shape.rows} rows, {dtype}{' by int8' * is_int8}{' + bias' * biased}{' sm_80' * (capabilities[0] == 80)}",
+        f"{shape.rows} rows, {dtype} by {stored.replace('i8', 'int8')} {extra}".rstrip()
+        + " sm_80" * (capabilities[0] == 80),
         product_kernel,
         arguments=arguments | optional | {"out_size": "i32:16", "in_size": "i32:16"},
         constants={"CHOICES": 8, "ROWS": shape.rows, "OUTS": shape.outs, "DEPTH": depth}
@@ -150,13 +151,14 @@ def _variant(
 
 
 VARIANTS: Final = tuple(
-    _variant(shape, dtype, stored, capabilities, biased=biased)
+    _variant(shape, dtype, stored, capabilities, extra=extra)
     for shape in (FEW, MANY)
-    for dtype, stored, biased in (
-        ("bf16", "bf16", False),
-        ("bf16", "bf16", True),
-        ("bf16", "i8", False),
-        ("fp32", "fp32", False),
+    for dtype, stored, extra in (
+        ("bf16", "bf16", ""),
+        ("bf16", "bf16", "biases"),
+        ("bf16", "bf16", "scales"),  # A of adapters
+        ("bf16", "i8", "scales"),
+        ("fp32", "fp32", ""),
     )
     for capabilities in ((80,), (90, 100))
 )
