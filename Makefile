@@ -35,7 +35,10 @@ TO_RUN := $(or $(wildcard $(VENV)/.installed-dev),$(VENV)/.installed)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
+# Checks only read, and may run side by side. All else writes, some of it to the same environment.
+ifneq ($(filter-out check-%,$(or $(MAKECMDGOALS),help)),)
 .NOTPARALLEL:
+endif
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 # Tests start many processes: what Python has compiled is kept for the next one.
@@ -43,7 +46,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs help demo test test-long test-sanitized test-gpu test-transformers test-clients test-cluster test-page check bench paper \
 	smollm2 mutants clean
-.PHONY: test-native test-torch-yes test-torch-no test-long-gpu-yes test-long-gpu-no check-format check-lint check-types check-imports check-native check-size
+.PHONY: test-native torch-yes torch-no test-torch-yes test-torch-no test-long-gpu-yes test-long-gpu-no check-format check-lint check-types check-imports check-native check-size
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -51,7 +54,9 @@ help:  ## Show this list
 demo: $(TO_RUN)  ## Run the demonstration
 	@$(BIN)/quire demo
 
-test: check test-native $(SMOLLM2)  ## Check, then run every test but the long ones
+# What takes longest to install is installed beside what is compiled and checked.
+test:  ## Check, then run every test but the long ones
+	@$(MAKE) torch-$(GPU_TESTS) & torch=$$!; $(MAKE) check test-native $(SMOLLM2); checked=$$?; wait $$torch && exit $$checked
 	@rm -rf $(REPORTS)
 	@$(PYTEST) --junitxml=$(REPORTS)/suite.xml $(PYTEST_ARGS)
 	@$(MAKE) test-torch-$(GPU_TESTS) PYTEST_ARGS=
@@ -101,7 +106,8 @@ test-page: $(VENV)/.installed-dev  ## Run the tests of our pages in Chromium, an
 		tests/e2e/test_simulation_page.py $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev  ## Check format, style, types, imports and size
-	@$(MAKE) --keep-going check-format check-lint check-types check-imports check-native check-size
+	@$(MAKE) --jobs=$(WORKERS) --output-sync --keep-going \
+		check-types check-imports check-format check-lint check-native check-size
 
 bench: $(TO_RUN)  ## Measure the control plane
 	@$(BIN)/quire bench control
@@ -118,6 +124,10 @@ mutants: $(VENV)/.installed-dev  ## Put faults into memory/ and scheduler/, and 
 clean:  ## Remove everything that make has made
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests scripts -name __pycache__ -prune -exec rm -rf {} +
+
+torch-yes: $(GPU)/.installed
+
+torch-no:
 
 test-torch-yes: test-transformers test-gpu
 
@@ -177,7 +187,7 @@ $(VENV)/.installed: $(BUILD_FILES) | $(VENV)/.created
 $(VENV)/.installed-dev: $(BUILD_FILES) $(NATIVE_FILES) | $(VENV)/.created
 	@echo "== building and installing quire, with the tools for tests and checks"
 	@$(INSTALL) --upgrade "pip>=25.1"
-	@$(INSTALL) --group dev
+	@$(INSTALL) --no-compile --group dev
 	@$(INSTALL) --no-build-isolation $(STRICT) --editable .
 	@touch $@
 

@@ -6,9 +6,11 @@ repeat what fails.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -24,6 +26,17 @@ sys.dont_write_bytecode = False
 settings.register_profile("short", deadline=None, print_blob=True, derandomize=True, max_examples=40)
 settings.register_profile("long", deadline=None, print_blob=True, max_examples=2000)
 settings.load_profile("long" if os.environ.get("QUIRE_TEST_LONG") == "1" else "short")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among tens of thousands of tests: not while they are found, and not while they run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

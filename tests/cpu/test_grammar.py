@@ -464,7 +464,7 @@ def test_nothing_is_loaded_before_the_first_grammar() -> None:
         "with LLM('guide', kv_memory='4MiB') as llm: llm.generate('a', SamplingParams(max_tokens=2), use_tqdm=False)\n"
         "assert 'llguidance' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=300).returncode == 0
 
 
 def test_a_server_leaves_grammars_to_its_engine() -> None:
@@ -483,7 +483,7 @@ async def ask():
 assert asyncio.run(ask()) in ("yes", "no")
 assert "llguidance" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=300).returncode == 0
 
 
 def test_a_vocabulary_is_read_only_when_it_is_needed() -> None:

@@ -19,7 +19,7 @@ from quire.compute.worker.cache_engine import POISON
 from quire.core.errors import InvalidConfigError
 from quire.core.step import NO_BLOCK, BlockCopy, BlockMove
 from support.native_runs import FLOAT32, NativeRun
-from support.reference_runs import ReferenceRun
+from support.reference_runs import Logits, ReferenceRun
 from support.spec_models import SPECS, WITHOUT_LATENTS, write_spec_model
 from support.step_plans import Work
 from support.tiny_checkpoint import write_tiny_qwen3
@@ -73,9 +73,20 @@ class Models:
                 write_tiny_qwen3(folder / name, settings=WINDOWS if name == "windows" else {})
         self._folder = folder
         self._bits: dict[tuple[str, NativeSettings], bytes] = {}
+        self._logits: dict[tuple[str, str, str], Logits] = {}
 
-    def reference(self, model: str, *, weights: str = "auto", kv_dtype: str = "float32") -> ReferenceRun:
-        return ReferenceRun(self._folder / model, spec=SPECS.get(model), weights=weights, kv_dtype=kv_dtype)
+    def reference(self, model: str, *, weights: str = "auto", kv_dtype: str = "float32") -> Logits:
+        """The logits of the reference, once for all machines."""
+        key = model, weights, kv_dtype
+        if key not in self._logits:
+            run = ReferenceRun(self._folder / model, spec=SPECS.get(model), weights=weights, kv_dtype=kv_dtype)
+            self._logits[key] = self.logits(run)
+        return self._logits[key]
+
+    @staticmethod
+    def logits(run: ReferenceRun | NativeRun) -> Logits:
+        run.prefill(0, TOKENS, chunks=[30, 41])
+        return np.stack([run.logits[0, position] for position in range(LENGTH)])
 
     def run(self, model: str, settings: NativeSettings, **options: object) -> NativeRun:
         spec = SPECS.get(model)
@@ -104,12 +115,8 @@ def shuffled(count: int) -> list[int]:
 @pytest.mark.parametrize("instruction_set", _native.kernel_names())
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_are_those_of_the_reference(model: str, instruction_set: str, models: Models) -> None:
-    reference = models.reference(model)
-    reference.prefill(0, TOKENS)
-    run = models.run(model, replace(FLOAT32, instruction_set=instruction_set))
-    run.prefill(0, TOKENS, chunks=[30, 41])
-    theirs = np.stack([reference.logits[0, position] for position in range(LENGTH)])
-    ours = np.stack([run.logits[0, position] for position in range(LENGTH)])
+    theirs = models.reference(model)
+    ours = models.logits(models.run(model, replace(FLOAT32, instruction_set=instruction_set)))
     assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max())
 
 
@@ -119,13 +126,8 @@ def test_logits_are_those_of_the_reference(model: str, instruction_set: str, mod
 def test_logits_of_codes_are_those_of_the_reference(
     model: str, instruction_set: str, weights: str, models: Models
 ) -> None:
-    exact, reference = models.reference(model), models.reference(model, weights=weights)
-    run = models.run(model, replace(FLOAT32, weights=weights, instruction_set=instruction_set))
-    for each in (exact, reference, run):
-        each.prefill(0, TOKENS, chunks=[30, 41])
-    right, theirs, ours = (
-        np.stack([each.logits[0, position] for position in range(LENGTH)]) for each in (exact, reference, run)
-    )
+    right, theirs = models.reference(model), models.reference(model, weights=weights)
+    ours = models.logits(models.run(model, replace(FLOAT32, weights=weights, instruction_set=instruction_set)))
     # A last bit that differs may tip the rounding of an input over, which a few logits show; most agree as floats do.
     differences = np.abs(ours - theirs) / max(1.0, np.abs(theirs).max())
     if model in ("experts", "latent") and weights == "int4":  # there it sends some tokens to other experts
@@ -143,13 +145,8 @@ def test_logits_of_codes_are_those_of_the_reference(
 def test_logits_with_narrow_kv_are_those_of_the_reference(
     model: str, kv_dtype: str, most: float, instruction_set: str, models: Models
 ) -> None:
-    exact, reference = models.reference(model), models.reference(model, kv_dtype=kv_dtype)
-    run = models.run(model, replace(FLOAT32, kv_dtype=kv_dtype, instruction_set=instruction_set))
-    for each in (exact, reference, run):
-        each.prefill(0, TOKENS, chunks=[30, 41])
-    right, theirs, ours = (
-        np.stack([each.logits[0, position] for position in range(LENGTH)]) for each in (exact, reference, run)
-    )
+    right, theirs = models.reference(model), models.reference(model, kv_dtype=kv_dtype)
+    ours = models.logits(models.run(model, replace(FLOAT32, kv_dtype=kv_dtype, instruction_set=instruction_set)))
     # Queries and weights are rounded to 1 / 16383, and a last bit may tip the rounding of a key over: both are little
     # compared with what rounding keys and values does, and that is little, too.
     assert np.std(ours - theirs) <= 0.2 * np.std(theirs - right)

@@ -80,22 +80,29 @@ def test_kv_memory_is_taken_at_the_start_while_idle_or_as_it_is_used(
         assert expected - 4 <= taken <= expected + 12
 
 
+@pytest.fixture(scope="module")
+def larger(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a larger model, whose weights are stored in one way or another."""
+    settings = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 24}
+    folder = tmp_path_factory.mktemp(request.param)
+    return write_tiny_qwen3(folder, settings=settings, dtype=request.param, num_shards=2)
+
+
 @pytest.mark.parametrize(
-    ("stored", "dtype", "weights"),
+    ("larger", "dtype", "weights"),
     [
         ("BF16", "bfloat16", "auto"),
+        ("BF16", "bfloat16", "int8"),
         ("F32", "bfloat16", "auto"),
         ("F32", "float32", "auto"),
-        ("BF16", "bfloat16", "int8"),
-        ("F16", "bfloat16", "int8"),
         ("F32", "float32", "int8"),
+        ("F16", "bfloat16", "int8"),
     ],
+    indirect=["larger"],
 )
-def test_what_was_packed_is_let_go(stored: str, dtype: str, weights: str, tmp_path: Path) -> None:
-    settings = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 24}
-    write_tiny_qwen3(tmp_path, settings=settings, dtype=stored, num_shards=2)
+def test_what_was_packed_is_let_go(larger: Path, dtype: str, weights: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, tmp_path, dtype, weights], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", LOAD, larger, dtype, weights], capture_output=True, text=True, check=True, timeout=300
     )
     planned, packed, peak, held = map(int, done.stdout.split())
     assert planned > (38 if weights == "int8" else 75) << 20

@@ -6,7 +6,9 @@ import os
 import random
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -35,10 +37,12 @@ def make_run(folder: Path, model: str, **options: object) -> ReferenceRun:
     return ReferenceRun(folder, **options)  # type: ignore[arg-type]
 
 
-def whole(folder: Path, model: str) -> bytes:
+@cache
+def whole(model: str) -> bytes:
     """Return the logits of all positions, computed alone and in one step."""
-    run = make_run(folder, model)
-    run.prefill(0, TOKENS)
+    with TemporaryDirectory() as folder:
+        run = make_run(Path(folder), model)
+        run.prefill(0, TOKENS)
     return run.bits(0, LENGTH)
 
 
@@ -111,12 +115,12 @@ def assert_close(run: ReferenceRun, oracle: DenseOracle) -> None:
 def test_whole_and_in_chunks_give_the_same_bits(model: str, size: int, tmp_path: Path) -> None:
     run = make_run(tmp_path, model)
     run.prefill(0, TOKENS, chunks=[size] * ((LENGTH - 1) // size))
-    assert run.bits(0, LENGTH) == whole(tmp_path, model)
+    assert run.bits(0, LENGTH) == whole(model)
 
 
 @pytest.mark.parametrize("model", ["full", "windows"])
 def test_whole_and_cut_anywhere_give_the_same_bits(model: str, tmp_path: Path) -> None:
-    expected = whole(tmp_path, model)
+    expected = whole(model)
     run = make_run(tmp_path, model, num_blocks=5000)
     for row, cut in enumerate(range(1, LENGTH)):
         run.prefill(row, TOKENS, chunks=[cut])
@@ -130,7 +134,7 @@ def test_block_sizes_and_block_ids_leave_the_bits_alone(model: str, block_size: 
     blocks = shuffled(1024)
     run = make_run(tmp_path, model, block_size=block_size, blocks=blocks, num_blocks=1024)
     run.prefill(0, TOKENS, chunks=[50, 50])
-    assert run.bits(0, LENGTH) == whole(tmp_path, model)
+    assert run.bits(0, LENGTH) == whole(model)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -145,7 +149,7 @@ def test_alone_and_in_a_batch_give_the_same_bits(model: str, tmp_path: Path) -> 
         run.step(*(Work(row, done[row], count) for row, count in counts.items() if count))
         done = {row: done[row] + counts[row] for row in lengths}
     assert done == lengths
-    expected = whole(tmp_path, model)
+    expected = whole(model)
     for row, length in lengths.items():
         assert run.bits(row, length) == expected[: len(expected) // LENGTH * length]
 
@@ -162,7 +166,7 @@ def test_blocks_behind_a_window_are_not_read(tmp_path: Path) -> None:
                 run.driver.set_block(0, group, index, NO_BLOCK)
         run.step(Work(0, start, count))
         start += count
-    assert run.bits(0, LENGTH) == whole(tmp_path, "windows")
+    assert run.bits(0, LENGTH) == whole("windows")
 
 
 def test_slots_that_were_never_written_stay_poisoned_and_unread(tmp_path: Path) -> None:
@@ -188,4 +192,4 @@ def test_greedy_text_by_decoding_is_that_of_whole_passes(tmp_path: Path) -> None
 def test_thousands_of_tokens_take_seconds(tmp_path: Path) -> None:
     run = make_run(tmp_path, "full", num_blocks=300)
     run.prefill(0, TOKENS * 26, chunks=[2048])  # 3,900 tokens; the suite's time limit is the check
-    assert run.bits(0, LENGTH) == whole(tmp_path, "full")
+    assert run.bits(0, LENGTH) == whole("full")

@@ -11,6 +11,7 @@ import doctest
 import re
 import tomllib
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,12 @@ IDENTIFIER = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(\(\))?$")
 ALSO_KNOWN = {"make", "pickle", "python -O", "quire", "raise", "assert", "long", "-march=native"}
 
 
+@cache
 def documents() -> list[Path]:
-    """Every markdown file of the repository."""
-    found = (path for path in ROOT.rglob("*.md") if not hidden(path.relative_to(ROOT)))
-    return sorted(found)
+    """Every markdown file of the repository. Environments, at its top, are not searched: they have 100,000 files."""
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and not hidden(path.relative_to(ROOT))]
+    found = chain(ROOT.glob("*.md"), *(folder.rglob("*.md") for folder in folders))
+    return sorted(path for path in found if not hidden(path.relative_to(ROOT)))
 
 
 def hidden(path: Path) -> bool:
@@ -242,9 +245,16 @@ def python_fences(text: str) -> list[str]:
     return [fence[4] for fence in FENCE.finditer(text) if fence[3].strip() in EXAMPLE_LANGUAGES]
 
 
+@cache
+def pytest_options() -> dict[str, list[str]]:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    options: dict[str, list[str]] = tools["pytest"]["ini_options"]
+    return options
+
+
 def is_run(path: Path) -> bool:
     """Whether pytest, called without arguments, takes the examples of this file."""
-    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    options = pytest_options()
     globs = [option.partition("=")[2] for option in options["addopts"] if option.startswith("--doctest-glob=")]
     searched = [(ROOT / place).resolve() for place in options["testpaths"]]
     inside = any(place == path or place in path.parents for place in searched)

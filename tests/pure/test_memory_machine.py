@@ -1013,10 +1013,9 @@ def run_machine(setting: Setting, *, num_examples: int, num_steps: int, first_se
 
 def covering_settings() -> list[Setting]:
     """A few settings in which every pair of values of two axes occurs; the same ones every time."""
-    names = list(AXES)
     missing = {
-        frozenset({(first, a), (second, b)})
-        for first, second in itertools.combinations(names, 2)
+        ((first, a), (second, b))
+        for first, second in itertools.combinations(AXES, 2)
         for a in AXES[first]
         for b in AXES[second]
     }
@@ -1029,8 +1028,8 @@ def covering_settings() -> list[Setting]:
 
 
 @functools.cache
-def pairs_of(setting: Setting) -> set[frozenset[tuple[str, Any]]]:
-    return {frozenset(pair) for pair in itertools.combinations(vars(setting).items(), 2)}
+def pairs_of(setting: Setting) -> set[tuple[tuple[str, Any], ...]]:
+    return set(itertools.combinations(vars(setting).items(), 2))
 
 
 @pytest.mark.parametrize("setting", covering_settings(), ids=str)

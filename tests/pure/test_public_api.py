@@ -74,9 +74,10 @@ def test_star_import_gives_the_public_names() -> None:
 def test_importing_brings_in_no_arrays_and_no_compiled_core(code: str) -> None:
     heavy = "{'numpy', 'torch', 'quire._native'}"
     program = f"{code}\nimport sys\nloaded = {heavy} & set(sys.modules)\nassert not loaded, loaded"
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], check=False, stdout=subprocess.DEVNULL, timeout=300)
+    assert done.returncode == 0
 
 
 def test_import_quire_loads_nothing_of_quire() -> None:
     program = "import sys, quire\nassert [name for name in sys.modules if name.startswith('quire.')] == []"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=300).returncode == 0

@@ -107,7 +107,8 @@ def make_rules(count: int, **settings: Any) -> TokenRules:
     """Return rules that all draws have in common; `biased` and `seen` map tokens to biases and counts."""
 
     def lists(name: str) -> TokenLists:
-        return TokenLists.of([np.array(sorted(settings.get(name, ())), np.int64)] * count)
+        ids = np.array(sorted(settings.get(name, ())), np.int64)
+        return TokenLists(np.arange(count + 1) * len(ids), np.tile(ids, count))
 
     def values(name: str, dtype: Any) -> NDArray[Any]:
         return np.tile(np.array([value for _, value in sorted(settings.get(name, {}).items())], dtype), count)
