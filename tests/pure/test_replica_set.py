@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from array import array
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -503,8 +505,11 @@ def test_commands_for_all_go_to_all_and_closing_ends_everything() -> None:
     run(test)
 
 
-def test_an_engine_is_added_while_requests_would_wait_and_ended_when_none_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_added_while_requests_would_wait_and_ended_when_none_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(replica_set_module, "BEAT_S", 0.0)
+    caplog.set_level(logging.INFO, "quire.scaling")
 
     async def test() -> None:
         fleet = Fleet(3, least=1)
@@ -547,7 +552,10 @@ def test_an_engine_is_added_while_requests_would_wait_and_ended_when_none_do(mon
             await fleet.settle()
             assert fleet.engine(1).is_dead
             assert [each.is_in_use for each in fleet.set.replicas] == [True, False, False]
-            assert fleet.set.stats().replicas[1].state is not ModelState.READY
+            assert fleet.set.stats().replicas[1].state is ModelState.CLOSED
+            starts, ends = (record.getMessage() for record in caplog.records if record.name == "quire.scaling")
+            assert re.fullmatch(r"replica 1 starts: a request would wait for \d+\.\d s", starts)
+            assert ends == "replica 1 ends: the others have time for its requests"
             for number in range(3):
                 fleet.set.send(add(f"last {number}", [4 + number] * 5))
             assert len(fleet.engine(0).scheduler.requests) == 3
