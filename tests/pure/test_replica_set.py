@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from array import array
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -503,8 +505,11 @@ def test_commands_for_all_go_to_all_and_closing_ends_everything() -> None:
     run(test)
 
 
-def test_an_engine_is_added_while_requests_would_wait_and_ended_when_none_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_added_while_requests_would_wait_and_ended_when_none_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(replica_set_module, "BEAT_S", 0.0)
+    caplog.set_level(logging.INFO, "quire.scaling")
 
     async def test() -> None:
         fleet = Fleet(3, least=1)
@@ -547,7 +552,10 @@ def test_an_engine_is_added_while_requests_would_wait_and_ended_when_none_do(mon
             await fleet.settle()
             assert fleet.engine(1).is_dead
             assert [each.is_in_use for each in fleet.set.replicas] == [True, False, False]
-            assert fleet.set.stats().replicas[1].state is not ModelState.READY
+            assert fleet.set.stats().replicas[1].state is ModelState.CLOSED
+            starts, ends = (record.getMessage() for record in caplog.records if record.name == "quire.scaling")
+            assert re.fullmatch(r"replica 1 starts: a request would wait for \d+\.\d s", starts)
+            assert ends == "replica 1 ends: the others have time for its requests"
             for number in range(3):
                 fleet.set.send(add(f"last {number}", [4 + number] * 5))
             assert len(fleet.engine(0).scheduler.requests) == 3
@@ -584,3 +592,53 @@ def test_texts_of_an_engine_that_is_ended_go_on_elsewhere(monkeypatch: pytest.Mo
             assert fleet.starts == [0, 1, 1] and fleet.set.replicas[1].is_ready
 
     run(test)
+
+
+RESIZED = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 20), st.integers(1, 12), st.integers(1, 3)),
+        st.tuples(st.just("step"), st.integers(0, 2)),
+        st.tuples(st.just("kill"), st.integers(0, 2)),
+        st.tuples(st.just("resize"), st.integers(0, 2)),
+    ),
+    max_size=20,
+)
+
+
+@settings(deadline=None)
+@given(RESIZED)
+def test_texts_are_whole_however_engines_come_and_go(actions: list[Any]) -> None:
+    async def test() -> None:
+        async with Fleet(3, least=1) as fleet:
+            replicas, added, num_killed = fleet.set.replicas, list[Add](), 0
+            removal: asyncio.Task[None] | None = None
+            for action in actions:
+                match action:
+                    case ("add", length, max_tokens, n):
+                        added.append(add(f"r{len(added)}", list(range(100, 100 + length)), max_tokens, n=n))
+                        fleet.set.send(added[-1])
+                    case ("step", index) if fleet.engines[index] is not None:
+                        await fleet.step(index)
+                    case ("kill", index) if replicas[index].is_ready and num_killed < 2:
+                        num_killed += 1
+                        fleet.engine(index).kill()
+                    case ("resize", index) if not replicas[index].is_in_use:
+                        replicas[index].begin()
+                    case ("resize", index) if len(fleet.set.in_use) > 1 and (removal is None or removal.done()):
+                        removal = asyncio.create_task(fleet.set._remove(replicas[index]))
+                await fleet.settle()
+            for _ in range(2000):
+                if not fleet.set.book.requests and (removal is None or removal.done()):
+                    break
+                for engine in fleet.engines:
+                    if engine is not None:
+                        engine.step()
+                await fleet.settle()
+            assert not fleet.reader.lost and not fleet.set.book.requests
+            require_whole(fleet, *added)
+            assert removal is None or removal.exception() is None
+            assert any(replica.is_ready for replica in replicas)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rolling, "DRAIN_S", 0.0)
+        run(test)

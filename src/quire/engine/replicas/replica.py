@@ -79,7 +79,7 @@ class Replica:
         self, index: int, start: StartEngine, owner: ReplicaOwner, clock: Clock, silence_s: float | None
     ) -> None:
         self.index = index
-        self.state = ModelState.STARTING
+        self.state = ModelState.CLOSED  # until `begin`
         self.failure = ""  # why the engine is not running
         self.limits: RequestLimits | None = None  # known once it has been ready
         self.report: EngineReport | None = None
@@ -113,6 +113,7 @@ class Replica:
         """Start the engine, and again whenever it ends, until `close`."""
         if self._task is not None:
             raise InvariantError("a replica can be started only once")
+        self.state = ModelState.STARTING
         self._task = asyncio.create_task(self._supervise(), name=f"quire-replica-{self.index}")
 
     @property
@@ -142,7 +143,7 @@ class Replica:
     async def rest(self) -> None:
         """End the engine until `begin`. Mutates."""
         await self.close()
-        self._task, self.state, self.stats = None, ModelState.STARTING, EngineStats()
+        self._task, self.stats = None, EngineStats()
 
     # ---- its life ---------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from quire.routing.router import Router
 from quire.routing.scaling import Load, Scaling
 
 logger = logging.getLogger("quire.engine")
+scaling_logger = logging.getLogger("quire.scaling")  # of which a server shows more than warnings
 
 MOST_WAIT_S: Final = 30.0
 """How long a request under way waits for an engine that can go on with it, at the least."""
@@ -244,14 +245,14 @@ class ReplicaSet:
         change = scaling.look(now, Load(len(engines), num_ready, router.num_busy, num_waiting, router.num_done))
         idle = next((each for each in self.replicas if not each.is_in_use), None)
         if change > 0 and idle is not None:
-            logger.info("replica %d: starting it: a request would wait for %.1f s", idle.index, scaling.wait_s)
+            scaling_logger.info("replica %d starts: a request would wait for %.1f s", idle.index, scaling.wait_s)
             idle.begin()
         elif change < 0:
             self._removal = asyncio.create_task(self._remove(engines[-1]), name="quire-removal")
 
     async def _remove(self, replica: Replica) -> None:
         """Have an engine end once its requests have ended or moved. Mutates."""
-        logger.info("replica %d: ending it: the others have time for its requests", replica.index)
+        scaling_logger.info("replica %d ends: the others have time for its requests", replica.index)
         self.close_to_requests(replica)
         try:
             await drain(self, replica, self._clock, may_move=self._continue_on != "never")
