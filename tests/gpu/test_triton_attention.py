@@ -118,7 +118,7 @@ def test_what_is_launched_is_what_was_compiled(device):
     launch = attention(model, device).plan(batch).launches[0][0]
     queries = torch.cat(step.queries).to(device)
     given = {
-        "queries": Queries.of(queries),
+        "queries": Queries.of(queries, batch.positions),
         "cache": Cache.of(pair, batch.block_tables[0]),
         "work": launch.work,
         "results": Results.of(queries, launch.num_parts),
@@ -265,6 +265,7 @@ def test_same_bits_in_a_plan_that_stands(model, invariant, size, steps, device):
         count = batch.shape.num_tokens
         wanted = bits(step.run(backend, pair))
         assert standing.plan(batch)
+        standing.planned.batch.positions[:count].copy_(batch.positions)
         queries = torch.full((size, model.num_heads, model.head_dim), torch.nan, dtype=model.dtype, device=device)
         queries[:count] = torch.cat(step.queries)
         found = backend.run(queries, pair, standing.planned, model.rule)

@@ -22,16 +22,11 @@ def tiles(sequences: list[tuple[int, int]], tokens_per_tile: int) -> Tiles:
     return Tiles.of(np.concatenate(([0], np.cumsum(counts))), lengths, range(len(counts)), tokens_per_tile)
 
 
-def spans(work: WorkList, positions: list[int]) -> dict[int, list[tuple[int, int, int, int]]]:
-    """What is done for each token: (part, table's sequence, first, stop), by part.
-
-    A task knows the positions of its tokens, or that all of them see it in full.
-    """
+def spans(work: WorkList) -> dict[int, list[tuple[int, int, int, int]]]:
+    """What is done for each token: (part, table's sequence, first, stop), by part."""
     found: dict[int, list[tuple[int, int, int, int]]] = {}
-    for first_entry, count, sequence, first, stop, position in work.tasks.tolist():
+    for first_entry, count, sequence, first, stop in work.tasks.tolist():
         assert first < stop
-        own = [positions[token] for token in work.tokens[first_entry : first_entry + count]]
-        assert own == list(range(position, position + count)) or (position == stop - 1 <= min(own))
         for entry in range(first_entry, first_entry + count):
             found.setdefault(int(work.tokens[entry]), []).append((int(work.parts[entry]), sequence, first, stop))
     return {token: sorted(done) for token, done in found.items()}
@@ -66,8 +61,7 @@ def sequences(draw: st.DrawFn) -> list[tuple[int, int]]:
 def test_every_position_once(sequences, rows, window, longest_task):
     work = work_list(tiles(sequences, rows), window=window, longest_task=longest_task)
     merges = {token: (first, count) for token, first, count in work.merges.tolist()}
-    positions = [position for length, count in sequences for position in range(length - count, length)]
-    done, token = spans(work, positions), 0
+    done, token = spans(work), 0
     assert done.keys() == set(range(sum(count for _, count in sequences)))
     for sequence, (length, count) in enumerate(sequences):
         for position in range(length - count, length):
@@ -106,7 +100,7 @@ def test_shared_prefixes_are_read_through_equal_blocks(lengths, shared, rows, lo
     work = work_list(decodes, longest_task=longest_task, prefixes=prefixes, tokens_per_task=rows)
     assert work.tasks[:, 1].max() <= rows
     merges = {token: (first, count) for token, first, count in work.merges.tolist()}
-    for token, done in spans(work, [length - 1 for length in lengths]).items():
+    for token, done in spans(work).items():
         check_token(done, 0, lengths[token] - 1, merges.get(token))
         for _, sequence, first, stop in done:
             blocks = slice(first // block_size, -(-min(stop, lengths[token]) // block_size))

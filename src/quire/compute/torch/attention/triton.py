@@ -151,7 +151,7 @@ class TritonAttention:
         weighting = Weighting.of(rule)
         for launch in planned.launches[pair.group]:
             results = Results.of(outputs, launch.num_parts)
-            attend(launch.shape, Queries.of(queries), cache, launch.work, results, weighting)
+            attend(launch.shape, Queries.of(queries, planned.batch.positions), cache, launch.work, results, weighting)
             if launch.num_parts:
                 merge(launch.merges, results, rule.sinks, weighting.exponent_scale, launch.most_parts)
         return turn(outputs) if pair.values.dtype is INT4 else outputs
@@ -160,7 +160,7 @@ class TritonAttention:
         """Return the kernels of a step and the work of each, per KV group; tasks have the offsets of their tables."""
         groups = []
         for group, tables in enumerate(batch.block_tables):
-            to_tables = np.array((1, 1, tables.stride(0), 1, 1, 1))  # from a sequence to the offset of its table
+            to_tables = np.array((1, 1, tables.stride(0), 1, 1))  # from a sequence to the offset of its table
             works = self._work(batch.shape, group)
             groups.append([(use, replace(work, tasks=work.tasks * to_tables)) for use, work in works])
         return groups
@@ -227,7 +227,7 @@ class Room:
     @property
     def shapes(self) -> list[Shape]:
         """The shapes of the arrays of a work list."""
-        return [(self.num_tasks, 6), (self.num_entries,), (self.num_entries,), (self.num_merges, 3)]
+        return [(self.num_tasks, 5), (self.num_entries,), (self.num_entries,), (self.num_merges, 3)]
 
 
 class StandingWork:

@@ -69,7 +69,7 @@ class Tiles:
 class WorkList:
     """Tasks, entries and merges as the kernels take them, except that tasks name sequences and not their tables."""
 
-    tasks: IntArray  # [num_tasks, 6]
+    tasks: IntArray  # [num_tasks, 5]
     tokens: IntArray  # [num_entries]
     parts: IntArray  # [num_entries]
     merges: IntArray  # [num_merges, 3]
@@ -135,10 +135,7 @@ class _Cuts:
         return cls(tiles, starts, num_splits, num_shared, is_cut, before(num_parts), int(num_parts.sum()))
 
     def own_tasks(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the columns of each task of one tile, and the tokens and parts of its entries.
-
-        Columns: count, sequence, first, stop, and the position of the first token; the others follow it.
-        """
+        """Return (count, sequence, first, stop) of each task of one tile, and the tokens and parts of its entries."""
         tiles = self.tiles
         num_tasks = np.where(self.is_cut, self.num_splits - self.num_shared, 1)
         tile = np.repeat(np.arange(len(num_tasks)), num_tasks)
@@ -149,14 +146,11 @@ class _Cuts:
         task = np.repeat(np.arange(len(tile)), counts)
         owner, place = tile[task], counted(counts)
         parts = self.first_parts[owner] + place * self.num_splits[owner] + split[task]
-        columns = np.column_stack((counts, tiles.sequences[tile], first, stop, tiles.positions[tile]))
+        columns = np.column_stack((counts, tiles.sequences[tile], first, stop))
         return columns, tiles.tokens[owner] + place, np.where(self.is_cut[owner], parts, -1)
 
     def shared_tasks(self, prefix: SharedPrefix, tokens_per_task: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the same for tasks of a shared prefix, through the table of one of its tiles.
-
-        All their tokens see the whole prefix, so its last position does for theirs.
-        """
+        """Return the same for tasks of a shared prefix, through the table of one of its tiles."""
         firsts = np.arange(0, len(prefix.tiles), tokens_per_task)
         first = np.repeat(firsts, prefix.num_splits)
         split = np.tile(np.arange(prefix.num_splits), len(firsts))
@@ -164,8 +158,7 @@ class _Cuts:
         task = np.repeat(np.arange(len(first)), counts)
         tile = prefix.tiles[first[task] + counted(counts)]
         sequences = self.tiles.sequences[prefix.tiles[first]]
-        stop = (split + 1) * SPLIT
-        columns = np.column_stack((counts, sequences, stop - SPLIT, stop, stop - 1))
+        columns = np.column_stack((counts, sequences, split * SPLIT, (split + 1) * SPLIT))
         return columns, self.tiles.tokens[tile], self.first_parts[tile] + split[task]
 
     def merges(self) -> IntArray:
@@ -177,7 +170,7 @@ class _Cuts:
 
 
 NO_WORK: Final = WorkList(
-    np.zeros((0, 6), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 3), np.int64), num_parts=0
+    np.zeros((0, 5), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 3), np.int64), num_parts=0
 )
 
 

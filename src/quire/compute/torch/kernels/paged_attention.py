@@ -46,22 +46,22 @@ LOG2_E: Final = math.log2(math.e)
 TANH_SCALE: Final = tl.constexpr(2 * LOG2_E)
 KEY_GROUP: Final = tl.constexpr(INT4_GROUP)
 VALUE_CENTRE: Final = tl.constexpr(7.5)
-TASK_COLUMNS: Final = tl.constexpr(6)
-"""The columns of a task: first entry, number of entries, offset of its block table, first position, end position; and
-the position of its first token, which the others follow. What a program has to know before it loads keys is here."""
+TASK_COLUMNS: Final = tl.constexpr(5)
+"""The columns of a task: first entry, number of entries, offset of its block table, first position, end position."""
 
 
 class Queries(NamedTuple):
-    """Queries, `[num_tokens, num_heads, head_dim]`."""
+    """Queries, `[num_tokens, num_heads, head_dim]`, and the position of each token."""
 
     numbers: torch.Tensor
+    positions: torch.Tensor  # int32 [num_tokens]
     token_stride: int
     head_stride: int
 
     @classmethod
-    def of(cls, queries: torch.Tensor) -> Queries:
+    def of(cls, queries: torch.Tensor, positions: torch.Tensor) -> Queries:
         """Return queries in the form that kernels take."""
-        return cls(queries, queries.stride(0), queries.stride(1))
+        return cls(queries, positions, queries.stride(0), queries.stride(1))
 
 
 class Cache(NamedTuple):
@@ -156,8 +156,10 @@ class Task(NamedTuple):
 
 
 @triton.jit
-def span_of(start, stop, lowest, highest, window, SHAPE: tl.constexpr):
-    """Return the span of a task whose rows have positions from `lowest` to `highest`."""
+def span_of(start, stop, positions, real, window, SHAPE: tl.constexpr):
+    """Return the span of a task whose `real` rows have these positions."""
+    highest = tl.max(positions)
+    lowest = tl.min(tl.where(real, positions, highest))
     stop = tl.minimum(stop, highest + 1)
     first, full = start, start
     if window is not None:
@@ -342,17 +344,17 @@ def attend_kernel(queries: Queries, cache: Cache, work: Work, results: Results, 
     first_entry, num_entries = tl.load(fields), tl.load(fields + 1)
     if num_entries == 0:
         return
-    table, position = tl.load(fields + 2), tl.load(fields + 5)
-    span = span_of(tl.load(fields + 3), tl.load(fields + 4), position, position + num_entries - 1, rule.window, SHAPE)
+    table = tl.load(fields + 2)
     if SHAPE.paged:
         table = cache.tables + table
     index, dims = tl.arange(0, SHAPE.rows), tl.arange(0, SHAPE.padded_dim)
     entry, heads = first_entry + index // SHAPE.group, head * SHAPE.group + index % SHAPE.group
     real = index // SHAPE.group < num_entries
     tokens = tl.load(work.tokens + entry, mask=real, other=0)
-    positions = position + index // SHAPE.group
+    positions = tl.load(queries.positions + tokens, mask=real, other=0)
     places = (tokens * queries.token_stride + heads * queries.head_stride)[:, None] + dims[None, :]
     query = tl.load(queries.numbers + places, mask=real[:, None] & (dims < SHAPE.head_dim)[None, :], other=0.0)
+    span = span_of(tl.load(fields + 3), tl.load(fields + 4), positions, real, rule.window, SHAPE)
     task = Task(query, positions, cache, table, head, span, rule)
     state = empty_part(SHAPE), empty_part(SHAPE)
     if rule.window is not None:
@@ -403,7 +405,7 @@ def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVari
         "sinks" * sinks,
     ]
     arguments: dict[str, tuple[Any, ...]] = {
-        "queries": Queries._make([f"*{dtype}:16", "i32:16", "i32:16"]),
+        "queries": Queries._make([f"*{dtype}:16", "*i32:16", "i32:16", "i32:16"]),
         "cache": Cache._make([*memory, "*i32:16", *["i32:16"] * 8]),
         "work": Work._make(["*i32:16"] * 3),
         "results": Results._make([f"*{dtype}:16", "*fp32:16", "*fp32:16", "i32:16", "i32:16", "i32"]),
