@@ -134,7 +134,7 @@ def require_same_logits(model: ModelDescription, *, tensor_parallel: int = 2, **
         assert np.array_equal(logits, together[place]), place
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3-moe", "gpt-oss"])
 def test_sums_over_ranks_take_half_of_the_exchanges_and_are_nearly_those_of_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
