@@ -31,7 +31,7 @@ from quire.compute.torch.load import LoadedModel, load_decoder, load_model
 from quire.compute.torch.rehearsal import largest_steps, rehearsed_draws
 from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.settings import kv_cache_spec
-from quire.compute.torch.upload import uploaded
+from quire.compute.torch.step_upload import uploaded
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.worker import Worker

@@ -14,7 +14,8 @@ from quire.compute.models.base import Activation, RopeSpec
 from quire.compute.torch.attention.base import MOST_SHORT, KVPair
 from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations, activated, rotated
 from quire.compute.torch.products import Matrix, TiledProduct, product
-from quire.compute.torch.upload import ALIGNMENT, apart, joined, step_shape, together
+from quire.compute.torch.step_upload import step_shape
+from quire.compute.torch.upload import ALIGNMENT, apart, joined, together
 from quire.compute.worker.model_runner import StepInputs
 
 DTYPES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

@@ -188,7 +188,7 @@ def test_a_run_goes_on_after_every_kind_of_bad_answer() -> None:
 
     async def run(target: Target) -> LoadResult:
         load = LoadRun(target, iter([REQUEST] * len(answers)), 1e9)
-        load._outcomes = outcomes
+        load.outcomes = outcomes
         return await load.run((), 1, 0.0)
 
     with HostileServer(answers) as server, suppress(RuntimeError):  # the requests come to their end

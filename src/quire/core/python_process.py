@@ -18,9 +18,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from quire.core.errors import ExecutionError
+
+COMMAND_S: Final = 30.0
 
 
 def start_python(
@@ -32,6 +34,23 @@ def start_python(
         raise ExecutionError("cannot start a process: sys.executable is empty; set it to the Python interpreter")
     environ = safe_environment(os.environ if environment is None else environment, is_ours=program == sys.executable)
     return subprocess.Popen([program, "-P", *arguments], env=environ, **options)
+
+
+def run_python(
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    timeout_s: float = COMMAND_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end, in a folder, without input; returns its output. Raises `subprocess.TimeoutExpired`."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_python(*arguments, environment=environment, cwd=folder, text=True, **pipes) as process:
+        try:
+            printed = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, *printed)
 
 
 def safe_environment(environ: Mapping[str, str], *, is_ours: bool = True) -> dict[str, str]:

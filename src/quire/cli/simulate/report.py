@@ -129,7 +129,10 @@ ROWS: tuple[tuple[str, Callable[[SimulationResult], str]], ...] = (
     ("requests", lambda result: f"{result.num_requests:,}"),
     ("refused: too large", lambda result: _count(result.num_refused)),
     ("moved from replica to replica", lambda result: _count(result.num_moved_requests)),
-    ("replicas, mean", lambda result: f"{result.mean_replicas:.1f}" if len(result.replicas) > 1 else NOTHING),
+    (
+        "replicas, mean",
+        lambda result: f"{mean:.1f}" if (mean := result.mean_replicas) < len(result.replicas) else NOTHING,
+    ),
     ("time until the last end", lambda result: show_number(result.duration_s, "s")),
     ("requests a second", lambda result: f"{result.requests_per_s:.2f}"),
     ("output tokens a second", lambda result: f"{result.output_tokens_per_s:,.0f}"),

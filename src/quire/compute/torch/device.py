@@ -14,9 +14,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Final
 
 from quire.core.byte_sizes import format_bytes
 from quire.core.errors import InvalidConfigError
+from quire.core.python_process import run_python
 
 OLDEST_CAPABILITY: Final = (8, 0)
 OLDEST_DRIVERS: Final = MappingProxyType({11: 450, 12: 525, 13: 580})
@@ -155,23 +156,25 @@ def look(environ: Mapping[str, str], count: int = 1) -> DeviceFacts:
     program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
     if program is not None:
         chosen = [] if names is None else [f"--id={','.join(names)}"]
-        return _told(
-            facts, [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", *chosen], count
-        )
+        command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", *chosen]
+        return _told(facts, "nvidia-smi", count, lambda: _run(command))
     if torch_cuda is not None and any(path.exists() for path in DEVICE_FILES):
-        return _told(facts, [sys.executable, "-c", ASK_TORCH, str(count)], count, environ)
+        arguments = "-c", ASK_TORCH, str(count)
+        ask = partial(run_python, *arguments, environment=environ, timeout_s=ANSWERS_WITHIN_S)
+        return _told(facts, "torch", count, ask)
     return _silent(facts, "there is no nvidia-smi, which comes with the driver")
 
 
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False)
+
+
 def _told(
-    facts: DeviceFacts, command: Sequence[str], count: int, environ: Mapping[str, str] | None = None
+    facts: DeviceFacts, program: str, count: int, ask: Callable[[], subprocess.CompletedProcess[str]]
 ) -> DeviceFacts:
     """Return the facts with what a program says of the GPUs."""
-    program = "torch" if command[0] == sys.executable else "nvidia-smi"
     try:
-        run = subprocess.run(
-            command, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False, env=environ
-        )
+        run = ask()
     except (OSError, subprocess.TimeoutExpired) as error:
         return _silent(facts, f"{program}: {type(error).__name__}")
     # A traceback of Python ends with what was wrong.

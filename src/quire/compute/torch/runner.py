@@ -31,7 +31,8 @@ from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
 from quire.compute.torch.device_errors import device_call, lost_if_it_fails
 from quire.compute.torch.graphs import StepGraphs
 from quire.compute.torch.rehearsal import rehearsed_draws
-from quire.compute.torch.upload import on_device, uploaded
+from quire.compute.torch.step_upload import uploaded
+from quire.compute.torch.upload import on_device
 from quire.compute.worker.model_runner import NO_STATES, UNKNOWN, StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
 from quire.core.errors import ExecutionError, InvalidConfigError

@@ -1,6 +1,6 @@
-"""Uploads the arrays of a step to the device in one copy.
+"""Uploads arrays to the device in one copy.
 
-    StepInputs (numpy, int64) ─► one array (int32) ─► page-locked ─► one copy ─► a tensor, with views for the arrays
+    arrays (numpy, int64) ─► one array (int32) ─► page-locked ─► one copy ─► a tensor, with views for the arrays
 
 The host does not wait for the copy: torch keeps the page-locked memory until the copy is done, and then reuses it. Each
 view begins at a multiple of 16 bytes: Triton compiles kernels for such addresses, and would compile again for others.
@@ -16,9 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quire.compute.arrays import BoolArray, IntArray
-from quire.compute.torch.attention.base import MOST_SHORT, StepBatch, StepShape
-from quire.compute.worker.model_runner import StepInputs
+from quire.compute.arrays import IntArray
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -55,46 +53,3 @@ def apart(whole: torch.Tensor, shapes: Sequence[Shape]) -> list[torch.Tensor]:
 
 def _room(shape: Shape) -> int:
     return -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
-
-
-def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> tuple[StepBatch, torch.Tensor]:
-    """Return a step on the device, and the row of each sequence. Does not mutate."""
-    shape = step_shape(inputs, block_size)
-    columns = [inputs.token_ids, inputs.positions, inputs.query_starts, shape.lengths, inputs.logit_indices]
-    token_ids, positions, query_starts, lengths, logit_indices, states, rows, *rest = together(
-        [*columns, inputs.state_indices, inputs.rows, *inputs.slots, *shape.block_tables], device
-    )
-    num_groups = len(inputs.slots)
-    batch = StepBatch(
-        token_ids=token_ids,
-        positions=positions,
-        query_starts=query_starts,
-        lengths=lengths,
-        slots=tuple(rest[:num_groups]),
-        block_tables=tuple(rest[num_groups:]),
-        logit_indices=logit_indices,
-        shape=shape,
-        state_indices=states if len(inputs.state_indices) else None,
-    )
-    return batch, rows
-
-
-def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
-    """Return the shape of a step; tables are cut to the longest context. Does not mutate."""
-    counts = np.diff(inputs.query_starts)
-    lengths = inputs.positions[inputs.query_starts[1:] - 1] + 1
-    longest = int(lengths.max())
-    return StepShape(
-        num_decodes=_num_first(counts == 1),
-        num_short=int(np.count_nonzero(counts <= MOST_SHORT)),
-        longest_query=int(counts.max()),
-        longest_context=longest,
-        query_starts=inputs.query_starts,
-        lengths=lengths,
-        block_tables=tuple(table[:, : -(-longest // block_size)] for table in inputs.block_tables),
-    )
-
-
-def _num_first(flags: BoolArray) -> int:
-    """Return how many flags are set before the first that is not."""
-    return len(flags) if flags.all() else int(np.argmin(flags))

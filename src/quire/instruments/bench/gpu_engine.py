@@ -52,7 +52,7 @@ class Case:
     requests: tuple[OfferedRequest, ...]
     min_share: float
     max_unhidden_share: float | None = None
-    temperature: float = 0.0
+    temperature: float | None = None
 
     @property
     def workload(self) -> Workload:

@@ -82,12 +82,12 @@ class Outcome:
     status: int = 0
     events_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list, repr=False)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     error: str = ""
     is_cut_off: bool = False
+    pieces: list[str] = field(default_factory=list, repr=False)
 
     @property
     def is_done(self) -> bool:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
@@ -29,7 +28,6 @@ from quire.instruments.http.plain import ask
 
 LISTENING = re.compile(rb"listening on (http://\S+)")
 LOOK_S = 0.02
-COMMAND_S = 30.0
 PROCESSES = Path("/proc")
 
 
@@ -116,9 +114,9 @@ class ServerProcess:
         """Return the processes of engines, by number; there may be others, such as those that make masks."""
         return [child for child in sorted(self.children()) if b"engine_host" in _command_line(child)]
 
-    def metric(self, name: str) -> float | None:
+    def metric(self, name: str, headers: Mapping[str, str] | None = None) -> float | None:
         """Return a number of /metrics, summed over its labels; None if there is none."""
-        lines = ask(f"{self.url}/metrics").body.decode().splitlines()
+        lines = ask(f"{self.url}/metrics", headers=headers).body.decode().splitlines()
         found = [line for line in lines if line.partition("{")[0].split(" ")[0] == name]
         return sum(float(line.rpartition(" ")[2]) for line in found) if found else None
 
@@ -164,20 +162,6 @@ class ServerProcess:
             return bool(self.url) and ask(f"{self.url}/readyz", timeout_s=5.0).status == 200
         except OSError:
             return False
-
-
-def run_python(
-    *arguments: str, folder: Path | None = None, timeout_s: float = COMMAND_S
-) -> subprocess.CompletedProcess[str]:
-    """Run Python to its end, in a folder, without input; returns its output."""
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with start_python(*arguments, cwd=folder, text=True, **pipes) as process:
-        try:
-            printed = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, *printed)
 
 
 def engine_environment(config: EngineConfig) -> dict[str, str]:

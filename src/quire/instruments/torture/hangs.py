@@ -12,9 +12,9 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from quire.core.python_process import start_python
+from quire.core.python_process import run_python, start_python
 from quire.instruments.http.plain import ask
-from quire.instruments.http.server_process import ServerProcess, run_python
+from quire.instruments.http.server_process import ServerProcess
 from quire.instruments.torture.case import Case
 from quire.instruments.torture.failure import require
 from quire.instruments.torture.process_faults import engine_process

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from quire.core.python_process import run_python
 from quire.instruments.http.plain import Answer
-from quire.instruments.http.server_process import run_python
 from quire.instruments.torture.case import Case
 from quire.instruments.torture.failure import require
 from quire.instruments.torture.stage import ServerSpec, Stage

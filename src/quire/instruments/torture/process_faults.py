@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quire.instruments.http.server_process import ServerProcess, run_python
+from quire.core.python_process import run_python
+from quire.instruments.http.server_process import ServerProcess
 from quire.instruments.http.sockets import Stream
 from quire.instruments.torture.case import Case
 from quire.instruments.torture.failure import require

@@ -114,7 +114,7 @@ class TortureServer:
 
     def metric(self, name: str) -> float:
         """Return a number of /metrics, summed over its labels."""
-        found = self.process.metric(name)
+        found = self.process.metric(name, self.headers)
         require(found is not None, f"/metrics has no {name}")
         return found or 0.0
 

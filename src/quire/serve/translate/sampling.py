@@ -76,7 +76,7 @@ def truncation_of(fields: SamplingFields) -> Truncation | None:
 
     >>> import msgspec
     >>> truncation_of(msgspec.convert({"truncate_prompt_tokens": -1}, SamplingFields))
-    Truncation(length=None, keeps_start=False)
+    Truncation(length=None, keeps_start=False, refuses=False)
     """
     length = fields.truncate_prompt_tokens
     if length is None:
