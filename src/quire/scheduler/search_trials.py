@@ -4,7 +4,7 @@ A search costs each request something, whether its guesses are verified or not: 
 waits for the result of its step before it is planned again. What that comes to is not in the time of one step, so it is
 tried, apart for steps of about as many requests:
 
-    pause ──► trial: do its tokens take less time than in steps without a search? ──┬─► yes: go on; a pause now and then
+    pause ──► trial: do its tokens take less time than in steps without a search? ──┬─► yes: go on, a pause now and then
                 ▲                                                                   └─► no: rest, each time for longer
                 └───────────────────────────────────────────────────────────────────────────────┘
 
@@ -25,8 +25,10 @@ PAUSE: Final = 2
 FIRST_REST: Final = 16
 """Steps of a rest after a trial that has gone badly; each further one in a row makes it twice as long."""
 LONGEST_REST: Final = 128
-KEPT: Final = 0.5
-"""How much of what is known of a trial counts in the next."""
+LEAST_GAIN: Final = 1.05
+"""How many times as fast tokens must come with a search: what it brings is measured with an error."""
+KEPT: Final = 0.7
+"""How much trials count when a new one begins: they are short, and right guesses come in bursts."""
 
 
 @dataclass(slots=True)
@@ -37,21 +39,21 @@ class Trial:
     steps_left: int = PAUSE
     num_good: int = 0
     rest: int = FIRST_REST
-    plain_us: float = 0.0  # what the tokens of the trial would have taken without a search
+    plain_us: float = 0.0  # what the tokens of the trials would have taken without a search, older ones counting less
     spent_us: float = 0.0  # what they took
 
     def judge(self) -> None:
         """Choose what to do next, when the steps are over. Mutates."""
         if not self.is_on:
             self.is_on, self.steps_left = True, TRIAL
-            self.plain_us = self.spent_us = 0.0
-        elif self.plain_us < self.spent_us:
+        elif self.plain_us < LEAST_GAIN * self.spent_us:
             self.is_on, self.steps_left, self.num_good = False, self.rest, 0
             self.rest = min(2 * self.rest, LONGEST_REST)
         else:
             self.rest, self.num_good = FIRST_REST, self.num_good + 1
             self.is_on = self.num_good % GOOD_TRIALS > 0
             self.steps_left = TRIAL if self.is_on else PAUSE
+        if self.is_on:
             self.plain_us *= KEPT
             self.spent_us *= KEPT
 

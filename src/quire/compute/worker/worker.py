@@ -181,6 +181,8 @@ class Worker:
         result = self._computed(plan, batch)
         if self._proposer is None:
             return replace(result, duration_us=_microseconds_since(began_s))
+        if not plan.proposals and self._draft is None:
+            return replace(result, duration_us=self._microseconds_with_plan(began_s))
         have_new = {row for row, count in zip(plan.rows, result.num_tokens, strict=True) if count}
         texts = {row: batch.tokens(row) for row in plan.proposals if row in have_new and self._grammars.may_guess(row)}
         proposals = self._guess(plan, texts, self._proposer)
