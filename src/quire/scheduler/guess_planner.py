@@ -98,13 +98,16 @@ class GuessPlanner:
 
     def _note_times(self, record: StepRecord, result: StepResult) -> None:
         """Note how long a step took, with and without guesses, and what that brought. Mutates."""
-        drafts = [(chunk.request, len(chunk.drafts)) for chunk in record.chunks if chunk.drafts]
         num_requests, depths, is_search = len(record.requests), list(record.depths.values()), bool(record.asked)
+        num_running = max(num_requests, len(self._running.requests))
+        if not is_search and not record.chunks:
+            self._budget.note_plain(num_requests, num_running, result.duration_us)
+            return
+        drafts = [(chunk.request, len(chunk.drafts)) for chunk in record.chunks if chunk.drafts]
         self._budget.foresee(num_requests, drafts, depths, is_search=is_search)
         self._budget.note_step(num_requests, record.num_tokens, result.duration_us, is_search=is_search)
         self._budget.note_pass(len(depths), result.draft_us)
         took_us = result.duration_us + max(depths, default=0) * result.draft_us
-        num_running = max(num_requests, len(self._running.requests))
         self._budget.note_search(num_running, sum(result.num_tokens), took_us, is_search=is_search or bool(drafts))
 
     def take_up(self, request: Request, most: int) -> array[int]:

@@ -317,6 +317,15 @@ class DraftBudget:
             times = self.times if num_tokens > num_requests else without_guesses
             times.note(num_tokens, float(duration_us))
 
+    def note_plain(self, num_requests: int, num_running: int, duration_us: int) -> None:
+        """A step that neither searched for guesses nor verified any took so long; 0: nobody measured. Mutates."""
+        if duration_us > 0:
+            plain_us = self._plain_us(num_requests)
+            self.foreseen.with_us += plain_us
+            self.foreseen.without_us += plain_us
+            self.plain_times.note(num_requests, float(duration_us))
+            self.trials.note(num_running, num_brought=0, duration_us=0, plain_us=0, is_search=False)
+
     def note_search(self, num_running: int, num_brought: int, duration_us: int, *, is_search: bool) -> None:
         """A step with these running requests brought tokens, and took this long with its passes. Mutates."""
         if duration_us > 0:
