@@ -55,5 +55,5 @@ class Guesser:
 def verify_all_guesses(llm: LLM) -> None:
     """Have an engine verify every guess, whatever steps take on this machine. Mutates."""
     budget = llm.engine.scheduler.drafts
-    budget.note_step = lambda *step, **how: None  # type: ignore[method-assign]
-    budget.trials.note = lambda *step, **how: None  # type: ignore[method-assign]
+    for note in ("note_step", "note_plain", "note_search"):
+        setattr(budget, note, lambda *step, **how: None)

@@ -7,6 +7,7 @@ How many pay is the budget's to say (speculation.py).
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 from quire.core.config import SchedulerConfig
 from quire.core.request import NO_DRAFTS, Request
@@ -39,6 +40,7 @@ class GuessPlanner:
         if any(request.backlog > 1 for request in running):
             for request in running:
                 request.drafts = NO_DRAFTS
+        self._turn_to(running)
         self._budget.share_out(running, len(running))
 
     def ask(self, record: StepRecord) -> dict[int, int]:
@@ -96,8 +98,12 @@ class GuessPlanner:
                     request.guesser, request.drafts = guesses
                     request.num_slots = 0  # its next plan is a decision
 
+    def _turn_to(self, requests: Iterable[Request]) -> None:
+        self._budget.turn_to(has_masks=any(request.sampling.grammar is not None for request in requests))
+
     def _note_times(self, record: StepRecord, result: StepResult) -> None:
         """Note how long a step took, with and without guesses, and what that brought. Mutates."""
+        self._turn_to(record.requests)
         num_requests, depths, is_search = len(record.requests), list(record.depths.values()), bool(record.asked)
         num_running = max(num_requests, len(self._running.requests))
         if not is_search and not record.chunks:

@@ -33,6 +33,8 @@ FIRST_CHANCES: Final = {"forced": 0.9, "ngram": 0.6, "suffix": 0.6, "draft_model
 """How likely a guess is right, by its proposer, until requests have shown otherwise."""
 WEIGHT_OF_NEW: Final = 0.15
 """How much one guess, right or wrong, changes the chance of a request; a step, what such steps are taken to cost."""
+ODD: Final = 1.5
+"""A step that takes more than this times the mean has waited for something else, and counts as this times the mean."""
 WEIGHT_FOR_OTHERS: Final = 0.05
 """How much one guess of a request changes the chance that requests begin with."""
 REST: Final = 16
@@ -67,6 +69,9 @@ class StepTimes:
         """Take a step's number of tokens, and its time. Mutates."""
         size = num_tokens.bit_length()
         tokens_before, before = self._means.get(size, (float(num_tokens), time))
+        ratio = num_tokens / tokens_before
+        time = min(time, ODD * before * max(1.0, ratio))
+        before = min(before, ODD * time * max(1.0, 1 / ratio))
         self._means[size] = (
             tokens_before + WEIGHT_OF_NEW * (num_tokens - tokens_before),
             before + WEIGHT_OF_NEW * (time - before),
@@ -132,14 +137,22 @@ class GuessCounts:
             self.right[place] += place < num_right
 
 
+@dataclass(slots=True)
+class Measured:
+    """What steps of a kind have taken."""
+
+    plain_times: StepTimes = field(default_factory=StepTimes)  # of those that neither verify guesses nor search for any
+    search_times: StepTimes = field(default_factory=StepTimes)  # of those that only search
+    times: StepTimes = field(default_factory=StepTimes)  # of those with guesses: they take longer to plan and to draw
+    trials: SearchTrials = field(default_factory=SearchTrials)
+
+
 class DraftBudget:
     """Decides which guesses are verified, and remembers how requests and steps have fared."""
 
     def __init__(self) -> None:
-        self.plain_times = StepTimes()  # of steps that neither verify guesses nor search for any
-        self.search_times = StepTimes()  # of steps that only search
-        self.times = StepTimes()  # of steps with guesses: planning and drawing take longer in them
-        self.trials = SearchTrials()
+        self._measured = Measured(), Measured()  # without masks of grammars, and with some
+        self.turn_to(has_masks=False)
         self.pass_times = StepTimes()  # of a draft model, by the number of rows
         self.foreseen = Foreseen()
         self._passes_us = 0.0  # of the draft model in a step, as last planned
@@ -150,6 +163,12 @@ class DraftBudget:
         self._tried: Request | None = None  # for which it last guessed between two rests
         self.num_verified = 0  # sequences of steps that verified guesses
         self.counts = {guesser: GuessCounts() for guesser in GUESSERS}
+
+    def turn_to(self, *, has_masks: bool) -> None:
+        """Be about steps with masks of grammars, or about those without: they take other times. Mutates."""
+        measured = self._measured[has_masks]
+        self.plain_times, self.search_times = measured.plain_times, measured.search_times
+        self.times, self.trials = measured.times, measured.trials
 
     def share_out(self, requests: Iterable[Request], num_running: int) -> None:
         """Cut the drafts of requests to those that pay in the next step. Mutates them."""
