@@ -22,11 +22,15 @@ GOOD_TRIALS: Final = 8
 """Trials that go well between two pauses."""
 PAUSE: Final = 2
 """Steps of a pause: the first may still verify guesses."""
-FIRST_REST: Final = 16
+FIRST_REST: Final = 8
 """Steps of a rest after a trial that has gone badly; each further one in a row makes it twice as long."""
 LONGEST_REST: Final = 128
+LONGEST_EACH: Final = 32
+"""Steps of a rest, for each request: the fewer there are, the less a search costs, and the more it may bring."""
 LEAST_GAIN: Final = 1.05
 """How many times as fast tokens must come with a search: what it brings is measured with an error."""
+ODD: Final = 3.0
+"""A step that takes more than this times a plain one has waited for something else, and counts as this times it."""
 KEPT: Final = 0.7
 """How much trials count when a new one begins: they are short, and right guesses come in bursts."""
 
@@ -42,13 +46,13 @@ class Trial:
     plain_us: float = 0.0  # what the tokens of the trials would have taken without a search, older ones counting less
     spent_us: float = 0.0  # what they took
 
-    def judge(self) -> None:
+    def judge(self, num_running: int) -> None:
         """Choose what to do next, when the steps are over. Mutates."""
         if not self.is_on:
             self.is_on, self.steps_left = True, TRIAL
         elif self.plain_us < LEAST_GAIN * self.spent_us:
             self.is_on, self.steps_left, self.num_good = False, self.rest, 0
-            self.rest = min(2 * self.rest, LONGEST_REST)
+            self.rest = min(2 * self.rest, LONGEST_REST, LONGEST_EACH * num_running)
         else:
             self.rest, self.num_good = FIRST_REST, self.num_good + 1
             self.is_on = self.num_good % GOOD_TRIALS > 0
@@ -81,12 +85,14 @@ class SearchTrials:
     def note(self, num_running: int, *, num_brought: int, duration_us: float, plain_us: float, is_search: bool) -> None:
         """Take a step that was measured: the tokens it brought all requests together, and its time. Mutates.
 
-        `plain_us`: how long a step without a search takes, as far as known.
+        `plain_us`: how long a step without a search takes, as far as known. One that only waits for masks says nothing.
         """
+        if is_search and not num_brought:
+            return
         trial = self._trials.setdefault(num_running.bit_length(), Trial())
         if is_search:
             trial.plain_us += plain_us * num_brought / num_running
-            trial.spent_us += duration_us
+            trial.spent_us += min(duration_us, ODD * plain_us) if plain_us else duration_us
         trial.steps_left -= 1
         if trial.steps_left <= 0:
-            trial.judge()
+            trial.judge(num_running)
