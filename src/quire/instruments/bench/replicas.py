@@ -43,6 +43,8 @@ MAX_PAUSE_S: Final = 1.0
 MIN_SPEED: Final = 0.95
 MAX_FRONT: Final = 5.0
 """Processor time of the process that listens, in percent of one processor."""
+ANY_QUEUE: Final = ("--max-queued-sequences", "10000", "--max-queued-tokens", "10000000", "--max-wait-s", "3600")
+"""All requests come at once, and none shall be refused."""
 BEGUN: Final = 3
 """Events of each stream before anything happens."""
 
@@ -90,7 +92,7 @@ def measure_loss(options: argparse.Namespace, tell: Tell) -> Section:
     """Kill one of three engines, then restart all, each time among streams; the texts are those of a calm run."""
     config = EngineConfig(model="guide", kv_memory="48MiB", num_threads=1, max_num_seqs=128)
     found: dict[str, list[Disturbed]] = {"calm": [], "killed": [], "restarted": []}
-    with ServerProcess(config, options=("--replicas", str(NUM_ENGINES))) as server:
+    with ServerProcess(config, options=("--replicas", str(NUM_ENGINES), *ANY_QUEUE)) as server:
         happenings: dict[str, Callable[[], object]] = {
             "calm": lambda: None,
             "killed": lambda: os.kill(server.engines()[1], signal.SIGKILL),
@@ -137,7 +139,9 @@ async def _disturbed(
     while not running.done() and not _have_begun(load, len(requests)):
         await asyncio.sleep(0.005)
     if running.done():
-        raise ExecutionError("streams ended before all had begun: take longer ones (--output-tokens), or fewer")
+        refused = next((outcome.error for outcome in load.outcomes if outcome.error), "")
+        why = refused or "take longer ones (--output-tokens), or fewer"
+        raise ExecutionError(f"streams ended before all had begun: {why}")
     happened_s = load.now()
     await asyncio.to_thread(happening)
     result = await running
@@ -215,8 +219,8 @@ def measure_speed(options: argparse.Namespace, tell: Tell) -> Section:
         write_byte_tokenizer(folder, vocab_size)
         half = replace(config, kv_memory="1GiB", num_threads=1, max_num_seqs=32)
         servers = {
-            "one engine": stack.enter_context(ServerProcess(replace(config, num_threads=2))),
-            "two engines": stack.enter_context(ServerProcess(half, options=("--replicas", "2"))),
+            "one engine": stack.enter_context(ServerProcess(replace(config, num_threads=2), options=ANY_QUEUE)),
+            "two engines": stack.enter_context(ServerProcess(half, options=("--replicas", "2", *ANY_QUEUE))),
         }
         for number in range(-1, options.repeat):  # the first does not count
             tell(f"speed: run {number + 1} of {options.repeat}")
