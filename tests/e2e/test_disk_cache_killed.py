@@ -72,7 +72,7 @@ def test_the_first_answer_after_a_kill_reports_what_came_from_disk(tmp_path: Pat
         server.kill()
     with served_process(tmp_path, *arguments) as server, LiveLines(server.port) as live:
         live.until(lambda _: True)
-        answer = server.complete(fields(0, max_tokens=400, ignore_eos=True))  # for longer than a frame
+        answer = server.complete(fields(0, max_tokens=1600, ignore_eos=True))  # for longer than a frame
         picture = live.until(lambda found: found.tokens_from_disk > 0)
         totals = picture.last["totals"]
     usage = answer["usage"]["prompt_tokens_details"]
