@@ -45,8 +45,6 @@ MAX_FRONT: Final = 5.0
 """Processor time of the process that listens, in percent of one processor."""
 ANY_QUEUE: Final = ("--max-queued-sequences", "10000", "--max-queued-tokens", "10000000", "--max-wait-s", "3600")
 """All requests come at once, and none shall be refused."""
-BEGUN: Final = 3
-"""Events of each stream before anything happens."""
 
 DESCRIPTION = "Measure what several engines behind one server lose when one is lost, and how fast they are."
 
@@ -156,7 +154,7 @@ async def _disturbed(
 
 
 def _have_begun(load: LoadRun, num_requests: int) -> bool:
-    return len(load.outcomes) == num_requests and all(len(outcome.events_s) >= BEGUN for outcome in load.outcomes)
+    return len(load.outcomes) == num_requests and all(outcome.events_s for outcome in load.outcomes)
 
 
 def _loss_section(found: dict[str, list[Disturbed]], options: argparse.Namespace) -> Section:
@@ -182,7 +180,7 @@ def _loss_section(found: dict[str, list[Disturbed]], options: argparse.Namespace
     ]
     text = (
         f"{options.streams} streams of the guide at once, {options.output_tokens} tokens each at temperature 0.8, on "
-        f"{NUM_ENGINES} engines with one thread each. When each has brought {BEGUN} events, one engine is killed "
+        f"{NUM_ENGINES} engines with one thread each. When each has begun, one engine is killed "
         "(kill -9), or all are restarted one after another. Pauses are the longest of each stream after that, with the "
         f"time to compute its tokens again. Median of {options.repeat} runs (min–max)."
     )
