@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +30,7 @@ def home() -> Iterator[ClusterHome]:
     try:
         yield found
     finally:
-        for process in found.processes():
-            with suppress(ProcessLookupError):
-                if process != os.getpid():
-                    os.kill(process, signal.SIGKILL)
+        found.end_all()
         for name, value in kept.items():
             os.environ.pop(name, None)
             if value is not None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,10 +39,7 @@ def pod_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterHome]:
     try:
         yield found
     finally:
-        for process in found.processes():
-            with suppress(ProcessLookupError):
-                if process != os.getpid():
-                    os.kill(process, signal.SIGKILL)
+        found.end_all()
         shutil.rmtree(folder, ignore_errors=True)
 
 

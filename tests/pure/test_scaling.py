@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidConfigError
-from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.routing.router import Router
 from quire.routing.scaling import IDLE_FOR_S, MOST_WAIT_S, WAITS_FOR_S, Load, Scaling
-from quire.simulate.cost.linear import LinearCost
-from quire.simulate.replica import EngineSetup, PagedEngine
+from quire.simulate.replica import PagedEngine
 from quire.simulate.result import SimulationResult
 from quire.simulate.scaled import ScalingPlan
 from quire.simulate.simulation import Simulation
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop
+from support.simulated_engines import SMALL, Answers
 
 RATE = 100
 """Prompt tokens that an engine computes in a second."""
@@ -118,34 +116,16 @@ def test_nothing_is_decided_while_an_engine_starts() -> None:
 
 # ---- simulated ------------------------------------------------------------------------------------------------------
 
-SETUP = EngineSetup(
-    KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)),)),
-    MemoryConfig(num_blocks=80),
-    SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24, max_model_len=100),
-    LinearCost(0.5, 0.05),
-)
-
-
-class Answers(OpenLoop):
-    """Notes what was answered."""
-
-    def __init__(self, requests: list[OfferedRequest]) -> None:
-        super().__init__(requests)
-        self.texts: dict[str, list[int]] = {}
-
-    def ended(self, request_id: str, output: array[int], now_s: float) -> None:
-        self.texts[request_id] = output.tolist()
-
 
 def test_replicas_come_with_the_load_and_go_after_it_and_no_text_changes() -> None:
     busy = [OfferedRequest(f"b{n}", 0.5 * n, array("i", [n % 7] * 20), 10) for n in range(240)]
     quiet = [OfferedRequest(f"q{n}", 200.0 + 40.0 * n, array("i", [n] * 8), 3) for n in range(40)]
     whole, scaled, fixed = (Answers([*busy, *quiet]) for _ in range(3))
-    Simulation([PagedEngine(SETUP)], whole).run()
+    Simulation([PagedEngine(SMALL)], whole).run()
 
     def simulate(source: Answers, least: int) -> SimulationResult:
-        engines = [PagedEngine(SETUP) for _ in range(3)]
-        plan = ScalingPlan(least, lambda: PagedEngine(SETUP), start_s=20.0)
+        engines = [PagedEngine(SMALL) for _ in range(3)]
+        plan = ScalingPlan(least, lambda: PagedEngine(SMALL), start_s=20.0)
         return Simulation(engines, source, router=Router(4, b""), plan=plan).run()
 
     result, all_the_time = simulate(scaled, 1), simulate(fixed, 3)
@@ -154,13 +134,13 @@ def test_replicas_come_with_the_load_and_go_after_it_and_no_text_changes() -> No
     assert 1.0 < result.mean_replicas < 2.5
     assert [replica.num_requests > 0 for replica in result.replicas] == [True, True, True]
     assert (
-        result.latencies["ttft_s"].p99 < Simulation([PagedEngine(SETUP)], Answers(busy)).run().latencies["ttft_s"].p99
+        result.latencies["ttft_s"].p99 < Simulation([PagedEngine(SMALL)], Answers(busy)).run().latencies["ttft_s"].p99
     )
 
 
 def test_plans_that_cannot_be_are_refused() -> None:
-    for plan in (ScalingPlan(0, lambda: PagedEngine(SETUP)), ScalingPlan(3, lambda: PagedEngine(SETUP))):
+    for plan in (ScalingPlan(0, lambda: PagedEngine(SMALL)), ScalingPlan(3, lambda: PagedEngine(SMALL))):
         with pytest.raises(InvalidConfigError, match="least replicas is"):
-            Simulation([PagedEngine(SETUP) for _ in range(2)], OpenLoop([]), plan=plan)
+            Simulation([PagedEngine(SMALL) for _ in range(2)], OpenLoop([]), plan=plan)
     with pytest.raises(InvalidConfigError, match="start time is"):
-        Simulation([PagedEngine(SETUP)], OpenLoop([]), plan=replace(plan, least=1, start_s=-1.0))
+        Simulation([PagedEngine(SMALL)], OpenLoop([]), plan=replace(plan, least=1, start_s=-1.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -26,6 +26,7 @@ from quire.simulate.workload.conversations import Conversations, Turns
 from quire.simulate.workload.drawn import DrawnPrompts, SharedPrefixes, drawn_requests
 from quire.simulate.workload.lengths import UniformLengths
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop, RequestSource
+from support.simulated_engines import SMALL, Answers
 
 LARGE = EngineSetup(
     KVCacheSpec(16, 1, 8, "float32", (KVGroup((0,)),)),
@@ -34,12 +35,6 @@ LARGE = EngineSetup(
     LinearCost(0.006, 3e-5),
 )
 """About a model of eight billion weights on a large card."""
-SMALL = EngineSetup(
-    KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)),)),
-    MemoryConfig(num_blocks=80),
-    SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24, max_model_len=100),
-    LinearCost(0.5, 0.05),
-)
 
 
 def prefixed(count: int, num_tokens: int, rate: float, pattern: str = POISSON) -> RequestSource:
@@ -99,18 +94,6 @@ def test_late_and_lost_reports_cost_little() -> None:
 
 
 # ---- faults ---------------------------------------------------------------------------------------------------------
-
-
-class Answers(OpenLoop):
-    """Notes what was answered."""
-
-    def __init__(self, requests: Sequence[OfferedRequest]) -> None:
-        super().__init__(requests)
-        self.texts: dict[str, list[int]] = {}
-
-    def ended(self, request_id: str, output: array[int], now_s: float) -> None:
-        assert request_id not in self.texts
-        self.texts[request_id] = output.tolist()
 
 
 def requests_for(rng: random.Random) -> list[OfferedRequest]:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.config import MemoryConfig
 from quire.core.errors import InvalidConfigError
-from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.routing.router import ROUTERS, Router
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.faults import NO_FAULTS
@@ -21,25 +20,7 @@ from quire.simulate.result import SimulationResult
 from quire.simulate.simulation import Simulation
 from quire.simulate.split import ReceivedCost, Split
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop
-
-SMALL = EngineSetup(
-    KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)),)),
-    MemoryConfig(num_blocks=80),
-    SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24, max_model_len=100),
-    LinearCost(0.5, 0.05),
-)
-
-
-class Answers(OpenLoop):
-    """Notes what was answered."""
-
-    def __init__(self, requests: list[OfferedRequest]) -> None:
-        super().__init__(requests)
-        self.texts: dict[str, list[int]] = {}
-
-    def ended(self, request_id: str, output: array[int], now_s: float) -> None:
-        assert request_id not in self.texts
-        self.texts[request_id] = output.tolist()
+from support.simulated_engines import SMALL, Answers
 
 
 def simulate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,13 @@ class ClusterHome:
                 if f"HOME={self.folder}".encode() in environ and what.encode() in command:
                     found.append(int(entry.name))
         return sorted(found)
+
+    def end_all(self) -> None:
+        """Kill what is left of them."""
+        for process in self.processes():
+            with suppress(ProcessLookupError):
+                if process != os.getpid():
+                    os.kill(process, signal.SIGKILL)
 
     @staticmethod
     def parent(process: int) -> int:
