@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -221,40 +222,55 @@ def test_time_runs_out(folder: Path) -> None:
 
 
 @pytest.fixture
-def failing(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tokenizer that cannot decode a token which comes somewhere in the middle of a text."""
+def failing(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> Event:
+    """A tokenizer that decodes no token but those of the prompt while the event is set, as it is at first."""
     tokenizer = server.llm.tokenizer
     assert tokenizer is not None
-    has = tokenizer.has
-    answer = server.post("/v1/completions", ENDLESS | {"max_tokens": 60, "return_token_ids": True})
-    token_ids = answer.value["choices"][0]["token_ids"]
-    poison = [token_id for index, token_id in enumerate(token_ids) if token_id not in token_ids[:index]][-1]
-    assert token_ids.index(poison) > 20, "the beginning of a stream may come in one piece"
+    has, fails = tokenizer.has, Event()
+    fails.set()
 
     def fail(token_id: int) -> bool:
-        if token_id == poison:
+        if fails.is_set() and token_id not in ENDLESS["prompt"]:
             raise ZeroDivisionError("no such text")
         return has(token_id)
 
     monkeypatch.setattr(tokenizer, "has", fail)
+    return fails
 
 
-def test_a_request_that_fails_ends_alone_and_is_not_tried_again(server: RunningServer, failing: None) -> None:
-    fields = ENDLESS | {"max_tokens": 60}
+def test_a_request_that_fails_ends_alone_and_is_not_tried_again(server: RunningServer, failing: Event) -> None:
+    fields = ENDLESS | {"max_tokens": 20_000}
     answer = server.post("/v1/completions", fields)
     assert (answer.status, answer.error["code"], answer.error["type"]) == (500, "generation_failed", "server_error")
     assert answer.headers["x-should-retry"] == "false"
-    stream = server.post("/v1/completions", fields | {"stream": True})
-    assert stream.status == 200
-    assert stream.events[-1]["error"]["code"] == "generation_failed"
-    assert not stream.is_done
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
     model = server.services.model_names[0]
     with server.client(max_retries=2) as client:
-        with pytest.raises(InternalServerError):
-            client.completions.create(model=model, prompt=[5, 6, 7], **greedy)
-        with pytest.raises(APIError, match="no such text"):
-            list(client.completions.create(model=model, prompt=[5, 6, 7], stream=True, **greedy))
+        for stream in (False, True):
+            with pytest.raises(InternalServerError, match="no such text"):
+                client.completions.create(model=model, prompt=[5, 6, 7], stream=stream, **greedy)
+
+
+def test_a_stream_that_fails_once_it_has_begun_ends_with_an_event(server: RunningServer, failing: Event) -> None:
+    failing.clear()
+    with closing(send(server, "/v1/completions", ENDLESS | {"max_tokens": 20_000, "stream": True})) as connection:
+        data = connection.recv(4096)
+        assert data.startswith(b"HTTP/1.1 200")
+        failing.set()
+        while more := connection.recv(65536):
+            data += more
+            if b"generation_failed" in data:
+                break
+    assert b"generation_failed" in data
+    assert b"[DONE]" not in data
+    failing.clear()
+    model = server.services.model_names[0]
+    with server.client(max_retries=2) as client, pytest.raises(APIError, match="no such text"):
+        extra = {"ignore_eos": True}
+        for _ in client.completions.create(
+            model=model, prompt=[5, 6, 7], stream=True, temperature=0, max_tokens=20_000, extra_body=extra
+        ):
+            failing.set()
 
 
 def test_a_full_queue_answers_before_a_stream_begins(folder: Path) -> None:

@@ -137,19 +137,20 @@ class BundleAnswer(LongAnswer):
     async def write(self, send: Send) -> None:
         """Send the bundle."""
         path, run = self._path, self._bundles.run
-        limit_s = self._services.config.request_timeout_s
-        async with deadline(limit_s), self._bundles.opened(lambda: RunningStore(path)) as store:
-            blocks = await run(lambda: self._chain(store))
-            headers = [(b"content-type", MEDIA_TYPE.encode())]
-            headers.append((b"content-length", b"%d" % store.bundle_bytes(len(blocks))))
-            pieces = store.pieces(blocks)
-            piece = await run(lambda: next(pieces, b""))
-            self.has_begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while piece:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        async with deadline(self._services.config.request_timeout_s):
+            async with self._bundles.opened(lambda: RunningStore(path)) as store:
+                blocks = await run(lambda: self._chain(store))
+                headers = [(b"content-type", MEDIA_TYPE.encode())]
+                headers.append((b"content-length", b"%d" % store.bundle_bytes(len(blocks))))
+                pieces = store.pieces(blocks)
                 piece = await run(lambda: next(pieces, b""))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                self.has_begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                while following := await run(lambda: next(pieces, b"")):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    piece = following
+            # The last piece goes out with the turn given back: a client that has it all may ask for the next bundle.
+            await send({"type": "http.response.body", "body": piece, "more_body": False})
 
     def _chain(self, store: RunningStore) -> list[KeptBlock]:
         try:
