@@ -110,10 +110,10 @@ class GuessPlanner:
             self._budget.note_plain(num_requests, num_running, result.duration_us)
             return
         drafts = [(chunk.request, len(chunk.drafts)) for chunk in record.chunks if chunk.drafts]
-        self._budget.foresee(num_requests, drafts, depths, is_search=is_search)
+        took_us = result.duration_us + max(depths, default=0) * result.draft_us
+        self._budget.foresee(num_requests, drafts, depths, took_us=took_us, is_search=is_search)
         self._budget.note_step(num_requests, record.num_tokens, result.duration_us, is_search=is_search)
         self._budget.note_pass(len(depths), result.draft_us)
-        took_us = result.duration_us + max(depths, default=0) * result.draft_us
         self._budget.note_search(num_running, sum(result.num_tokens), took_us, is_search=is_search or bool(drafts))
 
     def take_up(self, request: Request, most: int) -> array[int]:

@@ -116,6 +116,7 @@ class Foreseen:
 
     with_us: float = 0.0
     without_us: float = 0.0
+    taken_us: float = 0.0  # by the same steps, as measured
 
     @property
     def gain(self) -> float:
@@ -311,9 +312,10 @@ class DraftBudget:
         drafts: Sequence[tuple[Request, int]],
         depths: Sequence[int] = (),
         *,
+        took_us: int,
         is_search: bool = True,
     ) -> None:
-        """Add a step whose result is in to what is foreseen, by what was known before it. Mutates.
+        """Add a step that took so long to what is foreseen, by what was known before it. Mutates.
 
         `depths`: how many tokens the draft model guessed, for each request that it guessed for.
         """
@@ -328,6 +330,7 @@ class DraftBudget:
         step_us = self._step_us(num_requests, num_tokens) if drafts or is_search else plain_us
         self.foreseen.with_us += step_us + max(depths, default=0) * self._pass_us(len(depths))
         self.foreseen.without_us += plain_us * expected / num_requests
+        self.foreseen.taken_us += took_us
 
     def note_step(self, num_requests: int, num_tokens: int, duration_us: int, *, is_search: bool = False) -> None:
         """A step of decodes, and of guesses if it has more tokens, took so long; 0: nobody measured. Mutates."""
@@ -342,6 +345,7 @@ class DraftBudget:
             plain_us = self._plain_us(num_requests)
             self.foreseen.with_us += plain_us
             self.foreseen.without_us += plain_us
+            self.foreseen.taken_us += duration_us if plain_us else 0
             self.plain_times.note(num_requests, float(duration_us))
             self.trials.note(num_running, num_brought=0, duration_us=0, plain_us=0, is_search=False)
 

@@ -116,16 +116,18 @@ class Turn:
     num_right: int
     foreseen_off_s: float
     foreseen_on_s: float
+    taken_s: float
+    """Of `on_s`, by the steps for which a time was foreseen."""
 
     @property
     def foreseen_gain(self) -> float:
-        """How many times as fast with guesses by what was foreseen of the steps that generate; prompts are as without.
+        """How many times as fast with guesses by what was foreseen; what was not, as for prompts, is as measured.
 
-        >>> Turn(2.0, 1.0, 9, 9, 9, 9, foreseen_off_s=1.5, foreseen_on_s=0.5).foreseen_gain
+        >>> Turn(2.0, 1.0, 9, 9, 9, 9, foreseen_off_s=1.5, foreseen_on_s=0.5, taken_s=0.5).foreseen_gain
         2.0
         """
-        prompts_s = max(0.0, self.off_s - self.foreseen_off_s)
-        return self.off_s / (prompts_s + self.foreseen_on_s)
+        others_s = max(0.0, self.on_s - self.taken_s)
+        return (others_s + self.foreseen_off_s) / (others_s + self.foreseen_on_s)
 
 
 def measure_speculation(options: argparse.Namespace, tell: Tell) -> Section:
@@ -240,4 +242,5 @@ def _turn(
         num_right=after.num_right_guesses - before.num_right_guesses,
         foreseen_off_s=(now.without_us - foreseen.without_us) / 1e6,
         foreseen_on_s=(now.with_us - foreseen.with_us) / 1e6,
+        taken_s=(now.taken_us - foreseen.taken_us) / 1e6,
     )
