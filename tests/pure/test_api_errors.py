@@ -222,7 +222,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     "engine_unavailable": (
         errors.engine_unavailable(0.0),
         *(503, "service_unavailable_error", "engine_unavailable", None, after(1, 1)),
-        "the engine is not available at the moment; try again later",
+        "the engine is starting, or was lost and starts again; try again later",
     ),
     "generation_failed": (
         errors.generation_failed("the tokenizer is broken"),

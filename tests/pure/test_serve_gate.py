@@ -293,6 +293,7 @@ def test_who_would_wait_too_long_is_turned_away(per_second: float) -> None:
             gated.enter(1, 1)
         except ApiError as error:
             assert (error.status, error.detail.code) == (503, "server_is_overloaded")
+            assert "would wait longer than 10 seconds (max_wait_s)" in error.detail.message
             break
         num_let_in += 1
     assert num_let_in == pytest.approx(10 * per_second, rel=0.15)

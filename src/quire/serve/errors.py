@@ -294,9 +294,9 @@ def too_many_bytes(limit: int, retry_after_s: float) -> ApiError:
     return ApiError(503, message, type=UNAVAILABLE, code="server_is_overloaded", headers=_retry_after(retry_after_s))
 
 
-def overloaded(retry_after_s: float) -> ApiError:
-    """Return the answer where the queue is full."""
-    message = "the server is overloaded: its queue is full; try again later"
+def overloaded(retry_after_s: float, why: str = "its queue is full") -> ApiError:
+    """Return the answer where no more can wait."""
+    message = f"the server is overloaded: {why}; try again later"
     return ApiError(503, message, type=UNAVAILABLE, code="server_is_overloaded", headers=_retry_after(retry_after_s))
 
 
@@ -320,7 +320,7 @@ def draining(retry_after_s: float) -> ApiError:
 
 def engine_unavailable(retry_after_s: float) -> ApiError:
     """Return the answer where the engine is not running: it is starting, or was lost and is started again."""
-    message = "the engine is not available at the moment; try again later"
+    message = "the engine is starting, or was lost and starts again; try again later"
     return ApiError(503, message, type=UNAVAILABLE, code="engine_unavailable", headers=_retry_after(retry_after_s))
 
 

@@ -270,7 +270,7 @@ class Gate:
         if why is not None:
             self._warn_of_full_queue()
             self.refusals_of[tenant.name] += 1
-            raise self._refused(why, overloaded(self.retry_after_s))
+            raise self._refused(why, self._overloaded(why))
 
     def enter(self, tenant: Tenant, num_sequences: int, num_tokens: int) -> Visit:
         """Admit a request of this many sequences and prompt tokens; raises `ApiError` if it must retry later. Mutates.
@@ -353,6 +353,12 @@ class Gate:
     def _refused(self, why: Refusal, answer: ApiError) -> ApiError:
         self.refusals[why] += 1
         return answer
+
+    def _overloaded(self, why: Refusal) -> ApiError:
+        if why is Refusal.WAIT:
+            sentence = f"a new request would wait longer than {self.limits.max_wait_s:g} seconds (max_wait_s)"
+            return overloaded(self.retry_after_s, sentence)
+        return overloaded(self.retry_after_s)
 
     def _warn_of_full_queue(self) -> None:
         """Say it once in a while, not for every call that is refused."""

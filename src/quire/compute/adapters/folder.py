@@ -124,6 +124,9 @@ def read_adapter(folder: Path, spec: DecoderSpec, max_rank: int, digest: str | N
     Reads its settings and the header of its weights. A digest that is given is not taken again here: reading the
     weights compares it with the files.
     """
+    if not is_gguf(folder) and not is_there(folder / SETTINGS_FILE):
+        allowed = f"a folder with {SETTINGS_FILE} and {WEIGHTS_FILE}, or an adapter's GGUF file"
+        raise CheckpointError("adapter", str(folder), allowed)
     digest, base = digest or _digest(folder), None
     if is_gguf(folder):
         settings = gguf_settings(GgufHeader.read_one(folder))
