@@ -83,7 +83,6 @@ class KVCacheManager:
         self.config = config
         self._block_size = spec.block_size
         self._groups = spec.groups
-        self._windows = [group for group, kind in enumerate(spec.groups) if kind.window is not None]
         self._full_groups = [group for group, kind in enumerate(spec.groups) if kind.window is None]
         self._hasher = hasher = BlockHasher(config.hash_key, config.hash_bits)
         self.index = create_prefix_index(
