@@ -92,6 +92,7 @@ CpuFeatures decode_cpu_features(const CpuidWords& words) {
     const bool tile = has_tiles(words) && words.tiles_granted;
 
     CpuFeatures features;
+    features.pclmulqdq = has_bit(words.leaf1_ecx, 1);
     features.avx2 = avx && has_bit(words.leaf7_ebx, 5);
     features.fma = avx && has_bit(words.leaf1_ecx, 12);
     features.f16c = avx && has_bit(words.leaf1_ecx, 29);

@@ -14,6 +14,9 @@ def cpu_features() -> dict[str, bool]:
 def instruction_set() -> Literal["portable", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx"]:
     """The best form of the kernels here: portable, avx2, avx2_vnni, avx512, avx512_bf16 or amx."""
 
+def crc32(data: bytes | bytearray | memoryview, before: int = 0) -> int:
+    """The checksum of bytes that zlib.crc32 gives, behind bytes whose checksum is `before`."""
+
 def kernel_names() -> list[str]:
     """The instruction sets that this machine has kernels for, the fastest last."""
 

@@ -17,6 +17,7 @@
 namespace quire {
 
 struct CpuFeatures {
+    bool pclmulqdq = false;  // products without carries, of the narrow registers that every system saves
     bool avx2 = false;
     bool fma = false;
     bool f16c = false;

@@ -14,13 +14,13 @@ from __future__ import annotations
 import json
 import os
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
+from quire.compute.worker.store.checksum import crc32
 from quire.compute.worker.store.closed import tenants_of
 from quire.compute.worker.store.identity import fingerprint
 from quire.compute.worker.store.record import FoundRecord, read_record, write_record
@@ -89,7 +89,7 @@ def beginning_bytes(meta: Mapping[str, Any], count: int) -> bytes:
     """Return what a file of this many blocks begins with."""
     text = json.dumps(meta).encode()
     head = _HEAD.pack(MAGIC, len(text), count) + text
-    return head + _CHECKSUM.pack(zlib.crc32(head))
+    return head + _CHECKSUM.pack(crc32(head))
 
 
 def _write_blocks(store: SlotFile, file: BinaryIO, block_size: int, tenant: str | None) -> int:
@@ -102,7 +102,7 @@ def _write_blocks(store: SlotFile, file: BinaryIO, block_size: int, tenant: str 
             store.read(block.slot, buffer)
         except DamagedBlockError:
             continue
-        file.write(write_record(block, zlib.crc32(buffer), block_size))
+        file.write(write_record(block, crc32(buffer), block_size))
         file.write(buffer)
         written.add(block.serial)
         count += 1
@@ -131,7 +131,7 @@ def read_beginning(read: Callable[[int], bytes]) -> tuple[dict[str, Any], int] |
     if num_bytes is None:
         return None
     text, checksum = read(num_bytes - HEAD_BYTES - _CHECKSUM.size), read(_CHECKSUM.size)
-    if checksum != _CHECKSUM.pack(zlib.crc32(head + text)):
+    if checksum != _CHECKSUM.pack(crc32(head + text)):
         return None
     try:
         meta = json.loads(text)
@@ -196,7 +196,7 @@ class _Intake:
         parent = self._renamed.get(block.parent)
         if parent is None:  # once there is no room, nothing more comes in: its parent may be among what was left out
             return "damaged" if self._free else "left_out"
-        if len(data) != self._store.block_bytes or zlib.crc32(data) != record.checksum:  # it may be cut meanwhile
+        if len(data) != self._store.block_bytes or crc32(data) != record.checksum:  # it may be cut meanwhile
             return "damaged"
         content = (parent, block.tokens, block.scope)
         serial = self._serials.get(content, self._last_serial + 1)

@@ -9,9 +9,9 @@ protection from an enemy: who can write here can write the model too.
 from __future__ import annotations
 
 import struct
-import zlib
 from typing import Final, NamedTuple
 
+from quire.compute.worker.store.checksum import crc32
 from quire.core.errors import StepLogError
 from quire.core.kept_block import MAX_SCOPE_BYTES, TOKEN_BYTES, KeptBlock, read_scope, record_bytes, scope_bytes
 
@@ -34,7 +34,7 @@ def write_record(block: KeptBlock, checksum: int, block_size: int) -> bytes:
         raise ValueError("a record has no room for this scope, or for these tokens")
     head = _HEAD.pack(MAGIC, checksum, block.serial, block.parent, block.group, len(scope))
     body = (head + block.tokens + scope).ljust(record_bytes(block_size) - _CHECKSUM.size, b"\0")
-    return body + _CHECKSUM.pack(zlib.crc32(body))
+    return body + _CHECKSUM.pack(crc32(body))
 
 
 def read_record(data: bytes, slot: int, block_size: int) -> FoundRecord | None:
@@ -48,7 +48,7 @@ def read_record(data: bytes, slot: int, block_size: int) -> FoundRecord | None:
     if len(data) != record_bytes(block_size) or not data.startswith(MAGIC):
         return None
     body = data[: -_CHECKSUM.size]
-    if _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0] != zlib.crc32(body):
+    if _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0] != crc32(body):
         return None
     _, checksum, serial, parent, group, scope_length = _HEAD.unpack(body[: _HEAD.size])
     tokens_end = _HEAD.size + TOKEN_BYTES * block_size

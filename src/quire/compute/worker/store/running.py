@@ -7,11 +7,11 @@ and the parent that are expected, and the bytes must have its checksum. Whatever
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from quire.compute.worker.store.checksum import crc32
 from quire.compute.worker.store.closed import meta_of
 from quire.compute.worker.store.portable import beginning_bytes
 from quire.compute.worker.store.record import FoundRecord, read_record, write_record
@@ -78,7 +78,7 @@ class RunningStore:
         size = record_bytes(self._block_size)
         record = read_record(os.pread(self._index, size, slot * size), slot, self._block_size)
         data = os.pread(self._blocks, self._block_bytes, slot * slot_bytes(self._block_bytes))
-        if record is None or len(data) < self._block_bytes or zlib.crc32(data) != record.checksum:
+        if record is None or len(data) < self._block_bytes or crc32(data) != record.checksum:
             raise DamagedBlockError(f"slot {slot} holds no whole block")
         return record, data
 

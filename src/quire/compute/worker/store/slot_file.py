@@ -16,11 +16,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from quire.compute.worker.store.checksum import crc32
 from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import MARK, StoreFolder
 from quire.compute.worker.store.record import read_record, write_record
@@ -136,7 +136,7 @@ class SlotFile:
         self._require(block.slot, data)
         self.void(block.slot)
         self._reserve(block.slot)
-        checksum = zlib.crc32(data)
+        checksum = crc32(data)
         try:
             self._calls.write(self._blocks, data, block.slot * self._slot_bytes)
             record = write_record(block, checksum, self.block_size)
@@ -175,7 +175,7 @@ class SlotFile:
             if error.errno == errno.ENODATA:
                 raise DamagedBlockError(f"slot {slot} is cut off") from error
             raise
-        if zlib.crc32(buffer) != checksum:
+        if crc32(buffer) != checksum:
             raise DamagedBlockError(f"the bytes of slot {slot} are not those that were written")
 
     def void(self, slot: int) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import zlib
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
+from quire.compute.worker.store.checksum import crc32
 from quire.compute.worker.store.portable import HEAD_BYTES, beginning_size, form_of, read_beginning
 from quire.compute.worker.store.record import FoundRecord, read_record
 from quire.compute.worker.store.slot_file import DamagedBlockError
@@ -129,7 +129,7 @@ class Intake:
         block_size, where = self._limits.meta["block_size"], f"a bundle whose block {self.num_blocks}"
         head = record_bytes(block_size)
         record, data = read_record(bytes(entry[:head]), self.num_blocks, block_size), entry[head:]
-        if record is None or zlib.crc32(data) != record.checksum:
+        if record is None or crc32(data) != record.checksum:
             raise _refused(f"{where} is damaged")
         block = record.block
         if block.parent not in self._serials or block.group >= len(self._limits.meta["identity"]["kv"]["groups"]):
@@ -187,7 +187,7 @@ def read_spooled(store: BlockStore, block_bytes: int) -> bytes:
     except OSError as error:
         raise DamagedBlockError(str(error)) from error
     record, data = read_record(entry[:head], store.block, block_size), entry[head:]
-    if record is None or not _is_same(record, store.kept) or zlib.crc32(data) != record.checksum:
+    if record is None or not _is_same(record, store.kept) or crc32(data) != record.checksum:
         raise DamagedBlockError(f"block {store.block} of {store.bundle} is not what was checked")
     return data
 
