@@ -35,10 +35,10 @@ class Meddler(StoreCourier):
         super().__init__()
         self.meddle: Callable[[], Awaitable[None]] | None = None
 
-    async def move(self, engines: Engines, errand: Errand, found: StoredBlocks) -> int:
+    async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
         if self.meddle is not None:
             await self.meddle()
-        return await super().move(engines, errand, found)
+        return await super().move(engines, errand, stored)
 
 
 class Pair:

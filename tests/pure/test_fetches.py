@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.kept_block import FetchError
 from quire.core.request import CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.engine.commands import Abort, Add
@@ -25,7 +26,6 @@ from quire.engine.replicas.fetches import (
     RETRY_EVERY,
     Engines,
     Errand,
-    FetchError,
     Fetches,
     StoredBlocks,
 )
@@ -52,7 +52,7 @@ class Script:
             return None
         return StoredBlocks("", "", tuple(range(len(errand.tokens) // 4)))
 
-    async def move(self, engines: Engines, errand: Errand, found: StoredBlocks) -> int:
+    async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
         if self.fate == "hangs":
             await asyncio.Event().wait()
         if self.fate == "is stuck":

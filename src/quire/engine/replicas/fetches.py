@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from quire.core.clock import Clock
-from quire.core.kept_block import may_be_kept
+from quire.core.kept_block import FetchError, may_be_kept
 from quire.core.request import CacheScope
 from quire.engine.commands import Add, AnyCommand
 from quire.engine.records.stats import EngineStats, ModelState
@@ -45,14 +45,6 @@ CLOSING_S: Final = 1.0
 DONE, THERE, LATE, LEFT = "done", "there already", "late", "left"
 BUSY, NOT_WORTH = "busy", "not worth it"
 FAILED: Final = "failed"
-
-
-class FetchError(Exception):
-    """A prefix does not come. `reason`: as it is counted."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class Engines(Protocol):
@@ -100,7 +92,7 @@ class Courier(Protocol):
         """Have the source write the blocks to its disk; None: the target has them all."""
         ...
 
-    async def move(self, engines: Engines, errand: Errand, found: StoredBlocks) -> int:
+    async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
         """Copy what was found, and have the target take it in; return how many bytes that were."""
         ...
 
@@ -265,15 +257,15 @@ class Fetches:
 
     async def _move(self, errand: Errand, num_blocks: int) -> str:
         began_s = self._clock.now()
-        found = await self._courier.ask(self._engines, errand)
+        stored = await self._courier.ask(self._engines, errand)
         asked_s = self._clock.now()
         self.rates.note_asked(asked_s - began_s)
-        if found is None:
+        if stored is None:
             return THERE
-        num_bytes = await self._courier.move(self._engines, errand, found)
+        num_bytes = await self._courier.move(self._engines, errand, stored)
         moved_s = self._clock.now()
         self.rates.note_moved(num_blocks, moved_s - asked_s)
-        self.num_blocks += len(found.slots)
+        self.num_blocks += len(stored.slots)
         self.num_bytes += num_bytes
         self.seconds += moved_s - began_s
         return DONE

@@ -13,22 +13,20 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-from quire.compute.worker.store.spool import Intake
 from quire.core.errors import ExecutionError
-from quire.core.kept_block import CacheJob
+from quire.core.kept_block import CacheJob, KeptBlock
 from quire.core.request import CacheScope
 from quire.engine.commands import Add, EndJob, KeepPrompt, TakeBlocks
 from quire.engine.records.stats import EngineStats, ReplicaStats
 from quire.engine.replicas.fetches import Engines
-from quire.serve.bundles import Bundles
 
 LOOK_S: Final = 0.01
+ReadBlocks = Callable[[int, int], Awaitable[tuple[KeptBlock, ...]]]
 BLOCKS_AT_ONCE: Final = 128
 """Blocks of a bundle that an engine takes note of between two steps."""
 
@@ -81,16 +79,19 @@ class CacheJobs:
             return [Kept(replica, *await self._ended(job, replica)) for replica in replicas]
 
     async def take(
-        self, intake: Intake, scope: CacheScope, bundles: Bundles, replicas: Sequence[int] | None = None
+        self, bundle: str, num_blocks: int, read: ReadBlocks, replicas: Sequence[int] | None = None
     ) -> list[CacheJob]:
-        """Have engines, all by default, take in a bundle that was checked; return what became of its blocks in each."""
+        """Have engines, all by default, take in a bundle that was checked; return what became of its blocks in each.
+
+        `bundle`: its file, of which `read` returns blocks from a place to another.
+        """
         states = list[CacheJob]()
         with self._job(list(engines_of(self._model)) if replicas is None else replicas) as job:
-            for first in range(0, intake.num_blocks, BLOCKS_AT_ONCE):
-                end = min(first + BLOCKS_AT_ONCE, intake.num_blocks)
-                blocks = await bundles.run(partial(intake.blocks, first, end, scope))
+            for first in range(0, num_blocks, BLOCKS_AT_ONCE):
+                end = min(first + BLOCKS_AT_ONCE, num_blocks)
+                blocks = await read(first, end)
                 for replica in job.restarts:
-                    self._model.send_to(replica, TakeBlocks(job.name, str(intake.spool.path), blocks))
+                    self._model.send_to(replica, TakeBlocks(job.name, bundle, blocks))
                 states = [(await self._ended(job, replica, num_seen=end))[1] for replica in job.restarts]
         return states or [CacheJob()] * len(job.restarts)
 
