@@ -124,9 +124,11 @@ def test_a_prefix_is_fetched_or_computed_to_the_same_bits(tmp_path: Path, monkey
         answers = await asyncio.gather(*(pair.ask(prompt, 1) for _ in range(3)))
         assert (answers, pair.counts) == ([first] * 3, {"done": 2, "left": 1}), "three requests wait for one fetch"
 
+        store = Path(pair.set.replicas[0].stats.disk_store)
+
         async def evict() -> None:
             pair.llm.send_to(0, Clear())
-            await until(lambda: not pair.set.replicas[0].stats.num_kept_blocks)
+            await until(lambda: not any((store / "slots.idx").read_bytes()))
 
         pair.courier.meddle = evict
         await pair.both()
@@ -139,8 +141,6 @@ def test_a_prefix_is_fetched_or_computed_to_the_same_bits(tmp_path: Path, monkey
         assert (await pair.ask(prompt, 1), pair.counts["late"]) == (first, 1)
         pair.kill(0, signal.SIGCONT)
         limit_s = 300.0
-
-        store = Path(pair.set.replicas[0].stats.disk_store)
 
         async def lose_blocks() -> None:
             os.truncate(store / "blocks.bin", 0)
