@@ -8,7 +8,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,19 @@ import pytest
 
 from quire import EngineConfig, SamplingParams, cli
 from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.core.kept_block import FetchError
+from quire.core.request import CacheScope
 from quire.engine.process.connection import EngineConnection
 from quire.engine.process.messages import Configure
+from quire.engine.replicas import fetches
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.supervised import SupervisedLLM
+from quire.serve.replicas import relay as relay_module
 from quire.serve.replicas.access import address_of, require_reachable, require_token
+from quire.serve.replicas.landing import Landed
 from quire.serve.replicas.relay import Relay
-from quire.serve.replicas.remote_engine import RemoteEngine
+from quire.serve.replicas.remote_engine import LandingStore, RemoteEngine
+from quire.serve.replicas.store_courier import RelayCourier
 
 CONFIG = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1, max_num_seqs=16)
 NUM_STREAMS = 12
@@ -36,6 +42,7 @@ class OddLink:
         self.num_ended = 0
         self.relay = Relay("/", self._note_end)
         self.is_lost = False
+        self.lent = self.landed = tuple[Any, ...]()  # the last calls
         self._rng = random.Random(seed)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost = asyncio.Event()
@@ -60,19 +67,33 @@ class OddLink:
                 data = data[length:]
 
     def send(self, number: int, data: bytes) -> None:
-        task = asyncio.create_task(self._send_late(number, data))
+        self._later(self.relay.send(number, data))
+
+    def _later(self, call: Coroutine[Any, Any, None]) -> None:
+        async def make() -> None:
+            await asyncio.sleep(self._rng.choice([0.0, 0.001, 0.02]))
+            await call
+
+        task = asyncio.create_task(make())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _send_late(self, number: int, data: bytes) -> None:
-        await asyncio.sleep(self._rng.choice([0.0, 0.001, 0.02]))
-        await self.relay.send(number, data)
 
     async def end(self, patience_s: float) -> int:
         status = await self.relay.end(patience_s)
         if self.is_lost:
             raise ExecutionError("its relay is gone: the test has ended it")
         return status
+
+    def lend(self, *blocks: Any) -> object:
+        self.lent = blocks
+        return asyncio.ensure_future(self.relay.lend(*blocks))
+
+    async def land(self, number: int, lent: Any, store: LandingStore, scope: CacheScope) -> Landed:
+        self.landed = store, scope
+        return await self.relay.land(number, await lent, store, scope)
+
+    def take_off(self, number: int) -> None:
+        self._later(self.relay.take_off(number))
 
     def kill(self) -> None:
         pass  # it is no process
@@ -171,6 +192,48 @@ def test_texts_go_on_when_a_relay_is_lost(calm: list[Any]) -> None:
     assert failures == ["the engine process: its relay is gone: the test has ended it"]
     assert len(links.links) >= 2
     assert links.links[1].relay._process is not None and links.links[1].relay._process.poll() is not None
+
+
+def test_a_prefix_goes_from_relay_to_relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = Links()
+    monkeypatch.setattr(fetches.Fetches, "_limit_s", lambda *_: 300.0)
+    settings = ReplicaSettings(2, start=links.start, courier=RelayCourier())
+    sampling = SamplingParams(max_tokens=6, seed=3, temperature=0.9, ignore_eos=True)
+
+    async def ask(llm: SupervisedLLM, prompt: list[int], index: int) -> list[int]:
+        for each in llm.replicas.replicas:
+            (llm.replicas.open_to_requests if each.index == index else llm.replicas.close_to_requests)(each)
+        parts = [part async for delta in llm.deltas(await llm.prepare(prompt, sampling)) for part in delta.outputs]
+        return [token for part in parts for token in part.token_ids]
+
+    async def test() -> None:
+        config = replace(CONFIG, disk_cache=str(tmp_path))
+        async with asyncio.timeout(300), SupervisedLLM(config, replicas=settings) as llm:
+            while not all(replica.is_ready and replica.stats.disk_store for replica in llm.replicas.replicas):
+                await asyncio.sleep(0.005)
+            for number in range(3):
+                prompt = [5 + (number + index * index) % 200 for index in range(200)]
+                if number == 2:
+                    monkeypatch.setattr(relay_module, "MOST_LENT_BYTES", 1000)
+                assert await ask(llm, prompt, 0) == await ask(llm, prompt, 1)
+            stats = llm.stats()
+            assert (stats.fetches, stats.fetched_blocks_total) == ({"done": 2, "too large": 1}, 24)
+
+            monkeypatch.undo()
+            source = next(link for link in links.links if link.lent)
+            relay, target = next((link.relay, link.landed) for link in links.links if link.landed)
+            bundle = await source.relay.lend(*source.lent)
+            landed = await relay.land(98, bundle, *target)
+            await relay.take_off(99)
+            with pytest.raises(FetchError, match="left"):
+                await relay.land(99, bundle, *target)
+            assert [str(path) for path in tmp_path.glob("incoming-*")] == [landed.path], "what was taken off is gone"
+            await relay.take_off(98)
+            with pytest.raises(FetchError, match="damaged"):
+                await relay.land(100, bundle[:-1], *target)
+        assert not list(tmp_path.glob("incoming-*"))
+
+    asyncio.run(test())
 
 
 def test_an_engine_that_cannot_be_built_says_why(tmp_path: Path) -> None:

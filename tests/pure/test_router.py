@@ -15,7 +15,7 @@ from quire.core.request import CacheScope
 from quire.memory.cache_journal import CacheNews
 from quire.routing import router as routing
 from quire.routing.held_blocks import NO_CHANGE, HeldBlocks
-from quire.routing.router import LEAST_LOADED, LEAST_WORK, ROUND_ROBIN, Router
+from quire.routing.router import LEAST_LOADED, LEAST_WORK, ROUND_ROBIN, Loan, Router
 
 BLOCK = 2
 SCOPES = (CacheScope("a"), CacheScope("b", salt="s"), CacheScope("a", adapter="d"))
@@ -412,3 +412,23 @@ def test_a_survey_is_asked_for_once_for_a_gap_and_again_if_it_was_lost() -> None
     assert len(held) == 1
     assert held.note(CacheNews(8, 3, False, b"g" * 8, b"f" * 8)) == ([b"g" * 8], [b"f" * 8])
     assert b"f" * 8 not in held
+
+
+@given(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4))
+def test_another_engine_lends_what_it_holds_and_the_chosen_one_does_not_know(one: int, other: int, own: int) -> None:
+    tokens, scope = list(range(2 * BLOCK * 2)), SCOPES[1]
+    router = make_router()
+    for index, num_blocks in enumerate((one, other, own)):
+        engine = PlainEngine()
+        engine.holds = set(prefixes(scope, tokens)[:num_blocks])
+        router.note(index, engine.report(router))
+    for index in (0, 1):
+        router.pause(index)
+    prompt = router.prompt(array("i", tokens), scope)
+    assert router.choose("first", prompt) == 2
+    index = max((0, 1), key=(one, other).__getitem__)
+    expected = Loan(index, max(one, other), own) if max(one, other) > own else None
+    assert router.lender("first", prompt, [0, 1]) == expected
+    assert router.lender("first", prompt, []) is None
+    router.choose("second", prompt)
+    assert router.lender("second", prompt, [0, 1]) is None, "the first one computes it, or waits for it"

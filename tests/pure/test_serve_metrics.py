@@ -298,3 +298,13 @@ def test_a_disk_cache_is_counted_and_its_absence_is_not_told() -> None:
         "quire_disk_hit_tokens_total",
         "quire_disk_blocks_total",
     }
+
+
+def test_fetches_are_counted_by_what_became_of_them() -> None:
+    stats = EngineStats(fetches={"done": 3, "there already": 1}, fetched_blocks_total=40, fetched_bytes_total=9000)
+    families = told(Metrics(), stats)
+    fetches = families["quire_prefix_fetches_total"]
+    assert [fetches.value(outcome=outcome) for outcome in ("done", "there_already")] == [3, 1]
+    assert families["quire_prefix_fetched_blocks_total"].value() == 40
+    assert families["quire_prefix_fetched_bytes_total"].value() == 9000
+    assert families["quire_prefix_fetch_seconds_total"].value() == 0

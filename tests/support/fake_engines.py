@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from quire.core.clock import ManualClock
@@ -117,8 +118,8 @@ class FakeEngine:
         if news is not None and fault != "silent":
             self._queue.put_nowait(encode_message(Blocks(news))[LENGTH_BYTES:])
 
-    def tell_stats(self) -> None:
-        self._queue.put_nowait(Stats(self.client.stats()))
+    def tell_stats(self, **more: Any) -> None:
+        self._queue.put_nowait(Stats(replace(self.client.stats(), **more)))
 
     def _alive(self) -> list[Any]:
         return list(self.scheduler.requests.values())

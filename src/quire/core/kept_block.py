@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from quire.core.errors import QuireError
 from quire.core.request import CacheScope
 from quire.core.wire import WireReader, WireWriter
 
@@ -80,6 +81,14 @@ class CacheJob:
     num_seen: int = 0
     num_known: int = 0
     num_left_out: int = 0
+
+
+class FetchError(QuireError):
+    """A prefix does not come from another engine. `reason`: as it is counted."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def may_be_kept(scope: CacheScope) -> bool:

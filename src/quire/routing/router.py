@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from quire.core.errors import InvalidConfigError, InvariantError
 from quire.core.request import DEFAULT_SCOPE, CacheScope
@@ -42,6 +42,14 @@ ROUTES: Final = (PREFIX, LOAD, NEW, ONLY)
 no other takes requests."""
 REQUEST_WEIGHT: Final = 128
 """A request under way counts like this many waiting tokens: each step also generates for it."""
+
+
+class Loan(NamedTuple):
+    """Leading blocks of a prompt that an engine holds, of which the one that was chosen knows fewer."""
+
+    lender: int
+    num_held: int
+    num_known: int
 
 
 class RequestUnderWay:
@@ -185,6 +193,7 @@ class Router:
             raise InvalidConfigError("router", policy, f"one of {', '.join(ROUTERS)}")
         self.reads_blocks = policy == LEAST_WORK
         """Whether it goes by what engines hold, so that they are to report it."""
+        self.block_size = block_size
         self._names = PromptNames(block_size, hash_key)
         self._cost = COSTS[policy]
         self._targets: dict[int, Target] = {}
@@ -199,7 +208,7 @@ class Router:
         """An engine may be chosen from now on; it holds nothing yet. Mutates."""
         if index in self._targets:
             raise InvariantError(f"engine {index} is known to the router already")
-        self._targets[index] = Target(self._names.block_size)
+        self._targets[index] = Target(self.block_size)
 
     def pause(self, index: int) -> None:
         """Do not choose an engine that is silent or draining; its requests stay counted. Mutates; O(1)."""
@@ -259,6 +268,17 @@ class Router:
     def holder(self, prompt: RoutedPrompt, indices: Sequence[int]) -> int:
         """Return which of these engines holds the most of a prompt, the first of several. Does not mutate."""
         return max(indices, key=lambda index: self._targets[index].num_held(prompt))
+
+    def lender(self, request_id: str, prompt: RoutedPrompt, indices: Sequence[int]) -> Loan | None:
+        """Return what another engine holds of a prompt that was just sent and its own lacks. Does not mutate.
+
+        Of `indices` the engine that holds the most; None: none has more. Requests under way there do not count.
+        """
+        target = self._targets[self._places[request_id]]
+        num_known = len(prompt.digests) - len(target.requests[request_id].awaited)
+        index = self.holder(prompt, indices) if indices else None
+        num_held = 0 if index is None else self._targets[index].num_held(prompt)
+        return None if index is None or num_held <= num_known else Loan(index, num_held, num_known)
 
     def started(self, request_id: str) -> None:
         """The first token of a request came: its prompt is computed. Mutates; O(blocks that it computed)."""

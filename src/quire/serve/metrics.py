@@ -323,6 +323,18 @@ def _replica_families(stats: EngineStats) -> list[Family]:
         counter(
             "quire_requests_at_fault_total", "Requests ended because engines died with them.", stats.at_fault_total
         ),
+        by_label(
+            "quire_prefix_fetches_total",
+            "counter",
+            "Prefixes that another engine held, by what became of fetching them.",
+            "outcome",
+            {outcome.replace(" ", "_"): count for outcome, count in stats.fetches.items()},
+        ),
+        counter(
+            "quire_prefix_fetched_blocks_total", "KV blocks fetched from other engines.", stats.fetched_blocks_total
+        ),
+        counter("quire_prefix_fetched_bytes_total", "Bytes of these blocks.", stats.fetched_bytes_total),
+        counter("quire_prefix_fetch_seconds_total", "Time that fetching them took.", stats.fetch_s_total),
     ]
 
 

@@ -62,10 +62,13 @@ class EngineStats:
     loaded or stored. `disk_is_off`: it failed too often. `adapters`: by digest, whether each is ready, or what else.
     `num_host_blocks` is the memory on the host, of which `num_cached_host_blocks` hold copies of the prefix cache.
     `jobs`: what operators have asked of the cache, by name; `disk_store`: the folder of the store of the disk cache.
+    `token_us` and `load_us`: the measured time to compute a token and to load a block from disk; 0: not known yet.
 
     Of several engines these are sums, and `replicas` has what there is to tell of each. `continued_total` counts the
     texts that went on in another engine because theirs died, `moved_total` those that left one to be restarted, and
-    `at_fault_total` the requests that ended because three engines had died with them.
+    `at_fault_total` the requests that ended because three engines had died with them. `fetches` counts what became of
+    prefixes that another engine held (`quire.engine.replicas.fetches`); `fetched_blocks_total`, `fetched_bytes_total`
+    and `fetch_s_total` are of those that came.
     """
 
     num_running: int = 0
@@ -102,10 +105,16 @@ class EngineStats:
     adapters: dict[str, str] = field(default_factory=dict)
     jobs: dict[str, CacheJob] = field(default_factory=dict)
     disk_store: str = ""
+    token_us: float = 0.0
+    load_us: float = 0.0
     replicas: tuple[ReplicaStats, ...] = ()
     continued_total: int = 0
     moved_total: int = 0
     at_fault_total: int = 0
+    fetches: dict[str, int] = field(default_factory=dict)
+    fetched_blocks_total: int = 0
+    fetched_bytes_total: int = 0
+    fetch_s_total: float = 0.0
 
     @property
     def kv_usage(self) -> float:
@@ -128,7 +137,7 @@ class EngineStats:
 
 
 LEAST: Final = ("max_step_tokens", "prompt_limit")
-OF_ONE_ENGINE: Final = ("jobs", "disk_store")
+OF_ONE_ENGINE: Final = ("jobs", "disk_store", "token_us", "load_us")
 """What several engines have not in common."""
 
 

@@ -84,6 +84,8 @@ class PartBook:
     def leave(self, part: Part) -> None:
         """A part is in no engine any more. Mutates."""
         self._unstarted.discard(part)
+        if part.fetch is not None:
+            part.fetch.leave(part)
         if part.replica is not None:
             self._router.finished(part.name)
             self._num_parts[part.replica] -= 1

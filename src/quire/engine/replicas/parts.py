@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from quire.core.sampling_params import MAX_SEED
 from quire.engine.client import SequenceUpdate
@@ -55,13 +55,22 @@ class TrackedRequest:
         return self.add.pooling is None and self.add.sampling.num_beams == 1
 
 
+class Hold(Protocol):
+    """What holds parts back that an engine was chosen for."""
+
+    def leave(self, part: Part) -> None:
+        """A part is not to be sent to that engine any more."""
+        ...
+
+
 class Part:
     """A request (`branch` None), or one of its sequences. `replica` None: it waits for an engine.
 
     `fingerprint`: of the engine that generated what it has. `num_deaths`: engines that died while they had it.
+    `fetch`: what holds it back, so that its engine does not have it yet.
     """
 
-    __slots__ = ("branch", "fingerprint", "name", "num_deaths", "replica", "request", "waits_since_s")
+    __slots__ = ("branch", "fetch", "fingerprint", "name", "num_deaths", "replica", "request", "waits_since_s")
 
     def __init__(self, request: TrackedRequest, branch: int | None = None, num_deaths: int = 0) -> None:
         self.request = request
@@ -69,6 +78,7 @@ class Part:
         self.num_deaths = num_deaths
         self.name = request.add.request_id
         self.replica: Replica | None = None
+        self.fetch: Hold | None = None
         self.fingerprint = ""
         self.waits_since_s = 0.0
 

@@ -109,6 +109,11 @@ class Replica:
         """The id of the engine's process; None while it takes no requests."""
         return self._connection.process_id if self._connection is not None and self.state.has_engine else None
 
+    @property
+    def connection(self) -> EngineConnection | None:
+        """The way to the engine; None without one."""
+        return self._connection
+
     def begin(self) -> None:
         """Start the engine, and again whenever it ends, until `close`."""
         if self._task is not None:

@@ -31,6 +31,7 @@ from quire.engine.process.messages import Loaded
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats, joined_stats
 from quire.engine.replicas.book import PartBook
+from quire.engine.replicas.fetches import Fetches
 from quire.engine.replicas.parts import Part, TrackedRequest
 from quire.engine.replicas.replica import Replica
 from quire.engine.replicas.rolling import drain, roll
@@ -105,6 +106,8 @@ class ReplicaSet:
         self._rolling = asyncio.Lock()
         self._suspects = self.book.suspects
         self.memory = ShownMemory(self.replicas)
+        courier = settings.courier
+        self.fetches = None if courier is None else Fetches(self, self.replicas, router, courier, clock)
         self._ticks: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -141,6 +144,7 @@ class ReplicaSet:
             continued_total=self.num_continued,
             moved_total=self.num_moved,
             at_fault_total=self.num_at_fault,
+            **({} if self.fetches is None else self.fetches.figures()),
         )
 
     def _stats_of(self, replica: Replica) -> ReplicaStats:
@@ -195,6 +199,8 @@ class ReplicaSet:
             if task is not None:
                 task.cancel()
         await asyncio.gather(*(replica.close() for replica in self.replicas))
+        if self.fetches is not None:
+            await self.fetches.close()
         self.settled.set()
 
     def close_to_requests(self, replica: Replica) -> None:
@@ -327,10 +333,13 @@ class ReplicaSet:
         """An engine is gone: its requests go on in others, except one that is at fault. Mutates."""
         self._router.lose(replica.index)
         parts = self.book.at(replica)
+        unsent = [part for part in parts if part.fetch is not None]
         for part in parts:
             self.book.leave(part)
         if self._is_closed:
             return
+        self.book.wait(unsent)
+        parts = [part for part in parts if part not in unsent]
         if replica.state is ModelState.FAILED:
             logger.error("replica %d: %s; %s", replica.index, replica.failure, GIVEN_UP)
         if self.in_use and all(each.state is ModelState.FAILED for each in self.in_use):
@@ -393,7 +402,8 @@ class ReplicaSet:
         if index is None:
             raise InvariantError(f"no engine of {len(among)} was chosen for request {part.name}")
         self.book.enter(part, self.replicas[index])
-        self.replicas[index].send(add)
+        if self.fetches is None or not self.fetches.holds(part, add, prompt):
+            self.replicas[index].send(add)
 
     def _place_all(self) -> None:
         """Send what waits, the oldest first, to engines that can take it. Mutates."""

@@ -9,6 +9,7 @@ from quire.engine.process.heartbeat import PATIENCE, Patience
 
 if TYPE_CHECKING:  # a command that only checks settings loads no messages
     from quire.engine.process.connection import StartElsewhere
+    from quire.engine.replicas.fetches import Courier
 
 CONTINUE_ON: Final = ("same", "any", "never")
 LOST_S: Final = 10.0
@@ -21,6 +22,7 @@ class ReplicaSettings:
 
     `continue_on`: those that compute the same bits, any, or never. `start`: starts an engine on another machine; None:
     they are processes of this one. `least`: how many there are at any time, where their number follows the load.
+    `courier`: copies prefixes from one to another; None: each computes what it lacks.
     """
 
     num_replicas: int = 1
@@ -28,6 +30,7 @@ class ReplicaSettings:
     patience: Patience = PATIENCE
     start: StartElsewhere | None = None
     least: int | None = None
+    courier: Courier | None = None
 
     @property
     def text(self) -> str:

@@ -452,6 +452,8 @@ class DiskTier:
             "disk_is_off": not self.is_on,
             "disk_hit_tokens_total": self.num_hit_tokens,
             "disk_blocks": dict(self.counts),
+            "token_us": self.rates.token_us or 0.0,
+            "load_us": self.rates.block_us or 0.0,
         }
 
     @property

@@ -178,7 +178,11 @@ async def import_(request: Request) -> Response:
             intake = Intake(spool, limits)
             await read_bundle(request, services, intake, bundles)
             jobs = CacheJobs(services.model, context.request_id)
-            states = await unless(gone(request.receive), jobs.take(intake, scope, bundles))
+
+            async def read(first: int, end: int) -> tuple[KeptBlock, ...]:
+                return await bundles.run(lambda: intake.blocks(first, end, scope))
+
+            states = await unless(gone(request.receive), jobs.take(str(spool.path), intake.num_blocks, read))
     known, left_out = min(each.num_known for each in states), max(each.num_left_out for each in states)
     added = intake.num_blocks - known - left_out
     name = request.query_params.get("model") or services.name

@@ -23,6 +23,7 @@ from quire.serve.loading.loadable import LoadableModel, PlannedModel
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.loading.residency import Residency
 from quire.serve.model import ReloadableModel, SupervisedModel
+from quire.serve.replicas.store_courier import RelayCourier, StoreCourier
 from quire.serve.schemas.common import LATEST, same_model
 from quire.serve.services import make_server_services, make_services, model_name, services_of
 
@@ -101,7 +102,8 @@ class _ModelMaker:
     def __init__(self, config: ServerConfig, start: StartElsewhere | None) -> None:
         patience = Patience(config.max_step_s, config.max_silence_s)
         least = config.least_replicas if config.least_replicas < config.num_replicas else None
-        self._replicas = ReplicaSettings(config.num_replicas, config.continue_on, patience, start, least)
+        courier = None if config.num_replicas == 1 else StoreCourier() if start is None else RelayCourier()
+        self._replicas = ReplicaSettings(config.num_replicas, config.continue_on, patience, start, least, courier)
         self._text_pool = server_text_pool()
         self._load_pool = TenantPool("quire-load", num_threads=1, max_waiting=MAX_READING)
 

@@ -20,11 +20,15 @@ from functools import partial
 from typing import Any, Final
 
 from quire.core.errors import ExecutionError
+from quire.core.kept_block import FetchError
+from quire.core.request import CacheScope
 from quire.engine.process.connection import EngineConnection, StartElsewhere
 from quire.engine.process.messages import Configure
+from quire.engine.replicas.fetches import FAILED
 from quire.serve.replicas.access import HERE, address_of, require_ray, require_token
+from quire.serve.replicas.landing import Landed
 from quire.serve.replicas.relay import Relay
-from quire.serve.replicas.remote_engine import RemoteEngine
+from quire.serve.replicas.remote_engine import LandingStore, RemoteEngine
 
 logger = logging.getLogger("quire.engine")
 
@@ -134,6 +138,26 @@ class RayLink:
             return int(await self._actor.end.remote(patience_s))
         except RayError as error:
             raise ExecutionError(f"its relay is gone: {_in_one_line(error)}") from error
+
+    def lend(self, store: str, slots: tuple[int, ...], tokens: bytes, scope: CacheScope) -> object:
+        """Have the relay read blocks; returns a reference to their bundle in Ray's object store."""
+        return self._actor.lend.remote(store, slots, tokens, scope)
+
+    async def land(self, number: int, lent: object, store: LandingStore, scope: CacheScope) -> Landed:
+        """Have the relay put what was lent next to a store of its machine; raises `FetchError`, `ExecutionError`."""
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            landed: Landed = await self._actor.land.remote(number, lent, store, scope)
+        except RayTaskError as error:
+            raise FetchError(error.cause.reason if isinstance(error.cause, FetchError) else FAILED) from error
+        except RayError as error:
+            raise ExecutionError(f"its relay is gone: {_in_one_line(error)}") from error
+        return landed
+
+    def take_off(self, number: int) -> None:
+        """Have the relay delete what was landed under a number, or will be."""
+        self._actor.take_off.options(num_returns=0).remote(number)
 
     def kill(self) -> None:
         """End the relay by force."""

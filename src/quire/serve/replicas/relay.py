@@ -18,13 +18,22 @@ import os
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from quire.core.errors import ExecutionError
+from quire.core.kept_block import FetchError
 from quire.core.python_process import start_python
+from quire.core.request import CacheScope
+
+if TYPE_CHECKING:
+    from quire.serve.replicas.landing import Landed, Landing
 
 FRAME_BYTES: Final = 4 << 20
 LOOK_S: Final = 0.01
+PIECE_BYTES: Final = 1 << 20
+MOST_LENT_BYTES: Final = 1 << 30
+"""A bundle is in memory, of the relay and of Ray."""
 CLUSTER_VARIABLES: Final = "RAY_"
 
 
@@ -39,6 +48,8 @@ class Relay:
         self._folder = folder
         self._note_end = note_end
         self._early: dict[int, bytes] = {}
+        self._landings: dict[int, Landing] = {}
+        self._last_taken_off = 0
         self._num_sent = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -84,6 +95,48 @@ class Relay:
                 self._process.kill()
             await asyncio.sleep(LOOK_S)
         return status
+
+    async def lend(self, store: str, slots: tuple[int, ...], tokens: bytes, scope: CacheScope) -> bytes:
+        """Return the bundle of some tokens, from a store of this machine; raises `FetchError`. Does not mutate."""
+        from quire.serve.replicas.landing import read_chain  # late: most relays only carry messages, without numpy
+
+        path = self._path(store)
+
+        def read() -> bytes:
+            data = bytearray()
+            for piece in read_chain(path, slots, tokens, scope):
+                data += piece
+                if len(data) > MOST_LENT_BYTES:
+                    raise FetchError("too large")
+            return bytes(data)
+
+        return await asyncio.to_thread(read)
+
+    async def land(self, number: int, lent: bytes, store: tuple[str, int, int], scope: CacheScope) -> Landed:
+        """Put a bundle next to a store of this machine, until `take_off`; raises `FetchError`. Mutates."""
+        from quire.serve.replicas.landing import Landing
+
+        landing = Landing(self._path(store[0]), *store[1:])
+        pieces = (lent[at : at + PIECE_BYTES] for at in range(0, len(lent), PIECE_BYTES))
+        try:
+            landed = await asyncio.to_thread(landing.take, pieces, scope)
+            if number <= self._last_taken_off:
+                raise FetchError("left")
+        except BaseException:
+            landing.close()
+            raise
+        self._landings[number] = landing
+        return landed
+
+    async def take_off(self, number: int) -> None:
+        """Delete what was landed under a number, or will be: this call may come first. Mutates."""
+        self._last_taken_off = max(number, self._last_taken_off)
+        landing = self._landings.pop(number, None)
+        if landing is not None:
+            landing.close()
+
+    def _path(self, store: str) -> Path:
+        return Path(self._folder if os.path.isdir(self._folder) else "", store)
 
     def _write(self) -> None:
         while self._writer is not None and self._num_sent in self._early:

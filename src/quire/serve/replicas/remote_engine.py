@@ -13,15 +13,19 @@ from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 from quire.core.errors import ExecutionError
+from quire.core.request import CacheScope
 from quire.engine.commands import Command
 from quire.engine.process.connection import read_message
 from quire.engine.process.messages import Configure, FromEngine, Message, encode_message
 from quire.engine.process.ownership import Home
+from quire.serve.replicas.landing import Landed
 
 ROUND_TRIP_S: Final = 2.0
 """How long an answer of a relay may take, beyond what it was asked to wait for."""
 LOST: Final = -9
 """The exit status of an engine whose relay does not tell it."""
+LandingStore = tuple[str, int, int]
+"""A store, the most blocks that may come, and how many tokens the model has."""
 
 
 class RelayLink(Protocol):
@@ -39,16 +43,28 @@ class RelayLink(Protocol):
         """Have it end its engine; returns the exit status. Raises `ExecutionError` if it is gone."""
         ...
 
+    def lend(self, store: str, slots: tuple[int, ...], tokens: bytes, scope: CacheScope) -> object:
+        """Have the relay read the blocks of some tokens from a store there; returns what another `land` takes."""
+        ...
+
+    async def land(self, number: int, lent: object, store: LandingStore, scope: CacheScope) -> Landed:
+        """Have the relay put what was lent next to a store of its machine; raises `FetchError`, `ExecutionError`."""
+        ...
+
+    def take_off(self, number: int) -> None:
+        """Have the relay delete what was landed under a number, or will be."""
+        ...
+
     def kill(self) -> None:
         """End the relay by force."""
         ...
 
 
 class RemoteEngine:
-    """An engine behind a relay. Implements `EngineConnection`; use it in one event loop."""
+    """An engine behind a relay. Implements `EngineConnection`; use it in one event loop. `link`: to its relay."""
 
     def __init__(self, link: RelayLink, configure: Configure) -> None:
-        self._link = link
+        self.link = link
         self._reader = asyncio.StreamReader()
         self._failure = ""
         self._is_killed = False
@@ -85,12 +101,12 @@ class RemoteEngine:
         patience_s = 0.0 if self._is_killed else patience_s
         try:
             async with asyncio.timeout(patience_s + ROUND_TRIP_S):
-                return await self._link.end(patience_s)
+                return await self.link.end(patience_s)
         except (TimeoutError, ExecutionError):
             return LOST
         finally:
             self._carrier.cancel()
-            self._link.kill()
+            self.link.kill()
 
     def kill(self) -> None:
         """Hear nothing more of the engine; `end` ends it by force."""
@@ -99,14 +115,14 @@ class RemoteEngine:
 
     def _flush(self) -> None:
         if self._outgoing:
-            self._link.send(self._num_sent, b"".join(self._outgoing))
+            self.link.send(self._num_sent, b"".join(self._outgoing))
             self._num_sent += 1
             self._outgoing.clear()
 
     async def _carry(self) -> None:
         """Take in the stream until it ends."""
         try:
-            async for frame in self._link.frames():
+            async for frame in self.link.frames():
                 self._reader.feed_data(frame)
         except ExecutionError as error:
             self._failure = str(error)

@@ -12,27 +12,26 @@ An engine tells ten times a second, and at once when it has nothing else to do. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-from quire.compute.worker.store.spool import Intake
 from quire.core.errors import ExecutionError
-from quire.core.kept_block import CacheJob
+from quire.core.kept_block import CacheJob, KeptBlock
 from quire.core.request import CacheScope
 from quire.engine.commands import Add, EndJob, KeepPrompt, TakeBlocks
 from quire.engine.records.stats import EngineStats, ReplicaStats
-from quire.serve.bundles import Bundles
-from quire.serve.model import ServedModel
+from quire.engine.replicas.fetches import Engines
 
 LOOK_S: Final = 0.01
+ReadBlocks = Callable[[int, int], Awaitable[tuple[KeptBlock, ...]]]
 BLOCKS_AT_ONCE: Final = 128
 """Blocks of a bundle that an engine takes note of between two steps."""
 
 
-def engines_of(model: ServedModel) -> dict[int, ReplicaStats]:
+def engines_of(model: Engines) -> dict[int, ReplicaStats]:
     """Return the engines of a model that are there, by number. Does not mutate."""
     stats = model.stats()
     alone = ReplicaStats(model.state, "", stats.num_running, stats.restarts_total, {}, stats)
@@ -57,7 +56,7 @@ class _Job:
 class CacheJobs:
     """The jobs of one call at a model. `name`: that of the call."""
 
-    def __init__(self, model: ServedModel, name: str) -> None:
+    def __init__(self, model: Engines, name: str) -> None:
         self._model = model
         self._name = name
         self._num_jobs = 0
@@ -66,22 +65,33 @@ class CacheJobs:
         """Have what the cache has of prompts written to the disk; return how far that went."""
         found = []
         for prompt in prompts:
-            tokens, scope = prompt.prompt_token_ids, prompt.scope
-            replica = self._model.holder(tokens, scope)
-            with self._job([replica]) as job:
-                self._model.send_to(replica, KeepPrompt(job.name, tokens, scope, wants_slots))
-                found.append(Kept(replica, *await self._ended(job, replica)))
+            replica = self._model.holder(prompt.prompt_token_ids, prompt.scope)
+            found += await self.keep_at([replica], prompt.prompt_token_ids, prompt.scope, wants_slots=wants_slots)
         return found
 
-    async def take(self, intake: Intake, scope: CacheScope, bundles: Bundles) -> list[CacheJob]:
-        """Have all engines take in a bundle that was checked; return what became of its blocks in each."""
+    async def keep_at(
+        self, replicas: Sequence[int], tokens: array[int], scope: CacheScope, *, wants_slots: bool = False
+    ) -> list[Kept]:
+        """Have what the caches of some engines have of a prompt written to their disks; return how far each is."""
+        with self._job(replicas) as job:
+            for replica in replicas:
+                self._model.send_to(replica, KeepPrompt(job.name, tokens, scope, wants_slots))
+            return [Kept(replica, *await self._ended(job, replica)) for replica in replicas]
+
+    async def take(
+        self, bundle: str, num_blocks: int, read: ReadBlocks, replicas: Sequence[int] | None = None
+    ) -> list[CacheJob]:
+        """Have engines, all by default, take in a bundle that was checked; return what became of its blocks in each.
+
+        `bundle`: its file, of which `read` returns blocks from a place to another.
+        """
         states = list[CacheJob]()
-        with self._job(list(engines_of(self._model))) as job:
-            for first in range(0, intake.num_blocks, BLOCKS_AT_ONCE):
-                end = min(first + BLOCKS_AT_ONCE, intake.num_blocks)
-                blocks = await bundles.run(partial(intake.blocks, first, end, scope))
+        with self._job(list(engines_of(self._model)) if replicas is None else replicas) as job:
+            for first in range(0, num_blocks, BLOCKS_AT_ONCE):
+                end = min(first + BLOCKS_AT_ONCE, num_blocks)
+                blocks = await read(first, end)
                 for replica in job.restarts:
-                    self._model.send_to(replica, TakeBlocks(job.name, str(intake.spool.path), blocks))
+                    self._model.send_to(replica, TakeBlocks(job.name, bundle, blocks))
                 states = [(await self._ended(job, replica, num_seen=end))[1] for replica in job.restarts]
         return states or [CacheJob()] * len(job.restarts)
 
