@@ -31,6 +31,7 @@ class Bundles:
     def __init__(self) -> None:
         self._pool = TenantPool("quire-bundles", num_threads=1)
         self._is_busy = False
+        self._closing: asyncio.Future[None] | None = None  # the loop itself would forget it
 
     @asynccontextmanager
     async def opened(self, open_file: Callable[[], File]) -> AsyncGenerator[File, None]:
@@ -41,12 +42,20 @@ class Bundles:
         if self._is_busy:
             raise bundle_under_way(RETRY_S)
         self._is_busy = True
+        opening = asyncio.ensure_future(self.run(open_file))
         try:
-            file = await self.run(open_file)
-            try:
-                yield file
-            finally:
-                await asyncio.shield(asyncio.ensure_future(self.run(file.close)))
+            yield await asyncio.shield(opening)
+        finally:
+            self._closing = asyncio.ensure_future(self._close(opening))
+            if opening.done():  # a disk that hangs holds up no call that has ended
+                await asyncio.shield(self._closing)
+
+    async def _close(self, opening: asyncio.Future[File]) -> None:
+        """Close files, also those that open while nobody waits for them any more, and give the turn back. Mutates."""
+        await asyncio.wait([opening])
+        try:
+            if opening.exception() is None:
+                await self.run(opening.result().close)
         finally:
             self._is_busy = False
 
