@@ -125,7 +125,7 @@ def steps_of(run: Run, num_rows: int, num_steps: int, adapters: Sequence[str] = 
 def test_replayed_decodes_are_those_computed(num_rows: int, folder: Path, device: str) -> None:
     computed, replayed = Run(folder, device, records=False), Run(folder, device, records=True)
     num_sizes = len([size for size in SIZES if size < MAX_SEQUENCES]) + 1
-    assert replayed.recorder.num_recorded == num_sizes
+    assert replayed.recorder.num_recorded == 2 * num_sizes
     assert replayed.noted == [(count, num_sizes, "graphs") for count in range(num_sizes + 1)]
     assert steps_of(replayed, num_rows, 3) == steps_of(computed, num_rows, 3)
     assert replayed.recorder.num_replayed == 3
@@ -149,7 +149,7 @@ def test_replayed_steps_with_prompts_are_those_computed(invariant: bool, folder:
         run.worker.submit(run.driver.plan(Work(1, 41, 1, 1), Work(2, 37, 1, 1), Work(3, 0, 40), Work(4, 0, 39)))
         found[-1] += [run.worker.collect().tokens.tolist() for _ in range(3)]
         pools.append(pools_of(run))
-    assert run.recorder.num_recorded == 3 + 3  # of 1, 2, 4 tokens, and of 32, 64, 80
+    assert run.recorder.num_recorded == 2 * 3 + 3  # of 1, 2, 4 tokens in two places, and of 32, 64, 80
     assert run.recorder.num_replayed == 4
     assert found[0] == found[1]
     for mine, theirs in zip(*pools, strict=True):
@@ -261,7 +261,7 @@ def test_replayed_decodes_with_adapters_are_those_computed(
     digests = ["" if name is None else adapters[name].digest for name in names]
     computed, replayed = (Run(full, device, records=records, adapters=adapters) for records in (False, True))
     num_sizes = len([size for size in SIZES if size < MAX_SEQUENCES]) + 1
-    assert replayed.recorder.num_recorded == 2 * num_sizes
+    assert replayed.recorder.num_recorded == 2 * 2 * num_sizes
     assert replayed.noted[-1] == (2 * num_sizes, 2 * num_sizes, "graphs")
     found = steps_of(replayed, 4, 3, digests)
     assert found == steps_of(computed, 4, 3, digests)

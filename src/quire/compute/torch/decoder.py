@@ -88,7 +88,7 @@ class TorchDecoder:
         return self._weights.dtype
 
     def reserve(self, batch: StepBatch) -> StandingPlan | None:
-        """Return a fixed place for attention's plans of up to as many decodes; None: attention has no such place."""
+        """Return fixed places for attention's plans of up to as many decodes; None: attention has no such places."""
         return self._attention.reserve(batch, self._weights.dtype)
 
     def rows(self, batch: StepBatch, pairs: Sequence[KVPair], planned: object) -> torch.Tensor:

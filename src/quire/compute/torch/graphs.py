@@ -7,7 +7,8 @@
 
 There are recordings for short queries alone (decodes, the guesses behind them, the ends of prompts), and others for
 steps with prompts, in which attention has launches for both. The latter are made up to the size that takes longer to
-compute than to launch.
+compute than to launch. Short queries are recorded for each place of a standing plan: with few programs for attention,
+and with more for contexts that are cut into many tasks.
 
 A recording repeats the same computation at the same addresses, for the same number of rows. So everything that differs
 between steps is copied to the addresses that it reads, and the resulting rows stay at their address until the next
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -82,12 +84,11 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A recorded step of `num_rows` rows."""
+    """A recorded step of some rows."""
 
-    batch: StepBatch  # read by the recording
+    batch: StepBatch  # read by the recordings
     attention: StandingPlan
-    rows: torch.Tensor  # [size, hidden_size], before the head
-    replay: Replay
+    recordings: Sequence[tuple[torch.Tensor, Replay]]  # of each place: rows before the head, [size, hidden_size]
 
 
 class StepGraphs:
@@ -149,24 +150,26 @@ class StepGraphs:
         count, kind = batch.shape.num_tokens, Kind(_has_prompts(batch), batch.adapted is not None)
         graph = self._graphs[kind, next(size for size in self._sizes[kind.has_prompts] if size >= count)]
         with torch.inference_mode():
-            if not graph.attention.plan(batch):
+            place = graph.attention.plan(batch)
+            if place is None:
                 return self._decoder.run(batch, pairs)
+            rows, replay = graph.recordings[place]
             _fill(graph.batch, batch, count)
-            graph.replay()
-            return self._decoder.outputs(graph.rows[:count], batch)
+            replay()
+            return self._decoder.outputs(rows[:count], batch)
 
     def _note(self) -> None:
         if self._note_loaded is not None:
             self._note_loaded(len(self._graphs), self._num_wanted, "graphs")
 
     def _graph(self, batch: StepBatch, attention: StandingPlan, pairs: Sequence[KVPair]) -> Graph:
-        """Record a size, after computing it once. Does not mutate: its rows have no slots."""
-
-        def work() -> torch.Tensor:
-            return self._decoder.rows(batch, pairs, attention.planned)
-
-        work()
-        return Graph(batch, attention, *self._recorder.record(work))
+        """Record a size, each time after computing it once. Does not mutate: its rows have no slots."""
+        recordings = []
+        for planned in attention.planned:
+            work = partial(self._decoder.rows, batch, pairs, planned)
+            work()
+            recordings.append(self._recorder.record(work))
+        return Graph(batch, attention, recordings)
 
 
 def _up_to(most: int, sizes: Sequence[int]) -> list[int]:
