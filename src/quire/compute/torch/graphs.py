@@ -35,7 +35,7 @@ import torch
 
 from quire.compute.torch.adapters import AdapterSlots
 from quire.compute.torch.attention.base import KVPair, StandingPlan, StepBatch, StepShape
-from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
+from quire.compute.torch.decoder import DecoderOutputs, Rows, TorchDecoder
 from quire.core.executor import NoteLoaded
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -55,7 +55,7 @@ Replay = Callable[[], None]
 class Recorder(Protocol):
     """Records work on a device."""
 
-    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
+    def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
         """Return the result of the work, and a function that does it again in the same places."""
         ...
 
@@ -66,7 +66,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
+    def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
         """Return the result of the work, and a function that does it again. Its kernels must be compiled already."""
         graph = torch.cuda.CUDAGraph()
         # Work of other threads of this process on the GPU is not recorded, and does not break the recording.
@@ -88,7 +88,7 @@ class Graph:
 
     batch: StepBatch  # read by the recordings
     attention: StandingPlan
-    recordings: Sequence[tuple[torch.Tensor, Replay]]  # of each place: rows before the head, [size, hidden_size]
+    recordings: Sequence[tuple[Rows, Replay]]  # of each place
 
 
 class StepGraphs:
@@ -156,7 +156,7 @@ class StepGraphs:
             rows, replay = graph.recordings[place]
             _fill(graph.batch, batch, count)
             replay()
-            return self._decoder.outputs(rows[:count], batch)
+            return self._decoder.outputs(rows.first(count), batch)
 
     def _note(self) -> None:
         if self._note_loaded is not None:
