@@ -244,16 +244,22 @@ def standing_batch(size: int, num_ids: int, device: str, longest_query: int = 1)
     return StepBatch(places, places, places, places, (places,), (tables,), places, shape)
 
 
-@pytest.mark.parametrize(
-    ("model", "invariant"),
-    (
-        (Model(num_kv_heads=1), False),
-        (Model(num_kv_heads=1, kv_dtype="int8"), True),
-        (Model(num_kv_heads=1, window=600), False),
-    ),
-    ids=repr,
+STANDING = (
+    (Model(num_kv_heads=1), False),
+    (Model(num_kv_heads=1, kv_dtype="int8"), True),
+    (Model(num_kv_heads=1, window=600), False),
 )
-@pytest.mark.parametrize(("size", "steps"), ((5, STANDING_STEPS), (80, MIXED_STEPS)), ids=("short", "mixed"))
+
+
+@pytest.mark.parametrize(
+    ("model", "invariant", "size", "steps"),
+    [
+        *((*each, 5, STANDING_STEPS) for each in STANDING),
+        *((*each, 80, MIXED_STEPS) for each in STANDING[:2]),
+        pytest.param(*STANDING[2], 80, MIXED_STEPS, marks=pytest.mark.long),
+    ],
+    ids=lambda value: "" if isinstance(value, tuple) else repr(value),
+)
 def test_same_bits_in_a_plan_that_stands(model, invariant, size, steps, device, monkeypatch):
     monkeypatch.setattr("quire.compute.torch.attention.triton.SPARE_USUAL", 1)
     backend = attention(model, device, batch_invariant=invariant)
