@@ -11,21 +11,12 @@ from quire.compute.gguf.blocks import BLOCK_TYPES
 from quire.compute.gguf.tensors import KEPT_AS
 from quire.compute.models.base import Activation, AttentionSpec, DecoderSpec, MLPSpec, NormKind, NormSpec
 from quire.compute.native.shape import decoder_shape
-from quire.compute.weights.codes import CODINGS, coded
+from quire.compute.weights.codes import coded
 from quire.core.kv_spec import KVCacheSpec, KVGroup
+from support.random_blocks import blocks_of
 
 KINDS = {block.name: block for block in BLOCK_TYPES.values() if block.size > 1 and block.name not in KEPT_AS}
 WIDTH, TOKENS = 512, 40  # two of the larger blocks; more than two panels of outputs
-SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}  # float16 numbers; of the others at the start
-
-
-def blocks_of(kind: str, num_rows: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return rows of random blocks, and the numbers that they stand for."""
-    random, block = np.random.default_rng(0), KINDS[kind]
-    data = random.integers(0, 256, (num_rows * WIDTH // block.size, block.num_bytes), np.uint8)
-    for at in SCALES_AT.get(kind, (0, 2) if CODINGS[kind].minimums else (0,)):
-        data[:, at : at + 2] = random.normal(0, 0.1, (len(data), 1)).astype("<f2").view(np.uint8)
-    return data.reshape(num_rows, -1), block.widen(data).reshape(num_rows, WIDTH)
 
 
 class Lookup:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from tests.gpu import counting_driver
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,7 +36,7 @@ class _Operations(TorchDispatchMode):
 class _NoReplay:
     """Records what is computed, and does not do it again: a replay is one call of the driver."""
 
-    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+    def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         return work(), lambda: None
 
 

@@ -100,8 +100,8 @@ def engine(
     from quire.compute.torch.decoder import Engines, TorchDecoder
     from quire.compute.torch.fused_experts import FusedExperts
     from quire.compute.torch.fused_operations import FusedOperations
+    from quire.compute.torch.fused_products import FusedProduct
     from quire.compute.torch.graphs import StepGraphs
-    from quire.compute.torch.products import product
     from quire.compute.torch.rehearsal import largest_steps
     from quire.compute.torch.runner import TorchRunner
     from quire.compute.torch.sampling import TorchSampler
@@ -112,16 +112,17 @@ def engine(
     from support.recorders import AgainRecorder
 
     spec, device = read_model(ModelFolder(folder)).spec, torch.device("cpu")
-    settings = TorchSettings(device="cpu", kv_dtype=kv_dtype, max_num_batched_tokens=600, max_num_seqs=max_num_seqs)
+    codes = "int8" if kv_dtype == "int4" else "auto"
+    settings = TorchSettings("cpu", "bfloat16", codes, kv_dtype, max_num_batched_tokens=600, max_num_seqs=max_num_seqs)
     kv_spec = kv_cache_spec(spec, settings)
     attention = TritonAttention(kv_spec, device, num_heads=spec.attention.num_heads, num_processors=132)
     cache = TorchCache(kv_spec, attention, device, num_blocks=16)
     cache.allocate()
     reader = WeightReader(spec, Checkpoint.open(folder), settings.dtype, settings.weights, None)
     weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], device)
-    decoder = TorchDecoder(
-        spec, weights, Engines(attention, FusedOperations(attention), product, FusedExperts(batch_invariant=False))
-    )
+    product = FusedProduct.of(weights.matrices(), weights.dtype, batch_invariant=False)
+    experts = FusedExperts(batch_invariant=False)
+    decoder = TorchDecoder(spec, weights, Engines(attention, FusedOperations(attention), product, experts))
     rehearsals = largest_steps(kv_spec, settings, context_length=20_000)
     graphs = StepGraphs(decoder, recorder or AgainRecorder(), settings.max_num_seqs)
     room = AdapterRoom.of(spec, 16, ADAPTED, 2, count=num_slots)

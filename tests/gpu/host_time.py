@@ -67,7 +67,7 @@ def measure(folder: Path, repeat: int) -> list[tuple[str, list[float], list[floa
 class _NoReplay:
     """Records what is computed, and does not do it again."""
 
-    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+    def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         return work(), lambda: None
 
 

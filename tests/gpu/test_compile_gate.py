@@ -27,8 +27,9 @@ def compiler() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-RARE = re.compile(r"bf16 (80|256) | (i8|k8v4|int4) .* sm_80")
-"""Attention that few need: heads of an uncommon size, and narrow KV on older GPUs. Each takes seconds to compile."""
+RARE = re.compile(r"bf16 (80|256) | (i8|k8v4|int4) .* sm_80|(biases|scales|by Q).* sm_80|by (Q4_1|Q8_0)")
+"""What few need: heads of an uncommon size, narrow KV on older GPUs, and there products that are not plain; and codes
+of which others have all the parts. Each takes seconds to compile."""
 
 
 def shipped() -> Iterator[Any]:

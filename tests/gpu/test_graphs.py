@@ -125,7 +125,7 @@ def steps_of(run: Run, num_rows: int, num_steps: int, adapters: Sequence[str] = 
 def test_replayed_decodes_are_those_computed(num_rows: int, folder: Path, device: str) -> None:
     computed, replayed = Run(folder, device, records=False), Run(folder, device, records=True)
     num_sizes = len([size for size in SIZES if size < MAX_SEQUENCES]) + 1
-    assert replayed.recorder.num_recorded == num_sizes
+    assert replayed.recorder.num_recorded == 2 * num_sizes
     assert replayed.noted == [(count, num_sizes, "graphs") for count in range(num_sizes + 1)]
     assert steps_of(replayed, num_rows, 3) == steps_of(computed, num_rows, 3)
     assert replayed.recorder.num_replayed == 3
@@ -149,7 +149,7 @@ def test_replayed_steps_with_prompts_are_those_computed(invariant: bool, folder:
         run.worker.submit(run.driver.plan(Work(1, 41, 1, 1), Work(2, 37, 1, 1), Work(3, 0, 40), Work(4, 0, 39)))
         found[-1] += [run.worker.collect().tokens.tolist() for _ in range(3)]
         pools.append(pools_of(run))
-    assert run.recorder.num_recorded == 3 + 3  # of 1, 2, 4 tokens, and of 32, 64, 80
+    assert run.recorder.num_recorded == 2 * 3 + 3  # of 1, 2, 4 tokens in two places, and of 32, 64, 80
     assert run.recorder.num_replayed == 4
     assert found[0] == found[1]
     for mine, theirs in zip(*pools, strict=True):
@@ -261,7 +261,7 @@ def test_replayed_decodes_with_adapters_are_those_computed(
     digests = ["" if name is None else adapters[name].digest for name in names]
     computed, replayed = (Run(full, device, records=records, adapters=adapters) for records in (False, True))
     num_sizes = len([size for size in SIZES if size < MAX_SEQUENCES]) + 1
-    assert replayed.recorder.num_recorded == 2 * num_sizes
+    assert replayed.recorder.num_recorded == 2 * 2 * num_sizes
     assert replayed.noted[-1] == (2 * num_sizes, 2 * num_sizes, "graphs")
     found = steps_of(replayed, 4, 3, digests)
     assert found == steps_of(computed, 4, 3, digests)
@@ -358,9 +358,9 @@ def test_sizes_reach_up_to_the_most_sequences_and_no_further() -> None:
 def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: Path, device: str) -> None:
     run = Run(full, device, records=False)
     settings = replace(FLOAT32, max_num_batched_tokens=200, max_num_seqs=24)
-    steps = prompts, chunk, _, last = largest_steps(run.worker.cache.spec, settings, context_length=90)
-    assert [len(step.token_ids) for step in steps] == [198, 66, 24, 1]  # 3 prompts of 66 tokens
-    assert [len(step.logit_indices) for step in steps] == [153, 1, 24, 1]
+    steps = prompts, chunk, _, last, _ = largest_steps(run.worker.cache.spec, settings, context_length=90)
+    assert [len(step.token_ids) for step in steps] == [198, 66, 24, 1, 32]  # 3 prompts of 66 tokens
+    assert [len(step.logit_indices) for step in steps] == [153, 1, 24, 1, 32]
     assert prompts.positions.max() == 65 and last.positions.tolist() == [89]
     assert chunk.positions.tolist() == list(range(24, 90))
     run.runner._rehearsals = steps
@@ -374,10 +374,12 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
     run.runner._sampler.choose = noted  # type: ignore[method-assign]
     run.runner.prepare(run.worker.cache)  # type: ignore[arg-type]
     assert not any(tensor.any() for tensor in pools_of(run))
-    assert drawn == [count for count in (3, 1, 24, 1) for _ in rehearsed_draws(count)]  # what draws is compiled as well
+    assert drawn == [
+        count for count in (3, 1, 24, 1, 1) for _ in rehearsed_draws(count)
+    ]  # what draws is compiled as well
     batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in steps]
-    assert [batch.shape.num_decodes for batch in batches] == [0, 0, 24, 1]
-    assert [batch.shape.num_short for batch in batches] == [0, 0, 24, 1]
+    assert [batch.shape.num_decodes for batch in batches] == [0, 0, 24, 1, 0]
+    assert [batch.shape.num_short for batch in batches] == [0, 0, 24, 1, 0]
     assert np.array_equal(batches[2].logit_indices.cpu().numpy(), np.arange(24))
 
 
@@ -393,7 +395,7 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
 )
 def test_decodes_of_twice_as_many_splits_are_rehearsed(context_length: int, expected: list[int], full: Path) -> None:
     spec = kv_cache_spec(read_model(ModelFolder(full)).spec, FLOAT32)
-    decodes = largest_steps(spec, FLOAT32, context_length)[3:]
+    decodes = largest_steps(spec, FLOAT32, context_length)[3:-1]
     assert [int(step.positions[0]) + 1 for step in decodes] == expected
     assert all(
         step.block_tables[0].shape[1] == -(-length // 16) for step, length in zip(decodes, expected, strict=True)

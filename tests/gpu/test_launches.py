@@ -56,7 +56,7 @@ def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(
         # Up and down, of few rows and of many; up has two pairs of a row, down one.
         assert {name: served.get(name) for name in EXPERTS} == EXPERTS
     kernels = {"attend_kernel", "merge_kernel", "rotate_and_write_kernel", "norm_kernel", "activation_kernel"}
-    kernels |= {"turn_kernel", "write_int4_kernel"} if kv_dtype == "int4" else set()
+    kernels |= {"turn_kernel", "write_int4_kernel", "product_kernel"} if kv_dtype == "int4" else set()
     kernels |= {"highest_kernel", "weigh_kernel", "choose_kernel", "penalize_kernel"}
     assert served.keys() >= kernels and served["merge_kernel"] == 4  # of 2, 4, 8 and 16 parts at a time
     assert served["weigh_kernel"] == 2  # logits as the head computes them, and in float32 after rules

@@ -244,19 +244,27 @@ def standing_batch(size: int, num_ids: int, device: str, longest_query: int = 1)
     return StepBatch(places, places, places, places, (places,), (tables,), places, shape)
 
 
-@pytest.mark.parametrize(
-    ("model", "invariant"),
-    (
-        (Model(num_kv_heads=1), False),
-        (Model(num_kv_heads=1, kv_dtype="int8"), True),
-        (Model(num_kv_heads=1, window=600), False),
-    ),
-    ids=repr,
+STANDING = (
+    (Model(num_kv_heads=1), False),
+    (Model(num_kv_heads=1, kv_dtype="int8"), True),
+    (Model(num_kv_heads=1, window=600), False),
 )
-@pytest.mark.parametrize(("size", "steps"), ((5, STANDING_STEPS), (80, MIXED_STEPS)), ids=("short", "mixed"))
-def test_same_bits_in_a_plan_that_stands(model, invariant, size, steps, device):
+
+
+@pytest.mark.parametrize(
+    ("model", "invariant", "size", "steps"),
+    [
+        *((*each, 5, STANDING_STEPS) for each in STANDING),
+        *((*each, 80, MIXED_STEPS) for each in STANDING[:2]),
+        pytest.param(*STANDING[2], 80, MIXED_STEPS, marks=pytest.mark.long),
+    ],
+    ids=lambda value: "" if isinstance(value, tuple) else repr(value),
+)
+def test_same_bits_in_a_plan_that_stands(model, invariant, size, steps, device, monkeypatch):
+    monkeypatch.setattr("quire.compute.torch.attention.triton.SPARE_USUAL", 1)
     backend = attention(model, device, batch_invariant=invariant)
     standing = backend.reserve(standing_batch(size, 400, device, longest_query=size), model.dtype)
+    places = []
     for number, given in enumerate(steps):
         if model.window and "shared_tokens" in given:
             continue
@@ -264,13 +272,15 @@ def test_same_bits_in_a_plan_that_stands(model, invariant, size, steps, device):
         batch, pair = step.batch(), step.pair()
         count = batch.shape.num_tokens
         wanted = bits(step.run(backend, pair))
-        assert standing.plan(batch)
-        standing.planned.batch.positions[:count].copy_(batch.positions)
+        place = standing.plan(batch)
+        places.append(place)
+        standing.planned[place].batch.positions[:count].copy_(batch.positions)
         queries = torch.full((size, model.num_heads, model.head_dim), torch.nan, dtype=model.dtype, device=device)
         queries[:count] = torch.cat(step.queries)
-        found = backend.run(queries, pair, standing.planned, model.rule)
+        found = backend.run(queries, pair, standing.planned[place], model.rule)
         assert bits(list(found[:count].cpu().split([each for _, each in step.sequences]))) == wanted
         assert found.isfinite().all()  # and so are rows that count for nothing
+    assert set(places) == ({0, 1} if size == 5 else {0})
 
 
 def test_what_has_no_room_is_not_planned(device):
@@ -278,17 +288,31 @@ def test_what_has_no_room_is_not_planned(device):
     backend = attention(model, device, num_processors=1000)
     steps = [Step(model, sequences, device=device) for sequences in (((600, 1), (40, 1)), ((600, 1), (600, 1)))]
     standing = backend.reserve(standing_batch(2, 80, device), model.dtype)
-    assert standing.plan(steps[0].batch())
-    kept = [launch.work.tasks.clone() for launch in standing.planned.launches[0]]
-    assert not backend.reserve(standing_batch(2, 75, device), model.dtype).plan(
-        steps[0].batch()
-    )  # tables of 2 × 39 ids
-    assert not backend.reserve(standing_batch(1, 400, device), model.dtype).plan(
-        steps[1].batch()
-    )  # merges of two decodes
+    assert standing.plan(steps[0].batch()) == 0
+    kept = [planned.launches[0][0].work.tasks.clone() for planned in standing.planned]
+    narrow, few = (backend.reserve(standing_batch(*sizes, device), model.dtype) for sizes in ((2, 75), (1, 400)))
+    assert narrow.plan(steps[0].batch()) is None  # tables of 2 × 39 ids
+    assert few.plan(steps[1].batch()) is None  # merges of two decodes
     far = replace(steps[0].batch().shape, lengths=np.array([80_000, 40]), block_tables=(np.zeros((2, 5000), int),))
-    assert not standing.plan(replace(steps[0].batch(), shape=far))  # 157 tasks
-    assert all(torch.equal(*pair) for pair in zip(kept, [standing.planned.launches[0][0].work.tasks], strict=True))
+    assert standing.plan(replace(steps[0].batch(), shape=far)) is None  # 157 tasks
+    now = [planned.launches[0][0].work.tasks for planned in standing.planned]
+    assert all(torch.equal(*pair) for pair in zip(kept, now, strict=True))
+    farther = replace(steps[0].batch().shape, lengths=np.array([12_000, 40]), block_tables=(np.zeros((2, 750), int),))
+    assert standing.plan(replace(steps[0].batch(), shape=farther)) == 1  # 25 tasks
+
+
+@pytest.mark.parametrize("num_decodes", (1, 8, 31, 32, 100))
+def test_usual_decodes_have_a_place_without_many_programs_that_do_nothing(num_decodes, device):
+    backend = attention(Model(num_kv_heads=8), device, num_processors=132)
+    room = standing_batch(num_decodes, 400_000, device)
+    standing = backend.reserve(replace(room, shape=replace(room.shape, num_short=num_decodes)), torch.float32)
+    for length in (100, 3_000):
+        starts, lengths = np.arange(num_decodes + 1), np.full(num_decodes, length)
+        tables = np.arange(num_decodes * 200).reshape(num_decodes, 200)
+        shape = StepShape(num_decodes, num_decodes, 1, length, starts, lengths, (tables,))
+        batch = replace(standing_batch(num_decodes, 0, device), shape=shape)
+        batch = replace(batch, block_tables=(torch.from_numpy(tables.astype(np.int32)),))
+        assert standing.plan(batch) == (num_decodes == 8 and length == 3_000)  # 8 × 6 tasks
 
 
 def test_twice_the_same(device):

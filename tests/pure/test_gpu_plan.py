@@ -18,7 +18,7 @@ from quire.compute.adapters.places import ADAPTED
 from quire.compute.adapters.room import MOST_SLOTS, OF_EXPERTS, AdapterRoom, room_for
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
-from quire.compute.torch.backend import GPU_KV_SHARE
+from quire.compute.torch.backend import GPU_KV_SHARE, TorchBackend
 from quire.compute.torch.device import CONTEXT_BYTES, DeviceFacts
 from quire.compute.torch.footprint import Footprint
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
@@ -28,6 +28,7 @@ from quire.engine.factory import plan_engine
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.hardware import find_hardware
 from support.adapters import adapter_tensors, write_adapter
+from support.quantized_models import write_quantized
 from support.spec_models import SPECS, write_spec_model
 
 GIB = 1 << 30
@@ -332,3 +333,14 @@ def test_each_rank_needs_a_gpu_of_its_own_and_plans_its_part(answers: Any) -> No
         with pytest.raises(InvalidConfigError) as caught:
             planned(2, others)
         assert str(caught.value) == f"tensor_parallel is 2; allowed: {allowed}"
+
+
+def test_packed_weights_stay_packed_where_a_gpu_has_a_kernel(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(write_quantized(tmp_path / "model", "packed")), skip_tokenizer_init=True)
+    model = read_model(ModelFolder(tmp_path / "model"))
+    packed, widened = (
+        TorchBackend.of("cuda", replace(config, weights=weights).resolved(), model).facts
+        for weights in ("auto", "widened")
+    )
+    assert (packed.block_types, widened.block_types) == (("Q4_0",), ())
+    assert packed.weight_bytes < widened.weight_bytes

@@ -39,7 +39,7 @@ def read_whole(path: Path) -> str:
         start, stop = (entry.tensor.start + at for at in entry.byte_range)
         assert 0 < start <= stop <= num_bytes[entry.tensor.file]
     assert weight_bytes(model.spec, "bfloat16", "auto", file.block_types()) > 0
-    WeightReader(model.spec, tensors, "float32", keeps_blocks=True)
+    WeightReader(model.spec, tensors, "float32", block_types=tensors.block_types)
     tokenizer = Tokenizer.open(file, vocab_size=model.spec.vocab_size)
     tokenizer.encode("ab c\n")
     pooling_of(file)

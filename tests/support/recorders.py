@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
+from quire.compute.torch.decoder import Rows
 from quire.compute.torch.graphs import CudaRecorder, Replay
 
 
@@ -21,13 +20,14 @@ class AgainRecorder:
         self.num_recorded = 0
         self.num_replayed = 0
 
-    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
+    def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
         self.num_recorded += 1
         kept = work()
 
         def replay() -> None:
             self.num_replayed += 1
-            kept.copy_(work())
+            for place, result in zip(kept, work(), strict=True):
+                place.copy_(result)
 
         return kept, replay
 
@@ -40,7 +40,7 @@ class CountingRecorder(CudaRecorder):
         self.num_recorded = 0
         self.num_replayed = 0
 
-    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
+    def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
         self.num_recorded += 1
         result, replay = super().record(work)
 

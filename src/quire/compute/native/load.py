@@ -137,7 +137,8 @@ def make_parts(
     """Return the parts of a worker for a spec and its checkpoint, with KV memory of `block_spec`."""
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
-    reader = WeightReader(spec, checkpoint, settings.dtype, in_groups(settings.weights), note_loaded, keeps_blocks=True)
+    weights, kept = in_groups(settings.weights), checkpoint.block_types
+    reader = WeightReader(spec, checkpoint, settings.dtype, weights, note_loaded, block_types=kept)
     decoder = Decoder(decoder_shape(spec, cache.spec, settings.adapter_rank), chosen, team)
     runner = _runner(spec, reader, decoder, settings, cache.spec.dtype)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
@@ -172,7 +173,8 @@ def _draft_parts(
         raise InvariantError("the KV memory has no room for the draft model")
     chosen, settings, cache = kernels_for(settings.instruction_set), settings.of_draft(), cache.draft
     spec, weights = model.spec, in_groups(settings.weights)
-    reader = WeightReader(spec, model.source.tensors(), settings.dtype, weights, keeps_blocks=True)
+    tensors = model.source.tensors()
+    reader = WeightReader(spec, tensors, settings.dtype, weights, block_types=tensors.block_types)
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
     runner = _runner(spec, reader, decoder, settings, cache.spec.dtype)
     sampler = NativeSampler(chosen, team, min(vocab_size, spec.vocab_size))

@@ -191,12 +191,22 @@ class AttentionRun:
             for array in (positions, starts, lengths, self._tables)
         )
         batch = StepBatch(places, places, firsts, totals, (places,), (table,), totals, shape)
-        planned = self._attention.plan(batch)
+        planned = self._planned_as_served(batch)
         if not step.contiguous:
             return planned
         [launches] = planned.launches
         in_place = tuple(replace(each, shape=replace(each.shape, paged=False)) for each in launches)
         return replace(planned, launches=(in_place,))
+
+    def _planned_as_served(self, batch: StepBatch) -> Any:
+        """Return the plan of a step: of short queries, in the place that a recording has for it, if it has one."""
+        if batch.shape.num_short:
+            tables = tuple(table.flatten() for table in batch.block_tables)
+            standing = self._attention.reserve(replace(batch, block_tables=tables), self._queries.dtype)
+            place = None if standing is None else standing.plan(batch)
+            if standing is not None and place is not None:
+                return standing.planned[place]
+        return self._attention.plan(batch)
 
     def _plain(self, sequence: int, queries: torch.Tensor) -> torch.Tensor:
         """Return the result of one softmax over the whole sequence, in float32."""

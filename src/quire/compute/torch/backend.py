@@ -9,7 +9,7 @@ A process that only plans an engine makes a backend too, so torch is imported on
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from quire.compute.adapters.room import room_for
 from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
+from quire.compute.torch.block_types import codings, kept_blocks
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
 from quire.compute.torch.parallel.split import FIELD, SUMS, bytes_of_rank, require_gpus, shard_of
@@ -109,6 +110,7 @@ class TorchBackend:
             weight_bytes=_weight_bytes(models, settings),
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
+            block_types=tuple(sorted({kind for each in models for kind in _kept(each, settings).values()})),
             makes_vectors=True,
             adapter_bytes=0 if room is None else room.num_bytes,
             adapter_room=room,
@@ -215,4 +217,11 @@ def _weight_bytes(models: Sequence[ModelDescription], settings: TorchSettings) -
     dtype = "bfloat16" if settings.dtype == "float16" else settings.dtype
     count = settings.tensor_parallel if settings.device == "cuda" else 1
     counts = (count, *(1 for _ in models[1:]))
-    return sum(bytes_of_rank(each.spec, n, dtype, settings.weights) for each, n in zip(models, counts, strict=True))
+    return sum(
+        bytes_of_rank(each.spec, n, (dtype, settings.weights, codings(_kept(each, settings))))
+        for each, n in zip(models, counts, strict=True)
+    )
+
+
+def _kept(model: ModelDescription, settings: TorchSettings) -> Mapping[str, str]:
+    return kept_blocks(model.spec, model.source.block_types(), settings)

@@ -50,6 +50,17 @@ class DecoderOutputs:
     states: torch.Tensor | None = None  # [num_states, hidden_size], after the final norm
 
 
+class Rows(NamedTuple):
+    """The rows of a step before the head."""
+
+    numbers: torch.Tensor  # [num_tokens, hidden_size]
+    finite: torch.Tensor  # bool [num_tokens]
+
+    def first(self, count: int) -> Rows:
+        """Return the first rows, as views."""
+        return Rows(self.numbers[:count], self.finite[:count])
+
+
 class _Waiting(NamedTuple):
     """The residual stream, an update that is not added yet, and the norm to apply after that."""
 
@@ -88,11 +99,11 @@ class TorchDecoder:
         return self._weights.dtype
 
     def reserve(self, batch: StepBatch) -> StandingPlan | None:
-        """Return a fixed place for attention's plans of up to as many decodes; None: attention has no such place."""
+        """Return fixed places for attention's plans of up to as many decodes; None: attention has no such places."""
         return self._attention.reserve(batch, self._weights.dtype)
 
-    def rows(self, batch: StepBatch, pairs: Sequence[KVPair], planned: object) -> torch.Tensor:
-        """Return the rows before the head, `[num_tokens, hidden_size]`. Mutates the slots of the tokens in memory."""
+    def rows(self, batch: StepBatch, pairs: Sequence[KVPair], planned: object) -> Rows:
+        """Return the rows before the head. Mutates the slots of the tokens in memory."""
         angles = {rope: Angles.at(batch.positions, rope, table) for rope, table in self._frequencies.items()}
         waiting = _Waiting(self._embed(batch), None, None)
         all_layers = Add.to(batch.adapted, self._low_rank)
@@ -110,13 +121,14 @@ class TorchDecoder:
             )
             attended = self._attention.run(queries, pair, planned, rule).flatten(1)
             waiting = self._leave_layer(weights, (hidden, rows), attended, batch.slots[pair.group], add)
-        return self._enter(waiting, self._weights.final_norm)[1]
+        rows = self._enter(waiting, self._weights.final_norm)[1]
+        return Rows(rows, _are_finite(rows))
 
-    def outputs(self, rows: torch.Tensor, batch: StepBatch) -> DecoderOutputs:
+    def outputs(self, rows: Rows, batch: StepBatch) -> DecoderOutputs:
         """Return the outputs for the last rows of a step. Does not mutate."""
-        logits = self._logits(rows[batch.logit_indices])
-        states = None if batch.state_indices is None else rows[batch.state_indices].to(torch.float32)
-        return DecoderOutputs(logits, _are_finite(rows), _are_finite(logits), states)
+        logits = self._logits(rows.numbers[batch.logit_indices])
+        states = None if batch.state_indices is None else rows.numbers[batch.state_indices].to(torch.float32)
+        return DecoderOutputs(logits, rows.finite, _are_finite(logits), states)
 
     def _leave_layer(
         self,

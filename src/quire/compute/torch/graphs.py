@@ -7,7 +7,8 @@
 
 There are recordings for short queries alone (decodes, the guesses behind them, the ends of prompts), and others for
 steps with prompts, in which attention has launches for both. The latter are made up to the size that takes longer to
-compute than to launch.
+compute than to launch. Short queries are recorded for each place of a standing plan: with few programs for attention,
+and with more for contexts that are cut into many tasks.
 
 A recording repeats the same computation at the same addresses, for the same number of rows. So everything that differs
 between steps is copied to the addresses that it reads, and the resulting rows stay at their address until the next
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -33,7 +35,7 @@ import torch
 
 from quire.compute.torch.adapters import AdapterSlots
 from quire.compute.torch.attention.base import KVPair, StandingPlan, StepBatch, StepShape
-from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
+from quire.compute.torch.decoder import DecoderOutputs, Rows, TorchDecoder
 from quire.core.executor import NoteLoaded
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -53,7 +55,7 @@ Replay = Callable[[], None]
 class Recorder(Protocol):
     """Records work on a device."""
 
-    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
+    def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
         """Return the result of the work, and a function that does it again in the same places."""
         ...
 
@@ -64,7 +66,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
+    def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
         """Return the result of the work, and a function that does it again. Its kernels must be compiled already."""
         graph = torch.cuda.CUDAGraph()
         # Work of other threads of this process on the GPU is not recorded, and does not break the recording.
@@ -82,12 +84,11 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A recorded step of `num_rows` rows."""
+    """A recorded step of some rows."""
 
-    batch: StepBatch  # read by the recording
+    batch: StepBatch  # read by the recordings
     attention: StandingPlan
-    rows: torch.Tensor  # [size, hidden_size], before the head
-    replay: Replay
+    recordings: Sequence[tuple[Rows, Replay]]  # of each place
 
 
 class StepGraphs:
@@ -149,24 +150,26 @@ class StepGraphs:
         count, kind = batch.shape.num_tokens, Kind(_has_prompts(batch), batch.adapted is not None)
         graph = self._graphs[kind, next(size for size in self._sizes[kind.has_prompts] if size >= count)]
         with torch.inference_mode():
-            if not graph.attention.plan(batch):
+            place = graph.attention.plan(batch)
+            if place is None:
                 return self._decoder.run(batch, pairs)
+            rows, replay = graph.recordings[place]
             _fill(graph.batch, batch, count)
-            graph.replay()
-            return self._decoder.outputs(graph.rows[:count], batch)
+            replay()
+            return self._decoder.outputs(rows.first(count), batch)
 
     def _note(self) -> None:
         if self._note_loaded is not None:
             self._note_loaded(len(self._graphs), self._num_wanted, "graphs")
 
     def _graph(self, batch: StepBatch, attention: StandingPlan, pairs: Sequence[KVPair]) -> Graph:
-        """Record a size, after computing it once. Does not mutate: its rows have no slots."""
-
-        def work() -> torch.Tensor:
-            return self._decoder.rows(batch, pairs, attention.planned)
-
-        work()
-        return Graph(batch, attention, *self._recorder.record(work))
+        """Record a size, each time after computing it once. Does not mutate: its rows have no slots."""
+        recordings = []
+        for planned in attention.planned:
+            work = partial(self._decoder.rows, batch, pairs, planned)
+            work()
+            recordings.append(self._recorder.record(work))
+        return Graph(batch, attention, recordings)
 
 
 def _up_to(most: int, sizes: Sequence[int]) -> list[int]:

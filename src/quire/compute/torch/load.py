@@ -16,6 +16,7 @@ from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.torch.adapters import AdapterSlots
 from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.attention.plain import PlainAttention
+from quire.compute.torch.block_types import kept_blocks
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Engines, TorchDecoder
 from quire.compute.torch.experts import ExpertOperations, PlainExperts
@@ -159,7 +160,8 @@ def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: No
     cache = TorchCache(block_spec(model, settings), create_attention(model.spec, settings), device, num_blocks=0)
     # The reader knows bfloat16 and float32; float16 is converted from float32 while loading.
     dtype = "float32" if settings.dtype == "float16" else settings.dtype
-    reader = WeightReader(model.spec, checkpoint, dtype, settings.weights, note_loaded)
+    kept = kept_blocks(model.spec, checkpoint.block_types, settings)
+    reader = WeightReader(model.spec, checkpoint, dtype, settings.weights, note_loaded, block_types=kept)
     draft = None if model.draft is None else load_model(model.draft, settings.of_draft())
     cache.draft = None if draft is None else draft.cache
     decoder = load_decoder(model.spec, reader, settings, cache)
@@ -230,8 +232,10 @@ def create_sampler(vocab_size: int, device: torch.device) -> DeviceSampler:
 
 
 def _product(weights: TorchWeights, settings: TorchSettings) -> Product:
-    if not settings.batch_invariant:
-        return product
-    if torch.device(settings.device).type == "cuda":
+    if torch.device(settings.device).type != "cuda":
+        return choose_tile(weights.matrices(), weights.dtype) if settings.batch_invariant else product
+    from quire.compute.torch.fused_products import FusedProduct  # needs Triton
+
+    if settings.batch_invariant:
         keep_sums_whole()
-    return choose_tile(weights.matrices(), weights.dtype)
+    return FusedProduct.of(weights.matrices(), weights.dtype, batch_invariant=settings.batch_invariant)

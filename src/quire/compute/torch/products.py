@@ -7,16 +7,22 @@ same bits in every place, with every shape of matrix in the model, and takes the
 row always passes if the library is deterministic. Tiles are small compared with a batch, and each reads the whole
 matrix again: that is the price of this mode.
 
-int8 matrices have a scale for each output. They are converted to the rows' dtype (exactly: 8 bits fit), and the scale
-is multiplied in at the end, in float32.
+A matrix may be codes, small integers with scales:
+
+    a scale for each output     int8, converted to the rows' dtype (exactly: 8 bits fit); the scale is multiplied in at
+                                the end, in float32
+    scales for its inputs       the blocks of a file (`quire.compute.torch.blocks`); a weight is widened in float32, and
+                                rounded to the rows' dtype before it is multiplied
+
+Here a matrix of codes is widened at each use. On a GPU kernels read the codes (`quire.compute.torch.fused_products`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -27,23 +33,88 @@ TILES: Final = MappingProxyType({"cpu": (16, 1), "cuda": (128, 16)})
 """The tile sizes to try, in rows, by kind of device."""
 
 
+Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+OUTER: Final = 256
+"""Inputs that share an outer scale."""
+HALF: Final = 16
+"""Of 32 codes of 4 bits, the first half are the low halves of as many bytes, and the rest the high ones."""
+
+
+class InputScales(NamedTuple):
+    """The scales of some inputs of each output, `[out, groups]`: weight = scale × code + minimum.
+
+    float16; or int8, to be multiplied by the float16 of `OUTER` inputs. Without minimums, codes of 4 bits count from
+    -8. `outer_minimums` are negative: they multiply minimums that are subtracted.
+    """
+
+    scales: torch.Tensor
+    minimums: torch.Tensor | None = None
+    outer_scales: torch.Tensor | None = None  # [out, in / OUTER]
+    outer_minimums: torch.Tensor | None = None
+
+    def changed(self, change: Change) -> InputScales:
+        """Return the same scales with each tensor changed."""
+        return InputScales(*(None if each is None else change(each) for each in self))
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix to multiply rows by, or to look rows up in: `[out, in]`; experts have one after another."""
+    """A matrix to multiply rows by, or to look rows up in: `[out, in]`; experts have one after another.
+
+    Codes of 8 bits are int8, of 4 bits two in a byte, uint8 `[out, in / 2]`.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None  # [out], in the dtype of rows
-    scales: torch.Tensor | None = None  # float32 [out], only for int8
+    scales: torch.Tensor | None = None  # float32 [out]
+    inputs: InputScales | None = None
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the weights are codes."""
+        return self.weight.dtype in (torch.int8, torch.uint8)
+
+    @property
+    def num_inputs(self) -> int:
+        """The numbers of a row that it multiplies."""
+        return int(self.weight.shape[-1]) * (2 if self.weight.dtype is torch.uint8 else 1)
 
     def looked_up(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return rows of the matrix, int8 as float32. Does not mutate."""
+        """Return rows of the matrix, codes as float32. Does not mutate."""
         rows = self.weight[ids]
+        if self.inputs is not None:
+            return widened(rows, self.inputs.changed(lambda each: each[ids]))
         return rows if self.scales is None else rows.to(torch.float32) * self.scales[ids, None]
 
     def of(self, expert: int) -> Matrix:
         """Return the matrix of an expert, a view of all of them, `[num_experts, out, in]`."""
-        bias, scales = (None if each is None else each[expert] for each in (self.bias, self.scales))
-        return Matrix(self.weight[expert], bias, scales)
+        return self.changed(lambda each: each[expert])
+
+    def changed(self, change: Change) -> Matrix:
+        """Return the same matrix with each of its tensors changed. Does not mutate, but `change` may."""
+        bias, scales = (None if each is None else change(each) for each in (self.bias, self.scales))
+        return Matrix(change(self.weight), bias, scales, None if self.inputs is None else self.inputs.changed(change))
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the tensors that it has."""
+        yield from (each for each in (self.weight, self.bias, self.scales, *(self.inputs or ())) if each is not None)
+
+
+def widened(codes: torch.Tensor, inputs: InputScales) -> torch.Tensor:
+    """Return rows of codes as float32. Does not mutate."""
+    if codes.dtype is torch.uint8:
+        halves = codes.unflatten(-1, (-1, HALF))
+        codes = torch.cat((halves & 15, halves >> 4), dim=-1).flatten(-2)
+        codes = codes.to(torch.int8) - (8 if inputs.minimums is None else 0)
+
+    def spread(of_groups: torch.Tensor, outer: torch.Tensor | None) -> torch.Tensor:
+        each = of_groups.to(torch.float32)
+        if outer is not None:
+            each = each * outer.to(torch.float32).repeat_interleave(each.shape[-1] // outer.shape[-1], dim=-1)
+        return each.repeat_interleave(codes.shape[-1] // each.shape[-1], dim=-1)
+
+    numbers = codes.to(torch.float32) * spread(inputs.scales, inputs.outer_scales)
+    return numbers if inputs.minimums is None else numbers + spread(inputs.minimums, inputs.outer_minimums)
 
 
 Product: TypeAlias = Callable[[torch.Tensor, Matrix], torch.Tensor]
@@ -51,6 +122,8 @@ Product: TypeAlias = Callable[[torch.Tensor, Matrix], torch.Tensor]
 
 def product(rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     """Return weight @ row + bias for each row: `[num_rows, in]` to `[num_rows, out]`, in the dtype of the rows."""
+    if matrix.inputs is not None:
+        return functional.linear(rows, widened(matrix.weight, matrix.inputs).to(rows.dtype), matrix.bias)
     if matrix.scales is None:
         return functional.linear(rows, matrix.weight, matrix.bias)
     scaled = functional.linear(rows, matrix.weight.to(rows.dtype)).to(torch.float32) * matrix.scales
@@ -75,7 +148,7 @@ def choose_tile(matrices: Iterable[Matrix], dtype: torch.dtype) -> TiledProduct:
     Tries one matrix of each shape. Raises `InvalidConfigError` if no tile passes.
     """
     shapes = {(matrix.weight.shape, matrix.weight.dtype, matrix.bias is None): matrix for matrix in matrices}
-    kind = next(iter(shapes.values())).weight.device.type
+    kind = next((matrix.weight.device.type for matrix in shapes.values()), "cpu")
     for num_rows in TILES[kind]:
         if all(_is_same_in_every_place(matrix, num_rows, dtype) for matrix in shapes.values()):
             return TiledProduct(num_rows)
@@ -96,8 +169,8 @@ def _is_same_in_every_place(matrix: Matrix, num_rows: int, dtype: torch.dtype) -
     """Return whether rows in another order give the same results in that order, to the bit."""
     device = matrix.weight.device
     random = torch.Generator().manual_seed(0)
-    rows = torch.randn((num_rows, matrix.weight.shape[1]), generator=random)
-    rows = rows.to(device, dtype if matrix.scales is not None else matrix.weight.dtype)
+    rows = torch.randn((num_rows, matrix.num_inputs), generator=random)
+    rows = rows.to(device, dtype if matrix.is_coded else matrix.weight.dtype)
     expected = product(rows, matrix)
     return all(
         torch.equal(product(rows.roll(places, dims=0), matrix), expected.roll(places, dims=0))

@@ -1,9 +1,10 @@
-"""The largest possible steps, which are computed once before the first real one.
+"""The largest possible steps, and others of their kinds, which are computed once before the first real one.
 
     prompts      the most tokens of a step, with the most logits
     a chunk      at the end of the longest context, with as many parts as there may be
     decodes      the most concurrent sequences
     a decode     at the end of 2, 4, 8, … splits, and of the longest context
+    some tokens  with as many logits: products of codes have kernels for few rows and for some
 
 They store nothing and read the first block, whatever its content, so they need only their own memory. They also compile
 the kernels for later steps: attention has separate kernels to merge 2, 4, 8 or more splits at a time.
@@ -12,6 +13,7 @@ the kernels for later steps: attention has separate kernels to merge 2, 4, 8 or 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -22,6 +24,8 @@ from quire.compute.torch.kernels.tile_shape import SPLIT
 from quire.compute.torch.settings import TorchSettings
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.kv_spec import KVCacheSpec
+
+SOME: Final = 32
 
 
 def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: int) -> tuple[StepInputs, ...]:
@@ -37,6 +41,7 @@ def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: in
         _step(spec, 1, np.arange(context_length - min(num_cut, len(prompt)), context_length), 1),
         _step(spec, settings.max_num_seqs, prompt[:1], 1),
         *(_step(spec, 1, np.array([length - 1]), 1) for length in lengths),
+        _step(spec, 1, prompt[:SOME], min(num_logits, SOME)),
     )
 
 

@@ -4,13 +4,15 @@
 
 Each fused matrix, and the experts of a layer together, are allocated whole and filled part by part, so the host never
 holds more than the tensor that it is reading. bfloat16 arrives as uint16 and becomes a tensor by a view; int8 is made
-on the device, directly from the numbers of the checkpoint. Norms and routers are always float32.
+on the device, directly from the numbers of the checkpoint, and so are codes from blocks. Norms and routers are always
+float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -19,8 +21,9 @@ import torch
 
 from quire.compute.arrays import FloatArray, WeightArray
 from quire.compute.models.base import DecoderSpec, NormKind, NormScope, NormSpec, Part
+from quire.compute.torch.blocks import coded
 from quire.compute.torch.operations import HeadForm, Norm
-from quire.compute.torch.products import Matrix
+from quire.compute.torch.products import InputScales, Matrix
 from quire.compute.torch.quantize import quantized
 from quire.compute.weights.decoder_weights import Parts, PartWeights
 
@@ -162,9 +165,25 @@ class _Loader:
 
     def fused(self, names: tuple[Part, ...], parts: Parts) -> Matrix:
         """Return the matrices of some parts as one, rows of the first part first."""
+        if parts[names[0]].blocks:
+            return self._of_blocks(names, parts)
         matrix = self._room(names, parts)
         self._fill(matrix, names, parts)
         return matrix
+
+    def _of_blocks(self, names: tuple[Part, ...], parts: Parts) -> Matrix:
+        """Return the blocks of some parts as one matrix of codes."""
+        moved = (_tensor(parts[name].weight).to(self._device) for name in names)
+        pieces = [coded(parts[name].blocks, rows) for name, rows in zip(names, moved, strict=True)]
+        biases = [self._moved(bias, self._dtype) for name in names if (bias := parts[name].bias) is not None]
+        inputs = (
+            None if each[0] is None else torch.cat(each) for each in zip(*(inputs for _, inputs in pieces), strict=True)
+        )
+        return Matrix(
+            torch.cat([codes for codes, _ in pieces]),
+            torch.cat(biases) if biases else None,
+            inputs=InputScales(*inputs),
+        )
 
     def _router(self, piece: PartWeights) -> Matrix:
         bias = None if piece.bias is None else self._moved(piece.bias, torch.float32)
@@ -177,21 +196,20 @@ class _Loader:
         assert self._spec.experts is not None  # a layer has a router only where there are experts
         experts: MLP | None = None
         for expert, parts in enumerate(self._reader.experts(layer)):
+            one = MLP(self.fused(up_names, parts), self.fused(down_names, parts))
             if experts is None:
-                places = (self._spec.experts.num_experts,)
-                experts = MLP(self._room(up_names, parts, places), self._room(down_names, parts, places))
-            self._fill(experts.up.of(expert), up_names, parts)
-            self._fill(experts.down.of(expert), down_names, parts)
+                count = self._spec.experts.num_experts
+                experts = MLP(*(matrix.changed(partial(_many, count)) for matrix in (one.up, one.down)))
+            for matrix, given in ((experts.up, one.up), (experts.down, one.down)):
+                for place, tensor in zip(matrix.of(expert).tensors(), given.tensors(), strict=True):
+                    place.copy_(tensor)
         assert experts is not None
         return experts
 
-    def _room(self, names: tuple[Part, ...], parts: Parts, places: tuple[int, ...] = ()) -> Matrix:
-        """Return room for the fused matrix of some parts, or for as many as `places`.
-
-        Either all parts of a fused matrix have a bias, or none.
-        """
+    def _room(self, names: tuple[Part, ...], parts: Parts) -> Matrix:
+        """Return room for the fused matrix of some parts. Either all of them have a bias, or none."""
         first = parts[names[0]]
-        size = (*places, sum(len(parts[name].weight) for name in names), *first.weight.shape[1:])
+        size = (sum(len(parts[name].weight) for name in names), *first.weight.shape[1:])
         bias = None if first.bias is None else torch.empty(size[:-1], dtype=self._dtype, device=self._device)
         if not self._reader.codes_of(names[0]):
             return Matrix(torch.empty(size, dtype=self._dtype, device=self._device), bias)
@@ -230,6 +248,11 @@ class _Loader:
 
     def _moved(self, array: WeightArray, dtype: torch.dtype) -> torch.Tensor:
         return _tensor(array).to(self._device, dtype)
+
+
+def _many(count: int, tensor: torch.Tensor) -> torch.Tensor:
+    """Return room for as many tensors of this shape."""
+    return tensor.new_empty((count, *tensor.shape))
 
 
 def _tensor(array: WeightArray) -> torch.Tensor:

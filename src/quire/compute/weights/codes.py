@@ -59,6 +59,7 @@ CODINGS: Final = MappingProxyType(
         "Q4_K": Coding(4, nested=True, minimums=True),
         "Q5_K": Coding(5, nested=True, minimums=True),
         "Q6_K": Coding(6, 16, nested=True),
+        "Q6_K_wide": Coding(8, 16, nested=True),  # on a GPU
         "IQ4_NL": Coding(8),
         "IQ4_XS": Coding(8, nested=True),
     }

@@ -270,8 +270,8 @@ def _check_numbers(dtype: str, weights: str) -> None:
 class WeightReader:
     """Reads the parts of a spec from a checkpoint, which it checks first. Matrices have `dtype`.
 
-    Matrices that will be codes have the dtype of the checkpoint, bfloat16 or float32. With `keeps_blocks` and weights
-    "auto", matrices of blocks stay bytes. Parts count as loaded when the next ones are read, or on `release`: a view of
+    Matrices that will be codes have the dtype of the checkpoint, bfloat16 or float32. With weights "auto", those named
+    in `block_types` stay bytes of blocks. Parts count as loaded when the next ones are read, or on `release`: a view of
     a file is read only when it is used.
     """
 
@@ -283,11 +283,11 @@ class WeightReader:
         weights: str = "auto",
         note_loaded: NoteLoaded | None = None,
         *,
-        keeps_blocks: bool = False,
+        block_types: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         _check_numbers(dtype, weights)
         self._note_loaded = note_loaded
-        self._stored = _Stored(dtype, weights, checkpoint.block_types if keeps_blocks and weights == "auto" else {})
+        self._stored = _Stored(dtype, weights, block_types if weights == "auto" else {})
         self._taken_bytes, self._total_bytes = 0, weight_bytes(spec, dtype, weights, self._stored.block_types)
         self._spec = spec
         self._checkpoint = checkpoint

@@ -23,6 +23,7 @@ blocks that no query reads; a row with slot -1 writes nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -172,15 +173,18 @@ class StepBatch:
 
 
 class StandingPlan(Protocol):
-    """A fixed place for plans of steps of short queries, up to a number of tokens: recorded work reads them there."""
+    """Fixed places for plans of steps of short queries, up to a number of tokens: recorded work reads them there.
+
+    A larger place takes more steps, and launches more programs that have nothing to do.
+    """
 
     @property
-    def planned(self) -> object:
-        """The plan for `AttentionBackend.run`; always the same object."""
+    def planned(self) -> Sequence[object]:
+        """The plans for `AttentionBackend.run`, the smallest place first; always the same objects."""
         ...
 
-    def plan(self, batch: StepBatch) -> bool:
-        """Plan a step and return True; if it needs more room, return False and do nothing. Does not wait."""
+    def plan(self, batch: StepBatch) -> int | None:
+        """Plan a step in the smallest place that takes it, and return which; None if none does. Does not wait."""
         ...
 
 

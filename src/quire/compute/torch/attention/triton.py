@@ -3,7 +3,7 @@
     plan    lengths, tables (numpy) ─► work lists ─► one page-locked array ─► one copy ─► views on the device
     run     attend_kernel: short queries  ─┐
             attend_kernel: longer queries ─┴► outputs, parts ─► merge_kernel ─► outputs
-    reserve a plan with room for any step of this many tokens, for recording; each step is copied into it
+    reserve plans with room for steps of this many tokens, for recording; each step is copied into one of them
 
 A short query, a decode with the guesses behind it or without any, fills few rows of a matrix product. So short queries
 and longer ones use kernels of different tile shapes, and these may give the same position different bits. Within each
@@ -16,7 +16,7 @@ programs gives the same results: recordings use that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
 from itertools import islice
@@ -46,6 +46,10 @@ SPARE_ENTRIES: Final = 512
 """Additional entries, for contexts that are cut."""
 LEAST_TOKENS_OF_TASK: Final = 4
 """Of longer queries: there is room for a task for every few tokens, this many."""
+UNCUT_FROM: Final = 32
+"""Decodes of about the same length are cut if there are few: a task has a share of a multiprocessor or less."""
+SPARE_USUAL: Final = 16
+"""Additional tasks of few decodes, as for one of 8,000 tokens."""
 MOST_MERGED: Final = 256
 """Tokens of longer queries that are computed in parts, of the room for a step."""
 LONGEST_SHARE: Final = 0.75
@@ -135,12 +139,14 @@ class TritonAttention:
         """Return room for the work of steps of up to as many tokens, with tables as large as those of the batch."""
         outputs = (len(batch.positions), self._num_heads, self._spec.head_dim)
         zeros = torch.zeros(outputs, dtype=dtype, device=batch.positions.device)
-        rooms = {Use.DECODE: Room.of_short(batch.shape.num_short)}
+        num_short = batch.shape.num_short
         if batch.shape.longest_query > MOST_SHORT:
-            rooms[Use.PROMPT] = Room.of_longer(len(batch.positions))
+            choices = [{Use.DECODE: Room.of_short(num_short), Use.PROMPT: Room.of_longer(len(batch.positions))}]
+        else:
+            choices = [{Use.DECODE: room} for room in (Room.of_usual(num_short), Room.of_short(num_short))]
         if self._batch_invariant:
-            rooms = {Use.ANY: reduce(Room.with_room_of, rooms.values())}
-        return StandingWork(self, batch, zeros, rooms)
+            choices = [{Use.ANY: reduce(Room.with_room_of, rooms.values())} for rooms in choices]
+        return StandingWork(self, choices[0], [_Place.of(self.shapes, batch, zeros, rooms) for rooms in choices])
 
     def run(self, queries: torch.Tensor, pair: KVPair, planned: PlannedStep, rule: AttentionRule) -> torch.Tensor:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`. Mutates the outputs of the plan."""
@@ -215,6 +221,21 @@ class Room:
         return cls(TASKS_EACH * num_tokens + SPARE_TASKS, num_entries, num_tokens, num_entries)
 
     @classmethod
+    def of_usual(cls, num_tokens: int) -> Room:
+        """Return room for as many tokens of short queries as in most steps: few are cut, many are not.
+
+        >>> Room.of_usual(1).num_tasks, Room.of_short(1).num_tasks
+        (17, 130)
+        >>> Room.of_usual(256).num_tasks, Room.of_short(256).num_tasks
+        (256, 640)
+        """
+        if num_tokens >= UNCUT_FROM:
+            return cls(num_tokens, num_tokens)
+        num_tasks = num_tokens + SPARE_USUAL
+        num_entries = num_tokens + LEAST_TOKENS_OF_TASK * SPARE_USUAL
+        return cls(num_tasks, num_entries, num_tokens, num_entries)
+
+    @classmethod
     def of_longer(cls, num_tokens: int) -> Room:
         """Return room for this number of tokens of longer queries."""
         num_tasks = num_tokens // LEAST_TOKENS_OF_TASK + SPARE_TASKS
@@ -230,49 +251,69 @@ class Room:
         return [(self.num_tasks, 5), (self.num_entries,), (self.num_entries,), (self.num_merges, 3)]
 
 
-class StandingWork:
-    """Room for the work of a recorded step, refilled for each; implements `StandingPlan`.
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A place for the work of a recorded step. `whole`: all its arrays, which `planned` has views of."""
 
-    It has room for common steps. A step that needs more, for very long contexts or widely shared prefixes, takes so
-    long that the time of its launches is hidden.
-    """
+    shapes: list[Shape]
+    whole: torch.Tensor
+    planned: PlannedStep
 
-    def __init__(
-        self, attention: TritonAttention, batch: StepBatch, outputs: torch.Tensor, rooms: dict[Use, Room]
-    ) -> None:
-        self._attention = attention
-        self._rooms = rooms
-        self._shapes = [shape for room in rooms.values() for shape in room.shapes] * len(batch.block_tables)
+    @classmethod
+    def of(
+        cls, shapes_of: Mapping[Use, TileShape], batch: StepBatch, outputs: torch.Tensor, rooms: Mapping[Use, Room]
+    ) -> _Place:
+        """Return a place with room for each kernel and KV group, filled with no work."""
+        shapes = [shape for room in rooms.values() for shape in room.shapes] * len(batch.block_tables)
         nothing = [array for _ in batch.block_tables for _ in rooms for array in NO_WORK.arrays]
-        self._whole = on_device(joined(nothing, self._shapes), batch.positions.device)
-        pieces = iter(apart(self._whole, self._shapes))
+        whole = on_device(joined(nothing, shapes), batch.positions.device)
+        pieces = iter(apart(whole, shapes))
         launches = tuple(
             tuple(
-                Launch.of(attention.shapes[use], islice(pieces, 4), room.num_parts, AT_A_TIME)
-                for use, room in rooms.items()
+                Launch.of(shapes_of[use], islice(pieces, 4), room.num_parts, AT_A_TIME) for use, room in rooms.items()
             )
             for _ in batch.block_tables
         )
-        self.planned = PlannedStep(batch, launches, outputs)
+        return cls(shapes, whole, PlannedStep(batch, launches, outputs))
 
-    def plan(self, batch: StepBatch) -> bool:
-        """Copy the work and the tables of a step into the room; return False if they do not fit."""
+    def takes(self, arrays: Sequence[IntArray]) -> bool:
+        """Return whether there is room for the arrays of a step."""
+        return all(len(array) <= shape[0] for array, shape in zip(arrays, self.shapes, strict=True))
+
+
+class StandingWork:
+    """Places for the work of a recorded step, refilled for each; implements `StandingPlan`.
+
+    They have room for common steps. A step that needs more, for very long contexts or widely shared prefixes, takes so
+    long that the time of its launches is hidden.
+    """
+
+    def __init__(self, attention: TritonAttention, uses: Iterable[Use], places: Sequence[_Place]) -> None:
+        self._attention = attention
+        self._uses = tuple(uses)
+        self._places = places
+        self.planned = [place.planned for place in places]
+
+    def plan(self, batch: StepBatch) -> int | None:
+        """Copy the work and the tables of a step into the smallest place with room for it; return which."""
         arrays = list(self._arrays(batch))
-        rooms = self.planned.batch.block_tables
-        if any(len(array) > shape[0] for array, shape in zip(arrays, self._shapes, strict=True)):
-            return False
-        if any(given.numel() > len(room) for given, room in zip(batch.block_tables, rooms, strict=True)):
-            return False
-        self._whole.copy_(on_device(joined(arrays, self._shapes), self._whole.device))
-        for room, given in zip(rooms, batch.block_tables, strict=True):
+        found = next((number for number, place in enumerate(self._places) if place.takes(arrays)), None)
+        tables = self.planned[0].batch.block_tables  # all places have the same
+        if found is None or any(
+            given.numel() > len(room) for given, room in zip(batch.block_tables, tables, strict=True)
+        ):
+            return None
+        place = self._places[found]
+        place.whole.copy_(on_device(joined(arrays, place.shapes), place.whole.device))
+        for room, given in zip(tables, batch.block_tables, strict=True):
             room[: given.numel()].copy_(given.flatten())
-        return True
+        return found
 
     def _arrays(self, batch: StepBatch) -> Iterator[IntArray]:
         """Yield the work of a step, launch by launch; nothing for those that it does not need."""
         for works in self._attention.work(batch):
             found = dict(works)
-            for use in self._rooms:
+            for use in self._uses:
                 yield from found.get(use, NO_WORK).arrays
 
 

@@ -108,8 +108,7 @@ def marked(weights: TorchWeights, spec: DecoderSpec, rank: Rank, *, sums: bool =
     head, end = weights.head, PartialMatrix if sums else JoiningMatrix
     if splits_head(spec, rank.count):
         rows = rank.share_of(spec.vocab_size) if spec.tied_head else slice(None)
-        bias, scales = (None if each is None else each[rows] for each in (head.bias, head.scales))
-        head = ShardedMatrix(head.weight[rows], bias, scales)
+        head = _as(ShardedMatrix, head.changed(lambda each: each[rows]))
 
     def marked_mlp(mlp: MLP | None) -> MLP | None:
         return None if mlp is None else MLP(mlp.up, _as(end, mlp.down))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -72,9 +73,12 @@ def splits_head(spec: DecoderSpec, num_ranks: int) -> bool:
     return spec.vocab_size % num_ranks == 0
 
 
-def bytes_of_rank(spec: DecoderSpec, num_ranks: int, dtype: str, weights: str) -> int:
-    """Return the bytes of the weights of a rank: the embedding whole, and a share of the rest."""
-    whole = weight_bytes(spec, dtype, weights)
+def bytes_of_rank(spec: DecoderSpec, num_ranks: int, stored: tuple[str, str, Mapping[str, str]]) -> int:
+    """Return the bytes of the weights of a rank: the embedding whole, and a share of the rest.
+
+    `stored`: the dtype, the weights and the block types, as in `weight_bytes`.
+    """
+    whole, dtype = weight_bytes(spec, *stored), stored[0]
     if num_ranks == 1:
         return whole
     kept = spec.vocab_size * (spec.embedding_size or spec.hidden_size) * (4 if dtype == "float32" else 2)

@@ -1,0 +1,88 @@
+"""Blocks of a file as codes with scales on a device, without rounding: `Matrix` holds what `BLOCK_TYPES` defines.
+
+Q4_0, Q4_1    4 bits, a scale for 32 inputs          the bytes of a block have the order of `Matrix` already
+Q4_K          4 bits, nested scales and minimums     32 low halves, then 32 high ones, become 16 and 16
+Q8_0, Q5_0    8 bits, a scale for 32 inputs
+Q6_K          8 bits, nested scales for 16 inputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from quire.compute.torch.products import HALF, InputScales
+
+Coded = tuple[torch.Tensor, InputScales]
+
+
+def coded(kind: str, rows: torch.Tensor) -> Coded:
+    """Return rows of blocks of a type, uint8 `[out, bytes]`, as codes and scales. Does not mutate."""
+    size, convert = CONVERT[kind]
+    codes, inputs = convert(rows.unflatten(-1, (-1, size)))
+    return codes.flatten(1).contiguous(), InputScales(
+        *(None if each is None else each.flatten(1).contiguous() for each in inputs)
+    )
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """Return the float16 at a place of each block."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16)
+
+
+def _q4_0(blocks: torch.Tensor) -> Coded:
+    return blocks[..., 2:], InputScales(_half(blocks, 0))
+
+
+def _q4_1(blocks: torch.Tensor) -> Coded:
+    return blocks[..., 4:], InputScales(_half(blocks, 0), _half(blocks, 2))
+
+
+def _q5_0(blocks: torch.Tensor) -> Coded:
+    fifth = blocks[..., 2:6, None] >> torch.arange(8, dtype=torch.uint8, device=blocks.device) & 1
+    codes = _halves(blocks[..., 6:]) | fifth.flatten(-2) << 4
+    return codes.to(torch.int8) - 16, InputScales(_half(blocks, 0))
+
+
+def _q8_0(blocks: torch.Tensor) -> Coded:
+    return blocks[..., 2:].contiguous().view(torch.int8), InputScales(_half(blocks, 0))
+
+
+def _q4_k(blocks: torch.Tensor) -> Coded:
+    first, second, third = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
+    scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=-1)
+    minimums = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=-1)
+    groups = _halves(blocks[..., 16:].unflatten(-1, (4, 32))).unflatten(-1, (2, 2, HALF))
+    codes = (groups[..., 0, :] | groups[..., 1, :] << 4).flatten(-3)
+    outer = _half(blocks, 0), -_half(blocks, 2)
+    return codes, InputScales(scales.to(torch.int8), minimums.to(torch.int8), *outer)
+
+
+def _q6_k(blocks: torch.Tensor) -> Coded:
+    four = _halves(blocks[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (4, 32))
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
+    two = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
+    codes = (four | two << 4).flatten(-3).to(torch.int8) - 32
+    scales = blocks[..., 192:208].contiguous().view(torch.int8)
+    return codes, InputScales(scales, outer_scales=_half(blocks, 208))
+
+
+def _halves(packed: torch.Tensor) -> torch.Tensor:
+    """Return the low halves of the bytes of the last axis, then the high ones."""
+    return torch.cat((packed & 15, packed >> 4), dim=-1)
+
+
+CONVERT: Final = MappingProxyType[str, tuple[int, Callable[[torch.Tensor], Coded]]](
+    {
+        "Q4_0": (18, _q4_0),
+        "Q4_1": (20, _q4_1),
+        "Q4_K": (144, _q4_k),
+        "Q5_0": (22, _q5_0),
+        "Q6_K": (210, _q6_k),
+        "Q8_0": (34, _q8_0),
+    }
+)
+"""The bytes of a block, and what turns blocks into codes, by type."""
