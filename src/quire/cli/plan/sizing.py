@@ -9,6 +9,7 @@ On a machine that is a GPU, and with device cuda, it is the GPU engine's plan, w
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,9 +19,10 @@ from quire.compute.choice import backend_on
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.draft import with_draft
 from quire.compute.models.source import ModelSource
+from quire.compute.torch.parallel.split import shard_of
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
-from quire.core.errors import DoesNotFitError
+from quire.core.errors import DoesNotFitError, InvalidConfigError
 from quire.core.memory_needs import MemoryNeeds
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory, require_host
 from quire.simulate.hardware import Hardware
@@ -28,7 +30,7 @@ from quire.simulate.planner import Pool
 
 MIB: Final = 1 << 20
 UNLIMITED_BYTES: Final = 1 << 50
-MAX_MACHINES: Final = 1024
+MAX_RANKS: Final = 64
 ANY_SIZE: Final = 16
 """A size of blocks that every backend has."""
 
@@ -103,7 +105,7 @@ class EngineSizer:
         return self._pairs[name]
 
     def _require(self, config: ResolvedConfig, facts: BackendFacts, needs: MemoryNeeds) -> None:
-        """Raise where not even one sequence fits: with what it takes, and over how many machines it would go."""
+        """Raise where not even one sequence fits: with what it takes, and on how many GPUs it would fit."""
         length = config.max_model_len or min(self.model.spec.context_length, USEFUL_TOKENS)
         chunk = 1 + config.max_steps_under_way
         spec, memory = facts.kv_spec, needs.free_bytes or 0
@@ -114,10 +116,20 @@ class EngineSizer:
             return
         why = f": weights take {format_bytes(needs.weight_bytes)}, activations {format_bytes(needs.activation_bytes)}, "
         why += f"a sequence of {length:,} tokens {format_bytes(kv_bytes)}"
-        count = _num_machines(needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
-        if count is not None:
-            why += f"; split into {count} parts it would fit on {count} such machines, but quire cannot split a model"
+        count = self._num_ranks(needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
+        if count is not None and config.device == "cuda":
+            why += f"; with --tensor-parallel {count} it would fit on {count} of them"
         raise TooSmallError(memory, needed, why)
+
+    def _num_ranks(self, shared_bytes: int, room_bytes: int) -> int | None:
+        """Return over how many GPUs weights and KV memory would have to go; None: the model cannot be split so."""
+        if self.config.tensor_parallel > 1 or room_bytes <= 0:
+            return None
+        for count in range(-(-shared_bytes // room_bytes), MAX_RANKS + 1):
+            with suppress(InvalidConfigError):
+                shard_of(self.model.spec, count)
+                return count
+        return None
 
 
 class AnyBlockSizer(EngineSizer):
@@ -149,10 +161,3 @@ def whole_mebibytes(size: int) -> str:
     '6MiB'
     """
     return f"{-(-size // MIB)}MiB"
-
-
-def _num_machines(shared_bytes: int, room_bytes: int) -> int | None:
-    """Return over how many machines weights and KV memory would have to go; None: over more than anybody has."""
-    if room_bytes <= 0 or shared_bytes > MAX_MACHINES * room_bytes:
-        return None
-    return -(-shared_bytes // room_bytes)
