@@ -104,8 +104,8 @@ class Roofline:
     def _exchange_times(self) -> tuple[float, float]:
         """Return the seconds for the logits of a token, and for all that its layers exchange.
 
-        A rank gets what the others have: heads, the outputs of attention, those of gate and up, and those of down. Or it
-        adds up the outputs of attention and those of down: parts of sums on their way there, and sums on their way back.
+        A rank gets what the others have: heads, the outputs of attention, those of gate and up, and those of down. With
+        sums, parts of the outputs of attention and of down go to the rank that adds them up, and the sums come back.
         """
         shape, hardware = self.shape, self.hardware
         num_ranks = hardware.num_ranks
