@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from typing import Final
 
 from quire.cli.simulate import add_parser
@@ -28,7 +29,7 @@ def measure_routing(duration_s: float, tell: Tell) -> Section:
     """Simulate each load with both routers."""
     rows, samples, goals = [], dict[str, object](), list[Goal]()
     for load, flags in LOADS.items():
-        tell(f"routing: {load}")
+        tell(f"routing: {load}, in turns and by the router")
         line = f"{ENGINES} --duration {duration_s:g} {flags} --what-if router={ROUND_ROBIN},{LEAST_WORK}"
         study = Study(_arguments(line), {}, ProgressLine(sys.stderr, SystemClock()))
         turns, work = map(study.simulate, study.variants)
@@ -37,7 +38,11 @@ def measure_routing(duration_s: float, tell: Tell) -> Section:
         rows.append((load, "prompt tokens computed", *(f"{each:,}" for each in computed)))
         for name in ("p50", "p99"):
             rows.append(("", f"first token, {name}, ms", *(show(1e3 * getattr(each, name)) for each in first_s)))
-        samples[load] = {"command": f"quire simulate {line}", "turns": turns.as_json(), "work": work.as_json()}
+        samples[load] = {
+            "command": f"quire simulate {line}",
+            "computed_tokens": computed,
+            "first_token_s": list(map(asdict, first_s)),
+        }
         goals += [
             Goal(f"{load}: prompt tokens computed, turns to router", computed[0] / computed[1], LEAST_SAVED, True),
             Goal(f"{load}: p99 of first tokens, router to turns", first_s[1].p99 / first_s[0].p99, 1.0),

@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         if "routing" in options.only:
             yield measure_routing(options.duration, tell)
 
-    return run_benchmark(options, "Replicas", measure)
+    return run_benchmark(options, "Replicas", measure, timed=set(options.only) != {"routing"})
 
 
 # ---- an engine is lost ----------------------------------------------------------------------------------------------
