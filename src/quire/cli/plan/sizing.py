@@ -19,7 +19,6 @@ from quire.compute.choice import backend_on
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.draft import with_draft
 from quire.compute.models.source import ModelSource
-from quire.compute.torch.parallel.split import shard_of
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import DoesNotFitError, InvalidConfigError
@@ -116,18 +115,18 @@ class EngineSizer:
             return
         why = f": weights take {format_bytes(needs.weight_bytes)}, activations {format_bytes(needs.activation_bytes)}, "
         why += f"a sequence of {length:,} tokens {format_bytes(kv_bytes)}"
-        count = self._num_ranks(needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
-        if count is not None and config.device == "cuda":
+        count = self._num_ranks(config, needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
+        if count is not None:
             why += f"; with --tensor-parallel {count} it would fit on {count} of them"
         raise TooSmallError(memory, needed, why)
 
-    def _num_ranks(self, shared_bytes: int, room_bytes: int) -> int | None:
-        """Return over how many GPUs weights and KV memory would have to go; None: the model cannot be split so."""
-        if self.config.tensor_parallel > 1 or room_bytes <= 0:
+    def _num_ranks(self, config: ResolvedConfig, shared_bytes: int, room_bytes: int) -> int | None:
+        """Return over how many GPUs weights and KV memory would have to go; None: the engine cannot be split so."""
+        if config.device != "cuda" or self.config.tensor_parallel > 1 or room_bytes <= 0:
             return None
         for count in range(-(-shared_bytes // room_bytes), MAX_RANKS + 1):
             with suppress(InvalidConfigError):
-                shard_of(self.model.spec, count)
+                self._facts(replace(config, backend="torch", tensor_parallel=count))
                 return count
         return None
 
