@@ -158,7 +158,7 @@ def test_a_model_that_is_too_large_is_counted_in_gpus_among_which_it_can_be_spli
     assert "with --tensor-parallel 2 it would fit on 2 of them" in said
     three_would_do = refusal("llama-3.1-8b", "--memory", "8GiB", "--hardware", "nvidia-l4", capsys=capsys)
     assert "with --tensor-parallel 4 it would fit on 4 of them" in three_would_do
-    fitting = ("--memory", "8GiB", "--hardware", "nvidia-l4", "--tensor-parallel", "4")
+    fitting = ("--memory", "8GiB", "--hardware", "nvidia-l4", "--tensor-parallel", "4", "--max-num-seqs", "4")
     assert main(["plan", "llama-3.1-8b", *fitting]) == 0
     capsys.readouterr()
     latents = refusal("deepseek-v2-lite", "--hardware", "nvidia-l4", capsys=capsys)
