@@ -17,7 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Final
 
@@ -132,14 +132,17 @@ class ServedWorkload:
         recorded = [read_log(path, self.windows) for path in logs]
         steps = [step for each in recorded for step in each[1]]
         cost = FittedCost.fit(steps)
-        setups = [
-            replace(setup, cost=UnsteadyCost(cost, cost.ratios(steps), seed + number))
-            for number, (setup, _) in enumerate(recorded)
-        ]
+        ratios = cost.ratios(steps)
+
+        def setups(number: int) -> list[EngineSetup]:
+            """Return the engines of a run, whose steps are now slower and now faster than in other runs."""
+            seeds = count(seed + number * len(recorded))
+            return [replace(setup, cost=UnsteadyCost(cost, ratios, next(seeds))) for setup, _ in recorded]
+
         rows, goals, samples = [], list[Goal](), dict[str, object]()
         for manner, turns in self.turns.items():
             measured = [turn.figures for turn in turns]
-            predicted = [Figures.predicted(setups, turn.offered()) for turn in turns]
+            predicted = [Figures.predicted(setups(number), turn.offered()) for number, turn in enumerate(turns)]
             samples[manner] = {"measured": list(map(asdict, measured)), "predicted": list(map(asdict, predicted))}
             for name, each in zip(NAMES, fields(Figures), strict=True):
                 pair = [[float(getattr(run, each.name)) for run in runs] for runs in (measured, predicted)]
