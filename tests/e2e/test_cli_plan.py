@@ -151,9 +151,19 @@ def test_what_latents_save_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "one for all 16 heads of a layer; their keys and values would be 276,480 bytes a token, 8.9 times" in text
 
 
-def test_a_model_that_is_too_large_is_counted_in_machines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_too_large_is_counted_in_gpus_among_which_it_can_be_split(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     said = refusal("opt-13b", "--hardware", "nvidia-l4", "nvidia-rtx-4090", capsys=capsys)
-    assert "split into 2 parts it would fit on 2 such machines, but quire cannot split a model" in said
+    assert "with --tensor-parallel 2 it would fit on 2 of them" in said
+    three_would_do = refusal("llama-3.1-8b", "--memory", "8GiB", "--hardware", "nvidia-l4", capsys=capsys)
+    assert "with --tensor-parallel 4 it would fit on 4 of them" in three_would_do
+    fitting = ("--memory", "8GiB", "--hardware", "nvidia-l4", "--tensor-parallel", "4", "--max-num-seqs", "4")
+    assert main(["plan", "llama-3.1-8b", *fitting]) == 0
+    capsys.readouterr()
+    latents = refusal("deepseek-v2-lite", "--hardware", "nvidia-l4", capsys=capsys)
+    processor = refusal("opt-13b", "--memory", "4GiB", "--hardware", MACHINE, capsys=capsys)
+    assert "--tensor-parallel" not in latents + processor
     assert main(["plan", "opt-13b", "--hardware", "nvidia-l4", "nvidia-a100-40gb"]) == 0
     text = capsys.readouterr().out
     assert "nvidia-l4: memory is '24.00 GiB'; allowed: 2" in text

@@ -20,6 +20,7 @@ from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.kept_block import FetchError
 from quire.core.request import CacheScope
 from quire.engine.process.connection import EngineConnection
+from quire.engine.process.heartbeat import PATIENCE
 from quire.engine.process.messages import Configure
 from quire.engine.replicas import fetches
 from quire.engine.replicas.settings import ReplicaSettings
@@ -248,6 +249,42 @@ def test_an_engine_that_cannot_be_built_says_why(tmp_path: Path) -> None:
 
     with pytest.raises(ExecutionError, match="gone"):
         asyncio.run(test())
+
+
+class SilentLink:
+    """A relay that says as much as it is told to. Implements `RelayLink`."""
+
+    def __init__(self, frames: list[bytes]) -> None:
+        self.patience_s: list[float] = []
+        self.num_killed = 0
+        self._frames = frames
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        for frame in self._frames:
+            yield frame
+        await asyncio.Event().wait()
+
+    def send(self, number: int, data: bytes) -> None:
+        pass
+
+    async def end(self, patience_s: float) -> int:
+        self.patience_s.append(patience_s)
+        return 0
+
+    def kill(self) -> None:
+        self.num_killed += 1
+
+
+@pytest.mark.parametrize(("frames", "patience_s"), [([], 0.0), ([b"\0"], 12.0)])
+def test_a_server_that_stops_waits_for_no_engine_that_has_no_machine(frames: list[bytes], patience_s: float) -> None:
+    async def test() -> None:
+        link = SilentLink(frames)
+        engine = RemoteEngine(link, Configure(CONFIG, PATIENCE, b""))
+        await asyncio.sleep(0)  # its frames are read
+        assert await engine.end(12.0) == 0
+        assert (link.patience_s, link.num_killed) == ([patience_s], 1)
+
+    asyncio.run(test())
 
 
 def replace_model(configure: Configure, model: str) -> Configure:

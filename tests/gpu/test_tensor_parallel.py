@@ -407,8 +407,8 @@ def test_shards_together_are_the_whole_and_share_nothing(tmp_path: Path) -> None
     ("settings", "allowed"),
     [
         ({"tensor_parallel": 4}, "a number that divides the model's 6 query heads"),
-        ({"disk_cache": "/tmp/no-such-folder"}, "1 with a disk cache"),
-        ({"adapter_memory": "1MiB"}, "1 with adapters"),
+        ({"disk_cache": "/tmp/no-such-folder"}, "1 with a disk cache, which would have the heads of one rank"),
+        ({"adapter_memory": "1MiB"}, "1 with adapters, which are not split"),
     ],
 )
 def test_settings_that_ranks_do_not_support_are_refused(settings: dict[str, Any], allowed: str) -> None:

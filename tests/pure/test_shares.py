@@ -10,6 +10,9 @@ from quire import EngineConfig, InvalidConfigError
 from quire.core.clock import ManualClock
 from quire.core.memory_needs import UNKNOWN_FREE_BYTES
 from quire.engine.factory import plan_engine
+from quire.engine.process.connection import EngineConnection
+from quire.engine.process.messages import Configure
+from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.shares import environment_of, share_of
 from quire.serve.config import ServerConfig
 from quire.serve.loading.build import make_model_set
@@ -110,6 +113,16 @@ def test_the_start_up_table_says_how_many_there_are() -> None:
     assert several == single, "none is ready yet"
     scaled = make_model_set([config], ServerConfig(replicas="1-2"), ManualClock())
     assert "replicas    1 to 2, by load, each with what follows" in str(scaled.first.model.report)
+    assert [each.first.model.report.num_replicas for each in (one, models, scaled)] == [1, 2, 2]
+
+
+async def nowhere(configure: Configure) -> EngineConnection:
+    raise NotImplementedError
+
+
+def test_engines_on_a_cluster_are_said_to_be_there() -> None:
+    assert ReplicaSettings(2, start=nowhere).text == "2 on a Ray cluster"
+    assert ReplicaSettings(4, start=nowhere, least=2).text == "2 to 4 on a Ray cluster, by load"
 
 
 def test_a_number_that_follows_the_load_has_two_bounds() -> None:

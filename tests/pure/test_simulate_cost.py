@@ -54,16 +54,27 @@ def test_a_plan_costs_what_its_rows_do(seed: int, windows: list[int | None]) -> 
     assert half == pytest.approx(2 * expected - MACHINE.step_overhead_s, rel=1e-12)
 
 
-@given(seed=st.integers(0, 1 << 32), num_ranks=st.sampled_from([2, 4]), windows=st.sampled_from([[None], [None, 64]]))
-def test_ranks_share_the_work_and_exchange_outputs_four_times_a_layer(
-    seed: int, num_ranks: int, windows: list[int | None]
+@given(
+    seed=st.integers(0, 1 << 32),
+    num_ranks=st.sampled_from([2, 4]),
+    windows=st.sampled_from([[None], [None, 64]]),
+    sums=st.sampled_from(["gather", "reduce"]),
+)
+def test_ranks_share_the_work_and_exchange_outputs_four_times_a_layer_or_sums_twice(
+    seed: int, num_ranks: int, windows: list[int | None], sums: str
 ) -> None:
     plan, model = draw_plan(random.Random(seed)), replace(shape(*windows), intermediate_size=128)
     card = replace(MACHINE, device="cuda", link_bandwidth=1e9, exchange_s=0.001)
-    one, several = (RooflineCost(Roofline(machine, model, Numbers())) for machine in (card, card.joined(num_ranks)))
+    numbers = Numbers(sums=sums)
+    one, several = (RooflineCost(Roofline(machine, model, numbers)) for machine in (card, card.joined(num_ranks)))
     computed_s = one.step_s(plan) - card.step_overhead_s
     received = (num_ranks - 1) / num_ranks * 2  # bytes of bfloat16, of what the other ranks have computed
-    layer = sum(plan.counts) * (8 * 32 + 64 + 128 + 64) * received / 1e9 + 4 * 0.001
+    exchanged = {
+        "gather": (8 * 32 + 64 + 128 + 64, 4),
+        "reduce": (2 * (64 + 64), 2),
+    }  # numbers of a token, and latencies
+    width, num_exchanges = exchanged[sums]
+    layer = sum(plan.counts) * width * received / 1e9 + num_exchanges * 0.001
     logits = sum(plan.samples) * 1000 * received / 1e9 + 0.001 if sum(plan.samples) else 0.0
     copied_s = len(windows) * layer + logits
     expected = computed_s / num_ranks + copied_s + card.step_overhead_s

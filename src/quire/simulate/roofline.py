@@ -3,7 +3,7 @@
     products of the layers   max(weights / bandwidth, operations / rate)
     the head                 max(its matrix / bandwidth, operations / rate)       only where something is sampled
     attention                max(keys and values / bandwidth, operations / rate)
-    exchanges of ranks       outputs that others have computed / link, and a latency: four a layer, and the logits
+    exchanges of ranks       what others have computed / link, and a latency: four a layer, or two sums; and the logits
     the step                 their sum, and the overhead
 
 Each byte is counted once, for all its users, and the parts follow one another: no engine is faster unless it lets the
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.core.config import require_one_of
+from quire.core.config import TENSOR_PARALLEL_SUMS, require_one_of
 from quire.core.kv_spec import DTYPE_BYTES, INT4_VALUES, KV_FORMS
 from quire.simulate.hardware import Hardware
 from quire.simulate.model_shape import CODES, ModelShape, num_pairs, num_read
@@ -25,16 +25,21 @@ from quire.simulate.model_shape import CODES, ModelShape, num_pairs, num_read
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What a model is computed with, in the words of `EngineConfig`; auto: as `dtype`."""
+    """What a model is computed with, in the words of `EngineConfig`; auto: as `dtype`.
+
+    `sums`: its `tensor_parallel_sums`.
+    """
 
     dtype: str = "bfloat16"
     weights: str = "auto"
     kv_dtype: str = "auto"
+    sums: str = "gather"
 
     def __post_init__(self) -> None:
         require_one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
         require_one_of("weights", self.weights, ("auto", "widened", *CODES))
         require_one_of("kv_dtype", self.kv_dtype, ("auto", *KV_FORMS))
+        require_one_of("tensor_parallel_sums", self.sums, TENSOR_PARALLEL_SUMS)
 
     @property
     def stored_kv_dtype(self) -> str:
@@ -89,22 +94,25 @@ class Roofline:
         return seconds
 
     def exchanges_s(self, num_tokens: int, num_logits: int) -> float:
-        """Return the seconds in which ranks gather outputs; 0 with one rank. Nothing is computed meanwhile."""
-        hardware = self.hardware
+        """Return the seconds of exchanges between ranks; 0 with one rank. Nothing is computed meanwhile."""
+        hardware, per_layer = self.hardware, 2 if self.numbers.sums == "reduce" else 4
         if hardware.num_ranks == 1:
             return 0.0
-        seconds = 4 * self.shape.num_layers * hardware.exchange_s + num_tokens * self._exchanged_s
+        seconds = per_layer * self.shape.num_layers * hardware.exchange_s + num_tokens * self._exchanged_s
         return seconds + (hardware.exchange_s + num_logits * self._logits_s if num_logits else 0.0)
 
     def _exchange_times(self) -> tuple[float, float]:
         """Return the seconds for the logits of a token, and for all that its layers exchange.
 
-        A rank gets what the others have: heads, the outputs of attention, those of gate and up, and those of down.
+        A rank gets what the others have: heads, the outputs of attention, those of gate and up, and those of down. With
+        sums, parts of the outputs of attention and of down go to the rank that adds them up, and the sums come back.
         """
         shape, hardware = self.shape, self.hardware
         num_ranks = hardware.num_ranks
         number_s = DTYPE_BYTES[self.numbers.dtype] * (num_ranks - 1) / num_ranks / hardware.link_bandwidth
-        width = shape.num_heads * shape.head_dim + 2 * shape.hidden_size + shape.intermediate_size
+        width = 4 * shape.hidden_size
+        if self.numbers.sums == "gather":
+            width = shape.num_heads * shape.head_dim + 2 * shape.hidden_size + shape.intermediate_size
         return shape.vocab_size * number_s, shape.num_layers * width * number_s
 
     def attention_s(self, starts: Sequence[int], counts: Sequence[int]) -> float:

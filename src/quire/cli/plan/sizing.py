@@ -9,6 +9,7 @@ On a machine that is a GPU, and with device cuda, it is the GPU engine's plan, w
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from quire.compute.models.draft import with_draft
 from quire.compute.models.source import ModelSource
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
-from quire.core.errors import DoesNotFitError
+from quire.core.errors import DoesNotFitError, InvalidConfigError
 from quire.core.memory_needs import MemoryNeeds
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory, require_host
 from quire.simulate.hardware import Hardware
@@ -28,7 +29,7 @@ from quire.simulate.planner import Pool
 
 MIB: Final = 1 << 20
 UNLIMITED_BYTES: Final = 1 << 50
-MAX_MACHINES: Final = 1024
+MAX_RANKS: Final = 64
 ANY_SIZE: Final = 16
 """A size of blocks that every backend has."""
 
@@ -103,7 +104,7 @@ class EngineSizer:
         return self._pairs[name]
 
     def _require(self, config: ResolvedConfig, facts: BackendFacts, needs: MemoryNeeds) -> None:
-        """Raise where not even one sequence fits: with what it takes, and over how many machines it would go."""
+        """Raise where not even one sequence fits: with what it takes, and on how many GPUs it would fit."""
         length = config.max_model_len or min(self.model.spec.context_length, USEFUL_TOKENS)
         chunk = 1 + config.max_steps_under_way
         spec, memory = facts.kv_spec, needs.free_bytes or 0
@@ -114,10 +115,20 @@ class EngineSizer:
             return
         why = f": weights take {format_bytes(needs.weight_bytes)}, activations {format_bytes(needs.activation_bytes)}, "
         why += f"a sequence of {length:,} tokens {format_bytes(kv_bytes)}"
-        count = _num_machines(needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
+        count = self._num_ranks(config, needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
         if count is not None:
-            why += f"; split into {count} parts it would fit on {count} such machines, but quire cannot split a model"
+            why += f"; with --tensor-parallel {count} it would fit on {count} of them"
         raise TooSmallError(memory, needed, why)
+
+    def _num_ranks(self, config: ResolvedConfig, shared_bytes: int, room_bytes: int) -> int | None:
+        """Return over how many GPUs weights and KV memory would have to go; None: the engine cannot be split so."""
+        if config.device != "cuda" or self.config.tensor_parallel > 1 or room_bytes <= 0:
+            return None
+        for count in range(-(-shared_bytes // room_bytes), MAX_RANKS + 1):
+            with suppress(InvalidConfigError):
+                self._facts(replace(config, backend="torch", tensor_parallel=count))
+                return count
+        return None
 
 
 class AnyBlockSizer(EngineSizer):
@@ -149,10 +160,3 @@ def whole_mebibytes(size: int) -> str:
     '6MiB'
     """
     return f"{-(-size // MIB)}MiB"
-
-
-def _num_machines(shared_bytes: int, room_bytes: int) -> int | None:
-    """Return over how many machines weights and KV memory would have to go; None: over more than anybody has."""
-    if room_bytes <= 0 or shared_bytes > MAX_MACHINES * room_bytes:
-        return None
-    return -(-shared_bytes // room_bytes)

@@ -140,9 +140,9 @@ class Planner:
         return needed, parts["weights"] + parts["activations"] + swap_bytes
 
     def _estimator(self, hardware: Hardware, engine: SizedEngine) -> Estimator:
-        facts = engine.facts
-        shape = shape_of(engine.config.model, self._sizer.model, facts)
-        numbers = Numbers(facts.dtype, facts.weights, facts.kv_spec.dtype)
+        facts, config = engine.facts, engine.config
+        shape = shape_of(config.model, self._sizer.model, facts)
+        numbers = Numbers(facts.dtype, facts.weights, facts.kv_spec.dtype, config.tensor_parallel_sums)
         return Estimator(Roofline(hardware, shape, numbers), self._lengths)
 
     def _narrow(self, engine: SizedEngine, memory_bytes: int) -> list[NarrowKV]:

@@ -206,9 +206,9 @@ class Study:
     def _cost(self, sized: SizedEngine, machine: Hardware) -> StepCost:
         if self._steps is not None:
             return self._steps
-        spec = sized.facts.kv_spec
+        spec, sums = sized.facts.kv_spec, sized.config.tensor_parallel_sums
         shape = shape_of(sized.config.model, self._sizer.model, sized.facts)
-        numbers = Numbers(sized.facts.dtype, sized.facts.weights, spec.dtype)
+        numbers = Numbers(sized.facts.dtype, sized.facts.weights, spec.dtype, sums)
         return RooflineCost(Roofline(machine, shape, numbers), bytes_per_block=spec.bytes_per_block)
 
     def _draft_cost(self, sized: SizedEngine) -> StepCost | None:

@@ -189,8 +189,8 @@ class TorchBackend:
 def _require_ranks(config: ResolvedConfig) -> None:
     """Raise `InvalidConfigError` for settings that several ranks do not have."""
     obstacles = {
-        "with adapters": bool(config.adapter) or config.adapter_memory is not None,
-        "with a disk cache": config.disk_cache is not None,
+        "with adapters, which are not split": bool(config.adapter) or config.adapter_memory is not None,
+        "with a disk cache, which would have the heads of one rank": config.disk_cache is not None,
     }
     for obstacle, stands in obstacles.items():
         if stands:

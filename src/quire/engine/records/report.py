@@ -42,12 +42,8 @@ class EngineReport:
     disk_cache: str = ""
     has_host_cache: bool = False
     labels: tuple[str, ...] = ()
-    replicas: str = "1"
-
-    @property
-    def num_replicas(self) -> int:
-        """The number of engines; the highest, where it follows the load."""
-        return int(self.replicas.rpartition("-")[2])
+    replicas: str = "1"  # in words
+    num_replicas: int = 1  # the highest, where it follows the load
 
     def facts(self) -> list[tuple[str, str]]:
         """Return labels and texts, without the memory. Does not mutate."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from quire.engine.process.heartbeat import PATIENCE, Patience
 
 if TYPE_CHECKING:  # a command that only checks settings loads no messages
     from quire.engine.process.connection import StartElsewhere
+    from quire.engine.records.report import EngineReport
     from quire.engine.replicas.fetches import Courier
 
 CONTINUE_ON: Final = ("same", "any", "never")
@@ -35,7 +36,14 @@ class ReplicaSettings:
     @property
     def text(self) -> str:
         """The number in words."""
-        return str(self.num_replicas) if self.least is None else f"{self.least} to {self.num_replicas}, by load"
+        where = "" if self.start is None else " on a Ray cluster"
+        if self.least is None:
+            return f"{self.num_replicas}{where}"
+        return f"{self.least} to {self.num_replicas}{where}, by load"
+
+    def shown_in(self, report: EngineReport) -> EngineReport:
+        """Return the start-up table of an engine as that of all of them. Pure."""
+        return replace(report, replicas=self.text, num_replicas=self.num_replicas)
 
     @property
     def silence_s(self) -> float | None:

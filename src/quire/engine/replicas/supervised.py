@@ -94,7 +94,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         self._streams.hold_adapters(self._door.adapters, self.stats)
         self._set.serve(self._streams)
         self._home = Home()
-        self._report = replace(self._door.report, replicas=replicas.text)
+        self._report = replicas.shown_in(self._door.report)
         self._limits: RequestLimits | None = None
 
     # ---- for callers ------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         """Keep what an engine says of itself: the first one its report, and of limits the least. Mutates."""
         if replica.report is None or replica.limits is None:
             return
-        self._report = replace(replica.report, replicas=self._settings.text)
+        self._report = self._settings.shown_in(replica.report)
         every = [each.limits for each in self._set.replicas if each.limits is not None]
         self._limits = replace(
             replica.limits,

@@ -1,8 +1,10 @@
 """`quire bench replicas`: what several engines behind one server lose, and what they bring.
 
-    loss     streams from three engines while one is killed, then while all are restarted one after another:
-             streams lost, texts changed, and the longest pause of each stream
-    speed    a workload on two engines with a thread each, and on one engine with two threads, in turn
+    loss           streams from three engines while one is killed, then while all are restarted one after another:
+                   streams lost, texts changed, and the longest pause of each stream
+    speed          a workload on two engines with a thread each, and on one engine with two threads, in turn
+    predictions    the same workload on two engines and in a simulation of them
+    routing        in simulation: tokens computed and first tokens, by the router and in turns
 
 The texts are compared with those of the same requests on engines that nobody disturbs.
 """
@@ -15,7 +17,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,29 +26,36 @@ from typing import Final
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.engine.factory import plan_engine
-from quire.instruments.bench.flags import add_choices, add_count, count
+from quire.instruments.bench.flags import SHAPES, add_choices, add_count, add_seconds, count
 from quire.instruments.bench.load_run import LoadResult, LoadRun, Target, run_batch
 from quire.instruments.bench.measured_server import first_model
 from quire.instruments.bench.offered_load import COMPLETIONS
+from quire.instruments.bench.replica_predictions import ServedWorkload
+from quire.instruments.bench.replica_routing import measure_routing
 from quire.instruments.bench.shapes import write_byte_tokenizer, write_random_checkpoint
-from quire.instruments.bench.workload_file import WorkloadRequest, read_workload
+from quire.instruments.bench.workload_file import Workload, WorkloadRequest, read_workload
 from quire.instruments.http.plain import ask
 from quire.instruments.http.server_process import ServerProcess
 from quire.reporting.report import Goal, Section, cell
 from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import percentile, ratios, summarize
 
-PARTS: Final = ("loss", "speed")
+PARTS: Final = ("loss", "speed", "predictions", "routing")
 NUM_ENGINES: Final = 3
 MAX_PAUSE_S: Final = 1.0
 """The p99 of pauses while an engine is lost, beyond that of the calm run."""
 MIN_SPEED: Final = 0.95
 MAX_FRONT: Final = 5.0
 """Processor time of the process that listens, in percent of one processor."""
+ROWS: Final = 32
+"""Sequences that each of two engines computes at once."""
 ANY_QUEUE: Final = ("--max-queued-sequences", "10000", "--max-queued-tokens", "10000000", "--max-wait-s", "3600")
 """All requests come at once, and none shall be refused."""
 
-DESCRIPTION = "Measure what several engines behind one server lose when one is lost, and how fast they are."
+DESCRIPTION = (
+    "Measure what several engines behind one server lose when one is lost, how fast they are, how well a simulation "
+    "predicts them, and what their router saves."
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -54,9 +63,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "only", PARTS, PARTS, "measure only these")
     add_count(parser, "streams", 300, "streams at once while an engine is lost")
     add_count(parser, "output-tokens", 150, "tokens of each of them")
-    parser.add_argument("--workload", metavar="FILE", help="for speed; needed unless --only loss")
+    parser.add_argument("--workload", metavar="FILE", help="requests for speed and predictions, which need it")
     parser.add_argument("--limit", metavar="N", type=count, default=0, help="only the first N requests")
-    parser.add_argument("--shape", metavar="NAME", default="qwen3-0.6b", help="for speed; default: qwen3-0.6b")
+    parser.add_argument(
+        "--shape", metavar="NAME", choices=SHAPES, default="qwen3-0.6b", help="of their model; default: qwen3-0.6b"
+    )
+    add_seconds(parser, "record", 60.0, "seconds of traffic to record steps for predictions, before and after")
+    add_seconds(parser, "duration", 120.0, "simulated seconds of traffic for routing")
     add_count(parser, "repeat", 5, "repetitions")
 
 
@@ -68,8 +81,12 @@ def run(options: argparse.Namespace) -> int:
             yield measure_loss(options, tell)
         if "speed" in options.only:
             yield measure_speed(options, tell)
+        if "predictions" in options.only:
+            yield measure_predictions(options, tell)
+        if "routing" in options.only:
+            yield measure_routing(options.duration, tell)
 
-    return run_benchmark(options, "Replicas", measure)
+    return run_benchmark(options, "Replicas", measure, timed=set(options.only) != {"routing"})
 
 
 # ---- an engine is lost ----------------------------------------------------------------------------------------------
@@ -205,20 +222,11 @@ class Turn:
 
 def measure_speed(options: argparse.Namespace, tell: Tell) -> Section:
     """Run a workload on two engines with a thread each, and on one with two threads, in turn."""
-    if options.workload is None:
-        raise InvalidConfigError("workload", "", "a file of requests to measure speed with; or --only loss")
-    workload = read_workload(options.workload, options.limit)
     turns: dict[str, list[Turn]] = {"one engine": [], "two engines": []}
-    with tempfile.TemporaryDirectory(prefix="quire-bench-") as parent, ExitStack() as stack:
-        folder = Path(parent) / options.shape
-        write_random_checkpoint(folder, options.shape)
-        config = EngineConfig(model=str(folder), kv_memory="2GiB", touch_kv_memory="start", max_num_seqs=64)
-        vocab_size = plan_engine(replace(config, skip_tokenizer_init=True)).vocab_size
-        write_byte_tokenizer(folder, vocab_size)
-        half = replace(config, kv_memory="1GiB", num_threads=1, max_num_seqs=32)
+    with _offered(options) as (config, workload, vocab_size), ExitStack() as stack:
         servers = {
-            "one engine": stack.enter_context(ServerProcess(replace(config, num_threads=2), options=ANY_QUEUE)),
-            "two engines": stack.enter_context(ServerProcess(half, options=("--replicas", "2", *ANY_QUEUE))),
+            "one engine": stack.enter_context(ServerProcess(config, options=ANY_QUEUE)),
+            "two engines": stack.enter_context(_two_engines(config)),
         }
         for number in range(-1, options.repeat):  # the first does not count
             tell(f"speed: run {number + 1} of {options.repeat}")
@@ -226,6 +234,28 @@ def measure_speed(options: argparse.Namespace, tell: Tell) -> Section:
             for name in sorted(servers, reverse=bool(number % 2)):
                 turns[name].append(_speed(servers[name], requests))
     return _speed_section({name: found[1:] for name, found in turns.items()}, len(workload.requests), options)
+
+
+@contextmanager
+def _offered(options: argparse.Namespace) -> Iterator[tuple[EngineConfig, Workload, int]]:
+    """Return the settings of one engine with two threads, a workload for it, and the size of its vocabulary."""
+    if options.workload is None:
+        raise InvalidConfigError("workload", "", "a file of requests for speed and predictions; or --only loss routing")
+    workload = read_workload(options.workload, options.limit)
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as parent:
+        folder = Path(parent) / options.shape
+        write_random_checkpoint(folder, options.shape)
+        config = EngineConfig(
+            model=str(folder), kv_memory="2GiB", touch_kv_memory="start", max_num_seqs=2 * ROWS, num_threads=2
+        )
+        vocab_size = plan_engine(replace(config, skip_tokenizer_init=True)).vocab_size
+        write_byte_tokenizer(folder, vocab_size)
+        yield config, workload, vocab_size
+
+
+def _two_engines(config: EngineConfig) -> ServerProcess:
+    """Return a server of two engines that share what one would take: threads and memory by themselves, and rows."""
+    return ServerProcess(replace(config, max_num_seqs=ROWS), options=("--replicas", "2", *ANY_QUEUE))
 
 
 def _speed(server: ServerProcess, requests: Sequence[WorkloadRequest]) -> Turn:
@@ -254,8 +284,30 @@ def _speed_section(turns: dict[str, list[Turn]], num_requests: int, options: arg
     ]
     text = (
         f"{num_requests} requests of {Path(options.workload).name} at once over HTTP, streamed, in the shape of "
-        f"{options.shape}. One engine with two threads, and two with one thread and half of the KV memory each, in "
+        f"{options.shape}. One engine with two threads, and two with one thread and half of the memory each, in "
         f"turn, median of {len(one)} (min–max)."
     )
     samples: dict[str, object] = {name: [asdict(turn) for turn in found] for name, found in turns.items()}
     return Section("Two engines", text, ("", "one engine, 2 threads", "2 engines, 1 thread"), rows, samples, goals)
+
+
+# ---- predictions ----------------------------------------------------------------------------------------------------
+
+
+def measure_predictions(options: argparse.Namespace, tell: Tell) -> Section:
+    """Run a workload on two engines with a thread each, record other steps of them, and simulate the workload."""
+    with _offered(options) as (config, workload, vocab_size):
+        log = Path(str(config.model)).parent / "steps"
+        with _two_engines(replace(config, step_log=str(log))) as server:
+            server.wait_for(lambda: server.metric("quire_replica_ready") == 2, "complete", 300.0)
+            target = Target(server.url, first_model(server.url), COMPLETIONS)
+            served = ServedWorkload(target, workload, vocab_size)
+            tell("predictions: recording steps")
+            served.record(options.record)
+            for number in range(options.repeat):
+                tell(f"predictions: run {number + 1} of {options.repeat}")
+                served.serve(number)
+            tell("predictions: recording steps again")
+            served.record(options.record)
+        tell("predictions: simulating")
+        return served.compared([log, log.with_name("steps.1")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -109,7 +108,7 @@ class _ModelMaker:
 
     def model(self, blueprint: EngineBlueprint, *, opens: bool) -> LoadableModel:
         """Return a model; `opens` reads its tokenizer now, so that a server does not start with a broken one."""
-        report = replace(blueprint.report, replicas=self._replicas.text)
+        report = self._replicas.shown_in(blueprint.report)
         plan = PlannedModel(blueprint.config, report, blueprint.limits, blueprint.default_sampling)
         return LoadableModel(
             plan,

@@ -67,7 +67,7 @@ class RemoteEngine:
         self.link = link
         self._reader = asyncio.StreamReader()
         self._failure = ""
-        self._is_killed = False
+        self._is_killed = self._is_heard = False
         self._outgoing: list[bytes] = []
         self._num_sent = 0
         self._home = Home()
@@ -94,11 +94,14 @@ class RemoteEngine:
         return message
 
     async def end(self, patience_s: float) -> int:
-        """Wait this long for the engine to end, then end it by force; return its exit status."""
+        """Wait this long for the engine to end, then end it by force; return its exit status.
+
+        Waits for none that has said nothing yet: there may be no machine for it.
+        """
         if not self._home.is_here:
             return 0
         self._flush()
-        patience_s = 0.0 if self._is_killed else patience_s
+        patience_s = patience_s if self._is_heard and not self._is_killed else 0.0
         try:
             async with asyncio.timeout(patience_s + ROUND_TRIP_S):
                 return await self.link.end(patience_s)
@@ -123,6 +126,7 @@ class RemoteEngine:
         """Take in the stream until it ends."""
         try:
             async for frame in self.link.frames():
+                self._is_heard = True
                 self._reader.feed_data(frame)
         except ExecutionError as error:
             self._failure = str(error)
