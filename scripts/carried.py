@@ -69,7 +69,7 @@ class Carried:
         yield from sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def _restore(self, archive: Path) -> int:
-        """Put kernels back; return their number. Triton notes where the files are, so that is written anew."""
+        """Put kernels back; return their number. Triton notes where the files are, so that is written again."""
         with tarfile.open(archive) as given:
             given.extractall(self.cache, filter="data")
         groups = list(self.cache.glob("*/__grp__*.json"))

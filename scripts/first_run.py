@@ -7,7 +7,7 @@ With --dry-run, steps run little of everything on the processor, to find what is
 the hardware.
 
     FOLDER/log.txt          all that was printed, and what came of each step
-    FOLDER/results.md       the reports of the benchmarks, written anew after every result
+    FOLDER/results.md       the reports of the benchmarks, written again after every result
     FOLDER/samples.jsonl    their samples, a line for each benchmark
 
 The exit status is 0 where no step has failed.
@@ -30,6 +30,8 @@ from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_LINES = 16
+LEAST_DRY_S = 300.0
+"""What each step has in a dry run: a processor may be busy, and its time costs little."""
 GRACE_S = 20.0
 """What a step has to say how far it came, once it is told to end."""
 
@@ -59,7 +61,9 @@ class Step:
 
     def rehearsed(self) -> Step:
         """Return the step as a dry run takes it."""
-        return replace(self, command=self.dry or self.command, needs_device=False)
+        return replace(
+            self, command=self.dry or self.command, needs_device=False, limit_s=max(self.limit_s, LEAST_DRY_S)
+        )
 
 
 @dataclass(frozen=True)

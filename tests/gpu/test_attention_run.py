@@ -48,7 +48,7 @@ def test_a_wrong_result_is_found(device):
 @pytest.fixture
 def bench(device):
     sizes = {"working_set": 1 << 10, "repeat": 1, "rows": (1, 2), "small": True, "device": device}
-    return GpuKernelBench(TorchLimits(device, "float16", 1 << 20), argparse.Namespace(**sizes), lambda _: None, [])
+    return GpuKernelBench(TorchLimits(device, "float32", 1 << 20), argparse.Namespace(**sizes), lambda _: None, [])
 
 
 POINTS = [Point(name, (40, 20), 4, 2, "≥ 1 %") for name in ("one", "two")]
@@ -75,8 +75,7 @@ def test_a_point_that_fails_loses_only_itself(bench, monkeypatch):
 
 
 def test_the_best_tile_is_named_with_the_place_to_set_it(bench, monkeypatch):
-    sections = {section.title: section for section in measure_tiles(bench)}
-    assert [len(section.rows) for section in sections.values()] == [3, 3] and not bench._failures
+    assert len(next(measure_tiles(bench)).rows) == 2 and not bench._failures
     times = iter([[[3.0], [2.0]], [[1.0], [2.0]]])
     monkeypatch.setattr(GpuKernelBench, "timed", lambda *_: next(times, [[2.0], [2.0]]))
     first = next(measure_tiles(bench))

@@ -44,7 +44,7 @@ def run_benchmark(
 ) -> int:
     """Measure, print, and write what was asked for (`json`, `markdown`, `title`); returns the exit status.
 
-    Files are written anew after every section, so that what was measured outlasts whatever comes next. A section takes
+    Files are written again after every section, so that what was measured outlasts whatever comes next. A section takes
     the place of the one before it if that has the same title: a table that grows. What is counted and not `timed` is
     the same on a busy machine. `program` is what stands before the options.
     """

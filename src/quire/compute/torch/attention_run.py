@@ -7,7 +7,6 @@ computed twice into poisoned memory and compared, bit by bit and with a plain so
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -27,7 +26,8 @@ from quire.compute.torch.attention.base import (
 )
 from quire.compute.torch.attention.plain import as_floats
 from quire.compute.torch.attention.triton import TritonAttention
-from quire.compute.torch.kernels.tile_shape import TileShape
+from quire.compute.torch.kernels.tile_shape import TileShape, Use
+from quire.compute.torch.limits import captured, seconds_of
 from quire.compute.torch.weights import DTYPES
 from quire.core.errors import InvariantError
 from quire.core.kv_spec import KVCacheSpec
@@ -187,33 +187,9 @@ class AttentionRun:
         return torch.einsum("hqk,hkd->qhd", torch.softmax(scores, -1), values)
 
 
-def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Return a function that computes the same once more: a graph's replay on a GPU."""
-    compute()
-    if device.type != "cuda":
-        return compute
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        compute()
-    graph.replay()
-    replay: Callable[[], None] = graph.replay
-    return replay
-
-
-def seconds_of(compute: Callable[[], None], device: torch.device) -> float:
-    """Return the seconds of one call: a GPU times it itself."""
-    if device.type != "cuda":
-        started = time.perf_counter()
-        compute()
-        return time.perf_counter() - started
-    torch.cuda.synchronize(device)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    compute()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
+def used_shape(step: AttentionStep, use: Use, device: str) -> TileShape:
+    """Return the shape that an engine uses for a step."""
+    return TritonAttention(step.spec(1), torch.device(device), num_heads=step.num_heads).shapes[use]
 
 
 def _attention(step: AttentionStep, spec: KVCacheSpec, device: torch.device) -> AttentionBackend[Any]:

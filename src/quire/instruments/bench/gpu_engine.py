@@ -136,7 +136,7 @@ def measure_model(
             "nano-vllm: the 256 requests of its benchmark; 256x1k-1k: as many of 1,024 tokens and 1,024 of output; "
             f"single: one of 1,024 and {SINGLE_TOKENS}. {limits.name}. Median of {options.repeat} runs (min–max). The "
             "bound is the roofline of the same requests, scheduled likewise, with the ceilings that were measured "
-            "right before; predicted: a share of it, too. The processor was late in steps whose results it did not "
+            "right before; predicted: likewise a share. The processor was late in steps whose results it did not "
             "have to wait for: then the device may have waited for it."
         )
         rows: list[tuple[str, ...]] = []
@@ -147,7 +147,7 @@ def measure_model(
                 bandwidth, rate = limits.bandwidth(), limits.arithmetic() or float("inf")
                 runs = _runs(engine, case, number * options.repeat, options, tell)
                 bound = bound_s(list(case.requests), find_shape(config.model), ceilings(bandwidth, rate))
-            except Exception as error:  # whatever it is, it is this case's, and the others are measured
+            except Exception as error:  # any failure is of this case alone, and the others are measured
                 failures.append(case.name)
                 tell(f"failed: {reason_of(error)}")
                 rows.append((case.name, reason_of(error), *("–",) * (len(HEADER) - 2)))

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         from quire.instruments.bench.gpu_products import measure_products
         from quire.instruments.bench.gpu_tiles import measure_tiles
 
-        limits = TorchLimits(options.device, "float16" if options.small else "bfloat16", options.read_size)
+        limits = TorchLimits(options.device, "float32" if options.small else "bfloat16", options.read_size)
         bench = GpuKernelBench(limits, options, tell, failures)
         if "decodes" in options.only:
             yield from bench.measure_decodes(points())
@@ -168,14 +168,14 @@ class GpuKernelBench:
         self.tell(name)
         try:
             return measure(), ""
-        except Exception as error:  # whatever it is, it is this point's, and the others are measured
+        except Exception as error:  # any failure is of this point alone, and the others are measured
             why = reason_of(error)
             self.tell(f"failed: {why}")
             self._failures.append(name)
             return None, why
 
     def measure_decodes(self, decodes: Sequence[Point]) -> Iterator[Section]:
-        """Measure steps of decodes, compared with the bandwidth; yields the section anew after every point."""
+        """Measure steps of decodes, compared with the bandwidth; yields a longer section after every point."""
         from quire.compute.torch.attention_run import AttentionStep
 
         rows: list[tuple[str, ...]] = []
@@ -199,7 +199,7 @@ class GpuKernelBench:
                 yield Section("Decode attention", self.text(), header, rows, samples)
 
     def measure_prompts(self, lengths: Sequence[int]) -> Iterator[Section]:
-        """Measure whole prompts, compared with the matrix rate; yields the section anew after every point."""
+        """Measure whole prompts, compared with the matrix rate; yields a longer section after every point."""
         from quire.compute.torch.attention_run import AttentionStep
 
         rows: list[tuple[str, ...]] = []
@@ -223,7 +223,7 @@ class GpuKernelBench:
             yield Section("Prompts", self.text(), header, rows, samples, goals)
 
     def measure_ratios(self, title: str, wanted: Sequence[Ratio]) -> Iterator[Section]:
-        """Measure steps in turn, compared with each other; yields the section anew after every pair."""
+        """Measure steps in turn, compared with each other; yields a longer section after every pair."""
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []
@@ -240,7 +240,7 @@ class GpuKernelBench:
             yield Section(title, self.text(), ("what", "ratio of times"), rows, samples, goals)
 
     def asked(self, step: AttentionStep) -> AttentionStep:
-        """Return the step, or with `--small` less of it."""
+        """Return the step, or with `--small` a smaller one."""
         return small(step) if self.options.small else step
 
     def timed(self, *steps: AttentionStep) -> list[list[float]]:

@@ -126,7 +126,7 @@ def expected_s(point: Point, assumed: Assumptions) -> float:
 
     >>> point = Point("", (1 << 20,) * 64, 32, 8, "")
     >>> round(point.num_bytes / Assumptions().bandwidth / expected_s(point, Assumptions()), 2)
-    0.92
+    0.91
     """
     lengths = [
         min(assumed.split_tokens, context - start)
@@ -384,7 +384,7 @@ def run(options: argparse.Namespace) -> int:
     def predict(tell: Tell) -> Iterator[Section]:
         rows = [(field.name.replace("_", " "), f"{getattr(assumed, field.name):g}") for field in fields(assumed)]
         text = (
-            "**Predictions, not measurements**, made anew when the first run below was known, after a review of what "
+            "**Predictions, not measurements**, made again when the first run below was known, after a review of what "
             "was compiled. It expects 66 to 72 % of decode attention of 1 × 32,768, 42 to 50 % of that of prompts, 58 "
             "to 66 % of nano-vllm, 67 to 74 % of 8B. Percentages are of the ceilings of the same device. Each "
             "assumption is explained in src/quire/instruments/bench/gpu_predictions.py."

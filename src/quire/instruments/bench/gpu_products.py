@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from quire.instruments.bench.gpu_kernels import GpuKernelBench
 
 MODELS: Final = ("qwen3-0.6b", "llama-3.1-8b")
-MOST_COPIES: Final = 64
 NUMBER_BYTES: Final = 2
 
 
 def measure_products(bench: GpuKernelBench) -> Iterator[Section]:
-    """Measure the products of models, compared with the nearer limit; yields a section anew after every matrix."""
+    """Measure the products of models, compared with the nearer limit; yields a longer section after every matrix."""
     options = bench.options
     header = ("matrix", "rows", "µs", "% of the bandwidth", "% of the matrix rate", "in a step")
     text = (
@@ -54,20 +53,8 @@ def measure_products(bench: GpuKernelBench) -> Iterator[Section]:
 
 def _seconds(bench: GpuKernelBench, matrix: Matrix, count: int) -> list[float]:
     """Return the seconds of one product in each run."""
-    import torch
+    from quire.compute.torch.limits import product_seconds
 
-    from quire.compute.torch.attention_run import captured, seconds_of
-
-    device, options = torch.device(bench.options.device), bench.options
-    kind = torch.float16 if options.small else torch.bfloat16
-    size = NUMBER_BYTES * matrix.num_outputs * matrix.num_inputs
-    num_copies = max(1, min(MOST_COPIES, -(-options.working_set // size)))
-    made = torch.randn((num_copies, matrix.num_outputs, matrix.num_inputs), device=device, dtype=kind)
-    rows = torch.randn((count, matrix.num_inputs), device=device, dtype=kind)
-
-    def multiply() -> None:
-        for each in made:
-            torch.nn.functional.linear(rows, each)
-
-    run = captured(multiply, device)
-    return [seconds_of(run, device) / num_copies for _ in range(options.repeat)]
+    options, size = bench.options, (count, matrix.num_outputs, matrix.num_inputs)
+    measure = product_seconds(options.device, "float32" if options.small else "bfloat16", size, options.working_set)
+    return [measure() for _ in range(options.repeat)]

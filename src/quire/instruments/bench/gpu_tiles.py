@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PLACE: Final = "src/quire/compute/torch/kernels/tile_shape.py"
 SHORT_SPLIT, LONG_SPLIT = 256, 512
-FEW: Final = 2
+FEW: Final = 1
 """Shapes to try with `--small`."""
 
 
@@ -37,7 +37,7 @@ class Tile:
     split: int = LONG_SPLIT
 
     def shape(self, present: TileShape) -> TileShape:
-        """Return the shape of this tile, in all else the present one."""
+        """Return the shape of this tile, otherwise the present one."""
         return replace(
             present,
             rows=max(self.rows, present.group),
@@ -74,7 +74,7 @@ compile gate would have to let pass."""
 
 
 def measure_tiles(bench: GpuKernelBench) -> Iterator[Section]:
-    """Measure the shapes of decodes and of prompts; yields a section anew after every shape."""
+    """Measure the shapes of decodes and of prompts; yields a longer section after every shape."""
     from quire.compute.torch.attention_run import AttentionStep
     from quire.compute.torch.kernels.tile_shape import Use
 
@@ -95,13 +95,9 @@ def measure_tiles(bench: GpuKernelBench) -> Iterator[Section]:
 def _measured(
     bench: GpuKernelBench, use: Use, steps: Mapping[str, AttentionStep], tiles: Sequence[Tile]
 ) -> Iterator[Section]:
-    import torch
+    from quire.compute.torch.attention_run import used_shape
 
-    from quire.compute.torch.attention.triton import TritonAttention
-
-    first = bench.asked(next(iter(steps.values())))
-    device = torch.device(bench.options.device)
-    present = TritonAttention(first.spec(1), device, num_heads=first.num_heads).shapes[use]
+    present = used_shape(bench.asked(next(iter(steps.values()))), use, bench.options.device)
     used = Tile(present.rows, present.tokens, present.num_warps, present.num_stages, present.split)
     rows: list[tuple[str, ...]] = [(*_cells(used), *("used",) * len(steps), "1.00")]
     samples: dict[str, object] = {}
