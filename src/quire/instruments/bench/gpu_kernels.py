@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_choices(parser, "only", PARTS, PARTS[:-1], "measure only these parts")
     add_counts(parser, "rows", (1, 16, 64, 256), "rows per matrix product")
-    add_count(parser, "repeat", 5, "repetitions of each measurement")
+    add_count(parser, "repeat", 20, "repetitions of each measurement: replays of a graph")
     add_size(parser, "read-size", "4GiB", "amount of memory to read when measuring bandwidth")
     add_size(parser, "working-set", "512MiB", "memory to cycle through; must be larger than the caches")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: only to try this command")
