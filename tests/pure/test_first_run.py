@@ -180,7 +180,9 @@ def test_steps_on_a_gpu_fit_into_three_calls_and_can_be_tried_without_one() -> N
 def test_samples_of_steps_are_joined_and_what_is_to_be_kept_is_kept(
     script: ModuleType, program: Path, tmp_path: Path
 ) -> None:
-    program.write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2] + chr(10))")
+    program.write_text(
+        "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2] + os.environ['FROM'] + chr(10))"
+    )
     steps = [
         script.Step(name, 60, f"python {program} {tmp_path / name}.json {number}", False)
         for name, number in (("one", 1), ("two", 2))
@@ -190,7 +192,7 @@ def test_samples_of_steps_are_joined_and_what_is_to_be_kept_is_kept(
         "x", "a unit", steps, prepare=lambda: {"FROM": "prepare"}, keep=lambda out: kept.append(set(os.listdir(out)))
     )
     assert [each.result for each in run.run_all(steps, tmp_path, 600)] == ["ok", "ok"]
-    assert (tmp_path / "samples.jsonl").read_text() == "1\n2\n"
+    assert (tmp_path / "samples.jsonl").read_text() == "1prepare\n2prepare\n"
     assert kept == [{"log.txt", "samples.jsonl", "program.py"}] * 2
 
 
