@@ -3,10 +3,12 @@
 Every step asks more than the one before it, and what is worth most comes first. Each has a time of its own and is ended
 when that is over; one that fails keeps no other from running, and says where to look. Where the hardware is missing,
 what needs it is skipped. Steps that --within leaves no time for are named at the end, with the command that goes on.
+With --dry-run, steps run little of everything on the processor, to find what is wrong with them before it costs time on
+the hardware.
 
-    FOLDER/log.txt       all that was printed, and what came of each step
-    FOLDER/results.md    the reports of the benchmarks
-    FOLDER/STEP.json     their samples
+    FOLDER/log.txt          all that was printed, and what came of each step
+    FOLDER/results.md       the reports of the benchmarks, written again after every result
+    FOLDER/samples.jsonl    their samples, a line for each benchmark
 
 The exit status is 0 where no step has failed.
 """
@@ -20,27 +22,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_LINES = 16
+LEAST_DRY_S = 300.0
+"""What each step has in a dry run: a processor may be busy, and its time costs little."""
 GRACE_S = 20.0
 """What a step has to say how far it came, once it is told to end."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to try: a command, and the most seconds that it may take. `fix`: where to look if it fails."""
+    """One thing to try: a command, and the most seconds that it may take.
+
+    `fix`: where to look if it fails. `dry`: the command with little of everything, without the hardware; empty: the
+    same one.
+    """
 
     name: str
     limit_s: float
     command: str
     needs_device: bool = True
     fix: str = ""
+    dry: str = ""
 
     def words(self, out: Path, title: str = "") -> list[str]:
         """Return the command: with this Python, and for a benchmark with where it reports to."""
@@ -49,6 +58,12 @@ class Step:
             words += ["--title", f"{title}: {self.name}", "--markdown", str(out / "results.md")]
             words += ["--json", str(out / f"{self.name}.json")]
         return words
+
+    def rehearsed(self) -> Step:
+        """Return the step as a dry run takes it."""
+        return replace(
+            self, command=self.dry or self.command, needs_device=False, limit_s=max(self.limit_s, LEAST_DRY_S)
+        )
 
 
 @dataclass(frozen=True)
@@ -62,27 +77,36 @@ class Outcome:
 
 @dataclass(frozen=True)
 class FirstRun:
-    """A kind of hardware and what to try on it. `missing`: why it cannot be used here, or nothing."""
+    """A kind of hardware and what to try on it. `missing`: why it cannot be used here, or nothing.
+
+    `prepare`: what is done before the first step; it returns what to add to the environment. `keep`: what is done after
+    each step, with the folder of results.
+    """
 
     program: str
     device: str
     steps: Sequence[Step]
     missing: str = ""
+    prepare: Callable[[], Mapping[str, str]] = dict
+    keep: Callable[[Path], None] = lambda out: None
 
     def run_all(self, chosen: Sequence[Step], out: Path, within_s: float) -> list[Outcome]:
         """Run steps one after another, and print what comes of each."""
         ends = time.monotonic() + within_s
+        added = self.prepare()
         outcomes = []
         for step in chosen:
             words, left_s = step.words(out, f"The first {self.device}"), ends - time.monotonic()
             if step.needs_device and self.missing:
                 outcome = Outcome(step.name, "skipped", f"needs {self.device}")
-            elif shutil.which(words[0]) is None:
-                outcome = Outcome(step.name, "skipped", f"there is no {words[0]}")
+            elif shutil.which(_program(words)) is None:
+                outcome = Outcome(step.name, "skipped", f"there is no {_program(words)}")
             elif left_s < min(step.limit_s, within_s) / 2:
                 outcome = Outcome(step.name, "not reached", f"{max(left_s, 0):.0f} s were left")
             else:
-                outcome = _run(step, words, out, min(step.limit_s, left_s))
+                outcome = _run(step, words, out, min(step.limit_s, left_s), added)
+                _join_samples(step, out)
+                self.keep(out)
             outcomes.append(outcome)
         return outcomes
 
@@ -103,15 +127,22 @@ class FirstRun:
         parser.add_argument(
             "--within", metavar="SECONDS", type=float, default=570, help="for all; default: %(default)s"
         )
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="try the steps where the hardware is missing, with little of everything",
+        )
         options = parser.parse_args(arguments)
         unknown = [name for name in options.steps if name not in names]
         if unknown:
             parser.error(f"{unknown[0]} is no step; allowed: {', '.join(names)}")
         out = Path(options.out).resolve()
         out.mkdir(parents=True, exist_ok=True)
-        if self.missing:
-            print(f"no {self.device.removeprefix('a ')} is used: {self.missing}\n", flush=True)
         chosen = [step for step in self.steps if step.name in (options.steps or names)]
+        if options.dry_run:
+            chosen = [step.rehearsed() for step in chosen]
+        elif self.missing:
+            print(f"no {self.device.removeprefix('a ')} is used: {self.missing}\n", flush=True)
         outcomes = self.run_all(chosen, out, options.within)
         told = self.summary(outcomes, f"--out {options.out} --within {options.within:g}")
         print(told)
@@ -124,10 +155,24 @@ def _is_to_fix(outcome: Outcome, fixes: dict[str, str]) -> bool:
     return outcome.result == "failed" and outcome.name in fixes
 
 
-def _run(step: Step, words: list[str], out: Path, limit_s: float) -> Outcome:
+def _program(words: Sequence[str]) -> str:
+    """Return the program that a command runs, behind `env` and the variables that it sets."""
+    return next(word for word in words if word != "env" and "=" not in word)
+
+
+def _join_samples(step: Step, out: Path) -> None:
+    """Move the samples of a step, if it has any, to those of all steps: few files come back from a lent machine."""
+    own = out / f"{step.name}.json"
+    if own.exists():
+        with (out / "samples.jsonl").open("a", encoding="utf-8") as joined:
+            joined.write(own.read_text(encoding="utf-8"))
+        own.unlink()
+
+
+def _run(step: Step, words: list[str], out: Path, limit_s: float, added: Mapping[str, str]) -> Outcome:
     """Run a step, with its output in the log; print the end of it."""
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    paths = [str(ROOT / "src"), added.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+    environ = os.environ | added | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     print(f"== {step.name}: {' '.join(words)}", flush=True)
     with (out / "log.txt").open("a+b") as log:
         log.write(f"\n== {step.name}: {' '.join(words)}\n".encode())

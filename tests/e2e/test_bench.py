@@ -30,6 +30,7 @@ from quire.engine.factory import plan_engine
 from quire.instruments.bench import gpu_engine
 from quire.instruments.bench.attention_layout import PagedLayers
 from quire.instruments.bench.flags import SHAPES
+from quire.instruments.bench.gpu_predictions import whole_runs
 from quire.instruments.bench.installation import installed_bytes
 from quire.instruments.bench.kernels import ProductRun, together
 from quire.instruments.bench.measured_engine import MeasuredEngine, WatchedRunner
@@ -387,22 +388,26 @@ def test_what_is_predicted_of_a_gpu_stands_in_the_results(tmp_path: Path) -> Non
     kept = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
     assert len(tables(page)) > 30
     assert tables(page) == tables(kept)
+    for run in whole_runs():  # what stands beside what is measured
+        assert any(f"| {run.text} " in line and f" s, {run.predicted_share} % " in line for line in tables(page))
 
 
 def test_whole_runs_are_held_to_the_roofline_of_their_requests(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "tiny", "tiny")
     requests = [OfferedRequest(str(each), 0.0, array("i", range(each, 40)), 6) for each in range(3)]
-    case = gpu_engine.Case("three", "tiny", tuple(requests), 10.0, 5.0)
+    cases = [gpu_engine.WholeRun(name, "", "tiny", tuple(requests), 10.0, 44) for name in ("nano-vllm", "single-8b")]
+    case, cut = cases[0], replace(cases[1], requests=(replace(requests[0], num_output_tokens=10_000),))
     config = EngineConfig(model=str(tmp_path / "tiny"), kv_memory="8MiB", num_threads=1)
-    options = argparse.Namespace(repeat=2, read_size=1 << 20)
-    engine, runs = gpu_engine.measure_model(config, [case], options, lambda _: None)
+    options, failures = argparse.Namespace(repeat=2, read_size=1 << 20), list[str]()
+    engine, *_, runs = gpu_engine.measure_model(config, [cut, case], options, lambda _: None, failures)
     assert engine.title == "Engine"
-    gpu_engine.write_workloads([case], tmp_path)
-    assert read_workload(tmp_path / "three.jsonl") == case.workload
-    [row] = runs.rows
-    assert row[0] == "three" and row[-1] == "≥ 10 %" and len(row) == len(runs.header)
+    gpu_engine.write_workloads([cut], tmp_path)
+    assert read_workload(tmp_path / "single-8b.jsonl") == gpu_engine.workload(cut)
+    failed, row = runs.rows
+    assert failures == ["single-8b"] and failed[:1] + failed[2:] == ("single-8b", *"–" * 6)
+    assert row[0] == "nano-vllm" and row[4] == "44 %" and row[-1] == "≥ 10 %" and len(row) == len(runs.header)
     assert [goal.bound for goal in runs.goals] == [10.0, 5.0]
-    found: Any = runs.samples["three"]
+    found: Any = runs.samples["nano-vllm"]
     assert all(run["num_output_tokens"] == 18 and run["unawaited_s"] == 0 for run in found["runs"])
     fast = gpu_engine.ceilings(found["bandwidth"], found["rate"])
     assert found["bound_s"] == gpu_engine.bound_s(requests, find_shape(config.model), fast) > 0

@@ -17,6 +17,7 @@ there is nothing to compile.
 
     PYTHONPATH=src python -m tests.gpu.compile_gate [MODULE ...]          one JSON object a line
     PYTHONPATH=src python -m tests.gpu.compile_gate --markdown FILE       a table, in its part of the file
+    PYTHONPATH=src python -m tests.gpu.compile_gate --tiles               the tiles that a GPU has yet to choose from
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module, metadata
 from itertools import groupby
 from pkgutil import iter_modules
@@ -39,6 +40,7 @@ from typing import Any
 
 from quire.compute.torch import kernels
 from quire.compute.torch.kernels.variants import KernelVariant
+from quire.instruments.bench.gpu_tiles import DECODE_TILES, PROMPT_TILES
 from quire.reporting.report import render_table
 from quire.reporting.results import write_part
 
@@ -255,6 +257,49 @@ def report(found: Sequence[Compiled]) -> str:
     return f"# GPU: what was compiled\n\n{text}\n\n{render_table(HEADER, list(_rows(found)))}"
 
 
+# ---- tiles to choose from -------------------------------------------------------------------------------------------
+
+ATTENTION = f"{kernels.__name__}.paged_attention"
+TILES = {"decode": DECODE_TILES, "prompt": PROMPT_TILES}
+REGISTERS, SHARED_BYTES, RESERVED_BYTES = 65_536, 228 << 10, 1 << 10
+"""Of a multiprocessor of sm_90, and what each program takes in addition."""
+
+
+def tiles_report() -> str:
+    """What the tiles are compiled to for sm_90, the used one first, as a part of a file of results."""
+    header = (
+        "use",
+        "rows",
+        "tokens",
+        "warps",
+        "stages",
+        "registers",
+        "spilled, bytes",
+        "shared memory, KiB",
+        "at once",
+    )
+    rows = []
+    for use, tiles in TILES.items():
+        variant = variants_of(ATTENTION)[f"{use} bf16 128"]
+        used = variant.constants["SHAPE"]
+        shapes = dict.fromkeys([used, *(replace(tile.shape(used), split=used.split) for tile in tiles)])
+        for shape in shapes:
+            options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+            made = compile_variant(ATTENTION, replace(variant, constants={"SHAPE": shape}, **options), 90)
+            by_registers = REGISTERS // (32 * shape.num_warps * -(-made.registers // 8) * 8)
+            at_once = min(by_registers, SHARED_BYTES // (made.shared_bytes + RESERVED_BYTES))
+            tile = map(str, (shape.rows, shape.tokens, shape.num_warps, shape.num_stages))
+            shared = f"{made.shared_bytes / 1024:.0f}"
+            rows.append((use, *tile, str(made.registers), str(made.stack_bytes), shared, str(at_once)))
+    text = (
+        "Written by `python -m tests.gpu.compile_gate --tiles --markdown benchmarks/RESULTS.md`, without a GPU, for "
+        "sm_90, bfloat16 and heads of 128; the first of each use is the used one. At once: programs that fit on a "
+        "multiprocessor. Which is the fastest, `quire bench gpu-kernels --only tiles` says on a GPU, also with splits "
+        "of 256, which need the same."
+    )
+    return f"# GPU: tiles to choose from\n\n{text}\n\n{render_table(header, rows)}"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Compile, and print or write what came of it."""
     parser = argparse.ArgumentParser(
@@ -262,7 +307,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("modules", metavar="MODULE", nargs="*", help="modules of kernels; default: all that ship")
     parser.add_argument("--markdown", metavar="FILE", help="write a table as a part of this file")
+    parser.add_argument("--tiles", action="store_true", help="compile the tiles that a GPU has yet to choose from")
     options = parser.parse_args(arguments)
+    if options.tiles:
+        write_part(options.markdown, tiles_report()) if options.markdown else print(tiles_report())
+        return 0
     found = compile_all(options.modules or kernel_modules())
     if options.markdown:
         write_part(options.markdown, report(list(found)))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from quire.compute.torch.attention import flashinfer
 from quire.compute.torch.attention_run import AttentionRun, AttentionStep
+from quire.compute.torch.kernels.tile_shape import FORMS
 from quire.compute.torch.limits import TorchLimits
 from quire.core.errors import ExecutionError, InvariantError
 from quire.instruments.bench.gpu_kernels import GpuKernelBench, Ratio, beside_flashinfer, compared
 from quire.instruments.bench.gpu_predictions import Point
+from quire.instruments.bench.gpu_products import measure_products
+from quire.instruments.bench.gpu_tiles import PLACE, measure_tiles
 from support import documented_flashinfer
 
-SMALL = AttentionStep((100, 40), 4, 2, head_dim=64, dtype="float32", kv_dtype="float32")
-OPTIONS = argparse.Namespace(working_set=1 << 18, repeat=2, read_size=1 << 20)
+SMALL = AttentionStep((100, 40), 4, 2, head_dim=64, dtype="float16", kv_dtype="float16")
 
 
 @pytest.mark.parametrize(
@@ -42,12 +45,43 @@ def test_a_wrong_result_is_found(device):
         run.check()
 
 
-def test_sections(device):
-    bench = GpuKernelBench(TorchLimits(device, "float32", 1 << 20), device, OPTIONS, lambda _: None, dtype="float32")
-    decodes = bench.measure_decodes([Point("two", (40, 20), 4, 2, "≥ 1 %")])
-    assert [row[:2] for row in decodes.rows] == [("two", "float32")]
-    sections = bench.measure_prompts((33,)), bench.measure_ratios([Ratio("same", SMALL, SMALL, 2.0)])
-    assert all(section.rows and section.goals for section in sections)
+@pytest.fixture
+def bench(device):
+    sizes = {"working_set": 1 << 10, "repeat": 1, "rows": (1, 2), "small": True, "device": device}
+    return GpuKernelBench(TorchLimits(device, "float32", 1 << 20), argparse.Namespace(**sizes), lambda _: None, [])
+
+
+POINTS = [Point(name, (40, 20), 4, 2, "≥ 1 %") for name in ("one", "two")]
+
+
+def test_sections_grow_with_every_point(bench):
+    grown = [[row[:2] for row in section.rows] for section in bench.measure_decodes(POINTS)]
+    assert grown == [[("one", "bfloat16")], [("one", "bfloat16"), ("two", "bfloat16")]]
+    *_, prompts = bench.measure_prompts((33,))
+    *_, compared = bench.measure_ratios("Side by side", [Ratio("same", SMALL, SMALL, 2.0)])
+    *_, products = measure_products(bench)
+    assert prompts.goals and compared.goals and len(products.rows) == 10
+    assert all(len(row) == len(each.header) for each in (prompts, compared, products) for row in each.rows)
+
+
+def test_a_point_that_fails_loses_only_itself(bench, monkeypatch):
+    monkeypatch.setattr(GpuKernelBench, "timed", lambda *_: 1 / 0)
+    *_, found = bench.measure_decodes(POINTS)
+    monkeypatch.undo()
+    *_, right = bench.measure_decodes(POINTS)
+    reason = "ZeroDivisionError: division by zero"
+    assert [row[2] for row in found.rows] == [reason] * 2 and reason not in str(right.rows)
+    assert bench._failures == ["decodes: one, bfloat16", "decodes: two, bfloat16"]
+
+
+def test_the_best_tile_is_named_with_the_place_to_set_it(bench, monkeypatch):
+    assert len(next(measure_tiles(bench)).rows) == 2 and not bench._failures
+    times = iter([[[3.0], [2.0]], [[1.0], [2.0]]])
+    monkeypatch.setattr(GpuKernelBench, "timed", lambda *_: next(times, [[2.0], [2.0]]))
+    first = next(measure_tiles(bench))
+    assert first.text.startswith("**Best of 2: rows 16, tokens 64, warps 4, stages 4, split 512: 0.91 of the time.**")
+    assert f"Set it in {PLACE}: FORMS, the entry (True, False, False). " in first.text
+    assert FORMS[True, False, False] == (16, 64, 4, 3) and (Path(__file__).parents[2] / PLACE).exists()
 
 
 def test_every_step_that_is_compared_can_be_made():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -138,18 +139,79 @@ def test_commands_of_the_steps_are_those_of_this_tree(name: str) -> None:
     for command in (bench, doctor, generate):
         command.add_parser(subparsers)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for step in load(name).STEPS:
+    steps = load(name).STEPS
+    for step in [*steps, *(step.rehearsed() for step in steps)]:
         words = step.words(Path("out"))
-        assert words[0] in (sys.executable, "compute-sanitizer", "make", "env")
+        assert words[0] in (sys.executable, "make", "env")
         paths = [word.removeprefix("--ignore=") for word in words if "tests/" in word or "scripts/" in word]
         paths += re.findall(r"(?:native|docs)/[\w/.-]+\.(?:h|cpp|md)", step.fix)
-        assert all((ROOT / path).exists() for path in paths)
+        for path, _, test in (path.partition("::") for path in paths):
+            assert f"def {test}" in (ROOT / path).read_text(encoding="utf-8") if test else (ROOT / path).exists()
         if "quire" in words:
             parser.parse_args(words[words.index("quire") + 1 :])  # raises for what it does not know
+        elif paths and paths[0].startswith("scripts/"):
+            program = (ROOT / paths[0]).read_text(encoding="utf-8")
+            assert all(f'"{word}"' in program for word in words if word.startswith("--"))
         elif words[0] == "make":
             assert words[1] in targets
         else:
-            assert paths
+            assert paths or words[1:] == ["-m", "torch.utils.collect_env"]
+
+
+def test_steps_on_a_gpu_fit_into_three_calls_and_can_be_tried_without_one() -> None:
+    steps = load("first-gpu-run").STEPS
+    assert sum(step.limit_s for step in steps) <= 3 * 570
+    assert [step.name for step in steps[:7]] == [
+        "environment",
+        "doctor",
+        "kernel",
+        "text",
+        "kernels",
+        "profile",
+        "engine",
+    ]
+    assert steps[-1].name == "tests"
+    for step in steps:
+        command = step.rehearsed().command
+        assert not step.needs_device or ("device cuda" not in command and "sanitizer" not in command), step.name
+        assert not step.rehearsed().needs_device
+
+
+def test_samples_of_steps_are_joined_and_what_is_to_be_kept_is_kept(
+    script: ModuleType, program: Path, tmp_path: Path
+) -> None:
+    program.write_text(
+        "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2] + os.environ['FROM'] + chr(10))"
+    )
+    steps = [
+        script.Step(name, 60, f"python {program} {tmp_path / name}.json {number}", False)
+        for name, number in (("one", 1), ("two", 2))
+    ]
+    kept: list[set[str]] = []
+    run = script.FirstRun(
+        "x", "a unit", steps, prepare=lambda: {"FROM": "prepare"}, keep=lambda out: kept.append(set(os.listdir(out)))
+    )
+    assert [each.result for each in run.run_all(steps, tmp_path, 600)] == ["ok", "ok"]
+    assert (tmp_path / "samples.jsonl").read_text() == "1prepare\n2prepare\n"
+    assert kept == [{"log.txt", "samples.jsonl", "program.py"}] * 2
+
+
+def test_compiled_kernels_go_on_in_another_place(tmp_path: Path) -> None:
+    carried = load("carried.py")
+    first, second = (carried.Carried(tmp_path / name, tmp_path / "carried") for name in ("first", "second"))
+    kernel = first.cache / "HASH"
+    kernel.mkdir(parents=True)
+    for name in ("k.cubin", "k.json", "k.ttir", "k.ptx"):
+        (kernel / name).write_text(name)
+    paths = {name: str(kernel / name) for name in ("k.cubin", "k.json", "k.ttir")}
+    (kernel / "__grp__k.json").write_text(json.dumps({"child_paths": paths}))
+    (tmp_path / "carried").mkdir()
+    first.keep(tmp_path / "carried")
+    assert second.prepare() == {"TRITON_CACHE_DIR": str(second.cache)}
+    found = second.cache / "HASH"
+    assert sorted(path.name for path in found.iterdir()) == ["__grp__k.json", "k.cubin", "k.json"]
+    moved = json.loads((found / "__grp__k.json").read_text())["child_paths"]
+    assert moved["k.cubin"] == str(found / "k.cubin") and (found / "k.cubin").read_text() == "k.cubin"
 
 
 def test_the_script_as_it_is_called(tmp_path: Path) -> None:
@@ -165,7 +227,9 @@ def test_the_script_as_it_is_called(tmp_path: Path) -> None:
     assert done.returncode == int("failed" in middle), done.stderr
     assert (tmp_path / "log.txt").read_text().endswith(f"\n{middle}\n{last}\n")
     done = subprocess.run([sys.executable, gpu_run, "all"], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 2 and "all is no step; allowed: doctor, kernel, text, kernels, " in done.stderr
+    assert (
+        done.returncode == 2 and "all is no step; allowed: environment, doctor, kernel, text, kernels, " in done.stderr
+    )
 
 
 def test_a_machine_without_the_matrix_unit_is_told_so(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,21 @@ def test_a_benchmark_prints_and_writes_what_was_asked_for(
     shown = capsys.readouterr()
     assert shown.out.startswith("# Mine\n\nWritten by `quire bench 'a file'` on ")
     assert "warning" not in shown.err, "what is counted is the same on a busy machine"
+
+
+def test_what_was_measured_outlasts_what_fails(tmp_path: Path) -> None:
+    options = argparse.Namespace(title=None, markdown=tmp_path / "x.md", json=tmp_path / "x.json")
+
+    def measure(tell: results.Tell) -> Iterator[Section]:
+        for rows in ([("one",)], [("one",), ("two",)]):
+            yield Section("Grows", "Words.", ("a",), rows, {"count": len(rows)})
+        raise RuntimeError("the device is gone")
+
+    with pytest.raises(RuntimeError, match="is gone"):
+        run_benchmark(options, "Given", measure)
+    page = (tmp_path / "x.md").read_text(encoding="utf-8")
+    assert results.UNFINISHED in page and page.count("### Grows") == 1 and "| two |" in page
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["samples"] == {"Grows": {"count": 2}}
 
 
 # ---- the machine ---------------------------------------------------------------------------------------------------

@@ -33,7 +33,9 @@ class OthersMeter:
     def num_busy(self) -> float | None:
         """Return the mean number of processors that other processes kept busy; None where it is not known."""
         now = self._read()
-        if self._start is None or now is None:
+        if (
+            self._start is None or now is None or self._start[0] == now[0]
+        ):  # the clock ticks every hundredth of a second
             return None
         wall, others = (after - before for after, before in zip(now, self._start, strict=True))
         return max(0.0, others / wall)

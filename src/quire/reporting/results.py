@@ -29,6 +29,8 @@ from quire.reporting.report import Section, render_goals, render_section
 Tell = Callable[[str], None]
 
 HEAD = "# Results\n\nEach part is written by the command that it names; see [README.md](README.md).\n"
+MOST_OF_REASON = 160
+UNFINISHED = "**Not finished: what follows was written while it was measured.**"
 NOT_CLAIMED = "**The machine was busy. Neither numbers nor ratios are a claim: two processes suffer differently.**"
 
 
@@ -42,23 +44,42 @@ def run_benchmark(
 ) -> int:
     """Measure, print, and write what was asked for (`json`, `markdown`, `title`); returns the exit status.
 
-    What is counted and not `timed` is the same on a busy machine. `program` is what stands before the options.
+    Files are written again after every section, so that what was measured outlasts whatever comes next. A section takes
+    the place of the one before it if that has the same title: a table that grows. What is counted and not `timed` is
+    the same on a busy machine. `program` is what stands before the options.
     """
     facts, others = start_facts(timed=timed), OthersMeter()
     facts["command"] = f"{program} {shlex.join(sys.argv[1:])}"
     tell(f"load average {_number(facts['load_average'])}")
     if is_loaded(facts):
         tell(f"warning: above {MAX_IDLE_LOAD}, so something else is running: these numbers are no claim")
-    sections = list(measure(tell))
-    facts["processors_busy_with_others"] = others.num_busy()
-    report = render_results(facts, options.title or title, sections)
-    print(report)
-    if options.markdown:
-        write_part(options.markdown, report)
-    if options.json:
-        samples = {section.title: section.samples for section in sections}
-        write_json(options.json, {**facts, "samples": samples})
+    sections: list[Section] = []
+
+    def write(*, is_finished: bool) -> str:
+        facts["processors_busy_with_others"] = others.num_busy()
+        report = render_results(facts, options.title or title, sections, is_finished=is_finished)
+        if options.markdown:
+            write_part(options.markdown, report)
+        if options.json:
+            write_json(options.json, {**facts, "samples": {section.title: section.samples for section in sections}})
+        return report
+
+    for section in measure(tell):
+        if sections and sections[-1].title == section.title:
+            sections.pop()
+        sections.append(section)
+        write(is_finished=False)
+    print(write(is_finished=True))
     return 0
+
+
+def reason_of(error: Exception) -> str:
+    r"""Return what a measurement failed with, for a cell of its table.
+
+    >>> reason_of(RuntimeError("out of\nmemory"))
+    'RuntimeError: out of memory'
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MOST_OF_REASON]}"
 
 
 def tell(text: str) -> None:
@@ -88,7 +109,7 @@ def is_busy(facts: dict[str, Any]) -> bool:
     return is_loaded(facts) or (facts["timed"] and (facts["processors_busy_with_others"] or 0.0) > MAX_OTHERS)
 
 
-def render_results(facts: dict[str, Any], title: str, sections: list[Section]) -> str:
+def render_results(facts: dict[str, Any], title: str, sections: list[Section], *, is_finished: bool = True) -> str:
     """Return the report as Markdown."""
     lines = [
         f"# {title}",
@@ -98,6 +119,8 @@ def render_results(facts: dict[str, Any], title: str, sections: list[Section]) -
         + f"\n- load average at the start: {_number(facts['load_average'])}; processors that other processes kept busy "
         f"meanwhile: {_number(facts['processors_busy_with_others'])}",
     ]
+    if not is_finished:
+        lines.append(UNFINISHED)
     if is_busy(facts):
         lines.append(NOT_CLAIMED)
     goals = [goal for section in sections for goal in section.goals]

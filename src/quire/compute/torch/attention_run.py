@@ -7,7 +7,6 @@ computed twice into poisoned memory and compared, bit by bit and with a plain so
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -27,6 +26,8 @@ from quire.compute.torch.attention.base import (
 )
 from quire.compute.torch.attention.plain import as_floats
 from quire.compute.torch.attention.triton import TritonAttention
+from quire.compute.torch.kernels.tile_shape import TileShape, Use
+from quire.compute.torch.limits import captured, seconds_of
 from quire.compute.torch.weights import DTYPES
 from quire.core.errors import InvariantError
 from quire.core.kv_spec import KVCacheSpec
@@ -58,6 +59,7 @@ class AttentionStep:
     contiguous: bool = False
     batch_invariant: bool = False
     backend: str = "triton"  # or "flashinfer"
+    shape: TileShape | None = None  # of Triton's kernel; None: the one that an engine uses
 
     def spec(self, num_layers: int) -> KVCacheSpec:
         """Return the KV memory of this many layers of the step."""
@@ -123,18 +125,8 @@ class AttentionRun:
     def seconds(self) -> float:
         """Return the seconds of one layer, the mean of a pass over all. The first call compiles and captures them."""
         if self._pass is None:
-            self._pass = self._captured()
-        self._wait()
-        started = time.perf_counter()
-        if self._device.type != "cuda":
-            self._pass()
-            return (time.perf_counter() - started) / self.num_layers
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        self._pass()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3 / self.num_layers
+            self._pass = captured(self._all_layers, self._device)
+        return seconds_of(self._pass, self._device) / self.num_layers
 
     def _fill(self) -> None:
         """Write numbers of a normal distribution to every slot. Mutates."""
@@ -143,23 +135,6 @@ class AttentionRun:
         shape = (len(slots), spec.num_kv_heads, spec.head_dim)
         for pair in self._pairs:
             self._attention.write_kv(pair, slots, *(torch.randn(shape, device=self._device) for _ in range(2)))
-
-    def _captured(self) -> Callable[[], None]:
-        """Return a function that computes all layers once: a graph's replay on a GPU."""
-        self._all_layers()
-        if self._device.type != "cuda":
-            return self._all_layers
-        self._wait()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._all_layers()
-        graph.replay()
-        replay: Callable[[], None] = graph.replay
-        return replay
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _all_layers(self) -> None:
         for pair in self._pairs:
@@ -222,11 +197,18 @@ class AttentionRun:
         return torch.einsum("hqk,hkd->qhd", torch.softmax(scores, -1), values)
 
 
+def used_shape(step: AttentionStep, use: Use, device: str) -> TileShape:
+    """Return the shape that an engine uses for a step."""
+    return TritonAttention(step.spec(1), torch.device(device), num_heads=step.num_heads).shapes[use]
+
+
 def _attention(step: AttentionStep, spec: KVCacheSpec, device: torch.device) -> AttentionBackend[Any]:
     """Return the backend of the step; raises `ExecutionError` if that is FlashInfer and it is not installed."""
     if step.backend == "flashinfer":
         return flashinfer.FlashInferAttention(flashinfer.load_package(), spec, device, num_heads=step.num_heads)
-    return TritonAttention(spec, device, num_heads=step.num_heads, batch_invariant=step.batch_invariant)
+    return TritonAttention(
+        spec, device, num_heads=step.num_heads, batch_invariant=step.batch_invariant, shape=step.shape
+    )
 
 
 def _gathered(numbers: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor:

@@ -15,10 +15,13 @@ from typing import Final
 import torch
 
 from quire.compute.torch.load import open_device
+from quire.compute.torch.weights import DTYPES
 from quire.core.errors import InvalidConfigError
 
 NUM_PASSES: Final = {"cpu": 5, "cuda": 20}
 LEAST_READ_BYTES: Final = 1 << 20
+MOST_COPIES: Final = 64
+"""Of a matrix, for products that no cache holds."""
 PRODUCT_SIZES: Final = {"cpu": 512, "cuda": 8192}
 
 
@@ -51,20 +54,48 @@ class TorchLimits:
     def _fastest(self, compute: Callable[[], object]) -> float:
         """Return the seconds of the fastest of a few passes, after a first one that does not count."""
         compute()
-        timed = _timed_by_gpu if self._device.type == "cuda" else _timed
-        return min(timed(compute) for _ in range(NUM_PASSES[self._device.type]))
+        return min(seconds_of(compute, self._device) for _ in range(NUM_PASSES[self._device.type]))
 
 
-def _timed(compute: Callable[[], object]) -> float:
-    started = time.perf_counter()
+def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Return a function that computes the same once more: a graph's replay on a GPU."""
     compute()
-    return time.perf_counter() - started
+    if device.type != "cuda":
+        return compute
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        compute()
+    graph.replay()
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
-def _timed_by_gpu(compute: Callable[[], object]) -> float:
-    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    started.record()
+def seconds_of(compute: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of one call: a GPU times it itself."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        compute()
+        return time.perf_counter() - started
+    torch.cuda.synchronize(device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
     compute()
-    ended.record()
-    ended.synchronize()
-    return float(started.elapsed_time(ended)) / 1e3
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def product_seconds(device: str, dtype: str, size: tuple[int, int, int], num_bytes: int) -> Callable[[], float]:
+    """Return what measures a product of the library: rows, outputs and inputs, over copies that take `num_bytes`."""
+    (num_rows, num_outputs, num_inputs), where, kind = size, torch.device(device), DTYPES[dtype]
+    num_copies = max(1, min(MOST_COPIES, -(-num_bytes // (kind.itemsize * num_outputs * num_inputs))))
+    matrices = torch.randn((num_copies, num_outputs, num_inputs), device=where, dtype=kind)
+    rows = torch.randn((num_rows, num_inputs), device=where, dtype=kind)
+
+    def multiply() -> None:
+        for matrix in matrices:
+            torch.nn.functional.linear(rows, matrix)
+
+    run = captured(multiply, where)
+    return lambda: seconds_of(run, where) / num_copies

@@ -27,6 +27,7 @@ BENCHMARKS = (
     Benchmark("startup", "startup", "first token, load and installation"),
     Benchmark("memory", "memory_use", "memory use, planned and actual"),
     Benchmark("kernels", "kernels", "matrix products and attention, compared with the machine's limits"),
+    Benchmark("gpu-kernels", "gpu_kernels", "attention and products on a GPU, compared with its limits"),
     Benchmark("gpu-engine", "gpu_engine", "whole runs on a GPU, compared with the roofline"),
     Benchmark("gpu-predictions", "gpu_predictions", "expected GPU performance, estimated from bytes"),
     Benchmark("quality", "quality", "how narrower number types change a model's output"),

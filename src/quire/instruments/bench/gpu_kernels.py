@@ -1,30 +1,42 @@
-"""`quire bench kernels --device cuda`: paged attention on a GPU, compared with the limits of its memory and matrices.
+"""`quire bench gpu-kernels`: attention and products on a GPU, compared with the limits of its memory and matrices.
 
-The points are those that `quire bench gpu-predictions` predicts. Every step is checked before it is timed. Compared
-steps take turns; a time is that of one layer, in a graph over more layers than the caches hold.
+The points are those that `quire bench gpu-predictions` predicts. Every step of attention is checked before it is timed.
+Compared steps take turns; a time is that of one layer, in a graph over more layers than the caches hold. A point that
+fails is named in its row, and the others are measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from quire.instruments.bench.gpu_predictions import Point, points
+from quire.instruments.bench.flags import add_choices, add_count, add_counts, add_size
+from quire.instruments.bench.gpu_predictions import Assumptions, Point, expected_s, points, prompt_share
 from quire.reporting.report import Goal, Section, cell
-from quire.reporting.results import Tell, run_benchmark
+from quire.reporting.results import Tell, reason_of, run_benchmark
 from quire.reporting.samples import ratios, summarize
 
 if TYPE_CHECKING:
     from quire.cli.machine_limits import Limits
     from quire.compute.torch.attention_run import AttentionStep
 
+Measured = TypeVar("Measured")
 PREFIX, OWN, SHARING = 2048, 128, 64
 """Shared tokens, own tokens, and the number of sequences."""
+PROMPTS: Final = (4096, 8192, 16384)
 MIN_PROMPT_SHARE: Final = 55.0
+SMALL_CONTEXT: Final = 40
+SMALL_SEQUENCES: Final = 2
+PARTS: Final = ("decodes", "prompts", "ratios", "flashinfer", "products", "tiles")
+DESCRIPTION = (
+    "Measure paged attention and matrix products on a GPU, compared with its memory bandwidth and matrix rate, and "
+    "with what was predicted; with --only tiles, find the fastest shapes of attention's tiles. Needs no model."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +50,50 @@ class Ratio:
     at_least: bool = False
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of this benchmark. Mutates the parser."""
+    add_choices(parser, "only", PARTS, PARTS[:-1], "measure only these parts")
+    add_counts(parser, "rows", (1, 16, 64, 256), "rows per matrix product")
+    add_count(parser, "repeat", 20, "repetitions of each measurement: replays of a graph")
+    add_size(parser, "read-size", "4GiB", "amount of memory to read when measuring bandwidth")
+    add_size(parser, "working-set", "512MiB", "memory to cycle through; must be larger than the caches")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: only to try this command")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="short contexts, small matrices, few tiles, in float16: to try this command",
+    )
+
+
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write the requested files; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status, 1 if a point has failed."""
     from quire.compute.torch.device import choose_device, look
 
-    choose_device(look(os.environ), "cuda")
+    if options.device == "cuda":
+        choose_device(look(os.environ), "cuda")
+    failures: list[str] = []
 
     def measure(tell: Tell) -> Iterator[Section]:
         from quire.compute.torch.limits import TorchLimits
+        from quire.instruments.bench.gpu_products import measure_products
+        from quire.instruments.bench.gpu_tiles import measure_tiles
 
-        limits = TorchLimits("cuda", "bfloat16", options.read_size)
-        bench = GpuKernelBench(limits, "cuda", options, tell)
-        yield bench.measure_decodes(points())
-        yield bench.measure_prompts((4096, 8192, 16384))
-        yield bench.measure_ratios(compared())
-        if find_spec("flashinfer") is not None:
-            yield replace(bench.measure_ratios(beside_flashinfer()), title="Compared with FlashInfer")
+        limits = TorchLimits(options.device, "float32" if options.small else "bfloat16", options.read_size)
+        bench = GpuKernelBench(limits, options, tell, failures)
+        if "decodes" in options.only:
+            yield from bench.measure_decodes(points())
+        if "prompts" in options.only:
+            yield from bench.measure_prompts(PROMPTS)
+        if "ratios" in options.only:
+            yield from bench.measure_ratios("Side by side", compared())
+        if "flashinfer" in options.only and find_spec("flashinfer") is not None:
+            yield from bench.measure_ratios("Compared with FlashInfer", beside_flashinfer())
+        if "products" in options.only:
+            yield from measure_products(bench)
+        if "tiles" in options.only:
+            yield from measure_tiles(bench)
 
-    return run_benchmark(options, "GPU kernels", measure)
+    return run_benchmark(options, "GPU kernels", measure) or int(bool(failures))
 
 
 def compared() -> tuple[Ratio, ...]:
@@ -102,85 +140,125 @@ def beside_flashinfer() -> tuple[Ratio, ...]:
     )
 
 
+def small(step: AttentionStep) -> AttentionStep:
+    """Return a step with little of everything, in float16: Triton's interpreter knows no bfloat16."""
+    return replace(
+        step,
+        contexts=tuple(min(context, SMALL_CONTEXT) for context in step.contexts[:SMALL_SEQUENCES]),
+        num_heads=step.num_heads // step.num_kv_heads,
+        num_kv_heads=1,
+        num_queries=min(step.num_queries, SMALL_CONTEXT),
+        shared_tokens=min(step.shared_tokens, step.block_size),
+        dtype="float16",
+        kv_dtype="float16" if step.kv_dtype == "bfloat16" else step.kv_dtype,
+    )
+
+
 class GpuKernelBench:
-    """Measures attention on a device, with queries of a dtype; `options`: those of the command."""
+    """Measures on a device; `options` are those of the command, `failures` collects the points that fail."""
 
-    def __init__(
-        self, limits: Limits, device: str, options: argparse.Namespace, tell: Tell, *, dtype: str = "bfloat16"
-    ) -> None:
-        self._limits = limits
-        self._device = device
-        self._dtype = dtype
-        self._options = options
-        self._tell = tell
+    def __init__(self, limits: Limits, options: argparse.Namespace, tell: Tell, failures: list[str]) -> None:
+        self.limits = limits
+        self.options = options
+        self.tell = tell
+        self._failures = failures
 
-    def measure_decodes(self, decodes: Sequence[Point]) -> Section:
-        """Measure steps of decodes, compared with the bandwidth."""
+    def tried(self, name: str, measure: Callable[[], Measured]) -> tuple[Measured | None, str]:
+        """Return what is measured; or None, and why it failed. Mutates the failures."""
+        self.tell(name)
+        try:
+            return measure(), ""
+        except Exception as error:  # any failure is of this point alone, and the others are measured
+            why = reason_of(error)
+            self.tell(f"failed: {why}")
+            self._failures.append(name)
+            return None, why
+
+    def measure_decodes(self, decodes: Sequence[Point]) -> Iterator[Section]:
+        """Measure steps of decodes, compared with the bandwidth; yields a longer section after every point."""
         from quire.compute.torch.attention_run import AttentionStep
 
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
+        header = ("sequences × context", "KV", "µs", "% of the bandwidth", "predicted", "goal")
         for point in decodes:
-            kv_dtypes = (self._dtype,) if point.number_bytes == 2 else ("int8", "fp8")
-            for kv_dtype in kv_dtypes:
-                step = AttentionStep(
-                    point.contexts, point.num_heads, point.num_kv_heads, dtype=self._dtype, kv_dtype=kv_dtype
-                )
-                bandwidth = self._limits.bandwidth()
-                [seconds] = self._timed(step)
-                shares = [100 * step.num_bytes / second / bandwidth for second in seconds]
-                times = cell(summarize([1e6 * second for second in seconds]))
-                rows.append((point.name, kv_dtype, times, cell(summarize(shares)), point.goal))
-                samples[f"{point.name}, {kv_dtype}"] = {"seconds": seconds, "bandwidth": bandwidth}
-        header = ("sequences × context", "KV", "µs", "% of the bandwidth", "goal")
-        return Section("Decode attention", self._text(), header, rows, samples)
+            for kv_dtype in ("bfloat16",) if point.number_bytes == 2 else ("int8", "fp8"):
+                step = AttentionStep(point.contexts, point.num_heads, point.num_kv_heads, kv_dtype=kv_dtype)
+                bandwidth = self.limits.bandwidth()
+                found, why = self.tried(f"decodes: {point.name}, {kv_dtype}", partial(self.timed, step))
+                if found is None:
+                    rows.append((point.name, kv_dtype, why, "–", "–", point.goal))
+                else:
+                    step, [seconds] = self.asked(step), found
+                    shares = [100 * step.num_bytes / second / bandwidth for second in seconds]
+                    expected = expected_s(point, replace(Assumptions(), bandwidth=bandwidth))
+                    predicted = f"{100 * point.num_bytes / bandwidth / expected:.0f} %"
+                    times = cell(summarize([1e6 * second for second in seconds]))
+                    rows.append((point.name, kv_dtype, times, cell(summarize(shares)), predicted, point.goal))
+                    samples[f"{point.name}, {kv_dtype}"] = {"seconds": seconds, "bandwidth": bandwidth}
+                yield Section("Decode attention", self.text(), header, rows, samples)
 
-    def measure_prompts(self, lengths: Sequence[int]) -> Section:
-        """Measure whole prompts, compared with the matrix rate."""
+    def measure_prompts(self, lengths: Sequence[int]) -> Iterator[Section]:
+        """Measure whole prompts, compared with the matrix rate; yields a longer section after every point."""
         from quire.compute.torch.attention_run import AttentionStep
 
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []
         for length in lengths:
-            step = AttentionStep((length,), num_queries=length, dtype=self._dtype, kv_dtype=self._dtype)
-            name = f"{length:,} tokens"
-            rate = self._limits.arithmetic() or 0.0
-            [seconds] = self._timed(step)
-            shares = summarize([100 * step.num_operations / second / rate for second in seconds])
-            rows.append((name, cell(summarize([1e6 * second for second in seconds])), cell(shares)))
-            samples[name] = {"seconds": seconds, "rate": rate}
-            what = f"attention of a prompt of {name}: % of the matrix rate"
-            goals.append(Goal(what, shares.median, MIN_PROMPT_SHARE, at_least=True))
-        return Section("Prompts", self._text(), ("prompt", "µs", "% of the matrix rate"), rows, samples, goals)
+            step, name = AttentionStep((length,), num_queries=length), f"{length:,} tokens"
+            rate = self.limits.arithmetic() or 0.0
+            found, why = self.tried(f"prompts: {name}", partial(self.timed, step))
+            if found is None:
+                rows.append((name, why, "–", "–"))
+            else:
+                step, [seconds] = self.asked(step), found
+                shares = summarize([100 * step.num_operations / second / rate for second in seconds])
+                predicted = f"{100 * prompt_share(replace(Assumptions(), rate=rate), length):.0f} %"
+                rows.append((name, cell(summarize([1e6 * second for second in seconds])), cell(shares), predicted))
+                samples[name] = {"seconds": seconds, "rate": rate}
+                what = f"attention of a prompt of {name}: % of the matrix rate"
+                goals.append(Goal(what, shares.median, MIN_PROMPT_SHARE, at_least=True))
+            header = ("prompt", "µs", "% of the matrix rate", "predicted")
+            yield Section("Prompts", self.text(), header, rows, samples, goals)
 
-    def measure_ratios(self, wanted: Sequence[Ratio]) -> Section:
-        """Measure steps in turn, compared with each other."""
+    def measure_ratios(self, title: str, wanted: Sequence[Ratio]) -> Iterator[Section]:
+        """Measure steps in turn, compared with each other; yields a longer section after every pair."""
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []
         for ratio in wanted:
-            above, below = self._timed(ratio.above, ratio.below)
-            found = summarize(ratios(above, below))
-            goals.append(Goal(ratio.name, found.median, ratio.bound, at_least=ratio.at_least))
-            rows.append((ratio.name, cell(found)))
-            samples[ratio.name] = {"above": above, "below": below}
-        return Section("Side by side", self._text(), ("what", "ratio of times"), rows, samples, goals)
+            times, why = self.tried(ratio.name, partial(self.timed, ratio.above, ratio.below))
+            if times is None:
+                rows.append((ratio.name, why))
+            else:
+                above, below = times
+                found = summarize(ratios(above, below))
+                goals.append(Goal(ratio.name, found.median, ratio.bound, at_least=ratio.at_least))
+                rows.append((ratio.name, cell(found)))
+                samples[ratio.name] = {"above": above, "below": below}
+            yield Section(title, self.text(), ("what", "ratio of times"), rows, samples, goals)
 
-    def _timed(self, *steps: AttentionStep) -> list[list[float]]:
+    def asked(self, step: AttentionStep) -> AttentionStep:
+        """Return the step, or with `--small` a smaller one."""
+        return small(step) if self.options.small else step
+
+    def timed(self, *steps: AttentionStep) -> list[list[float]]:
         """Return the seconds of a layer of each step, in turn, after a check."""
         from quire.compute.torch.attention_run import AttentionRun
 
-        runs = [AttentionRun(step, self._device, self._options.working_set) for step in steps]
+        runs = [AttentionRun(self.asked(step), self.options.device, self.options.working_set) for step in steps]
         for each in runs:
-            self._tell(f"attention: {each.step}")
             each.check()
-        turns = [[each.seconds() for each in runs] for _ in range(self._options.repeat)]
+        turns = [[each.seconds() for each in runs] for _ in range(self.options.repeat)]
         return [list(seconds) for seconds in zip(*turns, strict=True)]
 
-    def _text(self) -> str:
+    def text(self) -> str:
+        """Return how it was measured."""
+        size_mib = self.options.working_set / 2**20
+        small = " **Small: only to try the command.**" if self.options.small else ""
         return (
-            f"{self._limits.name}; head_dim 128, blocks of 16 in random order unless stated. Median of "
-            f"{self._options.repeat} runs (min–max) of a graph over layers of "
-            f"{self._options.working_set / 2**20:,.0f} MiB together, the time of one layer."
+            f"{self.limits.name}; head_dim 128, blocks of 16 in random order unless stated. Median of "
+            f"{self.options.repeat} runs (min–max) of a graph over layers of {size_mib:,.0f} MiB together, the time of "
+            f"one layer.{small}"
         )

@@ -100,9 +100,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_choices(parser, "only", PARTS, PARTS, "measure only these parts")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: measure paged attention on a GPU"
-    )
-    parser.add_argument(
         "--shape",
         metavar="NAME",
         nargs="+",
@@ -137,10 +134,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write the requested files; returns the exit status."""
-    if options.device == "cuda":
-        from quire.instruments.bench.gpu_kernels import run as run_on_gpu
-
-        return run_on_gpu(options)
     shapes = [kernel_shape(name) for name in options.shape]
 
     def measure(tell: Tell) -> Iterator[Section]:

@@ -34,7 +34,7 @@ from quire.compute.torch.int4 import INT4
 from quire.compute.torch.kernels.int4 import turn
 from quire.compute.torch.kernels.merge import AT_A_TIME, Results, merge
 from quire.compute.torch.kernels.paged_attention import Cache, Queries, Weighting, Work, attend
-from quire.compute.torch.kernels.tile_shape import SPLIT, TileShape, Use
+from quire.compute.torch.kernels.tile_shape import TileShape, Use
 from quire.compute.torch.upload import Shape, apart, joined, on_device, together
 from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVGroup
 
@@ -86,7 +86,10 @@ class PlannedStep:
 
 
 class TritonAttention:
-    """Triton kernels over a `KVPool`; implements `AttentionBackend`. Immutable."""
+    """Triton kernels over a `KVPool`; implements `AttentionBackend`. Immutable.
+
+    `shape`: that of all kernels, instead of the best known ones: to find better ones.
+    """
 
     def __init__(
         self,
@@ -96,6 +99,7 @@ class TritonAttention:
         num_heads: int,
         num_processors: int | None = None,
         batch_invariant: bool = False,
+        shape: TileShape | None = None,
     ) -> None:
         self._spec = spec
         self._device = device
@@ -104,7 +108,8 @@ class TritonAttention:
         self._num_processors = num_processors or _num_processors(device)
         self._plain = PlainAttention(device)
         self.shapes = {
-            use: TileShape.of(
+            use: shape
+            or TileShape.of(
                 use,
                 head_dim=spec.head_dim,
                 group=num_heads // spec.num_kv_heads,
@@ -183,20 +188,21 @@ class TritonAttention:
 
     def _work_of(self, step: StepShape, sequences: IntArray, index: int, use: Use) -> WorkList:
         """Return the work of a kernel: cut if that pays, with prefixes that single tokens share."""
-        group, tokens_per_task = self._spec.groups[index], self.shapes[use].tokens_per_task
-        tiles = Tiles.of(step.query_starts, step.lengths, sequences, tokens_per_task)
+        group, shape = self._spec.groups[index], self.shapes[use]
+        tiles = Tiles.of(step.query_starts, step.lengths, sequences, shape.tokens_per_task)
         prefixes = []
         if group.window is None:
             single = np.flatnonzero(tiles.counts == 1)
             tables = step.block_tables[index][tiles.sequences[single]]
-            shared = shared_prefixes(tables, tiles.stops[single], self._spec.block_size, SPLIT)
+            shared = shared_prefixes(tables, tiles.stops[single], self._spec.block_size, shape.split)
             prefixes = [replace(prefix, tiles=single[prefix.tiles]) for prefix in shared]
         return work_list(
             tiles,
             window=group.window,
             longest_task=self._longest_task(tiles, group),
             prefixes=prefixes,
-            tokens_per_task=tokens_per_task,
+            tokens_per_task=shape.tokens_per_task,
+            split=shape.split,
         )
 
     def _longest_task(self, tiles: Tiles, group: KVGroup) -> int:

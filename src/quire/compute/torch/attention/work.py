@@ -93,13 +93,14 @@ def work_list(
     longest_task: int | None = None,
     prefixes: Sequence[SharedPrefix] = (),
     tokens_per_task: int = 1,
+    split: int = SPLIT,
 ) -> WorkList:
-    """Return the tasks of some tiles. Does not mutate.
+    """Return the tasks of some tiles, whose splits have this many positions. Does not mutate.
 
     Tiles of several splits and more than `longest_task` positions are cut (None: no tiles), and so are the tiles of
     `prefixes`, which have one token each: a task computes a shared split for `tokens_per_task` tokens.
     """
-    cuts = _Cuts.of(tiles, window, longest_task, prefixes)
+    cuts = _Cuts.of(tiles, window, longest_task, prefixes, split)
     pieces = [cuts.own_tasks(), *(cuts.shared_tasks(prefix, tokens_per_task) for prefix in prefixes)]
     columns, tokens, parts = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
     first_entries = before(columns[:, 0])
@@ -119,12 +120,15 @@ class _Cuts:
     is_cut: BoolArray
     first_parts: IntArray
     num_parts: int
+    split: int
 
     @classmethod
-    def of(cls, tiles: Tiles, window: int | None, longest_task: int | None, prefixes: Sequence[SharedPrefix]) -> _Cuts:
+    def of(
+        cls, tiles: Tiles, window: int | None, longest_task: int | None, prefixes: Sequence[SharedPrefix], split: int
+    ) -> _Cuts:
         oldest = np.zeros_like(tiles.stops) if window is None else np.maximum(0, tiles.positions - window + 1)
-        starts = oldest // SPLIT * SPLIT
-        num_splits = -(-tiles.stops // SPLIT) - starts // SPLIT
+        starts = oldest // split * split
+        num_splits = -(-tiles.stops // split) - starts // split
         num_shared = np.zeros_like(num_splits)
         for prefix in prefixes:
             num_shared[prefix.tiles] = prefix.num_splits
@@ -132,7 +136,7 @@ class _Cuts:
         is_long = (num_splits > 1) & (tiles.stops - starts > limit) & (num_shared == 0)
         is_cut = _with_room(is_long, num_splits * tiles.counts) | (num_shared > 0)
         num_parts = np.where(is_cut, num_splits, 0) * tiles.counts
-        return cls(tiles, starts, num_splits, num_shared, is_cut, before(num_parts), int(num_parts.sum()))
+        return cls(tiles, starts, num_splits, num_shared, is_cut, before(num_parts), int(num_parts.sum()), split)
 
     def own_tasks(self) -> tuple[IntArray, IntArray, IntArray]:
         """Return (count, sequence, first, stop) of each task of one tile, and the tokens and parts of its entries."""
@@ -140,8 +144,8 @@ class _Cuts:
         num_tasks = np.where(self.is_cut, self.num_splits - self.num_shared, 1)
         tile = np.repeat(np.arange(len(num_tasks)), num_tasks)
         split = counted(num_tasks) + self.num_shared[tile]
-        first, end = self.starts[tile] + split * SPLIT, tiles.stops[tile]
-        stop = np.where(self.is_cut[tile], np.minimum(first + SPLIT, end), end)
+        first, end = self.starts[tile] + split * self.split, tiles.stops[tile]
+        stop = np.where(self.is_cut[tile], np.minimum(first + self.split, end), end)
         counts = tiles.counts[tile]
         task = np.repeat(np.arange(len(tile)), counts)
         owner, place = tile[task], counted(counts)
@@ -158,7 +162,7 @@ class _Cuts:
         task = np.repeat(np.arange(len(first)), counts)
         tile = prefix.tiles[first[task] + counted(counts)]
         sequences = self.tiles.sequences[prefix.tiles[first]]
-        columns = np.column_stack((counts, sequences, split * SPLIT, (split + 1) * SPLIT))
+        columns = np.column_stack((counts, sequences, split * self.split, (split + 1) * self.split))
         return columns, self.tiles.tokens[tile], self.first_parts[tile] + split[task]
 
     def merges(self) -> IntArray:

@@ -38,7 +38,7 @@ import triton.language as tl
 
 from quire.compute.torch.attention.base import AttentionRule, KVPair
 from quire.compute.torch.kernels.merge import Results, fold, in_launches, with_sink
-from quire.compute.torch.kernels.tile_shape import NUM_STAGES, TileShape, Use
+from quire.compute.torch.kernels.tile_shape import TileShape, Use
 from quire.compute.torch.kernels.variants import KernelVariant
 from quire.core.kv_spec import INT4_GROUP, INT4_VALUES
 
@@ -373,7 +373,7 @@ def attend(shape: TileShape, queries: Queries, cache: Cache, work: Work, results
             *(queries, cache, work._replace(tasks=tasks), results, rule),
             SHAPE=shape,
             num_warps=shape.num_warps,
-            num_stages=NUM_STAGES,
+            num_stages=shape.num_stages,
         )
 
 
@@ -420,9 +420,9 @@ def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVari
         arguments=arguments,
         constants={"SHAPE": replace(shape, paged=paged)},
         num_warps=shape.num_warps,
-        num_stages=NUM_STAGES,
+        num_stages=shape.num_stages,
         # A product that reads a tile from shared memory while it runs keeps it there for one more turn.
-        num_buffers=NUM_STAGES if from_shared else NUM_STAGES - 1,
+        num_buffers=shape.num_stages if from_shared else shape.num_stages - 1,
         min_wide_share=_min_wide_share(form),
         capabilities=capabilities,
     )

@@ -17,7 +17,6 @@ from typing import Final
 
 SPLIT: Final = 512
 """Positions of a split. Fixed, because it sets the order of sums in longer rows."""
-NUM_STAGES: Final = 3
 
 
 class Use(Enum):
@@ -35,36 +34,40 @@ NARROW: Final = 64
 WIDE: Final = 128
 """Heads of more numbers than this strain the registers."""
 FORMS: Final = MappingProxyType(
-    {  # (decodes, wide heads, quantised or before sm_90): rows, tokens of a tile, warps
-        (True, False, False): (16, 64, 4),
-        (True, False, True): (16, 64, 4),
-        (True, True, False): (16, 32, 4),
-        (True, True, True): (16, 32, 8),
-        (False, False, False): (64, 64, 8),
-        (False, False, True): (32, 32, 8),
-        (False, True, False): (32, 32, 8),
-        (False, True, True): (32, 32, 8),
+    {  # (decodes, wide heads, quantised or before sm_90): rows, tokens of a tile, warps, stages
+        (True, False, False): (16, 64, 4, 3),
+        (True, False, True): (16, 64, 4, 3),
+        (True, True, False): (16, 32, 4, 3),
+        (True, True, True): (16, 32, 8, 3),
+        (False, False, False): (64, 64, 8, 3),
+        (False, False, True): (32, 32, 8, 3),
+        (False, True, False): (32, 32, 8, 3),
+        (False, True, True): (32, 32, 8, 3),
     }
 )
-"""The largest shapes that compile without spilling; see benchmarks/RESULTS.md. Not yet chosen by speed."""
+"""The largest shapes that compile without spilling; see benchmarks/RESULTS.md. Not yet chosen by speed: to choose, run
+`quire bench gpu-kernels --only tiles`."""
 TWICE_THE_ROWS: Final = frozenset({(16, 8), (16, 9), (8, 9)})
 """(bits of a number, major capability) for which prompts by themselves have registers for twice the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """The kernel's shape, without types and stages. Immutable; a constant within kernels.
+    """The kernel's shape, without types. Immutable; a constant within kernels.
 
-    `rows`: of the matrix products; `tokens`: of a tile of keys. Not `paged`: no table is read, and a table at offset t
-    stands for the blocks from t on, in order.
+    `rows`: of the matrix products; `tokens`: of a tile of keys; `num_stages`: of the loop over tiles; `split`: the
+    positions after which sums are folded. Not `paged`: no table is read, and a table at offset t stands for the blocks
+    from t on, in order.
     """
 
     rows: int
     tokens: int
     num_warps: int
+    num_stages: int
     head_dim: int
     group: int
     block_size: int
+    split: int = SPLIT
     paged: bool = True
 
     @classmethod
@@ -81,24 +84,19 @@ class TileShape:
         """
         is_decode = use is Use.DECODE
         is_narrow = kv_bits < 16 or (capability < 90 and not is_decode)
-        rows, tokens, num_warps = FORMS[is_decode, head_dim > WIDE, is_narrow]
+        rows, tokens, num_warps, num_stages = FORMS[is_decode, head_dim > WIDE, is_narrow]
         if use is Use.PROMPT and head_dim <= WIDE and (kv_bits, capability // 10) in TWICE_THE_ROWS:
             rows *= 2
         if kv_bits == 4 and head_dim <= WIDE:
             num_warps = 4  # with more, a thread would load less than 16 bytes of a tile; and sm_100 would spill
         if is_decode and head_dim <= NARROW and capability >= 90:
             tokens *= 2  # as many bytes in flight as with other heads
-        return cls(max(rows, power_of_two(group)), tokens, num_warps, head_dim, group, block_size)
+        return cls(max(rows, power_of_two(group)), tokens, num_warps, num_stages, head_dim, group, block_size)
 
     @property
     def padded_dim(self) -> int:
         """Numbers of a head, padded for matrix units to a power of two, at least 16."""
         return max(16, power_of_two(self.head_dim))
-
-    @property
-    def split(self) -> int:
-        """Positions after which sums are folded."""
-        return SPLIT
 
     @property
     def tokens_per_task(self) -> int:

@@ -1,0 +1,93 @@
+"""What one call on a machine that is lent, bare and without a network, leaves for the next: packages, compiled kernels.
+
+    FOLDER/*.whl             packages that such a machine lacks, written by fetch-wheels: installed into build/site
+    FOLDER/kernels.tar.gz    what Triton compiled in an earlier call: put where Triton looks
+
+The second one comes out of a call with its results. Of a kernel only the machine code is kept, and what describes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CARRIED = ROOT / "build" / "carried"
+SITE = ROOT / "build" / "site"
+KERNELS = "kernels.tar.gz"
+MOST_BYTES = 14 << 20
+"""Of compiled kernels; a file that comes back may have 16 MiB."""
+KEPT = (".json", ".cubin", ".so")
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What is carried, and where Triton keeps what it compiles."""
+
+    cache: Path
+    folder: Path = CARRIED
+    site: Path = SITE
+
+    def prepare(self) -> dict[str, str]:
+        """Install packages and put kernels back; return what steps need in their environment. Says what it does."""
+        self.cache.mkdir(parents=True, exist_ok=True)
+        environ = {"TRITON_CACHE_DIR": str(self.cache)}
+        wheels = sorted(map(str, self.folder.glob("*.whl")))
+        if wheels:
+            print(f"installing {len(wheels)} packages of {self.folder}", flush=True)
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+            done = subprocess.run([*command, "--upgrade", "--target", str(self.site), *wheels], check=False)
+            if done.returncode:
+                print("they are not installed; steps name what they miss", flush=True)
+            environ["PYTHONPATH"] = str(self.site)
+        archive = self.folder / KERNELS
+        if archive.exists():
+            print(f"{self._restore(archive)} compiled kernels are from an earlier call", flush=True)
+        return environ
+
+    def keep(self, out: Path) -> None:
+        """Write the compiled kernels into a folder of results, the newest first, as many as may come back."""
+        made = out / f".{KERNELS}"
+        with tarfile.open(made, "w:gz", compresslevel=6) as archive:
+            for folder in self._newest_first():
+                for path in sorted(folder.iterdir()):
+                    if path.suffix in KEPT:
+                        archive.add(path, f"{folder.name}/{path.name}")
+                if archive.fileobj is not None and made.stat().st_size > MOST_BYTES:
+                    break
+        made.rename(out / KERNELS)
+
+    def _newest_first(self) -> Iterator[Path]:
+        folders = [path for path in self.cache.iterdir() if path.is_dir()]
+        yield from sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def _restore(self, archive: Path) -> int:
+        """Put kernels back; return their number. Triton notes where the files are, so that is written again."""
+        with tarfile.open(archive) as given:
+            given.extractall(self.cache, filter="data")
+        groups = list(self.cache.glob("*/__grp__*.json"))
+        for group in groups:
+            names = json.loads(group.read_text(encoding="utf-8"))["child_paths"]
+            paths = {name: str(group.parent / name) for name in names}
+            group.write_text(json.dumps({"child_paths": paths}), encoding="utf-8")
+        return len(groups)
+
+
+def fetch_wheels(folder: Path, packages: list[str], python: str, platforms: list[str]) -> int:
+    """Download packages for another machine, in place of those that were there; return pip's exit status."""
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version", python]
+    command += [word for platform in platforms for word in ("--platform", platform)]
+    return subprocess.run([*command, "--dest", str(folder), *packages], check=False).returncode
+
+
+def triton_cache() -> Path:
+    """Return where Triton keeps what it compiles in the steps."""
+    return Path(os.environ.get("TRITON_CACHE_DIR", ROOT / "build" / "triton"))
