@@ -42,8 +42,10 @@ class Carried:
         wheels = sorted(map(str, self.folder.glob("*.whl")))
         if wheels:
             print(f"installing {len(wheels)} packages of {self.folder}", flush=True)
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-            done = subprocess.run([*command, "--upgrade", "--target", str(self.site), *wheels], check=False)
+            command = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+            done = subprocess.run(
+                [*command, "--no-compile", "--upgrade", "--target", str(self.site), *wheels], check=False
+            )
             if done.returncode:
                 print("they are not installed; steps name what they miss", flush=True)
             environ["PYTHONPATH"] = str(self.site)
@@ -83,7 +85,8 @@ class Carried:
 def fetch_wheels(folder: Path, packages: list[str], python: str, platforms: list[str]) -> int:
     """Download packages for another machine, in place of those that were there; return pip's exit status."""
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version", python]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version", python]
     command += [word for platform in platforms for word in ("--platform", platform)]
     return subprocess.run([*command, "--dest", str(folder), *packages], check=False).returncode
 

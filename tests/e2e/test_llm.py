@@ -26,7 +26,7 @@ from quire.core.errors import (
 )
 from quire.engine import factory
 from quire.engine.text.detokenizer import IncrementalDetokenizer
-from support.guesses import Guesser
+from support.guesses import Guesser, verify_all_guesses
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
 
@@ -270,6 +270,7 @@ def test_a_step_that_has_drafts_draws_by_the_same_rules(folder: Path) -> None:
     with make(folder, speculation="ngram") as llm:
         guesser = Guesser({tuple(SYSTEM): expected}, wrong_each=3, wrong=lambda token: (token + 1) % VOCAB_SIZE)
         llm.engine._executor._proposer = guesser
+        verify_all_guesses(llm)
         assert tokens(llm, [SYSTEM], sampling) == [expected]
         assert guesser.num_guesses > 20
         assert_clean(llm)

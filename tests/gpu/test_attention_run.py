@@ -14,7 +14,8 @@ from quire.compute.torch.attention_run import AttentionRun, AttentionStep
 from quire.compute.torch.kernels.tile_shape import FORMS
 from quire.compute.torch.limits import TorchLimits
 from quire.core.errors import ExecutionError, InvariantError
-from quire.instruments.bench.gpu_kernels import GpuKernelBench, Ratio, beside_flashinfer, compared
+from quire.instruments.bench.gpu_attention import GpuKernelBench, Ratio
+from quire.instruments.bench.gpu_kernels import beside_flashinfer, compared
 from quire.instruments.bench.gpu_predictions import Point
 from quire.instruments.bench.gpu_products import measure_products
 from quire.instruments.bench.gpu_tiles import PLACE, measure_tiles

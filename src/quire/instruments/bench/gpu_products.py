@@ -16,7 +16,7 @@ from quire.reporting.report import Section, cell
 from quire.reporting.samples import summarize
 
 if TYPE_CHECKING:
-    from quire.instruments.bench.gpu_kernels import GpuKernelBench
+    from quire.instruments.bench.gpu_attention import GpuKernelBench
 
 MODELS: Final = ("qwen3-0.6b", "llama-3.1-8b")
 NUMBER_BYTES: Final = 2

@@ -18,7 +18,7 @@ from quire.reporting.samples import ratios, summarize
 if TYPE_CHECKING:
     from quire.compute.torch.attention_run import AttentionStep
     from quire.compute.torch.kernels.tile_shape import TileShape, Use
-    from quire.instruments.bench.gpu_kernels import GpuKernelBench
+    from quire.instruments.bench.gpu_attention import GpuKernelBench
 
 PLACE: Final = "src/quire/compute/torch/kernels/tile_shape.py"
 SHORT_SPLIT, LONG_SPLIT = 256, 512

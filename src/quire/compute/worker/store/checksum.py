@@ -13,10 +13,11 @@ from typing import Final
 
 def _fastest() -> Callable[[bytes | bytearray | memoryview], int]:
     try:
-        from quire import _native
+        from quire._native import cpu_features
+        from quire._native import crc32 as compiled
     except ImportError:
         return zlib.crc32
-    return _native.crc32 if _native.cpu_features()["pclmulqdq"] else zlib.crc32
+    return compiled if cpu_features()["pclmulqdq"] else zlib.crc32
 
 
 crc32: Final = _fastest()
