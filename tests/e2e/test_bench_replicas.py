@@ -24,13 +24,13 @@ from quire.simulate.workload.offered import OpenLoop
 
 def test_streams_of_a_lost_engine_end_with_the_same_texts(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
-    line = f"bench replicas --only loss --streams 12 --output-tokens 400 --repeat 1 --json {out}"
+    line = f"bench replicas --only loss --streams 6 --output-tokens 300 --repeat 1 --json {out}"
     assert cli.main(line.split()) == cli.DONE
     samples = json.loads(out.read_text())["samples"]["When an engine is lost"]
     assert set(samples) == {"calm", "killed", "restarted"}
     for turns in samples.values():
         (turn,) = turns
-        assert (turn["num_lost"], turn["num_changed"], len(turn["pauses_s"])) == (0, 0, 12)
+        assert (turn["num_lost"], turn["num_changed"], len(turn["pauses_s"])) == (0, 0, 6)
 
 
 def test_streams_that_are_refused_are_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ WANTED: list[dict[str, Any]] = [
 def body(number: int) -> dict[str, Any]:
     return {
         "prompt": f"{number}. A block table " * (1 + number % 4),
-        "max_tokens": 1500,
+        "max_tokens": 700,
         "ignore_eos": True,
         "seed": number,
         "stream": True,

@@ -18,11 +18,16 @@ there is nothing to compile.
     PYTHONPATH=src python -m tests.gpu.compile_gate [MODULE ...]          one JSON object a line
     PYTHONPATH=src python -m tests.gpu.compile_gate --markdown FILE       a table, in its part of the file
     PYTHONPATH=src python -m tests.gpu.compile_gate --tiles               the tiles that a GPU has yet to choose from
+    PYTHONPATH=src python -m tests.gpu.compile_gate --record              compiled.jsonl, once kernels have changed
+
+`make test` compiles what has changed since compiled.jsonl was written, by digests of the kernels, of all that they call
+and of this file; the long tests compile everything.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -35,6 +40,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module, metadata
 from itertools import groupby
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -46,6 +52,11 @@ from quire.reporting.results import write_part
 
 MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Of one program, by capability."""
+
+RECORD = Path(__file__).with_name("compiled.jsonl")
+RARE = re.compile(r"bf16 (80|256) | (i8|k8v4|int4) .* sm_80|(biases|scales|by Q).* sm_80|by (Q4_1|Q8_0)")
+"""What few need: heads of an uncommon size, narrow KV on older GPUs, and there products that are not plain; and codes
+of which others have all the parts. Each takes seconds to compile."""
 
 WIDE = 16
 ASYNC_COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global[^;]*?\],\s*\[[^\]]*\],\s*(0x[0-9a-f]+|\d+)")
@@ -133,7 +144,7 @@ def compile_variant(module: str, variant: KernelVariant, capability: int) -> Com
     )
 
 
-def _source(variant: KernelVariant) -> object:
+def _source(variant: KernelVariant) -> Any:
     """The kernel with the types and constants of a variant."""
     from triton.compiler import ASTSource
 
@@ -185,6 +196,36 @@ def _wide_share(ptx: str) -> float | None:
     widths += Counter(int(count or 1) * int(bits) // 8 for count, bits in LOAD.findall(ptx))
     total = sum(width * count for width, count in widths.items())
     return sum(width * count for width, count in widths.items() if width >= WIDE) / total if total else None
+
+
+def digest_job(module: str, name: str, capability: int) -> str:
+    """Return a digest of all that decides what a variant is compiled to, and what is read off it."""
+    variant = variants_of(module)[name]
+    options = (variant.num_warps, variant.num_stages, variant.fuses, capability, metadata.version("triton"))
+    digest = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=16)
+    digest.update(repr((_source(variant).hash(), options)).encode())
+    return digest.hexdigest()
+
+
+def recorded() -> dict[str, Compiled]:
+    """What was compiled before, by digest."""
+    lines = map(json.loads, RECORD.read_text(encoding="utf-8").splitlines())
+    return {line.pop("digest"): Compiled(**line) for line in lines}
+
+
+def record() -> None:
+    """Compile what `make test` looks at, and write what came of it."""
+    found = [
+        (module, name, variant.capabilities[0])
+        for module in kernel_modules()
+        for name, variant in variants_of(module).items()
+        if not RARE.search(name)
+    ]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        columns = list(zip(*found, strict=True))
+        digests, compiled = pool.map(digest_job, *columns), pool.map(compile_job, *columns)
+        lines = [json.dumps({"digest": each} | asdict(one)) for each, one in zip(digests, compiled, strict=True)]
+    RECORD.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def compile_all(modules: Sequence[str]) -> Iterator[Compiled]:
@@ -308,7 +349,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("modules", metavar="MODULE", nargs="*", help="modules of kernels; default: all that ship")
     parser.add_argument("--markdown", metavar="FILE", help="write a table as a part of this file")
     parser.add_argument("--tiles", action="store_true", help="compile the tiles that a GPU has yet to choose from")
+    parser.add_argument("--record", action="store_true", help="write what `make test` need not compile again")
     options = parser.parse_args(arguments)
+    if options.record:
+        record()
+        return 0
     if options.tiles:
         write_part(options.markdown, tiles_report()) if options.markdown else print(tiles_report())
         return 0
