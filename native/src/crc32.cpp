@@ -49,16 +49,16 @@ std::uint32_t byte_by_byte(const unsigned char* data, std::size_t size, std::uin
 
 constexpr std::size_t kChunk = 16, kStreams = 4;
 
-// x^exponent mod P as a factor of 64 bits. The lowest bit of a product is a place further than it should be in this
-// order of bits, so a factor is shifted by one.
+// x^exponent mod P as a factor of 64 bits. In this order of bits a product comes out one place too low, so the factor
+// is one place higher.
 constexpr long long power(int exponent) {
     std::uint32_t remainder = 1u << 31;  // 1
     for (int i = 0; i < exponent; ++i) remainder = times_x(remainder);
     return static_cast<long long>(static_cast<std::uint64_t>(remainder) << 1);
 }
 
-// Of 16 bytes, the first half is 64 bits further from those that follow `bits` later. A factor has 32 bits and not 64,
-// which is the difference of 32 in the exponents.
+// The first 8 of the 16 bytes are 64 bits further from the later ones than the last 8. A factor has 32 bits in place of
+// 64, which takes 32 off both exponents.
 template <int bits>
 __attribute__((target("pclmul"))) __m128i folded(__m128i chunk, __m128i later) {
     const __m128i factors = _mm_set_epi64x(power(bits - 32), power(bits + 32));
