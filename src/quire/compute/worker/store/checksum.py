@@ -1,7 +1,7 @@
 """The checksum of blocks on disk: CRC-32, which finds accidents.
 
-The compiled core computes it three to four times as fast as zlib, which took most of the time of a load. The torch engine
-may run without the core, and uses zlib then.
+The compiled core computes it three to four times as fast as zlib, which took most of the time of a load. The torch
+engine may run without the core, and uses zlib then.
 """
 
 from __future__ import annotations
