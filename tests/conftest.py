@@ -7,10 +7,11 @@ repeat what fails.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -26,6 +27,19 @@ sys.dont_write_bytecode = False
 settings.register_profile("short", deadline=None, print_blob=True, derandomize=True, max_examples=40)
 settings.register_profile("long", deadline=None, print_blob=True, max_examples=2000)
 settings.load_profile("long" if os.environ.get("QUIRE_TEST_LONG") == "1" else "short")
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_before() -> Iterator[None]:
+    """Undo what a server did that ran in this process: its log is a stream that ends with the test."""
+    loggers = [
+        logging.getLogger(name) for name in ("quire", "quire.engine", "uvicorn.error", "asyncio", "opentelemetry")
+    ]
+    before = [(each.level, each.handlers, each.propagate, each.filters) for each in loggers]
+    yield
+    for logger, (level, *rest) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers, logger.propagate, logger.filters = rest
 
 
 @pytest.hookimpl(wrapper=True)

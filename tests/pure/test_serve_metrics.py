@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -217,17 +216,6 @@ def test_errors_are_shown_with_their_origin(formatter: logging.Formatter) -> Non
     assert "QuireError: torn" in formatter.format(made)
 
 
-@pytest.fixture
-def _loggers_as_before() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("quire", "quire.engine", "uvicorn.error", "asyncio")]
-    before = [(each.level, each.handlers, each.propagate, each.filters) for each in loggers]
-    yield
-    for logger, (level, *rest) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-        logger.handlers, logger.propagate, logger.filters = rest
-
-
-@pytest.mark.usefixtures("_loggers_as_before")
 def test_all_of_quire_is_logged_and_nothing_of_uvicorn() -> None:
     stream = io.StringIO()
     configure_logs("json", stream)
