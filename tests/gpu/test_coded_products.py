@@ -76,7 +76,7 @@ def test_codes_stand_for_the_weights_of_the_definition(kind: str, device: str) -
 @pytest.mark.parametrize(
     ("shape", "dtype"), [(CODED_FEW, torch.float16), (CODED_MANY, torch.float32)], ids=["few", "many"]
 )
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q8_0", "Q6_K", "int8"])  # Q5_0 becomes what Q8_0 is
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q8_0", "Q6_K", "E4M3", "int8"])  # Q5_0 becomes what Q8_0 is
 def test_a_kernel_multiplies_rows_with_the_weights_of_the_definition(
     kind: str, dtype: torch.dtype, shape: ProductShape, device: str
 ) -> None:
@@ -94,7 +94,14 @@ def test_a_kernel_multiplies_rows_with_the_weights_of_the_definition(
         assert torch.equal(coded_product(rows[some], matrix, shape), found[some])
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_a_weight_that_is_no_number_shows(device: str) -> None:
+    matrix, _ = matrix_of("E4M3", 40, device)
+    matrix.weight.view(torch.uint8)[7, 9] = 0xFF
+    found = coded_product(rows_for(matrix, 3, torch.float32), matrix, CODED_FEW)
+    assert torch.isnan(found).nonzero()[:, 1].tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "E4M3"])
 def test_experts_of_codes_compute_what_each_computes_alone(kind: str, device: str) -> None:
     each = [matrix_of(kind, 24, device)[0] for _ in range(3)]
     for expert, matrix in enumerate(each):
@@ -153,11 +160,14 @@ class CodedRun(TorchRun):
         self.worker.start()
 
 
-@pytest.mark.parametrize(("form", "kind"), [("packed", "Q4_0"), ("awq", "Q5_0"), ("gptq-8", "Q8_0")])
+@pytest.mark.parametrize(
+    ("form", "kind"), [("packed", "Q4_0"), ("awq", "Q5_0"), ("gptq-8", "Q8_0"), ("fp8-128", "E4M3"), ("float8", "E4M3")]
+)
 def test_a_quantised_folder_computes_what_its_widened_weights_compute(
     form: str, kind: str, device: str, tmp_path: Path
 ) -> None:
-    folder = write_quantized(tmp_path / "model", form, num_hidden_layers=2)
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32} if kind == "E4M3" else {}
+    folder = write_quantized(tmp_path / "model", form, num_hidden_layers=2, **sizes)
     run, plain = CodedRun(folder, device), ReferenceRun(tmp_path / "model-plain")
     assert set(run.kept.values()) == {kind}
     for each in (run, plain):

@@ -17,7 +17,7 @@ from quire.compute.gguf.blocks import BLOCK_TYPES
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.source import ModelFolder
 from quire.compute.quantized import tensors as quantized_tensors
-from quire.compute.quantized.blocks import HOLDS, NUM_BYTES, blocks_of
+from quire.compute.quantized.blocks import BLOCKS, HOLDS, blocks_of
 from quire.compute.quantized.fp8 import E4M3
 from quire.compute.quantized.matrix import Groups
 from quire.compute.quantized.methods import quantization_of
@@ -51,7 +51,13 @@ def written(folder: Path, tensors: dict[str, Tensor], quantization: object) -> M
     return ModelFolder(folder)
 
 
-WIDEN = {block.name: block.widen for block in BLOCK_TYPES.values()}
+def widen_e4m3(blocks: Any) -> Any:
+    """Return the weights of blocks of E4M3, by the definition."""
+    scales = blocks[:, :4].copy().view("<f4").astype(np.float64)
+    return (quantized_models.E4M3[blocks[:, 4:]] * scales).astype(np.float32)
+
+
+WIDEN = {**{block.name: block.widen for block in BLOCK_TYPES.values()}, "E4M3": widen_e4m3}
 TYPES = {  # what a form becomes whose groups are a multiple of 32
     **dict.fromkeys(("gptq", "gptq-one-group", "gptq-v2", "awq", "packed-zeros"), "Q5_0"),
     **dict.fromkeys(("gptq-8", "packed-8-channels", "int8"), "Q8_0"),
@@ -81,7 +87,7 @@ def require_same(found: ModelFolder, weights: Any, rows: slice) -> None:
     assert tensors.block_types.keys() <= {f"{STEM}.weight"}
     for name, kind in tensors.block_types.items():
         blocks = tensors.block_rows(name)
-        assert WIDEN[kind](blocks.reshape(-1, NUM_BYTES[kind])).tobytes() == weights.tobytes()
+        assert WIDEN[kind](blocks.reshape(-1, BLOCKS[kind][1])).tobytes() == weights.tobytes()
         assert not blocks.flags.writeable
         assert tensors.block_rows(name, rows).tobytes() == blocks[rows].tobytes()
     tensors.release()
@@ -142,6 +148,19 @@ def test_every_form_is_read_and_stays_packed_where_blocks_are_exact(form: str, t
         assert folder.tensors().block_rows(f"{STEM}.weight").tobytes() == gguf_blocks(TYPES[form], matrix).tobytes()
 
 
+@pytest.mark.parametrize("form", ["fp8-128", "float8", "float8-tensor"])
+def test_floats_of_8_bits_stay_packed_where_each_128_inputs_share_a_scale(form: str, tmp_path: Path) -> None:
+    for index, (num_inputs, kind) in enumerate(((256, "E4M3"), (200, ""))):
+        matrix = matrix_of(form, 300, num_inputs)
+        matrix.tensors["weight"][1][7, 9] = 0x7F  # NaN
+        matrix.weights[7, 9] = np.nan
+        (tmp_path / f"{index}").mkdir()
+        folder = written(tmp_path / f"{index}", matrix.tensors, FORMS[form][0])
+        assert folder.block_types() == ({f"{STEM}.weight": kind} if kind else {})
+        require_same(folder, matrix.weights, slice(120, 140))
+    assert written(tmp_path, matrix_of("fp8", 64, 256).tensors, FP8).block_types() == {}
+
+
 def scales_of(numbers: Any) -> Any:
     """Return scales for a matrix of 64 outputs with three groups of inputs."""
     return np.resize(np.asarray(numbers), (64, 3))
@@ -177,7 +196,7 @@ def test_scales_that_float16_lacks_keep_a_matrix_out_of_blocks(
     if is_exact:
         kind = folder.block_types()[f"{STEM}.weight"]
         with np.errstate(invalid="ignore"):
-            widened = WIDEN[kind](folder.tensors().block_rows(f"{STEM}.weight").reshape(-1, NUM_BYTES[kind]))
+            widened = WIDEN[kind](folder.tensors().block_rows(f"{STEM}.weight").reshape(-1, BLOCKS[kind][1]))
         widened = widened.reshape(weights.shape)
         assert np.array_equal(np.isnan(widened), nan)
         assert widened[~nan].tobytes() == weights[~nan].tobytes()
@@ -204,7 +223,7 @@ def test_inputs_in_another_order_stay_packed_if_32_of_them_keep_together(tmp_pat
         matrix.tensors["g_idx"] = ("I32", np.repeat(order, 32).astype(np.int32))
         assert bool(written(tmp_path, matrix.tensors, gptq_settings()).block_types()) == exact
         tensors = written(tmp_path, matrix.tensors, gptq_settings()).tensors()
-        blocks = tensors.block_rows(f"{STEM}.weight").reshape(-1, NUM_BYTES["Q5_0"])
+        blocks = tensors.block_rows(f"{STEM}.weight").reshape(-1, BLOCKS["Q5_0"][1])
         assert WIDEN["Q5_0"](blocks).tobytes() == tensors.tensor(f"{STEM}.weight").tobytes()
     matrix.tensors["g_idx"][1][31] = 2
     assert written(tmp_path, matrix.tensors, gptq_settings()).block_types() == {}
@@ -235,7 +254,7 @@ def test_blocks_hold_every_integer_of_their_type(seed: int, kind: str, chunk: in
     scales = random.standard_normal((3, 2)).astype(np.float16)
     blocks = blocks_of(kind, integers, Groups(scales, 0, 32))
     right = integers * np.repeat(scales.astype(np.float32), 32, axis=1)
-    assert np.array_equal(WIDEN[kind](blocks.reshape(-1, NUM_BYTES[kind])).reshape(3, 64), right)
+    assert np.array_equal(WIDEN[kind](blocks.reshape(-1, BLOCKS[kind][1])).reshape(3, 64), right)
 
 
 def test_what_is_not_on_the_disk_counts_as_widened_and_what_is_broken_too(tmp_path: Path) -> None:

@@ -284,6 +284,7 @@ FORMS: Mapping[str, tuple[dict[str, Any], Quantize]] = {
         partial(compressed_fp8, block=(32, 48)),
     ),
     "fp8": (FP8, block_fp8),
+    "fp8-128": ({**FP8, "weight_block_size": [128, 128]}, partial(block_fp8, block=(128, 128))),
     "fp8-float-scales": (FP8, partial(block_fp8, scale_dtype="F32")),
 }
 """Every form that quire reads: its quantization_config, and how a matrix becomes one."""

@@ -1,4 +1,4 @@
-"""Random blocks of every type of GGUF, and the numbers that they stand for."""
+"""Random blocks of every type of GGUF and of E4M3, and the numbers that they stand for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from quire.compute.gguf.blocks import BLOCK_TYPES
 from quire.compute.weights.codes import CODINGS
+from support.quantized_models import E4M3
 
 SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}  # float16 numbers; of the others at the start
 TYPES = {block.name: block for block in BLOCK_TYPES.values()}
@@ -14,8 +15,19 @@ TYPES = {block.name: block for block in BLOCK_TYPES.values()}
 
 def blocks_of(kind: str, num_rows: int, width: int = 512) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Return rows of random blocks, and the numbers that they stand for."""
+    if kind == "E4M3":
+        return e4m3_blocks_of(num_rows, width)
     random, block = np.random.default_rng(0), TYPES[kind]
     data = random.integers(0, 256, (num_rows * width // block.size, block.num_bytes), np.uint8)
     for at in SCALES_AT.get(kind, (0, 2) if CODINGS[kind].minimums else (0,)):
         data[:, at : at + 2] = random.normal(0, 0.1, (len(data), 1)).astype("<f2").view(np.uint8)
     return data.reshape(num_rows, -1), block.widen(data).reshape(num_rows, width)
+
+
+def e4m3_blocks_of(num_rows: int, width: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return rows of blocks of 128 floats of 8 bits, every byte that is a number among them."""
+    random = np.random.default_rng(0)
+    scales = random.normal(0, 0.01, (num_rows * width // 128, 1)).astype("<f4")
+    data = random.choice(np.flatnonzero(~np.isnan(E4M3)), (len(scales), 128)).astype(np.uint8)
+    numbers = (E4M3[data] * scales.astype(np.float64)).astype(np.float32)
+    return np.concatenate([scales.view(np.uint8), data], axis=1).reshape(num_rows, -1), numbers.reshape(num_rows, width)

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, needs_on_host
 from quire.compute.models import ModelDescription
-from quire.compute.native.load import NativeSettings, activation_bytes, block_spec, kernels_for, load_parts
+from quire.compute.native.load import (
+    NativeSettings,
+    activation_bytes,
+    block_spec,
+    kept_blocks,
+    kernels_for,
+    load_parts,
+)
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import ResolvedConfig
@@ -84,7 +91,7 @@ class NativeBackend:
 
 def _block_types(model: ModelDescription, config: ResolvedConfig) -> Mapping[str, str]:
     """Return the types of the matrices that stay as their file stores them, by name."""
-    return model.source.block_types() if config.weights == "auto" else {}
+    return kept_blocks(model.source.block_types()) if config.weights == "auto" else {}
 
 
 def _weight_bytes(model: ModelDescription, dtype: str, config: ResolvedConfig) -> int:

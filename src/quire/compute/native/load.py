@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -26,6 +27,8 @@ from quire.core.kv_spec import INT4_GROUP, INT4_VALUES, KV_FORMS, KVCacheSpec
 from quire.core.step import MAX_PROMPT_LOGITS
 
 BLOCK_SIZES: Final = (16, 32, 64, 128)
+WIDENED: Final = frozenset({"E4M3"})
+"""Types of blocks that the core does not multiply."""
 KV_DTYPES: Final = ("float32", "bfloat16", "int8", "k8v4", "int4")
 MAX_WHOLE_HEAD_DIM: Final = 1024
 """The sum of this many products of a query and an int8 key fits into 32 bits; see attention.cpp."""
@@ -137,7 +140,7 @@ def make_parts(
     """Return the parts of a worker for a spec and its checkpoint, with KV memory of `block_spec`."""
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
-    weights, kept = in_groups(settings.weights), checkpoint.block_types
+    weights, kept = in_groups(settings.weights), kept_blocks(checkpoint.block_types)
     reader = WeightReader(spec, checkpoint, settings.dtype, weights, note_loaded, block_types=kept)
     decoder = Decoder(decoder_shape(spec, cache.spec, settings.adapter_rank), chosen, team)
     runner = _runner(spec, reader, decoder, settings, cache.spec.dtype)
@@ -152,6 +155,11 @@ def make_parts(
         adapters=runner,
         has_adapter=runner.has_adapter,
     )
+
+
+def kept_blocks(block_types: Mapping[str, str]) -> dict[str, str]:
+    """Return the types of the matrices that stay blocks, of those that a checkpoint has, by name. Does not mutate."""
+    return {name: kind for name, kind in block_types.items() if kind not in WIDENED}
 
 
 def _runner(
@@ -174,7 +182,7 @@ def _draft_parts(
     chosen, settings, cache = kernels_for(settings.instruction_set), settings.of_draft(), cache.draft
     spec, weights = model.spec, in_groups(settings.weights)
     tensors = model.source.tensors()
-    reader = WeightReader(spec, tensors, settings.dtype, weights, block_types=tensors.block_types)
+    reader = WeightReader(spec, tensors, settings.dtype, weights, block_types=kept_blocks(tensors.block_types))
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
     runner = _runner(spec, reader, decoder, settings, cache.spec.dtype)
     sampler = NativeSampler(chosen, team, min(vocab_size, spec.vocab_size))

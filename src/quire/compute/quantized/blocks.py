@@ -1,11 +1,12 @@
-"""Quantised rows as blocks of GGUF, where that changes no weight: an engine multiplies blocks as they are.
+"""Quantised rows as blocks, where that changes no weight: an engine multiplies blocks as they are.
 
     Q4_0    d(n - 8)     n of 4 bits    18 bytes for 32 weights
     Q5_0    d(n - 16)    n of 5 bits    22
     Q8_0    d n          n as int8      34
+    E4M3    d n          n as e4m3      132 bytes for 128 weights; no type of GGUF, and d is float32
 
-A weight is (code - zero point) × scale. A matrix becomes blocks if each 32 inputs share a scale, if float16 has all
-scales, and if n holds all differences. Scales, zero points and groups show this, so no code is read to find out.
+A weight is (code - zero point) × scale. A matrix becomes blocks if the inputs of each share a scale, if d can be any of
+the scales, and if n holds all differences. Scales, zero points and groups show this, so no code is read to find out.
 """
 
 from __future__ import annotations
@@ -16,24 +17,29 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.arrays import ByteArray
+from quire.compute.arrays import ByteArray, IntArray
 from quire.compute.quantized.matrix import Groups
 from quire.core.errors import InvariantError
 
 SIZE: Final = 32
 HOLDS: Final = MappingProxyType({"Q4_0": range(-8, 8), "Q5_0": range(-16, 16), "Q8_0": range(-128, 128)})
-"""The differences that each type holds, the smallest type first."""
+"""The differences that each type of integers holds, the smallest type first."""
 
-NUM_BYTES: Final = MappingProxyType({"Q4_0": 18, "Q5_0": 22, "Q8_0": 34})
+E4M3: Final = "E4M3"
+BLOCKS: Final = MappingProxyType({"Q4_0": (SIZE, 18), "Q5_0": (SIZE, 22), "Q8_0": (SIZE, 34), E4M3: (128, 132)})
+"""The weights and the bytes of a block."""
 
 
 def exact_type(integers: range, groups: Groups, num_inputs: int) -> str:
     """Return the smallest type whose blocks are the weights of a matrix to the bit; empty if there is none.
 
-    `integers`: those that a code may be, none for codes that are floats. Groups as of all rows.
+    `integers`: those that a code may be, none for bytes of e4m3. Groups as of all rows.
     """
-    if not integers or not groups.scales.size or num_inputs % SIZE or groups.of_runs(num_inputs, SIZE) is None:
+    size = SIZE if integers else BLOCKS[E4M3][0]
+    if not groups.scales.size or num_inputs % size or groups.of_runs(num_inputs, size) is None:
         return ""
+    if not integers:
+        return E4M3
     least, most = integers[0] - int(np.max(groups.zeros)), integers[-1] - int(np.min(groups.zeros))
     kind = next((kind for kind, numbers in HOLDS.items() if least in numbers and most in numbers), "")
     return kind if kind and _are_float16(groups.scales) else ""
@@ -46,15 +52,33 @@ def blocks_of(kind: str, codes: NDArray[Any], groups: Groups) -> ByteArray:
     >>> blocks_of("Q4_0", codes, groups)[0, :5].tolist()
     [0, 56, 0, 17, 34]
     """
-    (num_rows, num_inputs), runs = codes.shape, groups.of_runs(codes.shape[1], SIZE)
+    size, _ = BLOCKS[kind]
+    (num_rows, num_inputs), runs = codes.shape, groups.of_runs(codes.shape[1], size)
     if runs is None:
-        raise InvariantError(f"{num_inputs} inputs in groups that {SIZE} of them do not share")
-    numbers = codes.astype(np.int16).reshape(num_rows, -1, SIZE)
-    numbers -= groups.zeros if isinstance(groups.zeros, int) else groups.zeros[:, runs, None].astype(np.int16)
-    scales = np.empty((num_rows, len(runs), 1), "<f2")
+        raise InvariantError(f"{num_inputs} inputs in groups that {size} of them do not share")
+    scales = np.empty((num_rows, len(runs), 1), "<f4" if kind == E4M3 else "<f2")
     with np.errstate(over="ignore"):  # a type is chosen by the scales of all rows; none of them changes here
         scales[:, :, 0] = groups.scales[:, runs]
-    return np.concatenate([scales.view(np.uint8), *_fields(kind, numbers)], axis=2).reshape(num_rows, -1)
+    cut = codes.reshape(num_rows, -1, size)
+    fields = [cut] if kind == E4M3 else _fields(kind, _differences(cut, groups, runs))
+    return np.concatenate([scales.view(np.uint8), *fields], axis=2).reshape(num_rows, -1)
+
+
+def row_bytes(kind: str, num_inputs: int) -> int:
+    """Return the bytes of a row of blocks.
+
+    >>> row_bytes("Q4_0", 64), row_bytes("E4M3", 256)
+    (36, 264)
+    """
+    size, num_bytes = BLOCKS[kind]
+    return num_inputs // size * num_bytes
+
+
+def _differences(codes: NDArray[Any], groups: Groups, runs: IntArray) -> NDArray[np.int16]:
+    """Return codes less their zero points, in blocks."""
+    numbers = codes.astype(np.int16)
+    numbers -= groups.zeros if isinstance(groups.zeros, int) else groups.zeros[:, runs, None].astype(np.int16)
+    return numbers
 
 
 def _fields(kind: str, numbers: NDArray[np.int16]) -> list[ByteArray]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from quire.compute.arrays import IntArray
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.quantized.fp8 import block_sizes, e4m3_numbers
+from quire.compute.quantized.fp8 import E4M3, block_sizes
 from quire.compute.quantized.matrix import (
     Groups,
     MatrixParts,
@@ -142,8 +142,7 @@ class Compressed:
         """Return the codes of rows of a matrix."""
         if self.scheme.format == PACKED:
             return unpacked(parts.array("weight_packed")[rows], self.scheme.bits)
-        stored = parts.array("weight")[rows]
-        return stored if self.integers else e4m3_numbers(stored)
+        return parts.array("weight")[rows]
 
     def groups(self, parts: MatrixParts, rows: slice) -> Groups:
         """Return the scales and zero points of rows of a matrix."""
@@ -160,4 +159,4 @@ class Compressed:
             zeros = parts.array("weight_zero_point")[blocks]
         if not height:  # one scale, of any number of dimensions
             scales, zeros = scales.reshape(1, 1), np.reshape(zeros, (1, 1))
-        return Groups(scales, zeros, inputs)
+        return Groups(scales, zeros, inputs, None if self.integers else E4M3)

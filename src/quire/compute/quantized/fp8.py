@@ -19,7 +19,11 @@ from quire.compute.weights.checkpoint import FLOAT_DTYPES
 
 
 def _e4m3() -> FloatArray:
-    """Return the number of each of the 256 bytes: no infinity, and NaN where all bits but the sign are set."""
+    """Return the number of each of the 256 bytes: no infinity, and NaN where all bits but the sign are set.
+
+    >>> _e4m3()[[0x38, 0xB8, 0x01, 0x7E]].tolist()
+    [1.0, -1.0, 0.001953125, 448.0]
+    """
     byte = np.arange(256)
     exponent, mantissa = byte >> 3 & 15, (byte & 7).astype(np.float32)
     size = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(mantissa + 8, exponent - 10))
@@ -28,15 +32,7 @@ def _e4m3() -> FloatArray:
 
 
 E4M3: Final = _e4m3()
-
-
-def e4m3_numbers(data: ByteArray) -> FloatArray:
-    """Return bytes of e4m3 as float32.
-
-    >>> e4m3_numbers(np.array([0x38, 0xB8, 0x01, 0x7E], np.uint8)).tolist()
-    [1.0, -1.0, 0.001953125, 448.0]
-    """
-    return E4M3[data]
+"""The number of each byte."""
 
 
 def block_sizes(config: ConfigFile, field: str) -> tuple[int, int]:
@@ -72,11 +68,12 @@ class BlockFp8:
         parts.require("weight_scale_inv", grid, *FLOAT_DTYPES)
         return out, num_inputs
 
-    def codes(self, parts: MatrixParts, rows: slice) -> FloatArray:
-        """Return rows of a matrix before they are scaled."""
-        return e4m3_numbers(parts.array("weight")[rows])
+    def codes(self, parts: MatrixParts, rows: slice) -> ByteArray:
+        """Return the bytes of rows of a matrix."""
+        data: ByteArray = parts.array("weight")[rows]
+        return data
 
     def groups(self, parts: MatrixParts, rows: slice) -> Groups:
         """Return the scales of rows of a matrix."""
         scales = parts.floats("weight_scale_inv", np.arange(rows.start, rows.stop) // self.block[0])
-        return Groups(scales, 0, self.block[1])
+        return Groups(scales, 0, self.block[1], E4M3)

@@ -109,7 +109,7 @@ class Method(Protocol):
 
     @property
     def integers(self) -> range:
-        """What a code may be; empty if codes are floats."""
+        """What a code may be; empty if codes stand for floats."""
         ...
 
     def codes(self, parts: MatrixParts, rows: slice) -> NDArray[Any]:
@@ -126,15 +126,17 @@ class Groups:
     """The scales and zero points of rows, `[rows, groups]`; one row of them may stand for all.
 
     Scales are float32 or float16. `inputs` is the group of each input, or how many inputs a group has, 0 for all.
+    `floats`: the number of each code, where codes stand for floats.
     """
 
     scales: NDArray[Any]
     zeros: NDArray[Any] | int
     inputs: IntArray | int
+    floats: FloatArray | None = None
 
     def scaled(self, codes: NDArray[Any]) -> FloatArray:
         """Return rows of (code - zero point) × scale."""
-        numbers: FloatArray = codes.astype(np.float32)
+        numbers: FloatArray = codes.astype(np.float32) if self.floats is None else self.floats[codes]
         if not isinstance(self.zeros, int) or self.zeros:
             zeros = self.zeros if isinstance(self.zeros, int) else self._spread(self.zeros, codes.shape[1])
             numbers -= zeros

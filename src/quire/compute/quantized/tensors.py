@@ -3,7 +3,7 @@
     model.layers.0.mlp.up_proj.qweight, .qzeros, .scales, .g_idx ──► model.layers.0.mlp.up_proj.weight [out, in]
 
 The tensors say which matrices are quantised; shapes and dtypes are checked before any is mapped. A matrix is given as
-floats, and as blocks of GGUF if they hold its weights to the bit (blocks.py). Both are made a few rows at a time, so
+floats, and as blocks if they hold its weights to the bit (blocks.py). Both are made a few rows at a time, so
 that what is needed meanwhile stays small.
 """
 
@@ -82,7 +82,7 @@ class QuantizedTensors:
         if name not in self.block_types:
             raise InvariantError(f"{name}: no blocks are its weights to the bit")
         kind, (num_rows, num_inputs) = self.block_types[name], self._shape(name, rows)
-        result = np.empty((num_rows, num_inputs // blocks.SIZE * blocks.NUM_BYTES[kind]), np.uint8)
+        result = np.empty((num_rows, blocks.row_bytes(kind, num_inputs)), np.uint8)
         for start, codes, groups in self._pieces(name, rows):
             result[start : start + len(codes)] = blocks.blocks_of(kind, codes, groups)
         result.flags.writeable = False
@@ -152,9 +152,9 @@ class QuantizedTensors:
     def _exact_type(self, entry: QuantizedEntry) -> str:
         """Return the type of the blocks that a matrix is given as; empty for none."""
         method, (out, num_inputs) = self._method, entry.shape
-        if not method.integers or not all(entry.shape):
+        if not all(entry.shape):
             return ""
-        step, order, kind = max(1, LOOK // num_inputs), list(blocks.HOLDS), ""
+        step, order, kind = max(1, LOOK // num_inputs), list(blocks.BLOCKS), ""
         for start in range(0, out, step):
             groups = method.groups(entry.parts, slice(start, min(start + step, out)))
             of_rows = blocks.exact_type(method.integers, groups, num_inputs)

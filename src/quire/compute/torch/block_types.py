@@ -16,7 +16,15 @@ from quire.compute.torch.settings import TorchSettings
 
 Joined = tuple[tuple[Part, ...], ...]
 CODINGS: Final = MappingProxyType(
-    {"Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q4_K": "Q4_K", "Q5_0": "Q8_0", "Q6_K": "Q6_K_wide", "Q8_0": "Q8_0"}
+    {
+        "Q4_0": "Q4_0",
+        "Q4_1": "Q4_1",
+        "Q4_K": "Q4_K",
+        "Q5_0": "Q8_0",
+        "Q6_K": "Q6_K_wide",
+        "Q8_0": "Q8_0",
+        "E4M3": "E4M3",
+    }
 )
 """The types that stay blocks → the coding whose bytes they take there."""
 FUSED: Final[Joined] = ((Part.QUERY, Part.KEY, Part.VALUE), (Part.GATE, Part.UP))

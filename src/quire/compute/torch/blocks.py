@@ -4,6 +4,7 @@ Q4_0, Q4_1    4 bits, a scale for 32 inputs          the bytes of a block have t
 Q4_K          4 bits, nested scales and minimums     32 low halves, then 32 high ones, become 16 and 16
 Q8_0, Q5_0    8 bits, a scale for 32 inputs
 Q6_K          8 bits, nested scales for 16 inputs
+E4M3          floats of 8 bits, a scale in float32 for 128 inputs; of `quire.compute.quantized.blocks`
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ def _q8_0(blocks: torch.Tensor) -> Coded:
     return blocks[..., 2:].contiguous().view(torch.int8), InputScales(_half(blocks, 0))
 
 
+def _e4m3(blocks: torch.Tensor) -> Coded:
+    codes = blocks[..., 4:].contiguous().view(torch.float8_e4m3fn)
+    return codes, InputScales(blocks[..., :4].contiguous().view(torch.float32))
+
+
 def _q4_k(blocks: torch.Tensor) -> Coded:
     first, second, third = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=-1)
@@ -83,6 +89,7 @@ CONVERT: Final = MappingProxyType[str, tuple[int, Callable[[torch.Tensor], Coded
         "Q5_0": (22, _q5_0),
         "Q6_K": (210, _q6_k),
         "Q8_0": (34, _q8_0),
+        "E4M3": (132, _e4m3),
     }
 )
 """The bytes of a block, and what turns blocks into codes, by type."""

@@ -7,7 +7,7 @@ same bits in every place, with every shape of matrix in the model, and takes the
 row always passes if the library is deterministic. Tiles are small compared with a batch, and each reads the whole
 matrix again: that is the price of this mode.
 
-A matrix may be codes, small integers with scales:
+A matrix may be codes, small integers or floats of 8 bits, with scales:
 
     a scale for each output     int8, converted to the rows' dtype (exactly: 8 bits fit); the scale is multiplied in at
                                 the end, in float32
@@ -43,8 +43,8 @@ HALF: Final = 16
 class InputScales(NamedTuple):
     """The scales of some inputs of each output, `[out, groups]`: weight = scale × code + minimum.
 
-    float16; or int8, to be multiplied by the float16 of `OUTER` inputs. Without minimums, codes of 4 bits count from
-    -8. `outer_minimums` are negative: they multiply minimums that are subtracted.
+    float16 or float32; or int8, to be multiplied by the float16 of `OUTER` inputs. Without minimums, codes of 4 bits
+    count from -8. `outer_minimums` are negative: they multiply minimums that are subtracted.
     """
 
     scales: torch.Tensor
@@ -61,7 +61,7 @@ class InputScales(NamedTuple):
 class Matrix:
     """A matrix to multiply rows by, or to look rows up in: `[out, in]`; experts have one after another.
 
-    Codes of 8 bits are int8, of 4 bits two in a byte, uint8 `[out, in / 2]`.
+    Codes of 8 bits are int8 or e4m3, of 4 bits two in a byte, uint8 `[out, in / 2]`.
     """
 
     weight: torch.Tensor
@@ -72,7 +72,7 @@ class Matrix:
     @property
     def is_coded(self) -> bool:
         """Whether the weights are codes."""
-        return self.weight.dtype in (torch.int8, torch.uint8)
+        return self.weight.dtype in (torch.int8, torch.uint8, torch.float8_e4m3fn)
 
     @property
     def num_inputs(self) -> int:

@@ -33,6 +33,7 @@ class Coding:
     group: int = GROUP
     nested: bool = False
     minimums: bool = False
+    scale_bytes: int = 2
 
     def row_bytes(self, num_inputs: int) -> int:
         """Return the bytes of a row."""
@@ -40,7 +41,7 @@ class Coding:
             return num_inputs + 4
         padded = -(-num_inputs // GROUP) * GROUP
         groups, outer = padded // self.group, -(-padded // INNER)
-        scales = groups + 2 * outer if self.nested else 2 * groups
+        scales = groups + self.scale_bytes * outer if self.nested else self.scale_bytes * groups
         return padded * self.bits // 8 + scales * (2 if self.minimums else 1)
 
 
@@ -59,7 +60,8 @@ CODINGS: Final = MappingProxyType(
         "Q4_K": Coding(4, nested=True, minimums=True),
         "Q5_K": Coding(5, nested=True, minimums=True),
         "Q6_K": Coding(6, 16, nested=True),
-        "Q6_K_wide": Coding(8, 16, nested=True),  # on a GPU
+        "Q6_K_wide": Coding(8, 16, nested=True),  # on a GPU, and so is the next
+        "E4M3": Coding(8, 128, scale_bytes=4),
         "IQ4_NL": Coding(8),
         "IQ4_XS": Coding(8, nested=True),
     }

@@ -16,6 +16,7 @@ Codes are read as codes, and become numbers in registers:
 
     a scale for each output    int8 is converted to the rows' dtype, which is exact; the sum times the scale, in float32
     scales for its inputs      scale × code + minimum in float32, as the format defines, then rounded to the rows' dtype
+                               (a code may be e4m3, a float of 8 bits)
 
     4 bits, a turn of 64 inputs:    low halves  · rows[0..15],  rows[32..47]     so no byte has to be cut up into two
                                     high halves · rows[16..31], rows[48..63]     neighbours of a tile
@@ -74,7 +75,7 @@ def spread(
     of_groups, outer, outs, wanted, start, in_size, GROUP: tl.constexpr, DEPTH: tl.constexpr, EACH: tl.constexpr
 ):
     """Return the scales or minimums of `DEPTH` inputs, for `EACH` numbers of each group: `[outs, numbers]`, float32."""
-    num_groups: tl.constexpr = DEPTH // GROUP
+    num_groups: tl.constexpr = DEPTH // GROUP if DEPTH > GROUP else 1
     groups = start // GROUP + tl.arange(0, num_groups)[None, :]
     row, inside = outs[:, None], wanted[:, None] & (groups * GROUP < in_size)
     found = tl.load(of_groups + row * (in_size // GROUP) + groups, mask=inside, other=0.0).to(tl.float32)
@@ -83,6 +84,17 @@ def spread(
     return tl.reshape(
         tl.broadcast_to(found[:, :, None], [outs.shape[0], num_groups, EACH]), [outs.shape[0], num_groups * EACH]
     )
+
+
+@triton.jit
+def e4m3_numbers(codes):
+    """Return the numbers of bytes of e4m3, as float32.
+
+    A byte's bits within a float16 are its number divided by 256. GPUs before sm_89 have no instruction for e4m3.
+    """
+    bits = codes.to(tl.int16)
+    halves = ((bits & 128) << 8 | (bits & 127) << 7).to(tl.float16, bitcast=True)
+    return tl.where((bits & 127) == 127, float("nan"), halves.to(tl.float32) * 256.0)
 
 
 @triton.jit
@@ -139,6 +151,7 @@ def product_kernel(
     CHOICES: tl.constexpr,
     GROUP: tl.constexpr,
     IS_HALVED: tl.constexpr,
+    IS_E4M3: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -168,14 +181,15 @@ def product_kernel(
         )
     else:
         depths = tl.arange(0, DEPTH)
+        EACH: tl.constexpr = GROUP if GROUP < DEPTH else DEPTH
         for start in tl.range(0, in_size, DEPTH):
             inside = (start + depths < in_size)[None, :]
             at = (start + depths)[None, :]
             some = tl.load(row_starts + at, mask=real[:, None] & inside, other=0.0)
             matrix = tl.load(weights + places[:, None] * in_size + at, mask=wanted[:, None] & inside, other=0.0)
             if GROUP > 0:
-                scale = spread(inputs.scales, inputs.outer_scales, places, wanted, start, in_size, GROUP, DEPTH, GROUP)
-                matrix = matrix.to(tl.float32) * scale
+                scale = spread(inputs.scales, inputs.outer_scales, places, wanted, start, in_size, GROUP, DEPTH, EACH)
+                matrix = (e4m3_numbers(matrix) if IS_E4M3 else matrix.to(tl.float32)) * scale
             sums = tl.dot(some, tl.trans(matrix.to(some.dtype)), sums, input_precision="ieee")
     if scales is not None:
         sums *= tl.load(scales + places, mask=wanted, other=0.0)[None, :]
@@ -205,11 +219,11 @@ def _launched(
 ) -> torch.Tensor:
     """Return the results; `counts`: of pairs, and of tiles."""
     (num_pairs, num_tiles), (*_, out_size, _) = counts, matrix.weight.shape
-    results = rows.new_empty((num_pairs, out_size))
+    results, is_e4m3 = rows.new_empty((num_pairs, out_size)), matrix.weight.dtype is torch.float8_e4m3fn
     if num_pairs:
         product_kernel[triton.cdiv(out_size, shape.outs), num_tiles](
             rows,
-            matrix.weight,
+            matrix.weight.view(torch.int8) if is_e4m3 else matrix.weight,
             matrix.scales,
             matrix.inputs,
             matrix.bias,
@@ -221,6 +235,7 @@ def _launched(
             matrix.weight.shape[-1],
             CHOICES=num_pairs // len(rows),
             **_form(matrix),
+            IS_E4M3=is_e4m3,
             ROWS=shape.rows,
             OUTS=shape.outs,
             DEPTH=shape.depth_bytes // rows.element_size(),
@@ -266,7 +281,7 @@ def _variant(
         | {"num_rows": "i32", "out_size": "i32:16", "in_size": "i32:16"}
         | {"row_size": "i32:16"},
         constants={"CHOICES": 8 if grouped else 1, "ROWS": shape.rows, "OUTS": shape.outs, "DEPTH": depth}
-        | {"GROUP": form.group, "IS_HALVED": form.codes == "u8"}
+        | {"GROUP": form.group, "IS_HALVED": form.codes == "u8", "IS_E4M3": stored == "E4M3"}
         | {name: None for name in ("scales", "inputs", "biases", "groups") if name not in optional},
         num_warps=shape.num_warps,
         num_stages=NUM_STAGES,
@@ -291,6 +306,7 @@ CODED: Final = MappingProxyType(
         "Q4_K": Form("u8", 32, ("i8", "i8", "fp16", "fp16")),
         "Q8_0": Form("i8", 32, ("fp16", None, None, None)),
         "Q6_K": Form("i8", 16, ("i8", None, "fp16", None)),
+        "E4M3": Form("i8", 128, ("fp32", None, None, None)),
     }
 )
 EXPERTS: Final = (
@@ -299,6 +315,7 @@ EXPERTS: Final = (
     ("bf16", "bf16", "scales"),  # A of adapters
     ("bf16", "i8", "scales"),
     ("bf16", "Q4_K", ""),
+    ("bf16", "E4M3", ""),
     ("fp32", "fp32", ""),
 )
 ONE_MATRIX: Final = (("bf16", "i8", "scales"), *(("bf16", stored, "") for stored in CODED))
