@@ -325,9 +325,13 @@ def test_answers_are_shown_as_markdown_and_never_as_html(open_page: Callable[...
 def test_blocks_tell_of_themselves(server: RunningServer, open_page: Callable[..., Page]) -> None:
     page = open_page(server.url)
     page.wait_for(IS_LIVE)
-    with under_way(server, n=4):
-        page.wait_for("quire.model.memory.counts[2] > 0 && quire.model.requests.size === 4")
-        shared = page.evaluate("quire.model.memory.refs.findIndex((refs) => refs > 1)")
+    with under_way(server, n=4, prompt="Blocks and blocks of keys and values. " * 4):
+        page.wait_for("quire.model.requests.size === 4")
+        # A block that is not full is copied when the first sample writes to it.
+        shared = page.wait_for(
+            "(id => id >= 0 && [id])(quire.model.memory.refs.findIndex("
+            "(refs, id) => refs === 4 && quire.model.memory.isPublished(id)))"
+        )[0]
         layout = page.evaluate("quire.map.layout")
         column, row = shared % layout["columns"], shared // layout["columns"]
         page.move("#map canvas", (column + 0.5) / layout["columns"], (row + 0.5) / layout["rows"])
