@@ -73,7 +73,11 @@ class Carried:
     def _restore(self, archive: Path) -> int:
         """Put kernels back; return their number. Triton notes where the files are, so that is written again."""
         with tarfile.open(archive) as given:
-            given.extractall(self.cache, filter="data")
+            for member in given:  # `extractall` has no safe filter before Python 3.11.4
+                path, data = Path(member.name), given.extractfile(member)
+                if data is not None:
+                    (self.cache / path.parent.name).mkdir(exist_ok=True)
+                    (self.cache / path.parent.name / path.name).write_bytes(data.read())
         groups = list(self.cache.glob("*/__grp__*.json"))
         for group in groups:
             names = json.loads(group.read_text(encoding="utf-8"))["child_paths"]
