@@ -77,12 +77,7 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
         max_drafts=5 if drafts else 0,
     )
     longest = max_sequence_tokens(memory.num_blocks, spec, longest_chunk=1 + depth)
-    scheduler = Scheduler(
-        config,
-        KVCacheManager(spec, memory),
-        RequestLimits(VOCAB, 40, longest, 6),
-        eos_token_ids=frozenset({7}),
-    )
+    scheduler = Scheduler(config, KVCacheManager(spec, memory), RequestLimits(VOCAB, 40, longest, 6, (7,)))
     file = io.BytesIO()
     executor = ShadowExecutor(spec, VOCAB, salt_of=lambda name: SALTS[int(name[-1])])
     executor.guess = guess

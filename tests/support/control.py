@@ -46,9 +46,8 @@ class Control:
             defaults["max_drafts"] = MOST_DRAFTS
         config = SchedulerConfig(**defaults | of_scheduler)
         longest = max_sequence_tokens(self.memory.pool.num_blocks, self.spec)
-        limits = RequestLimits(vocab_size, config.max_model_len, longest, config.max_num_seqs)
-        eos_ids = frozenset(eos)
-        self.scheduler = Scheduler(config, self.memory, limits, eos_token_ids=eos_ids)
+        limits = RequestLimits(vocab_size, config.max_model_len, longest, config.max_num_seqs, tuple(eos))
+        self.scheduler = Scheduler(config, self.memory, limits)
         self.executor = ShadowExecutor(self.spec, vocab_size, salt_of=self._salt_of)
         if guess is not None:
             self.executor.guess = guess

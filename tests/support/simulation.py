@@ -331,13 +331,13 @@ class Simulation:
             MAX_MODEL_LEN,
             max_sequence_tokens(num_blocks, scenario.spec),
             scenario.scheduler.max_num_seqs,
+            (EOS,),
         )
         accuracy = scenario.draft_accuracy
         config = scenario.scheduler if accuracy is None else replace(scenario.scheduler, max_drafts=MOST_DRAFTS)
         if accuracy is not None and scenario.has_draft_model and not self.memory.has_windows:
             config = replace(config, max_depth=MOST_DRAFTS)
-        eos = frozenset([EOS])
-        self.scheduler = Scheduler(config, self.memory, limits, eos_token_ids=eos)
+        self.scheduler = Scheduler(config, self.memory, limits)
         self.executor = ShadowExecutor(scenario.spec, VOCAB_SIZE, salt_of=self._salt_of, ends_searches=True, disk=disk)
         if accuracy is not None:
             self.executor.guess = make_guesser(accuracy, scenario.seed, self._salt_of)

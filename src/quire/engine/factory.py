@@ -395,7 +395,7 @@ def _make_scheduler(
     """Return the control plane of an engine; `kept`: the blocks that its disk has."""
     limits = _request_limits(facts, model, memory.num_blocks, config)
     manager = KVCacheManager(facts.kv_spec, memory, kept=kept)
-    return Scheduler(config, manager, limits, eos_token_ids=frozenset(model.eos_token_ids))
+    return Scheduler(config, manager, limits)
 
 
 def _request_limits(

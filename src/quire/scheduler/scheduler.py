@@ -58,18 +58,10 @@ OLDER: Final = 1 << 62
 class Scheduler:
     """Decides what each step computes. Owns the requests' progress; the blocks are the memory manager's."""
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        memory: KVCacheManager,
-        limits: RequestLimits,
-        *,
-        eos_token_ids: frozenset[int] = frozenset(),
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, memory: KVCacheManager, limits: RequestLimits) -> None:
         self.config = config
         self.memory = memory
         self.limits = limits
-        self.eos_token_ids = eos_token_ids
         self.requests: dict[str, Request] = {}  # by id, until they end; of a group, the leader
         self.isolation = Isolation(config.max_num_batched_tokens)
         self.prompt_limit: int | None = None  # tokens of prompts in a step while others generate
@@ -77,7 +69,7 @@ class Scheduler:
         self._waiting = self._policy.make_queue()
         self._running = RunningSet(config.max_num_seqs, self._policy)
         self._admission = Admission(memory, config)
-        self._stopping = Stopping(eos_token_ids, memory.spec.block_size)
+        self._stopping = Stopping(frozenset(limits.eos_token_ids), memory.spec.block_size)
         self._committer = StepCommitter(memory, self._running, self._stopping, self._finish)
         self._preemption = Preemption(memory, config, self._committer, self._running, self._waiting)
         self.drafts = DraftBudget()

@@ -40,7 +40,7 @@ from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
 
-MAGIC = b"quire step log 16\n"
+MAGIC = b"quire step log 17\n"
 _HEAD = struct.Struct("<cdII")
 SETTINGS, COMMANDED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (bytes([code]) for code in b"SCPIRLM")
 
@@ -68,7 +68,6 @@ class StepLogWriter:
             "memory": {name: value for name, value in asdict(memory.config).items() if name != "hash_key"},
             "scheduler": asdict(scheduler.config),
             "limits": asdict(scheduler.limits),
-            "eos": sorted(scheduler.eos_token_ids),
             "kept": [_logged(block) for block in memory.kept],
         }
         self._write(MAGIC)
@@ -171,7 +170,6 @@ def read_scheduler(payload: bytes) -> Scheduler:
             SchedulerConfig(**settings["scheduler"]),
             KVCacheManager(_read_spec(settings["spec"]), MemoryConfig(**settings["memory"]), kept=kept),
             RequestLimits(**limits),
-            eos_token_ids=frozenset(settings["eos"]),
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StepLogError(f"the settings in the log do not match this version: {error}") from error

@@ -11,7 +11,6 @@ from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
-from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.factory import plan_engine
 from quire.memory.block_pool import BlockPool
@@ -61,11 +60,10 @@ def run_prompts(
     """
     settings = EngineConfig(model="guide", kv_memory="4MiB", num_threads=1, max_num_seqs=8, skip_tokenizer_init=True)
     blueprint = plan_engine(settings)
-    config, plan, model = blueprint.config, blueprint.report.plan, blueprint.model
+    config, plan = blueprint.config, blueprint.report.plan
     memory_config = replace(config.memory_config(plan.num_blocks, 0, b"torture"), **memory)
     manager = KVCacheManager(blueprint.backend.facts.kv_spec, memory_config, make_pool=make_pool)
-    limits = RequestLimits(model.spec.vocab_size, plan.max_model_len, plan.num_blocks * config.block_size, 8)
-    scheduler = Scheduler(config.scheduler_config(plan.max_model_len), manager, limits)
+    scheduler = Scheduler(config.scheduler_config(plan.max_model_len), manager, blueprint.limits)
     core = EngineCore(scheduler, Worker(blueprint.backend.load(memory_config.num_blocks, 0)), SystemClock())
     try:
         sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=NUM_TOKENS)

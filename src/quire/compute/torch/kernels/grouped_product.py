@@ -219,11 +219,11 @@ def _launched(
 ) -> torch.Tensor:
     """Return the results; `counts`: of pairs, and of tiles."""
     (num_pairs, num_tiles), (*_, out_size, _) = counts, matrix.weight.shape
-    results, is_e4m3 = rows.new_empty((num_pairs, out_size)), matrix.weight.dtype is torch.float8_e4m3fn
+    results, form = rows.new_empty((num_pairs, out_size)), _form(matrix)
     if num_pairs:
         product_kernel[triton.cdiv(out_size, shape.outs), num_tiles](
             rows,
-            matrix.weight.view(torch.int8) if is_e4m3 else matrix.weight,
+            matrix.weight.view(torch.int8) if form["IS_E4M3"] else matrix.weight,
             matrix.scales,
             matrix.inputs,
             matrix.bias,
@@ -234,8 +234,7 @@ def _launched(
             matrix.num_inputs,
             matrix.weight.shape[-1],
             CHOICES=num_pairs // len(rows),
-            **_form(matrix),
-            IS_E4M3=is_e4m3,
+            **form,
             ROWS=shape.rows,
             OUTS=shape.outs,
             DEPTH=shape.depth_bytes // rows.element_size(),
@@ -247,7 +246,8 @@ def _launched(
 
 def _form(matrix: Matrix) -> dict[str, Any]:
     group = 0 if matrix.inputs is None else matrix.num_inputs // matrix.inputs.scales.shape[-1]
-    return {"GROUP": group, "IS_HALVED": matrix.weight.dtype is torch.uint8}
+    stored = matrix.weight.dtype
+    return {"GROUP": group, "IS_HALVED": stored is torch.uint8, "IS_E4M3": stored is torch.float8_e4m3fn}
 
 
 def _variant(
