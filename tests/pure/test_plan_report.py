@@ -141,7 +141,7 @@ def rows_of(report: PlanReport) -> dict[str, list[str]]:
 
 
 def test_every_figure_of_a_machine_stands_in_its_row() -> None:
-    narrow = (NarrowKV("int8", 60, 200, 2345.67, is_served=True),)
+    narrow = (NarrowKV("int8", 60, 200, 2345.67),)
     rows = rows_of(report_of(whole_study(narrow=narrow)))
     assert rows == {
         "here": [],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from quire.cli.model_shapes import shape_of
@@ -10,7 +9,6 @@ from quire.cli.plan.sizing import UNLIMITED_BYTES, EngineSizer, SizedEngine, Too
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
-from quire.core.kv_spec import KVCacheSpec
 from quire.core.what_fits import flags_that_fit
 from quire.simulate.capacity import Concurrency, Occupancy
 from quire.simulate.estimate import Estimate, Estimator, Objective
@@ -24,13 +22,12 @@ NARROW_KV = ("int8", "fp8", "k8v4", "int4")
 
 @dataclass(frozen=True, slots=True)
 class NarrowKV:
-    """What the same KV memory holds with narrower numbers. `is_served`: whether quire runs them."""
+    """What the same KV memory holds with narrower numbers."""
 
     dtype: str
     bytes_per_token: int
     num_blocks: int
     average: float
-    is_served: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,20 +143,16 @@ class Planner:
         return Estimator(Roofline(hardware, shape, numbers), self._lengths)
 
     def _narrow(self, engine: SizedEngine, memory_bytes: int) -> list[NarrowKV]:
-        """Return what narrower keys and values would hold in as many bytes."""
+        """Return what the narrower keys and values that this engine has would hold in the same KV memory."""
         spec, kv_bytes = engine.facts.kv_spec, engine.plan.num_blocks * engine.plan.bytes_per_block
-        found = []
+        studied = []
         for dtype in NARROW_KV:
-            narrow, is_served = self._narrow_spec(engine, dtype, memory_bytes)
+            try:
+                narrow = self._sizer.size(replace(engine.config, kv_dtype=dtype), memory_bytes).facts.kv_spec
+            except InvalidConfigError:
+                continue
             if narrow.bytes_per_token < spec.bytes_per_token:
                 num_blocks = kv_bytes // narrow.bytes_per_block
                 held = Occupancy.of(narrow, self._lengths).in_pool(num_blocks, engine.plan.max_model_len)
-                found.append(NarrowKV(dtype, narrow.bytes_per_token, num_blocks, held.average, is_served))
-        return found
-
-    def _narrow_spec(self, engine: SizedEngine, dtype: str, memory_bytes: int) -> tuple[KVCacheSpec, bool]:
-        """Return the blocks of a narrower dtype: as the engine makes them, or, where it does not, a byte a number."""
-        with suppress(InvalidConfigError):
-            narrow = self._sizer.size(replace(engine.config, kv_dtype=dtype), memory_bytes)
-            return narrow.facts.kv_spec, True
-        return replace(engine.facts.kv_spec, dtype=dtype), False
+                studied.append(NarrowKV(dtype, narrow.bytes_per_token, num_blocks, held.average))
+        return studied
