@@ -76,9 +76,9 @@ def user(content: object) -> list[dict[str, Any]]:
 
 
 def test_what_a_folder_says(chatml, llama2):
-    assert (chatml.bos_token_id, chatml.eos_token_id, chatml.pad_token_id) == (None, 299, 297)
+    assert (chatml.bos_token_id, chatml.eos_token_id) == (None, 299)
     assert (chatml.special_token_ids, chatml.vocab_size, chatml.has_chat_template) == ({297, 298, 299}, 301, True)
-    assert (llama2.bos_token_id, llama2.eos_token_id, llama2.pad_token_id) == (1, 2, None)
+    assert (llama2.bos_token_id, llama2.eos_token_id) == (1, 2)
     assert not llama2.has_chat_template
 
 
@@ -378,7 +378,7 @@ def test_a_token_is_a_string_or_an_object_in_either_file(tmp_path, token, file):
     write_tokenizer(tmp_path, byte_level(), {"eos_token": None})
     (tmp_path / file).write_text(json.dumps({"eos_token": token, "pad_token": None}))
     tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (299, None)
+    assert tokenizer.eos_token_id == 299
 
 
 def test_a_named_token_of_the_vocabulary_is_special_and_an_unknown_one_is_nobody(tmp_path):
@@ -529,7 +529,6 @@ def test_two_files_are_enough_where_the_class_says_how_words_split(tmp_path):
 def test_opt_begins_with_the_token_that_ends(tmp_path):
     tokenizer = Tokenizer.open(ModelFolder(write_two_files(tmp_path, "opt")), vocab_size=VOCAB_SIZE)
     assert tokenizer.encode("a</s>") == [298, *tokenizer.encode("a", add_special_tokens=False), 298]
-    assert tokenizer.pad_token_id == 297
 
 
 def test_qwen2_keeps_its_added_tokens_in_the_settings(tmp_path):

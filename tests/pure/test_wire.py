@@ -21,19 +21,18 @@ TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates included
 COLUMNS = st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=5).map(lambda values: array("i", values))
 
 
-@given(INT64, st.none() | INT64, st.floats(), st.binary(max_size=9), TEXTS, COLUMNS)
+@given(INT64, st.floats(), st.binary(max_size=9), TEXTS, COLUMNS)
 def test_every_kind_of_field_is_read_as_it_was_written(
-    integer: int, optional: int | None, number: float, raw: bytes, text: str, values: array[int]
+    integer: int, number: float, raw: bytes, text: str, values: array[int]
 ) -> None:
     writer = WireWriter()
     writer.integer(integer)
-    writer.optional_integer(optional)
     writer.number(number)
     writer.raw(raw)
     writer.text(text)
     writer.column(values)
     reader = WireReader(writer.to_bytes())
-    assert (reader.integer(), reader.optional_integer()) == (integer, optional)
+    assert reader.integer() == integer
     assert repr(reader.number()) == repr(number)
     assert (reader.raw(), reader.text(), reader.column()) == (raw, text, values)
 
@@ -122,15 +121,6 @@ def test_doubles_are_read_as_they_were_written(values: list[float]) -> None:
     writer.numbers(array("d", values))
     assert writer.to_bytes() == struct.pack(f"<q{len(values)}d", 8 * len(values), *values)
     assert WireReader(writer.to_bytes()).numbers().tolist() == values
-
-
-@pytest.mark.parametrize(
-    ("value", "form"), [(None, "0000000000000000"), (5, "0100000000000000 0500000000000000"), (0, "01" + "00" * 15)]
-)
-def test_an_integer_that_may_be_absent_says_first_whether_it_is_there(value: int | None, form: str) -> None:
-    writer = WireWriter()
-    writer.optional_integer(value)
-    assert writer.to_bytes() == bytes.fromhex(form)
 
 
 def test_a_record_that_ends_too_early_says_where_and_how_much_was_wanted() -> None:

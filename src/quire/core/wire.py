@@ -35,12 +35,6 @@ class WireWriter:
         """Write a signed 64-bit integer."""
         self._parts.append(_INT.pack(value))
 
-    def optional_integer(self, value: int | None) -> None:
-        """Write an integer that may be absent."""
-        self.integer(0 if value is None else 1)
-        if value is not None:
-            self.integer(value)
-
     def number(self, value: float) -> None:
         """Write a double."""
         self._parts.append(_FLOAT.pack(value))
@@ -85,10 +79,6 @@ class WireReader:
         """Read an integer."""
         value: int = _INT.unpack(self._take(_INT.size))[0]
         return value
-
-    def optional_integer(self) -> int | None:
-        """Read an integer that may be absent."""
-        return self.integer() if self.integer() else None
 
     def number(self) -> float:
         """Read a double."""

@@ -46,7 +46,7 @@ class Saving:
         return 1 - self.num_used / self.num_taken
 
 
-def saving(scenario: str, expected: float, lengths: Sequence[int], block_size: int = BLOCK_SIZE) -> Saving:
+def saving(scenario: str, expected: float, lengths: Sequence[int]) -> Saving:
     """Return what requests of these lengths take.
 
     >>> found = saving("ten of 1,000", 0.75, [1000] * 10)
@@ -55,11 +55,11 @@ def saving(scenario: str, expected: float, lengths: Sequence[int], block_size: i
     """
     if not lengths or not all(0 < length <= RESERVED_TOKENS for length in lengths):
         raise InvalidConfigError("lengths", list(lengths), f"tokens from 1 to {RESERVED_TOKENS}, one request at least")
-    taken = sum(-(-length // block_size) * block_size for length in lengths)
+    taken = sum(-(-length // BLOCK_SIZE) * BLOCK_SIZE for length in lengths)
     return Saving(scenario, expected, RESERVED_TOKENS * len(lengths), taken, sum(lengths))
 
 
-def memory_savings(block_size: int = BLOCK_SIZE) -> tuple[Saving, ...]:
+def memory_savings() -> tuple[Saving, ...]:
     """Return the table of memory saved. The last row is what "variable" means: eight lengths, 500 on average.
 
     >>> [round(100 * row.saved, 1) for row in memory_savings()], [100 * row.expected for row in memory_savings()]
@@ -67,10 +67,10 @@ def memory_savings(block_size: int = BLOCK_SIZE) -> tuple[Saving, ...]:
     """
     spread = [125 + round(750 * index / 7) for index in range(8)]
     return (
-        saving("one of 4,096", 0.0, [4096], block_size),
-        saving("ten of 1,024", 0.75, [1024] * 10, block_size),
-        saving("eight of 500", 0.875, [500] * 8, block_size),
-        saving("eight of 125 to 875", 0.875, spread, block_size),
+        saving("one of 4,096", 0.0, [4096]),
+        saving("ten of 1,024", 0.75, [1024] * 10),
+        saving("eight of 500", 0.875, [500] * 8),
+        saving("eight of 125 to 875", 0.875, spread),
     )
 
 

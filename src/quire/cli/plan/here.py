@@ -33,10 +33,10 @@ def find_machine(name: str, config: EngineConfig) -> Hardware:
     return measure_here(config.num_threads or usable_cores())
 
 
-def measure_here(num_threads: int, num_bytes: int = READ_BYTES) -> Hardware:
+def measure_here(num_threads: int) -> Hardware:
     """Return this machine as measured with this many threads. Uses memory and processors for about a second."""
     free = free_memory() or 1 << 31
-    limits = MachineLimits(num_threads, max(min(num_bytes, free // 4), LEAST_READ_BYTES))
+    limits = MachineLimits(num_threads, max(min(READ_BYTES, free // 4), LEAST_READ_BYTES))
     return Hardware(
         name=HERE,
         memory_bytes=max(free, 1),

@@ -28,9 +28,8 @@ MAX_VERDICT_BYTES: Final = 16 << 20
 class GrammarVerdicts:
     """Knows which grammars an engine can follow; implements `quire.core.grammar.GrammarChecker`."""
 
-    def __init__(self, vocabulary: Vocabulary, *, limits: GrammarLimits | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._limits = limits or GrammarLimits()
         self._verdicts: GrammarCache[str] = GrammarCache(MAX_VERDICT_BYTES, _weights)
         self._trial: GrammarTrial | None = None
         self._starting = threading.Lock()
@@ -63,7 +62,7 @@ class GrammarVerdicts:
             if self._trial is None:
                 vocabulary = self._vocabulary
                 special, ends = vocabulary.special_tokens(), vocabulary.ends()
-                self._trial = GrammarTrial(TrialSettings(vocabulary.vocab_size, special, ends, self._limits))
+                self._trial = GrammarTrial(TrialSettings(vocabulary.vocab_size, special, ends, GrammarLimits()))
             return self._trial
 
 

@@ -75,7 +75,6 @@ class Tokenizer:
         named = named_tokens or {}
         self.bos_token_id = library.token_to_id(named.get("bos_token", ""))
         self.eos_token_id = library.token_to_id(named.get("eos_token", ""))
-        self.pad_token_id = library.token_to_id(named.get("pad_token", ""))
         self.bytes_of_tokens = TokenBytes.of(library)
         self._first_id = self.bos_token_id if add_bos_token else None
         self._max_tokens = max_tokens

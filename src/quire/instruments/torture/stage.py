@@ -130,9 +130,9 @@ class TortureServer:
         except OSError:
             return False
 
-    def wait_idle(self, timeout_s: float = IDLE_S) -> int:
+    def wait_idle(self) -> int:
         """Wait until no request is served; returns how many blocks are still held."""
-        wait_until(lambda: not self._num_busy(), "idle", timeout_s, quietly=True)
+        wait_until(lambda: not self._num_busy(), "idle", IDLE_S, quietly=True)
         time.sleep(STATS_S)  # the engine's report may be this old
         return int(self.metric("quire_kv_blocks_used"))
 

@@ -18,7 +18,6 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -65,10 +64,9 @@ class _Shared:
 class BlockTransfers:
     """Carries out what plans ask of the store; belongs to the step's thread."""
 
-    def __init__(self, store: SlotFile, memory: KVMemory, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, store: SlotFile, memory: KVMemory) -> None:
         self._store = store
         self._memory = memory
-        self._clock = clock
         self._pending: dict[int, _Load] = {}  # loads that no result has reported
         self._shared = _Shared()
         self._changed = threading.Condition()
@@ -82,7 +80,7 @@ class BlockTransfers:
     def apply(self, transfers: Transfers) -> None:
         """Copy what is to be stored, and hand everything to the disk's thread. Mutates."""
         stores = [(each, self._copied(each)) for each in transfers.stores]
-        deadline_s = self._clock() + transfers.patience_us / 1e6
+        deadline_s = time.perf_counter() + transfers.patience_us / 1e6
         with self._changed:
             for ticket in transfers.drops:
                 self._pending.pop(ticket, None)
@@ -137,7 +135,7 @@ class BlockTransfers:
             else:
                 self._memory.write_block(pending.load.block, pending.load.group, memoryview(each.buffer))
                 done.append(ticket)
-        now = self._clock()
+        now = time.perf_counter()
         for ticket in [ticket for ticket, each in self._pending.items() if each.deadline_s < now]:
             del self._pending[ticket]
             undone[ticket] = "late"
@@ -186,7 +184,7 @@ class BlockTransfers:
         return can_load or bool(shared.writes) or shared.is_closing
 
     def _read(self, load: BlockLoad) -> _Loaded:
-        buffer, began_s = bytearray(self._store.block_bytes), self._clock()
+        buffer, began_s = bytearray(self._store.block_bytes), time.perf_counter()
         reason = ""
         try:
             self._store.read(load.slot, memoryview(buffer))
@@ -194,7 +192,7 @@ class BlockTransfers:
             reason = "damaged"
         except OSError:
             reason = "failed"
-        return _Loaded(buffer, reason, round((self._clock() - began_s) * 1e6))
+        return _Loaded(buffer, reason, round((time.perf_counter() - began_s) * 1e6))
 
     def _write(self, write: int | tuple[BlockStore, bytearray | None]) -> None:
         reason = ""
