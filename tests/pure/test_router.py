@@ -281,7 +281,7 @@ def test_nothing_is_kept_of_requests_that_ended_and_engines_that_were_lost() -> 
         play.router.finished(f"r{number}")
         play.model.finished(f"r{number}")
     for target in play.router._targets.values():
-        assert not (target.requests or target.num_waiting or target._expected or target._awaited)
+        assert not (target.requests or target.num_waiting_tokens or target._expected or target._awaited)
         assert len(target._known) == len(target.held)
     for index in range(3):
         play.lose(index)

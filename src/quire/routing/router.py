@@ -53,14 +53,17 @@ class Loan(NamedTuple):
 
 
 class RequestUnderWay:
-    """A request that was sent to an engine. `awaited`: the blocks that it is to compute; `num_waiting`: its tokens."""
+    """A request that was sent to an engine.
 
-    __slots__ = ("awaited", "digests", "num_waiting")
+    `awaited`: the blocks that it is to compute; `num_waiting_tokens`: its prompt tokens still to be computed.
+    """
 
-    def __init__(self, prompt: RoutedPrompt, num_known: int, num_waiting: int) -> None:
+    __slots__ = ("awaited", "digests", "num_waiting_tokens")
+
+    def __init__(self, prompt: RoutedPrompt, num_known: int, num_waiting_tokens: int) -> None:
         self.digests = prompt.digests
         self.awaited = set(prompt.digests[num_known:])
-        self.num_waiting = num_waiting
+        self.num_waiting_tokens = num_waiting_tokens
 
 
 class Target:
@@ -69,7 +72,7 @@ class Target:
     def __init__(self, block_size: int) -> None:
         self.held = HeldBlocks()
         self.is_open = True
-        self.num_waiting = 0  # tokens of prompts that are still to be computed
+        self.num_waiting_tokens = 0  # tokens of prompts that are still to be computed
         self.last_chosen = 0
         self.requests: dict[str, RequestUnderWay] = {}
         self._block_size = block_size
@@ -88,7 +91,7 @@ class Target:
     def work(self, prompt: RoutedPrompt, num_known: int) -> int:
         """Return what there is to do, with a prompt, in tokens. Does not mutate; O(1)."""
         own = self.num_to_compute(prompt, num_known)
-        return own + self.num_waiting + REQUEST_WEIGHT * len(self.requests)
+        return own + self.num_waiting_tokens + REQUEST_WEIGHT * len(self.requests)
 
     def num_held(self, prompt: RoutedPrompt) -> int:
         """Return how many leading blocks are held now. Does not mutate; O(blocks)."""
@@ -98,7 +101,7 @@ class Target:
         """Count a request. Mutates; O(blocks)."""
         request = RequestUnderWay(prompt, num_known, self.num_to_compute(prompt, num_known))
         self.requests[request_id] = request
-        self.num_waiting += request.num_waiting
+        self.num_waiting_tokens += request.num_waiting_tokens
         self._expected.update(request.digests)
         self._known.update(request.digests)
         for digest in request.awaited:
@@ -121,7 +124,7 @@ class Target:
     def start(self, request_id: str) -> None:
         """Nothing of the prompt of a request waits any more. Mutates; O(blocks that it computed)."""
         request = self.requests[request_id]
-        self._wait_less(request, request.num_waiting)
+        self._wait_less(request, request.num_waiting_tokens)
         for digest in request.awaited:
             waiters = self._awaited[digest]
             waiters.remove(request)
@@ -142,15 +145,15 @@ class Target:
                 self._known.discard(digest)
 
     def _wait_less(self, request: RequestUnderWay, num_tokens: int) -> None:
-        num_tokens = min(num_tokens, request.num_waiting)
-        request.num_waiting -= num_tokens
-        self.num_waiting -= num_tokens
+        num_tokens = min(num_tokens, request.num_waiting_tokens)
+        request.num_waiting_tokens -= num_tokens
+        self.num_waiting_tokens -= num_tokens
 
     def check(self) -> None:
         """Raise `InvariantError` unless the counts are those of the requests."""
         requests = self.requests.values()
-        if self.num_waiting != sum(request.num_waiting for request in requests):
-            raise InvariantError(f"{self.num_waiting} tokens wait, by the requests it is another number")
+        if self.num_waiting_tokens != sum(request.num_waiting_tokens for request in requests):
+            raise InvariantError(f"{self.num_waiting_tokens} tokens wait, by the requests it is another number")
         if self._expected != Counter(digest for request in requests for digest in request.digests):
             raise InvariantError("the expected blocks are not those of the requests")
         num_unheld = sum(digest not in self.held for digest in self._expected)
@@ -255,7 +258,7 @@ class Router:
         target = self._targets[index]
         target.last_chosen = self._num_choices
         target.take(request_id, prompt, known[index])
-        self._num_taken += target.requests[request_id].num_waiting
+        self._num_taken += target.requests[request_id].num_waiting_tokens
         self._places[request_id] = index
         self._routes.setdefault(index, Counter())[_reason(known, index)] += 1
         return index
@@ -293,14 +296,14 @@ class Router:
             self._targets[index].end(request_id)
 
     @property
-    def num_waiting(self) -> int:
+    def num_waiting_tokens(self) -> int:
         """The prompt tokens that wait, at all engines."""
-        return sum(target.num_waiting for target in self._targets.values())
+        return sum(target.num_waiting_tokens for target in self._targets.values())
 
     @property
-    def num_done(self) -> int:
+    def num_done_tokens(self) -> int:
         """The prompt tokens that were sent and wait no more, since the beginning."""
-        return self._num_taken - self.num_waiting
+        return self._num_taken - self.num_waiting_tokens
 
     @property
     def num_busy(self) -> int:

@@ -29,15 +29,15 @@ BUSY_MEMORY_S: Final = 60.0
 class Load:
     """What a set has to do. `num_engines`: those that it has, also while they start or drain.
 
-    `num_busy`: of those that are ready, how many have requests. `num_waiting`, `num_done`: prompt tokens that wait, and
-    all that do not wait any more, since the beginning.
+    `num_busy`: of those that are ready, how many have requests. `num_waiting_tokens`: prompt tokens that wait;
+    `num_done_tokens`: those that no longer wait, since the beginning.
     """
 
     num_engines: int
     num_ready: int
     num_busy: int
-    num_waiting: int
-    num_done: int
+    num_waiting_tokens: int
+    num_done_tokens: int
 
 
 class Scaling:
@@ -79,13 +79,13 @@ class Scaling:
 
     def _learn(self, now_s: float, load: Load) -> None:
         last, passed_s = self._last, 0.0 if self._looked_s is None else max(0.0, now_s - self._looked_s)
-        if last.num_waiting:
+        if last.num_waiting_tokens:
             kept = math.exp(-passed_s / RATE_MEMORY_S)
-            self._done = self._done * kept + load.num_done - last.num_done
+            self._done = self._done * kept + load.num_done_tokens - last.num_done_tokens
             self._seconds = self._seconds * kept + RATE_MEMORY_S * (1.0 - kept)
         kept = math.exp(-passed_s / BUSY_MEMORY_S)
         self._busy = self._busy * kept + (1.0 - kept) * load.num_busy / max(1, load.num_ready)
-        self.wait_s = load.num_waiting * self._seconds / (self._done + 1.0)
+        self.wait_s = load.num_waiting_tokens * self._seconds / (self._done + 1.0)
         self._looked_s, self._last = now_s, load
 
     def _change(self, change: int) -> int:

@@ -84,7 +84,7 @@ class Front:
         """Return what is known of the load at this time. Mutates what is known."""
         self._listen(now_s)
         router = self._router
-        return Load(num_engines, num_ready, router.num_busy, router.num_waiting, router.num_done)
+        return Load(num_engines, num_ready, router.num_busy, router.num_waiting_tokens, router.num_done_tokens)
 
     def refused(self, request_id: str) -> None:
         """A replica could not take a request. Mutates."""

@@ -247,8 +247,10 @@ class ReplicaSet:
         router, book = self._router, self.book
         engines = [each for each in self.in_use if each.state is not ModelState.FAILED]
         num_ready = sum(map(self._is_open, engines))
-        num_waiting = router.num_waiting + sum(part.num_tokens for part in book.waiting)
-        change = scaling.look(now, Load(len(engines), num_ready, router.num_busy, num_waiting, router.num_done))
+        num_waiting_tokens = router.num_waiting_tokens + sum(part.num_tokens for part in book.waiting)
+        change = scaling.look(
+            now, Load(len(engines), num_ready, router.num_busy, num_waiting_tokens, router.num_done_tokens)
+        )
         idle = next((each for each in self.replicas if not each.is_in_use), None)
         if change > 0 and idle is not None:
             scaling_logger.info("replica %d starts: a request would wait for %.1f s", idle.index, scaling.wait_s)
