@@ -1,14 +1,14 @@
 """quire serves large language models from paged KV memory.
 
-The names below are the public API. Each is imported from its module when it is first asked for, so `import quire` is
-cheap and brings in nothing but the standard library.
+The names below are the public API. Each is imported from its module on first use, so `import quire` is cheap and
+imports only the standard library.
 
     models     LLM, AsyncLLM, EngineConfig, SamplingParams    a folder in, text out
     outputs    RequestOutput, CompletionOutput, Logprob, RequestMetrics
     memory     KVCacheSpec, MemoryConfig, KVCacheManager      paged KV memory on its own, for any engine
     requests   Request, CacheScope, FinishReason, Grammar
     engine     SchedulerConfig, RequestLimits, Scheduler, EngineCore
-    errors     QuireError and what derives from it            drawn as a tree in quire.core.errors
+    errors     QuireError and its subclasses                  drawn as a tree in quire.core.errors
 
 >>> from quire import KVCacheManager, KVCacheSpec, MemoryConfig, Request
 >>> spec = KVCacheSpec.from_layers([None] * 28, block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [  # noqa: RUF022 - in the order in which dir() has them
+__all__ = [  # noqa: RUF022 - in the order of dir()
     "AsyncLLM",
     "CacheScope",
     "CheckpointError",

@@ -1,4 +1,4 @@
-"""`python -m quire` is `quire`."""
+"""`python -m quire` runs the command `quire`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 if __name__ == "__main__":
     if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
-        del sys.path[0]  # `-m` puts the current folder there: what lies in a model folder must not be imported
+        del sys.path[0]  # `-m` adds the current folder; files in a model folder must not be imported
 
     from quire.cli import main
 

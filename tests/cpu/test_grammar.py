@@ -280,7 +280,7 @@ def test_a_row_that_cannot_go_on_fails_alone() -> None:
     wrong = LIBRARY.encode("the").ids
     masks = mask_now(held, {0: array("i", [1, *wrong]), 1: array("i", [1]), 7: array("i", [1])})
     assert list(masks.failures) == [0]
-    assert masks.failures[0].startswith("the text cannot be held to its grammar: ")
+    assert masks.failures[0].startswith("the text's grammar cannot be enforced: ")
     assert "\n" not in masks.failures[0]
     assert tokens_of(masks.words[masks.places[1][0]]) == mask_after(Grammar.regex("[0-9]+"), [])
     assert 7 not in masks.places

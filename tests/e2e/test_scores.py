@@ -90,7 +90,7 @@ def test_a_classifier_has_the_labels_of_its_settings(
         with LLM(folder, kv_memory="1MiB", skip_tokenizer_init=True, num_threads=1, **changes) as llm:
             found[name] = [output.shares for output in llm.classify(prompts, use_tqdm=False)]
             assert llm.report.labels == names
-            with pytest.raises(InvalidRequestError, match="this model continues none"):
+            with pytest.raises(InvalidRequestError, match="this model cannot generate text"):
                 llm.generate([[1, 2]])
     assert found["whole"] == found["cut"]
     with LLM(folder, kv_memory="1MiB", skip_tokenizer_init=True, backend="reference") as llm:

@@ -299,7 +299,7 @@ def test_a_text_that_cannot_go_on_fails_alone(folder: Path, alone: list[Text], m
             run(llm, [failing])  # what has failed on the way is refused from then on
     with make(folder) as llm:
         output = llm.generate([{"prompt_token_ids": failing[0]}], failing[1], use_tqdm=False)[0].outputs[0]
-    assert "cannot be held to its grammar: lexer error: too many states" in output.error
+    assert "grammar cannot be enforced: lexer error: too many states" in output.error
 
 
 BAD = [

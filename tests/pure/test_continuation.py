@@ -121,8 +121,8 @@ REFUSED: list[tuple[Add, str]] = [
     ),
     (
         add("r", PROMPT, [5], max_tokens=9, n=2),
-        "output_token_ids is '1 tokens'; allowed: none for a vector, or for n, best_of and beams above 1: each "
-        "sequence goes on as a request",
+        "output_token_ids is '1 tokens'; allowed: none for a vector, or for n, best_of and beams above 1; continue "
+        "each sequence as its own request",
     ),
     (
         Add(
@@ -132,12 +132,12 @@ REFUSED: list[tuple[Add, str]] = [
             pooling=Pooling("last"),
             output_token_ids=array("i", [5]),
         ),
-        "output_token_ids is '1 tokens'; allowed: none for a vector, or for n, best_of and beams above 1: each "
-        "sequence goes on as a request",
+        "output_token_ids is '1 tokens'; allowed: none for a vector, or for n, best_of and beams above 1; continue "
+        "each sequence as its own request",
     ),
     (
         add("r", PROMPT, [5], max_tokens=9, prompt_logprobs=1),
-        "prompt_logprobs is 1; allowed: None, because the text has begun",
+        "prompt_logprobs is 1; allowed: None with output_token_ids",
     ),
 ]
 

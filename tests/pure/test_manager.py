@@ -617,7 +617,7 @@ def test_a_match_is_refused_when_its_blocks_are_gone(how: str) -> None:
         memory.leave_cached([50] * 16)
     before = (memory.ref_counts(), memory.pool.num_available)
     for ask in (memory.manager.allocate_slots, memory.manager.num_blocks_needed):
-        with pytest.raises(StaleMatchError, match="evicted since; match the prefix again"):
+        with pytest.raises(StaleMatchError, match="has been evicted; match the prefix again"):
             ask(request, 9, match)
     assert (memory.ref_counts(), memory.pool.num_available) == before
     assert request not in memory.manager.memories

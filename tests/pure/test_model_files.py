@@ -113,11 +113,11 @@ def test_a_text_of_too_many_values_is_refused_before_it_is_read(monkeypatch: pyt
     monkeypatch.setattr(model_files.json, "loads", lambda *_, **__: pytest.fail("it was read"))
     data = b'{"a": [' + b"0," * MAX_JSON_VALUES + b"0]}"
     message = refusal(lambda: parse_json_object(data, "where"))
-    assert message == f"where is 'JSON of more than {MAX_JSON_VALUES} values'; allowed: fewer"
+    assert message == f"where is 'JSON of more than {MAX_JSON_VALUES} values'; allowed: at most {MAX_JSON_VALUES}"
 
 
 @pytest.mark.parametrize(("data", "num_values"), [(b"{}", 1), (b"[1, 2, 3]", 3), (b'{"a": [[], {}]}', 5)])
 def test_json_may_hold_as_many_values_as_its_bound(data: bytes, num_values: int) -> None:
     require_few_values(data, "where", num_values)
     message = refusal(lambda: require_few_values(data, "where", num_values - 1))
-    assert message == f"where is 'JSON of more than {num_values - 1} values'; allowed: fewer"
+    assert message == f"where is 'JSON of more than {num_values - 1} values'; allowed: at most {num_values - 1}"

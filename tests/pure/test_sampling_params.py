@@ -154,7 +154,7 @@ def test_biases_are_refused_where_their_columns_differ_in_length() -> None:
     ("entries", "message"),
     [
         ([("min_q", 0.5)], "does not know"),
-        ([("min_p", 0.5), ("min_p", 0.5)], "stands twice"),
+        ([("min_p", 0.5), ("min_p", 0.5)], "duplicate"),
         ([("early_stopping", 3)], "a value that this version does not know"),
         ([("early_stopping", -1)], "a value that this version does not know"),
         ([("grammar", 3)], "a value that this version does not know"),

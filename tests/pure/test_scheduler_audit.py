@@ -160,7 +160,7 @@ def test_a_stop_ends_the_sequence_that_it_names() -> None:
 
 
 def test_no_step_that_is_not_under_way_can_be_lost() -> None:
-    with pytest.raises(InvariantError, match="no step is under way"):
+    with pytest.raises(InvariantError, match="no step is in flight"):
         busy().scheduler.lose_steps(ExecutionError("it burns"))
 
 

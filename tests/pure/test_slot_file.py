@@ -337,7 +337,7 @@ def test_folders_and_files_that_are_not_ours_are_refused(tmp_path: Path, monkeyp
             opened(tmp_path / "other")
         path.unlink()
         os.link(tmp_path / name, path)
-        with pytest.raises(InvalidConfigError, match="without another name"):
+        with pytest.raises(InvalidConfigError, match="without hard links"):
             opened(tmp_path / "other")
         path.unlink()
         (tmp_path / name).rename(path)

@@ -109,7 +109,7 @@ PART_CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"grammar": Grammar("regex", b"a")}, "grammar", b"a", "a text"),  # type: ignore[arg-type]
     ({"grammar": Grammar("regex", "")}, "grammar", "0 bytes", GRAMMAR_BYTES_ALLOWED),
     ({"grammar": Grammar("regex", "é" * 131073)}, "grammar", "262146 bytes", GRAMMAR_BYTES_ALLOWED),
-    ({"grammar": Grammar("regex", "ab\ud800")}, "grammar", "half a character at 2", "Unicode text"),
+    ({"grammar": Grammar("regex", "ab\ud800")}, "grammar", "a lone surrogate at 2", "Unicode text"),
 ]
 HELD = Grammar.regex("a+")
 # What a grammar does not stand beside: the tokens that it needs must all be there, and its end must be an end.
@@ -235,7 +235,7 @@ def test_each_stop_token_is_of_the_vocabulary(token: object) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 1e-9])
 def test_beam_search_needs_temperature_zero(temperature: float) -> None:
     sampling = SamplingParams(beam_search=True, temperature=temperature)
-    expect_refusal(Request("r", [1], sampling), "temperature", temperature, "0 where beam_search is on")
+    expect_refusal(Request("r", [1], sampling), "temperature", temperature, "0 if beam_search is on")
 
 
 def test_best_of_is_at_least_n() -> None:
@@ -417,7 +417,7 @@ def test_validate_does_not_mutate(prompt: list[int]) -> None:
 def test_a_search_ranks_and_ends_texts_by_itself(field: str, value: object, allowed: str) -> None:
     search = SamplingParams(temperature=0.0, beam_search=True, n=2)
     validate(Request("r", [1], search), LIMITS)
-    with pytest.raises(InvalidRequestError, match=rf"^{field} is .*; allowed: {allowed} where beam_search is on$"):
+    with pytest.raises(InvalidRequestError, match=rf"^{field} is .*; allowed: {allowed} if beam_search is on$"):
         validate(Request("r", [1], replace(search, **{field: value})), LIMITS)  # type: ignore[arg-type]
 
 
@@ -425,7 +425,9 @@ def test_a_search_ranks_and_ends_texts_by_itself(field: str, value: object, allo
 def test_a_grammar_stands_alone(field: str, value: object) -> None:
     sampling = replace(SamplingParams(temperature=0.0), **{field: value})  # type: ignore[arg-type]
     validate(Request("r", [1], sampling), LIMITS)
-    expect_refusal(Request("r", [1], replace(sampling, grammar=HELD)), "grammar", HELD, f"none together with {field}")
+    expect_refusal(
+        Request("r", [1], replace(sampling, grammar=HELD)), "grammar", HELD, f"no grammar together with {field}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -471,7 +473,7 @@ def test_a_token_that_the_vocabulary_does_not_have_bans_none_that_it_has() -> No
     limits = replace(LIMITS, eos_token_ids=(100, -1))
     sampling = SamplingParams(stop_token_ids=tuple(range(99)), min_tokens=1)
     validate(Request("r", [1], sampling), limits)  # 99 is left
-    with pytest.raises(InvalidRequestError, match=r"^min_tokens is 1; allowed: what leaves a token that may be chosen"):
+    with pytest.raises(InvalidRequestError, match=r"^min_tokens is 1; allowed: a value that leaves at least one token"):
         validate(Request("r", [1], replace(sampling, stop_token_ids=tuple(range(100)))), limits)
 
 

@@ -1,4 +1,4 @@
-"""Adapters as the control plane knows them: a folder, the digest of its files, and how much memory they take."""
+"""Adapters as the control plane sees them: a folder, the digest of its files, and their size in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Protocol
 READY: Final = "ready"
 LOADING: Final = "loading"
 LOAD_S: Final = 60.0
-"""How long an adapter may take to be checked, and how long to be loaded: a disk may never answer."""
+"""The time limit for checking an adapter, and for loading it: a disk may never answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,17 @@ class AdapterLoading(Protocol):
     """Loads adapters for the steps to come, while steps run."""
 
     def load(self, digest: str, folder: str) -> None:
-        """Begin to load an adapter; nothing if it is there or on its way. Mutates."""
+        """Start loading an adapter, unless it is loaded or loading. Mutates."""
         ...
 
     def drop(self, digest: str) -> None:
-        """Free the memory of an adapter that no request has. Mutates."""
+        """Free the memory of an adapter that no request uses. Mutates."""
         ...
 
     def states(self) -> Mapping[str, str]:
-        """Return by digest `READY`, `LOADING`, or why an adapter could not be loaded. Does not mutate."""
+        """Return for each digest `READY`, `LOADING`, or why the adapter could not be loaded. Does not mutate."""
         ...
 
     def close(self) -> None:
-        """Load nothing more. Mutates."""
+        """Stop loading adapters. Mutates."""
         ...

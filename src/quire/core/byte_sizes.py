@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them: "4GiB" and back."""
+"""Memory sizes as text, such as "4GiB": parse them and format them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_BYTES: Final = 1 << 60
 
 
 def parse_bytes(value: int | str, field: str = "size") -> int:
-    """Return a number of bytes, from a number or from a text with a unit; the letter alone means 1024, as KiB does.
+    """Return a number of bytes, from a number or from a text with a unit; K means KiB, M means MiB and so on.
 
     >>> parse_bytes("4GiB"), parse_bytes("1.5M"), parse_bytes("2 kB"), parse_bytes(512)
     (4294967296, 1572864, 2000, 512)
@@ -39,7 +39,7 @@ def parse_bytes(value: int | str, field: str = "size") -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Return a size in the unit that suits it.
+    """Return a size as text, in a suitable unit.
 
     >>> format_bytes(512), format_bytes(3 << 20), format_bytes(5 << 28)
     ('512 B', '3.0 MiB', '1.25 GiB')

@@ -1,7 +1,7 @@
 """Time, injected.
 
-Nothing in the control plane reads the wall clock by itself: the code that builds the engine passes in a `Clock`. The
-product uses `SystemClock`; the simulator and the tests use `ManualClock`, which moves only when told to, so that hours
+Nothing in the control plane reads the wall clock directly: the code that builds the engine passes in a `Clock`. The
+product uses `SystemClock`; the simulator and the tests use `ManualClock`, which moves only when advanced, so that hours
 of traffic run in seconds and a run can be repeated to the bit.
 """
 
@@ -30,7 +30,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when it is told to.
+    """A clock that moves only when `advance` is called.
 
     >>> clock = ManualClock()
     >>> clock.advance(1.5)

@@ -1,9 +1,10 @@
 """The settings of each subsystem, as frozen values, each with its help text.
 
-Each constructor takes its own narrow config and nothing else. Flags, environment names and reference pages are
-made from the fields (name, default, help), so there is one place to add a setting. Every config checks itself.
+Each constructor takes its own narrow config and nothing else. Flags, environment variables and reference pages are
+made from the fields (name, default, help). A new engine setting is a field of `EngineConfig` and, for the types of
+keyword arguments, an entry of `EngineSettings`. Every config checks itself.
 
-Settings that depend on the device may be left open. `EngineConfig.resolved` chooses them once the device is known.
+Settings that depend on the device may be left unset. `EngineConfig.resolved` chooses them once the device is known.
 Every part of an engine takes the `ResolvedConfig`, so the types enforce this step.
 """
 
@@ -36,14 +37,14 @@ TENSOR_PARALLEL_SUMS = ("gather", "reduce")
 DISK_WRITES = ("on_hit", "always")
 SPECULATIONS = ("off", "auto", "ngram")
 MOST_DRAFTS: Final = 15
-"""Guesses for a sequence in a step: with the token before them, as many rows as the kernels compute at once."""
+"""The most guesses for a sequence in a step: with the token before them, they fill the rows of one kernel call."""
 ADAPTER_NAME: Final = re.compile(r"[\w.][\w./:-]{0,127}", re.ASCII)
 LARGE_GPU_BYTES: Final = 64 << 30
-"""A GPU with this much memory is so fast that steps of 2,048 tokens of a small model would wait for their launches."""
+"""A GPU with this much memory is so fast that kernel launches would limit a small model's steps of 2,048 tokens."""
 
 
 def setting(default: Any, text: str, *, secret: bool = False) -> Any:
-    """Declare a field with its help; a secret one is never shown."""
+    """Declare a field with its help; a secret field is never shown."""
     return dataclasses.field(default=default, repr=not secret, metadata={"help": text, "secret": secret})
 
 
@@ -53,14 +54,14 @@ class MemoryConfig:
 
     num_blocks: int = setting(1024, "blocks of KV memory on the device")
     num_host_blocks: int = setting(0, "blocks of KV memory on the host for swapping; 0: preempt by recompute only")
-    keeps_on_host: bool = setting(False, "also keep cached blocks on the host, from when their last holder frees them")
+    keeps_on_host: bool = setting(False, "also keep cached blocks on the host once no request holds them")
     prefix_index: str = setting("hash_chain", "how cached prefixes are found: hash_chain, radix_tree or none")
     eviction: str = setting("lru", "which cached block to evict first: lru, fifo or priority")
     hash_bits: int = setting(128, "bits of the prefix hash; lower it only to force collisions in tests")
     hash_key: bytes = setting(b"", "secret key of the prefix hash, at most 64 bytes", secret=True)
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; None: no limit")
-    num_disk_slots: int = setting(0, "blocks that a disk keeps, also over a restart; 0: none")
-    disk_write: str = setting("on_hit", "which blocks go to disk: on_hit (once they were hit again) or always")
+    num_disk_slots: int = setting(0, "blocks kept on disk, also across restarts; 0: none")
+    disk_write: str = setting("on_hit", "which blocks to write to disk: on_hit (once they were hit again) or always")
 
     def __post_init__(self) -> None:
         require_int("num_disk_slots", self.num_disk_slots, 0, (1 << 31) - 1)
@@ -82,7 +83,7 @@ class MemoryConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Who runs next, and how much at a time."""
+    """Which requests run next, and how large a step may be."""
 
     max_num_seqs: int = setting(256, "sequences that run at once")
     max_num_batched_tokens: int = setting(2048, "tokens computed per step, over all sequences")
@@ -94,9 +95,9 @@ class SchedulerConfig:
     recompute_tokens_per_s: float = setting(2000.0, "speed of recomputing tokens, used by preemption auto")
     swap_bytes_per_s: float = setting(4e9, "speed of copying blocks to or from the host, used by preemption auto")
     max_steps_under_way: int = setting(1, "steps to submit to the executor before waiting for the first result")
-    itl_slo_ms: float | None = setting(None, "time allowed between two tokens while prompts are computed; None: any")
+    itl_slo_ms: float | None = setting(None, "maximum ms between two tokens while prompts are computed; None: no limit")
     max_drafts: int = setting(0, "tokens guessed ahead for a sequence in a step; 0: none")
-    max_depth: int = setting(0, "of those, the most that a draft model guesses; 0: there is no draft model")
+    max_depth: int = setting(0, "the most of these that a draft model guesses; 0: no draft model")
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1, 1 << 20)
@@ -121,7 +122,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All settings of an engine, in one value; the door and the command line derive from it.
+    """All settings of an engine, in one value; the keywords of `LLM` and the command line derive from it.
 
     Settings have vLLM's names if they mean the same. Sizes of memory are bytes, or texts such as "4GiB".
 
@@ -142,7 +143,7 @@ class EngineConfig:
     )
     kv_dtype: str = setting(
         "auto",
-        "number type of the KV memory: auto (same as dtype), bfloat16, float32, int8, fp8 (torch only), "
+        "number type of the KV memory: auto (same as dtype), bfloat16, float32, float16 or fp8 (torch only), int8, "
         "k8v4 (int8 keys, 4-bit values) or int4",
     )
     device: str = setting("auto", "device to compute on: cpu, cuda (a GPU), or auto (a GPU if one is usable)")
@@ -160,25 +161,23 @@ class EngineConfig:
     )
     tensor_parallel_sums: str = setting(
         "gather",
-        "what these processes exchange: gather (whole sums: the bits of one process) or reduce (parts of sums: faster)",
+        "what these processes exchange: gather (whole sums, bits of one process) or reduce (partial sums, faster)",
     )
     num_threads: int | None = setting(None, "compute threads; none: one per core that this process may use")
     block_size: int = setting(16, "tokens in one block of KV memory")
     max_memory: int | str | None = setting(
-        None, "maximum memory for weights, KV memory and all else that computes; none: what is free"
+        None, "maximum memory for weights, KV memory and everything else of the engine; none: all free memory"
     )
     kv_memory: int | str | None = setting(
         None, "size of the KV memory; none: half of the free memory (most of a GPU's), or less if that is enough"
     )
     touch_kv_memory: str = setting(
-        "idle", "when to claim KV memory from the system: start (before it is ready), idle (between steps) or use"
+        "idle", "when to claim KV memory: start (before the engine is ready), idle (between steps) or use (as it fills)"
     )
     swap_space: int | str = setting(0, "KV memory on the host for swapping; 0: preempt by recompute only")
-    host_cache: int | str = setting(
-        0, "memory on the host that keeps cached KV blocks of a GPU, and swapped ones; 0: none"
-    )
+    host_cache: int | str = setting(0, "host memory for a GPU's cached and swapped KV blocks; 0: none")
     disk_cache: str | None = setting(
-        None, "folder that keeps KV blocks of shared prefixes on disk, also over a restart; none: nothing is kept"
+        None, "folder for KV blocks of shared prefixes, kept across restarts; none: no disk cache"
     )
     disk_cache_size: int | str = setting("4GiB", "size of the disk cache")
     disk_write: str = setting(
@@ -201,17 +200,17 @@ class EngineConfig:
         None, "steps to submit before waiting for a result; none: 1, or 2 with torch"
     )
     itl_slo_ms: float | None = setting(
-        None, "milliseconds allowed between two tokens of a text while prompts are computed; none: any time"
+        None, "milliseconds allowed between two tokens of a text while prompts are computed; none: no limit"
     )
     speculation: str = setting(
         "off",
-        "guess tokens ahead and verify several in a step, to the same text: off, ngram (what followed the last tokens "
-        "when the text had them before), auto (that, what a grammar forces, and earlier answers), or a smaller model "
-        "with the same tokenizer, by folder or name (that model, in addition to auto)",
+        "guess tokens ahead and verify several in a step, for the same text in less time: off, ngram (tokens that "
+        "followed the last tokens earlier in the text), auto (ngram, tokens forced by a grammar, and earlier answers), "
+        "or a smaller model with the same tokenizer, by folder or name (in addition to auto)",
     )
     adapter: tuple[str, ...] = setting((), "LoRA adapter that requests may ask for, as NAME=FOLDER; none: no adapter")
     adapter_memory: int | str | None = setting(
-        None, "memory for adapters: those used last are kept in it; none: as much as those that are named take"
+        None, "memory for adapters, least recently used dropped first; none: enough for the adapters named"
     )
     max_adapter_rank: int = setting(64, "highest rank of an adapter")
     pooling: str = setting(
@@ -219,7 +218,7 @@ class EngineConfig:
     )
     score_tokens: str | None = setting(
         None,
-        "two tokens that a text is scored by, such as yes,no: its score is the share of the first; none: no scores",
+        "two tokens that score a text, such as yes,no: the score is the share of the first; none: no scores",
     )
     cuda_graphs: bool = setting(True, "on a GPU: record steps at startup and replay them")
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; none: no limit")
@@ -236,10 +235,11 @@ class EngineConfig:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for name in ("swap_space", "host_cache", "disk_cache_size"):
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
+        remedy = "while prefix caching is off; set enable_prefix_caching and a prefix_index"
         if self.disk_cache is not None and (not self.enable_prefix_caching or self.prefix_index == "none"):
-            raise InvalidConfigError("disk_cache", self.disk_cache, "none while prefix caching is off")
+            raise InvalidConfigError("disk_cache", self.disk_cache, f"no disk cache {remedy}")
         if self.host_cache and (not self.enable_prefix_caching or self.prefix_index == "none"):
-            raise InvalidConfigError("host_cache", self.host_cache, "0 while prefix caching is off")
+            raise InvalidConfigError("host_cache", self.host_cache, f"0 {remedy}")
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("weights", self.weights, WEIGHTS)
         require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
@@ -267,7 +267,7 @@ class EngineConfig:
         SchedulerConfig(**{"max_num_seqs": 1, "max_num_batched_tokens": 1 << 30} | self._shared(SchedulerConfig))
 
     def resolved(self, gpu_bytes: int | None = None) -> ResolvedConfig:
-        """Return the settings for a GPU with this much memory, or for a CPU, with numbers for open settings. Pure.
+        """Return the settings for a GPU with `gpu_bytes` of memory, or for a CPU, with the sizes of steps set. Pure.
 
         A step has at least one token for each of its sequences: if only one of the two settings is given, the other
         follows from it. torch starts a step while another runs, also on a CPU.
@@ -310,13 +310,13 @@ class EngineConfig:
         return MemoryConfig(**self._shared(MemoryConfig) | sizes | {"prefix_index": index, "hash_key": hash_key})
 
     def _shared(self, kind: type[MemoryConfig | SchedulerConfig]) -> dict[str, Any]:
-        """Return the settings that a narrower config also has, without open ones."""
+        """Return the settings that a narrower config also has, without unset ones."""
         names = {field.name for field in dataclasses.fields(kind)}
         shared = {field: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in names}
         return {field.name: value for field, value in shared.items() if value is not None or field.default is not None}
 
     def _take_adapters(self) -> None:
-        """Store adapters as texts; a mapping of names to folders is one way to give them."""
+        """Store adapters as texts NAME=FOLDER; the caller may also give a mapping of names to folders."""
         given, allowed = self.adapter, "NAME=FOLDER, each name once"
         if isinstance(given, Mapping):
             given = tuple(f"{name}={os.fspath(folder)}" for name, folder in given.items())
@@ -360,7 +360,7 @@ class ResolvedConfig(EngineConfig):
 
     @property
     def max_drafts(self) -> int:
-        """How many tokens are guessed ahead for a sequence in a step."""
+        """The most tokens guessed ahead for a sequence in a step."""
         return 0 if self.speculation == "off" else MOST_DRAFTS
 
 
@@ -411,9 +411,9 @@ class EngineSettings(TypedDict, total=False):
 
 
 def _name_and_value(text: str) -> tuple[str, str]:
-    """Return NAME and FOLDER; a folder alone has its own name."""
-    name, found, value = text.partition("=")
-    return (name, value) if found else (os.path.basename(os.path.normpath(text)), text)
+    """Return NAME and FOLDER; if only a folder is given, NAME is the folder's own name."""
+    name, separator, value = text.partition("=")
+    return (name, value) if separator else (os.path.basename(os.path.normpath(text)), text)
 
 
 def require_int(field: str, value: object, low: int, high: int) -> None:

@@ -1,23 +1,23 @@
-"""Every error that quire raises on purpose.
+"""The root of quire's errors, and the errors that several packages raise or handle.
 
     QuireError
-    ├── InvalidValueError (also ValueError)     a value from outside is not allowed: field, value, what is
+    ├── InvalidValueError (also ValueError)     an invalid value: names the field, the value and the allowed values
     │   ├── InvalidRequestError                 … in a request
-    │   │   └── RequestTooLargeError            … because it can never fit, whatever else runs
+    │   │   └── RequestTooLargeError            … that can never fit, whatever else runs
     │   ├── InvalidConfigError                  … in the configuration of the engine
-    │   │   └── DoesNotFitError                 … which needs more memory than there is
+    │   │   └── DoesNotFitError                 … that needs more memory than is free
     │   └── CheckpointError                     … in a model folder
-    │       └── ModelError                      … which is no model that can be run: says what to do
+    │       └── ModelError                      … that is missing or cannot be run: says what to do
     ├── RequestStateError                       a call that the state of the request does not allow
-    ├── StaleMatchError                         a prefix match whose blocks were evicted since
-    ├── UnknownRequestError (also KeyError)     a request id that is not here
-    ├── TooManyJobsError                        too many texts of one tenant wait to be worked on
+    ├── StaleMatchError                         a prefix match whose blocks have been evicted
+    ├── UnknownRequestError (also KeyError)     an unknown request id
+    ├── TooManyJobsError                        one tenant has too many texts waiting to be processed
     ├── ExecutionError                          the compute plane failed a step
-    │   ├── OutOfMemoryError                    … for lack of memory: a smaller step may do
+    │   ├── OutOfMemoryError                    … for lack of memory: a smaller step may succeed
     │   └── ExecutorLostError                   … and cannot go on
-    ├── StepLogError                            a step log was altered, or written by another format
-    │   └── TornStepLogError                    … ends within a record; what stands before is whole
-    └── InvariantError                          our own mistake, found by a check: please report it
+    ├── StepLogError                            a step log was altered, or has another format
+    │   └── TornStepLogError                    … or ends within a record; the records before it are intact
+    └── InvariantError                          a bug in quire, found by a check: please report it
 
 Running out of blocks is not an error: it is the value ``None``, and the scheduler acts on it. Invariants raise
 `InvariantError` rather than use ``assert``, so that ``python -O`` keeps them.
@@ -30,19 +30,19 @@ from collections.abc import Iterator
 from typing import Final
 
 MAX_SHOWN: Final = 80
-"""Characters of a value that an error shows; of a name, too."""
+"""The most characters of a value or a name that an error shows."""
 
 MAX_PRINTED: Final = 1000
-"""Characters of what an error says of a model folder: paths, and commands to copy."""
+"""The limit of each text in an error about a model folder; it is higher, for paths and for commands to copy."""
 
 
 def shortened(text: str) -> str:
-    """Return a text, or its beginning, as long as an error may show it. Does not mutate."""
+    """Return a text, cut to the length that an error may show. Does not mutate."""
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def _shown(value: object, room: int) -> str:
-    """Return what `repr` begins with, at a cost that does not grow with the value."""
+    """Return the beginning of `repr(value)`, at a cost that does not grow with the value."""
     if room <= 0:
         return "..."
     if isinstance(value, str | bytes | bytearray | array):
@@ -62,7 +62,7 @@ def _shown(value: object, room: int) -> str:
 
 
 def _joined(pieces: Iterator[str], room: int) -> str:
-    """Return pieces with commas between them, until they fill the room."""
+    """Join pieces with commas until they fill the room."""
     taken: list[str] = []
     for piece in pieces:
         taken.append(piece)
@@ -73,7 +73,7 @@ def _joined(pieces: Iterator[str], room: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return a text in one line that a terminal can print; the middle of a long one is left out."""
+    """Return a text as one printable line, without the middle if it is long."""
     if len(text) > MAX_PRINTED:
         text = f"{text[: MAX_PRINTED // 2]} … {text[-MAX_PRINTED // 2 :]}"
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
@@ -118,7 +118,7 @@ class InvalidConfigError(InvalidValueError):
 
 
 class DoesNotFitError(InvalidConfigError):
-    """The settings need more memory than there is. `flags`: what to add to a command so that it fits; often empty."""
+    """The settings need more memory than is free. `flags`: options to add so that they fit; often empty."""
 
     def __init__(self, field: str, value: object, allowed: str, flags: str = "") -> None:
         super().__init__(field, value, allowed)
@@ -128,7 +128,7 @@ class DoesNotFitError(InvalidConfigError):
 class CheckpointError(InvalidValueError):
     """A model folder cannot be read: a file is missing, torn, or not what its header says.
 
-    Names in it, of tensors or keys, are a stranger's: what is printed of them is short and printable.
+    Names of tensors and keys come from a stranger, so the message shortens and escapes them.
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
@@ -136,7 +136,7 @@ class CheckpointError(InvalidValueError):
 
 
 class ModelError(CheckpointError):
-    """A model is not here, or is none that can be run; the message is a sentence that says what to do.
+    """A model does not exist or cannot be run; the message is a sentence that says what to do.
 
     >>> raise ModelError("qwen", 'No folder named "qwen". Give a model folder')
     Traceback (most recent call last):
@@ -157,11 +157,11 @@ class RequestStateError(QuireError):
 
 
 class StaleMatchError(QuireError):
-    """A prefix match is older than the cache: blocks that it names were evicted since. Match again."""
+    """A prefix match is out of date: some of its blocks have been evicted. Match again."""
 
 
 class UnknownRequestError(QuireError, KeyError):
-    """No request of that id is here."""
+    """No request has this id."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
@@ -172,7 +172,7 @@ class UnknownRequestError(QuireError, KeyError):
 
 
 class TooManyJobsError(QuireError):
-    """Too many texts of one tenant wait to be worked on; the call may be tried again later."""
+    """Too many texts of one tenant wait to be processed; the caller may try again later."""
 
 
 class ExecutionError(QuireError):
@@ -180,20 +180,20 @@ class ExecutionError(QuireError):
 
 
 class OutOfMemoryError(ExecutionError):
-    """The memory did not suffice to compute a step; what its plan carried has taken effect, a smaller step may do."""
+    """A step ran out of memory. The changes in its plan have taken effect, and a smaller step may succeed."""
 
 
 class ExecutorLostError(ExecutionError):
-    """The compute plane cannot go on: whatever it held is lost, and the engine with it."""
+    """The compute plane cannot go on: its state is lost, and with it the engine."""
 
 
 class StepLogError(QuireError):
-    """A step log was altered, or was written by another format."""
+    """A step log was altered, or has another format."""
 
 
 class TornStepLogError(StepLogError):
-    """A step log ends within a record; what stands before that is the log of a shorter run."""
+    """A step log ends within a record; the records before it are the log of a shorter run."""
 
 
 class InvariantError(QuireError):
-    """An invariant of quire does not hold. This is a bug of quire, never of its caller."""
+    """An invariant does not hold. This is a bug in quire, never in its caller."""

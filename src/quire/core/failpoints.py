@@ -1,15 +1,15 @@
 """Failpoints: faults on demand, for tests and for `quire torture`.
 
-    error:token=17      the computation raises whenever token 17 is computed: a request that no step survives
+    error:token=17      the computation raises whenever token 17 is computed: every step with this request fails
     nan:token=17        the sequence that computes token 17 gets numbers that are not finite
     memory:tokens=64    memory runs out whenever a step computes 64 tokens or more
-    error:step=3        only the third computation raises: a fault that does not return
+    error:step=3        only the third computation raises: a fault that does not recur
     sleep9:token=17     the computation takes nine seconds longer whenever token 17 is computed
     kill:token=17       the process that computes is killed whenever token 17 is computed
 
 Every effect works with every trigger; commas separate several failpoints. A trigger names tokens and not a request id,
-because the engine chooses the ids. By default there are none: a failpoint comes from the code that builds an engine, or
-from the environment variable QUIRE_FAILPOINTS, and the start-up table says so.
+because the engine chooses the ids. By default an engine has no failpoints. The code that builds it sets them, or the
+environment variable QUIRE_FAILPOINTS; the start-up table shows them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def parse_failpoints(text: str) -> tuple[Failpoint, ...]:
 
 
 def _parse(part: str) -> Failpoint:
-    found = re.fullmatch(r"(error|nan|memory|kill|sleep[0-9]{1,4}):(token|tokens|step)=([0-9]{1,18})", part)
-    if found is None:
-        allowed = "an effect (error, nan, memory, kill, sleep9), a colon, token, tokens or step, =, a number"
+    parts = re.fullmatch(r"(error|nan|memory|kill|sleep[0-9]{1,4}):(token|tokens|step)=([0-9]{1,18})", part)
+    if parts is None:
+        allowed = "EFFECT:TRIGGER=NUMBER; effects: error, nan, memory, kill, sleep9; triggers: token, tokens, step"
         raise InvalidConfigError(FAILPOINTS_VARIABLE, part, allowed)
-    return Failpoint(found[1], found[2], int(found[3]))
+    return Failpoint(parts[1], parts[2], int(parts[3]))

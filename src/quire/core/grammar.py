@@ -1,9 +1,9 @@
 """Grammar: the form that an output must have.
 
 A plain value, for the parameters of a request, messages and the step log: a kind and a text. Only
-`quire.compute.grammar` understands the text, and compiles it over the tokens of a model. So this module checks only
-that there is a text. `quire.core.validate` checks what it can without a tokenizer, and every door asks a
-`GrammarChecker` to check the rest before it enqueues anything.
+`quire.compute.grammar` understands the text, and compiles it over the tokens of a model. So this module does not check
+the text. `quire.core.validate` checks what it can without a tokenizer, and every door has a `GrammarChecker` for the
+rest, which it calls before it enqueues anything.
 
     json_schema   a JSON Schema: one JSON value, its properties in the order of the schema
     regex         a regular expression that the whole text matches, in the syntax of Rust's regex crate
@@ -28,7 +28,7 @@ ESCAPES: Final = str.maketrans({letter: f"\\{letter}" for letter in r"\.+*?()|[]
 
 GRAMMAR_KINDS: Final[tuple[GrammarKind, ...]] = ("json_schema", "regex", "lark")
 
-CANNOT_HOLD: Final = "the text cannot be held to its grammar"
+CANNOT_HOLD: Final = "the text's grammar cannot be enforced"
 """The start of the error of a text whose grammar exceeds its limits: the client's fault, not the engine's."""
 
 
@@ -36,7 +36,7 @@ CANNOT_HOLD: Final = "the text cannot be held to its grammar"
 class Grammar:
     """The form that a text must have.
 
-    Its text belongs to a client, so `repr` does not show it: it must not get into a log. The `owner` is the tenant who
+    The text belongs to a client and must not get into a log, so `repr` does not show it. The `owner` is the tenant who
     sent it, set by the door: everything cached about grammars is separate for each owner.
 
     >>> Grammar.json_schema({"type": "integer"})
@@ -68,7 +68,7 @@ class Grammar:
     def choice(cls, texts: Sequence[str]) -> Grammar:
         """Return the grammar of just these texts, at least one of them."""
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
-            raise InvalidRequestError("grammar", texts, "at least one text to choose from, and none of them empty")
+            raise InvalidRequestError("grammar", texts, "at least one text to choose from, and no empty text")
         return cls("regex", "|".join(text.translate(ESCAPES) for text in dict.fromkeys(texts)))
 
     @classmethod
@@ -83,12 +83,12 @@ class GrammarChecker(Protocol):
     def check(self, grammar: Grammar) -> None:
         """Raise `InvalidRequestError` with the reason unless texts can follow the grammar; from any thread.
 
-        Keeps the result, so a second call is cheap.
+        Caches the result, so a second call is cheap.
         """
         ...
 
     def knows(self, grammar: Grammar) -> bool:
-        """Return whether `check` would answer at once; from any thread."""
+        """Return whether `check` would return at once; from any thread."""
         ...
 
     def condemn(self, grammar: Grammar, reason: str) -> None:
@@ -96,7 +96,7 @@ class GrammarChecker(Protocol):
         ...
 
     def close(self) -> None:
-        """End what checking has started. May be called twice."""
+        """End the processes that check grammars. May be called twice."""
         ...
 
 
@@ -104,5 +104,5 @@ def _json_text(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        found = f"{type(error).__name__}: {error}"
-        raise InvalidRequestError("grammar", found, "a JSON Schema that can be written as JSON") from error
+        problem = f"{type(error).__name__}: {error}"
+        raise InvalidRequestError("grammar", problem, "a JSON Schema that can be written as JSON") from error

@@ -1,7 +1,7 @@
 """The cores, the memory and the GPUs that a process may use; in a container, less than the machine has.
 
 Cores: the affinity mask, and the quota of the process's control groups. Memory: the machine's, and the limit of those
-groups. A group is limited by its parents too, so the least limit counts. Missing files mean no limit.
+groups. A group is limited by its parents too, so the smallest limit counts. Missing files mean no limit.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def granted_cores() -> int:
 
 
 def usable_cores() -> int:
-    """Return how many threads can compute at once: no more than the cores granted, nor than the time granted."""
+    """Return how many threads can compute at once: the granted cores, or the quota of processor time if it is less."""
     quota = core_quota()
     return granted_cores() if quota is None else max(1, min(granted_cores(), math.floor(quota)))
 
 
 def with_gpus(environ: Mapping[str, str], first: int, count: int = 1) -> dict[str, str]:
-    """Return an environment that sees a few of the GPUs that `environ` sees, from the one with a number on. Pure.
+    """Return an environment that sees `count` of the GPUs that `environ` sees, from index `first` on. Pure.
 
     >>> with_gpus({"CUDA_VISIBLE_DEVICES": "4,6"}, 1)
     {'CUDA_VISIBLE_DEVICES': '6'}
@@ -56,7 +56,7 @@ def memory_limit(root: Path = ROOT) -> int | None:
     for folder in _groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = _read(folder / name)
-            if text.isdigit() and int(text) < 1 << 60:  # version 1 writes a number of that size for "no limit"
+            if text.isdigit() and int(text) < 1 << 60:  # version 1 writes a larger number for "no limit"
                 limits.append(int(text))
     return min(limits, default=None)
 
@@ -72,7 +72,7 @@ def memory_bytes(field: str, root: Path = ROOT) -> int | None:
 
 
 def free_memory(root: Path = ROOT) -> int | None:
-    """Return how many bytes this process may still take; None if the system does not say.
+    """Return how many bytes this process may still take; None if the system does not report it.
 
     That is the machine's available memory, but no more than each control group has left. Files that the system keeps in
     memory and can drop count as free.
@@ -91,7 +91,7 @@ def free_memory(root: Path = ROOT) -> int | None:
 
 
 def resident_bytes(root: Path = ROOT) -> int | None:
-    """Return how many bytes this process has in memory now; None if the system does not say."""
+    """Return how many bytes this process has in memory now; None if the system does not report it."""
     words = _read(root / "proc/self/statm").split()
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if len(words) > 1 and words[1].isdigit() else None
 
@@ -106,7 +106,7 @@ def _field(path: Path, name: str) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of the control groups that bind this process, versions 1 and 2, innermost first."""
+    """Yield the folders of the control groups that limit this process, versions 1 and 2, innermost first."""
     mount = root / "sys/fs/cgroup"
     for text in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = text.partition(":")

@@ -6,11 +6,11 @@ from array import array
 from typing import Final, NamedTuple
 
 GUESSERS: Final = ("forced", "ngram", "suffix", "draft_model")
-"""The kinds of proposers; see `quire.compute.speculation`. Wire forms hold the place of one in this list."""
+"""The kinds of proposers; see `quire.compute.speculation`. Wire forms hold an index into this tuple."""
 
 
 class Guesses(NamedTuple):
-    """Guesses of the next tokens of a text, at least one, and who made them."""
+    """Guesses of the next tokens of a text, at least one, and the kind of proposer that made them."""
 
     guesser: str
     tokens: array[int]

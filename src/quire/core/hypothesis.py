@@ -1,4 +1,4 @@
-"""A text that a beam search has found."""
+"""Hypothesis: a text that a beam search has found."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Hypothesis:
 
 
 def write_hypothesis(writer: WireWriter, found: Hypothesis) -> None:
-    """Write what a search has found."""
+    """Write a hypothesis."""
     writer.column(array("i", found.token_ids))
     writer.number(found.cumulative_logprob)
     writer.number(found.score)
 
 
 def read_hypothesis(reader: WireReader) -> Hypothesis:
-    """Read what a search has found."""
+    """Read a hypothesis."""
     return Hypothesis(tuple(reader.column()), reader.number(), reader.number())

@@ -1,14 +1,14 @@
-r"""How much is in a JSON text, counted before it is read.
+r"""JsonBounds: limits on the values in a JSON text, which are counted before it is parsed.
 
     bytes ── require_bounded ──► json.loads
                stops at the first value too many
 
-A reader makes an object of each value, and three bytes are enough for one: 30 MiB of `[],` become 10 million lists and
-800 MB, in seconds during which Python runs nothing else. Counting makes nothing. It runs in short calls, so other
-threads go on meanwhile, and it ends at the bound. Whether the text is JSON at all is left to the reader.
+A parser makes an object of each value, and three bytes are enough for one: 30 MiB of `[],` become 10 million lists and
+800 MB, in seconds during which Python runs nothing else. Counting allocates no objects, runs in short calls, so that
+other threads continue meanwhile, and stops at the limit. The parser finds out whether the text is JSON at all.
 
-Rejected: a bound on bytes alone, since text needs many bytes and few values; a reader that calls back for each object,
-which has made the values in it by then; a count in native code, which a server on a GPU need not have.
+Rejected: a limit on bytes alone, because text needs many bytes and few values; a parser with a callback for each
+object, which has made the values in the object by then; a count in native code, which a server on a GPU may lack.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 from quire.core.errors import InvalidRequestError
 
-# All repeats have bounds and none goes back, so that no call holds the interpreter for more than a millisecond. Groups
+# All repeats are bounded and none backtracks, so that no call holds the interpreter for more than a millisecond. Groups
 # need no possessive repeats for that, because all that follows is optional; Python 3.11 before .5 gets those wrong.
 _PIECE: Final = rb"(?:[^\"\\]{0,1024}+(?:\\.)?){0,64}"
 _NUMBER: Final = rb"[^\s\"\[\]{},:]{1,1024}+"
@@ -36,7 +36,7 @@ MAX_DEPTH: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class JsonBounds:
-    """How much there may be. Texts, keys, lists and objects are values; the rest (true and null too) are numbers."""
+    """The most values and numbers. Texts, keys, lists and objects are values; all else (true and null too), numbers."""
 
     max_values: int = 1 << 15
     max_numbers: int = 1 << 16
@@ -46,10 +46,10 @@ DEFAULT_BOUNDS: Final = JsonBounds()
 
 
 def require_bounded(text: bytes | bytearray, bounds: JsonBounds, where: str = "") -> int:
-    """Return how many values and numbers there are; raises `InvalidRequestError` for more than the bounds.
+    """Return how many values and numbers a JSON text has; raises `InvalidRequestError` above the bounds.
 
-    The error names `where`, or the field of the outermost object in which there are too many. Raises `RecursionError`
-    for what nests deeper than readers follow. Does not mutate.
+    The error names `where`, or the field of the outermost object that has too many. Raises `RecursionError` if the text
+    nests deeper than parsers follow. Does not mutate.
 
     >>> require_bounded(b'{"prompt": [5, 6], "user": "you"}', JsonBounds())
     7
@@ -85,7 +85,7 @@ def require_bounded(text: bytes | bytearray, bounds: JsonBounds, where: str = ""
 
 
 def _end_of_text(text: bytes | bytearray, place: int) -> int:
-    """Return where a text ends that is known up to `place`; the end of everything where it is torn."""
+    """Return the end of a string that has been read up to `place`; the end of the data if the string is torn."""
     while (piece := _REST.match(text, place)) and piece.end() > place:
         place = piece.end()
         if piece["text"]:

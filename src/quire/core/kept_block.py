@@ -1,8 +1,8 @@
-"""KeptBlock: which block a slot of the cache on disk holds, as both planes and the file name it.
+"""KeptBlock: the identity of the block in a slot of the disk cache, used by both planes and the file.
 
-A block on disk is identified as one in memory: by its tokens and everything before them. A record names its *parent* by
-serial. Serials only grow and are never used again, so a parent is always older than its children, and a record whose
-parent is gone can never be attached to another one.
+A block on disk is identified like a block in memory: by its tokens and everything before them. A record names its
+*parent* by serial. Serials only grow and are never reused, so a parent is always older than its children, and a record
+whose parent is gone can never be attached to another parent.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from quire.core.request import CacheScope
 from quire.core.wire import WireReader, WireWriter
 
 MAX_SCOPE_BYTES: Final = 384
-"""Room for a scope in a record. Salts of the server are digests, so longer ones come from programs that use `LLM`."""
+"""Room for a scope in a record. The server's salts are digests, so only programs that use `LLM` can exceed it."""
 
 RECORD_HEAD_BYTES: Final = 32
 TOKEN_BYTES: Final = 4
 PAGE: Final = 4096
 MAX_SLOTS: Final = 1 << 19
-"""An entry of the index in memory takes about half a kilobyte."""
+"""The most slots: each takes about half a kilobyte of index in memory."""
 
 
 def slot_bytes(block_bytes: int) -> int:
@@ -43,7 +43,7 @@ def record_bytes(block_size: int) -> int:
 
 
 def num_slots_within(budget: int, block_bytes: int, block_size: int) -> int:
-    """Return how many slots fit into a budget of bytes, with their records. Pure.
+    """Return how many slots, with their records, fit into a budget of bytes. Pure.
 
     >>> num_slots_within(1 << 20, 100, 16)
     227
@@ -55,7 +55,8 @@ def num_slots_within(budget: int, block_bytes: int, block_size: int) -> int:
 class KeptBlock:
     """One block of one KV group in a slot of the file.
 
-    `parent` is the serial of the block before it; 0: there is none, and then `scope` says who may hit it.
+    `parent` is the serial of the previous block; 0: this is the first block, and `scope` says which requests may hit
+    it.
     """
 
     slot: int
@@ -68,10 +69,10 @@ class KeptBlock:
 
 @dataclass(frozen=True, slots=True)
 class CacheJob:
-    """How far it is what an operator has asked of the cache: that a prompt is kept, or that blocks come in.
+    """Progress of an operator's cache job: storing a prompt, or importing blocks.
 
-    `num_pending` blocks are still to be written. Of a prompt: how many tokens are in memory and on disk, and in which
-    slots. Of a bundle: how many blocks were looked at, were on disk before, and found no room.
+    `num_pending` blocks are still to be written. For a prompt: how many tokens are in memory and on disk, and in which
+    slots. For a bundle: how many blocks were seen, were on disk already, and found no room.
     """
 
     num_pending: int = 0
@@ -84,7 +85,7 @@ class CacheJob:
 
 
 class FetchError(QuireError):
-    """A prefix does not come from another engine. `reason`: as it is counted."""
+    """A prefix could not be fetched from another engine. `reason`: the name under which the failure is counted."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -92,7 +93,7 @@ class FetchError(QuireError):
 
 
 def may_be_kept(scope: CacheScope) -> bool:
-    """Whether blocks of a scope may be written to a disk: its tenant wants that, and a record has room for it."""
+    """Return whether blocks of a scope may be written to a disk: `persist` is set, and the scope fits into a record."""
     return scope.persist and len(scope_bytes(scope)) <= MAX_SCOPE_BYTES
 
 
@@ -127,7 +128,7 @@ def next_scope(reader: WireReader) -> CacheScope:
 
 
 def read_scope(data: bytes) -> CacheScope:
-    """Read the binary form of a scope back; raises `StepLogError` if it is torn, or followed by something."""
+    """Read the binary form of a scope back; raises `StepLogError` if bytes are missing or left over."""
     reader = WireReader(data)
     scope = next_scope(reader)
     reader.finish()

@@ -1,7 +1,7 @@
 """The content of one block of KV memory: from a model's layers to bytes per block.
 
-A model may mix layers with full attention and layers with a sliding window (Gemma 3 has 22 and 4 in its 1B form). A
-window layer can free its old blocks and a full layer cannot, so they need separate block tables. The layers are split
+A model may mix layers with full attention and layers with a sliding window (4 and 22 layers in Gemma 3 1B). A window
+layer can free its old blocks and a full layer cannot, so they need separate block tables. The layers are split
 into **groups of equal size**, each with one kind of attention and its own block table. Because all groups have the same
 number of layers, a block has the same number of bytes in any group, and **one** pool serves all groups: no memory is
 reserved for a kind of layer that does not need it.
@@ -9,8 +9,8 @@ reserved for a kind of layer that does not need it.
     26 layers: F = full, w = window                 3 of the 7 groups, 4 layers each
     w w w w w F w w w w w F …   ──────►   group 0: F F F F    group 1: w w w w    group 2: w w w w …
 
-With latent attention a token has one vector for all heads of a layer, which is the key and holds the value: a block has
-no second half for values (`latent_dim`).
+With latent attention a token has one vector per layer for all heads. This vector is the key and contains the value, so
+a block has no second half for values (`latent_dim`).
 
 If the counts do not divide, the last group of a kind is padded; `padding_fraction` is the wasted share, and
 `from_layers` keeps it at 10 % or less.
@@ -30,7 +30,7 @@ from quire.core.errors import InvalidConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
 INT4_GROUP: Final = 32
-"""The numbers of a 4-bit key that share a scale and a minimum."""
+"""How many numbers of a 4-bit key share a scale and a minimum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ MAX_PADDING_FRACTION = 0.10
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share one block table. `window` None: full attention; else the number of tokens seen back.
+    """Layers that share one block table. `window`: how many tokens a query sees, its own included; None: all.
 
     A query at position p of a window group attends to positions p - window + 1 … p.
     """
@@ -87,7 +87,9 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """The shape of the KV cache of one model. `latent_dim` not 0: a value is as many first numbers of its key.
+    """The shape of the KV cache of one model.
+
+    `latent_dim`: how many first numbers of a key are its value; 0: keys and values are stored separately.
 
     >>> spec = KVCacheSpec.from_layers([None] * 28, block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
     >>> spec.bytes_per_token, spec.bytes_per_block
@@ -130,7 +132,7 @@ class KVCacheSpec:
             raise InvalidConfigError("draft", draft.block_size, f"one model with blocks of {self.block_size} tokens")
         for spec in (self, draft):
             if len(spec.groups) > 1 or spec.groups[0].window is not None:
-                raise InvalidConfigError("draft", spec.groups, "layers that all read the whole text, in both models")
+                raise InvalidConfigError("draft", spec.groups, "only layers with full attention, in both models")
 
     @classmethod
     def from_layers(
@@ -191,7 +193,7 @@ class KVCacheSpec:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block, those of a draft model among them: the same for every group."""
+        """Bytes of one block, including those of a draft model; the same for every group."""
         own = self.block_size * self.layers_per_group * self.bytes_per_layer_token
         return own if self.draft is None else own + self.draft.bytes_per_block
 
@@ -230,7 +232,7 @@ class KVCacheSpec:
 
 
 def _group_size(counts: Sequence[int]) -> int:
-    """The largest group size whose padding is small; size 1 never pads, so there is always one."""
+    """Return the largest group size whose padding is small enough; size 1 never pads."""
     total = sum(counts)
     for size in range(max(counts), 0, -1):
         padded = sum(-(-count // size) * size for count in counts)

@@ -1,4 +1,4 @@
-"""How likely a sampled token was, as the caller asked with `SamplingParams.logprobs`."""
+"""TokenLogprobs: how likely a token was, for `SamplingParams.logprobs` and `prompt_logprobs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.core.wire import WireReader, WireWriter
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """One sampled token among all others, by the model's own distribution: before temperature and filters.
+    """The log-probability and rank of a token in the model's own distribution, before temperature and filters.
 
     `rank` is 1 for the likeliest token. `top_ids` are the likeliest tokens, best first, ties to the lowest id, and
     `top_logprobs` their log-probabilities.

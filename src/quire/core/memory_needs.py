@@ -16,9 +16,9 @@ UNKNOWN_FREE_BYTES: Final = 2 << 30
 class MemoryNeeds:
     """The memory that an engine takes without its KV memory. `rest_bytes`: already taken by the process.
 
-    `free_bytes` is the memory that it may still take; None if the system does not say. `kv_share`: the share of the
-    rest for KV blocks. `host_bytes`: free memory for swapped blocks, if that is another memory. `adapter_bytes`: of
-    adapters.
+    `free_bytes` is the memory that the engine may still take; None if the system does not report it. `kv_share`: the
+    share of the remaining memory for KV blocks. `host_bytes`: free host memory for swapped blocks, if the device has
+    its own memory. `adapter_bytes`: memory for adapters.
     """
 
     weight_bytes: int
@@ -32,13 +32,13 @@ class MemoryNeeds:
 
     @property
     def left_bytes(self) -> int:
-        """The memory left by weights, adapters, activations and graphs; negative if they do not fit."""
+        """The memory left after weights, adapters, activations and graphs; negative if they do not fit."""
         free = self.free_bytes
         taken = self.weight_bytes + self.activation_bytes + self.graph_bytes + self.adapter_bytes
         return UNKNOWN_FREE_BYTES if free is None else free - taken
 
     def within(self, memory_bytes: int | None) -> MemoryNeeds:
-        """Return the needs where no more than this may be taken, even if more is free; None: no such limit.
+        """Return the needs with the free memory limited to `memory_bytes`; None: no limit.
 
         >>> MemoryNeeds(10, 2, free_bytes=100).within(50).left_bytes, MemoryNeeds(10, 2).within(50).left_bytes
         (38, 38)
@@ -49,5 +49,5 @@ class MemoryNeeds:
         return replace(self, free_bytes=free)
 
     def left_beside(self, swap_bytes: int) -> int:
-        """Return the memory left by weights, activations and swap."""
+        """Return the memory left after swap too: `left_bytes` less `swap_bytes`, unless swap has its own memory."""
         return self.left_bytes - (swap_bytes if self.host_bytes is None else 0)

@@ -19,10 +19,10 @@ from typing import BinaryIO, Final, Protocol
 from quire.core.errors import CheckpointError
 
 MAX_SETTINGS_BYTES: Final = 16 << 20
-"""For a JSON file: the largest of published models, tokenizer settings with thousands of added tokens, have 1 MiB."""
+"""The limit of a JSON file. The largest in published models is 1 MiB: a tokenizer with thousands of added tokens."""
 
 MAX_TENSOR_NAMES_BYTES: Final = 32 << 20
-"""For the header of a safetensors file, or for an index: names of 250,000 tensors."""
+"""The limit of a safetensors header or an index: enough for the names of 250,000 tensors."""
 
 MAX_JSON_VALUES: Final = 2_000_000
 LFS_POINTER: Final = b"version https://git-lfs"
@@ -47,15 +47,15 @@ class ModelFiles(Protocol):
         ...
 
     def has(self, file: str) -> bool:
-        """Return whether there is such a file. Does not mutate."""
+        """Return whether a file exists. Does not mutate."""
         ...
 
     def text(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
-        """Return the text of a file; raises `CheckpointError` if there is none. Does not mutate."""
+        """Return the text of a file; raises `CheckpointError` if it is missing. Does not mutate."""
         ...
 
     def json_object(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, object]:
-        """Return the JSON object in a file; raises `CheckpointError` if there is none. Does not mutate."""
+        """Return the JSON object in a file; raises `CheckpointError` if either is missing. Does not mutate."""
         ...
 
 
@@ -75,7 +75,7 @@ def open_model_file(path: Path) -> BinaryIO:
 
 
 def read_model_file(path: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> bytes:
-    """Return the bytes of the file at `path`, of which there may be at most `max_bytes`."""
+    """Return the bytes of the file at `path`; raises `CheckpointError` if it is larger than `max_bytes`."""
     with open_model_file(path) as file:
         try:
             size = os.fstat(file.fileno()).st_size
@@ -103,7 +103,7 @@ def read_json_object(path: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[st
 
 
 def is_there(path: Path) -> bool:
-    """Return whether anything has this name, even a broken link, which is then an error."""
+    """Return whether anything has this name, even a broken link, which is an error once it is opened."""
     return os.path.lexists(path)
 
 
@@ -119,17 +119,17 @@ def parse_json_object(data: bytes, where: str) -> dict[str, object]:
     """
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found: dict[str, object] = {}
+        members: dict[str, object] = {}
         for key, value in pairs:
-            if key in found:
+            if key in members:
                 raise CheckpointError(f"{where}: key {key!r}", "given twice", "each key once")
-            found[key] = value
-        return found
+            members[key] = value
+        return members
 
     require_few_values(data, where)
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
-        if b"\\ud" in data.lower():  # half a surrogate pair is written so, and is text that nothing can encode
+        if b"\\ud" in data.lower():  # this escape may be a lone surrogate, which cannot be encoded
             json.dumps(value, ensure_ascii=False).encode()
     except CheckpointError:
         raise
@@ -143,7 +143,7 @@ def parse_json_object(data: bytes, where: str) -> dict[str, object]:
 def require_few_values(data: bytes, where: str, most: int = MAX_JSON_VALUES) -> None:
     """Raise if JSON may hold more values than `most`: one byte of JSON can become fifty in memory."""
     if sum(map(data.count, (b",", b"[", b"{"))) > most:
-        raise CheckpointError(where, f"JSON of more than {most} values", "fewer")
+        raise CheckpointError(where, f"JSON of more than {most} values", f"at most {most}")
 
 
 def lfs_pointer(where: str) -> CheckpointError:

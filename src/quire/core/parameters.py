@@ -1,6 +1,6 @@
-"""How a parameter of a request is declared: its kind with the range, its neutral value, where it is offered, its help.
+"""Declarations of request parameters: kind and range, neutral value, place (where clients can set it) and help.
 
-A declaration is the field of a dataclass. The check of requests, the wire form, the columns of draws, flags, the fields
+A declaration is a field of a dataclass. The check of requests, the wire form, the columns of draws, flags, the fields
 of HTTP bodies and the tables in the documents are all made from it.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A whole number."""
+    """An integer."""
 
     low: int
     high: int
@@ -29,7 +29,7 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A finite number; `is_above` leaves out the lowest one."""
+    """A finite number; `is_above` excludes `low` itself."""
 
     low: float
     high: float
@@ -77,7 +77,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A tuple of token ids. Without `most` there is at least one, and no more than the vocabulary has."""
+    """A tuple of token ids. Without `most`: at least one id, and at most as many as the vocabulary has."""
 
     most: int | None = None
 
@@ -115,7 +115,7 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class HeldText:
-    """What a text is held to."""
+    """A grammar that a text must follow."""
 
     allowed: str = "None, or a Grammar"
 
@@ -124,11 +124,11 @@ Kind = Integer | Number | Switch | Choice | Texts | TokenIds | TokenSequences | 
 
 
 class Place(Enum):
-    """Where a parameter is offered."""
+    """Where clients can set a parameter."""
 
-    DRAW = "each draw has it as a column; a flag and a field of every body"
+    DRAW = "a column of each draw, a flag and a field of every body"
     TEXT = "a field of every body"
-    CHOICES = "a field of the bodies that ask for several texts"
+    CHOICES = "a field of the bodies that can request several texts"
     OWN = "in a form of its own, or only in Python"
 
 
@@ -145,7 +145,7 @@ class Parameter:
 
 
 def parameter(kind: Kind, default: Any, place: Place, text: str, *, flag: bool = False) -> Any:
-    """Declare a field of a dataclass; those of draws have a flag always."""
+    """Declare a parameter as a field of a dataclass; parameters of draws always have a flag."""
     has_flag = flag or place is Place.DRAW
     metadata = {"kind": kind, "place": place, "help": text, "has_flag": has_flag}
     return dataclasses.field(default=default, metadata=metadata)

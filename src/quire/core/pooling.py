@@ -1,11 +1,11 @@
 """Pooling: how the hidden states of a text become one vector, its embedding.
 
     last    the state of the last token, which has read the whole text
-    mean    the mean over all tokens: each is computed, none comes from the prefix cache
-    labels  of a model that classifies: the share of each label, from the state of the last token
+    mean    the mean over all tokens: every token is computed, without prefix cache hits
+    labels  for a model that classifies: the share of each label, from the state of the last token
 
 The states are those after the final norm. A vector of the first two kinds is cut to its first dimensions if fewer are
-asked for, and then has the length 1.
+requested, and then scaled to length 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 POOLINGS: Final = ("last", "mean")
 LABELS: Final = "labels"
 INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
-"""What Qwen3-Reranker is told that documents are for, if the caller does not say; its GGUF files say it too."""
+"""Qwen3-Reranker's default instruction, used if the caller gives none; its GGUF files contain the same text."""
 
 PAIR_TEMPLATE: Final = "query_and_document"
 """The name of a chat template for three messages: an instruction, a query and a document."""
@@ -26,7 +26,7 @@ PAIR_TEMPLATE: Final = "query_and_document"
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """One way to make a vector of a text. `dimensions`: how many numbers to keep; 0: all."""
+    """One way to make a vector from a text. `dimensions`: how many numbers to keep; 0: all."""
 
     kind: str
     dimensions: int = 0

@@ -19,7 +19,7 @@ _Value = TypeVar("_Value")
 
 
 def make_private(path: Path) -> None:
-    """Make the folder of all stores, for its owner only, or check the one that exists."""
+    """Create the folder of all stores, for its owner only, or check the existing folder."""
     with suppress(FileExistsError):
         or_refuse(path, lambda: os.mkdir(path, 0o700))
     status = or_refuse(path, lambda: os.lstat(path))
@@ -31,14 +31,14 @@ def make_private(path: Path) -> None:
 
 
 def open_private(folder: int, path: Path, name: str) -> int:
-    """Open a file in `folder` to read and write it; refuses links, and files that others own or may read."""
+    """Open a file in `folder` for reading and writing; refuses links, and files that others own or can read."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = or_refuse(path / name, lambda: os.open(name, flags, 0o600, dir_fd=folder))
     try:
         status = os.fstat(descriptor)
         require_private(path / name, status)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise InvalidConfigError(FIELD, str(path / name), "a plain file without another name")
+            raise InvalidConfigError(FIELD, str(path / name), "a plain file without hard links")
     except BaseException:
         os.close(descriptor)
         raise
@@ -46,7 +46,7 @@ def open_private(folder: int, path: Path, name: str) -> int:
 
 
 def or_refuse(path: Path, call: Callable[[], _Value]) -> _Value:
-    """Return what a call returns; raises `InvalidConfigError` in place of an `OSError`, unless the path exists."""
+    """Return the result of a call; an `OSError` becomes an `InvalidConfigError`, except `FileExistsError`."""
     try:
         return call()
     except FileExistsError:

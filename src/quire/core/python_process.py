@@ -7,7 +7,7 @@ run in a model folder from a stranger, would import its `queue.py`. `-P` prevent
 relative to the current folder are dropped, the empty one too. PYTHONSAFEPATH passes this on to processes that
 libraries start.
 
-The new process imports the same quire: the folder of this one goes into PYTHONPATH unless Python finds it by itself.
+The new process imports the same quire: its folder is added to PYTHONPATH, unless Python finds it anyway.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMAND_S: Final = 30.0
 def start_python(
     *arguments: str, environment: Mapping[str, str] | None = None, python: str = "", **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start a Python with some arguments. It and `environment` are ours unless given; options are those of `Popen`."""
+    """Start Python with `options` of `Popen`. `python` and `environment` default to those of this process."""
     program = python or sys.executable
     if not program:
         raise ExecutionError("cannot start a process: sys.executable is empty; set it to the Python interpreter")
@@ -42,7 +42,7 @@ def run_python(
     folder: Path | None = None,
     timeout_s: float = COMMAND_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python to its end, in a folder, without input; returns its output. Raises `subprocess.TimeoutExpired`."""
+    """Run Python in a folder, without input, until it ends; return its output. Raises `subprocess.TimeoutExpired`."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start_python(*arguments, environment=environment, cwd=folder, text=True, **pipes) as process:
         try:
@@ -54,9 +54,9 @@ def run_python(
 
 
 def safe_environment(environ: Mapping[str, str], *, is_ours: bool = True) -> dict[str, str]:
-    """Return an environment in which Python imports nothing of the current folder. Does not mutate.
+    """Return an environment in which Python imports nothing from the current folder. Does not mutate.
 
-    `is_ours`: it is this Python, which is to find the quire that is running.
+    `is_ours`: the new process runs the same Python, and must import the quire that is running.
 
     >>> home = str(Path(__file__).resolve().parents[2])
     >>> safe_environment({"PYTHONPATH": f":.:src:{home}"}) == {"PYTHONPATH": home, "PYTHONSAFEPATH": "1"}

@@ -15,8 +15,8 @@ flight still samples the token at that position. If the next plan depends on a r
 choose, a prompt about to open into several sequences), the backlog is 0 until the result arrives.
 
 The scheduler (or code that uses the memory alone) writes the status and the progress, and the memory manager reads
-them. The manager raises `num_slots` when it makes room; the scheduler lowers it to be asked again before the next
-token. Requests that were opened from one prompt (n, best_of, beams) share a `RequestGroup`.
+them. The manager raises `num_slots` when it makes room; the scheduler lowers it so that the next token needs another
+call to the manager. Requests that were opened from one prompt (n, best_of, beams) share a `RequestGroup`.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheScope:
-    """The cached blocks that a request may hit: those of the same salt and extra keys. `tenant` is charged for them.
+    """The cached blocks that a request may hit: those with the same salt, extra keys and adapter.
 
-    `persist`: whether they may be written to a disk, where one is set up. `adapter`: the digest of the adapter whose
-    keys and values they are; empty: none.
+    `tenant` is charged for the blocks. `persist`: whether they may be written to the disk cache, if there is one.
+    `adapter`: the digest of the adapter that computed their keys and values; empty: none.
     """
 
     tenant: str = ""
@@ -156,7 +156,7 @@ class Request:
         self.arrival_s = arrival_s
         self.tokens = token_array(prompt)
         self.num_prompt_tokens = len(self.tokens)
-        self.pooling: Pooling | None = None  # set before it is added: the text becomes a vector, nothing is sampled
+        self.pooling: Pooling | None = None  # set before the request is added: the result is a vector, not a text
         self.group: RequestGroup | None = None
         self.serial = 0  # order of arrival, given by the scheduler
         self.max_total_tokens = 0  # prompt and output together, given by the scheduler
@@ -173,11 +173,11 @@ class Request:
         self.num_late_results = 0  # of steps in flight when it was preempted; awaited before it resumes
         self.generation = 0  # counts how often progress was thrown away, to recognise late results
         self.drafts = NO_DRAFTS  # guesses of the next tokens, to be verified by the next plan
-        self.guesser = ""  # who made the last guesses
-        self.awaits_drafts = False  # a step under way brings guesses; until then it is not planned
+        self.guesser = ""  # the proposer of the last guesses
+        self.awaits_drafts = False  # a step in flight will return guesses; until then the request is not planned
         self.num_cached_tokens = 0  # at the first admission, for the caller
-        self.num_disk_tokens = 0  # of those, the ones that were loaded from disk for this request
-        self.num_host_tokens = 0  # of those, the ones that were moved from the host for it
+        self.num_disk_tokens = 0  # the part of num_cached_tokens that was loaded from disk for this request
+        self.num_host_tokens = 0  # the part of num_cached_tokens that was moved from the host for this request
         self.waited_s: float | None = None  # from its arrival to its first step, for the caller
         self.num_preemptions = 0
         self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, if requested
@@ -186,7 +186,7 @@ class Request:
         self.vector = b""  # float32 numbers, once a pooled request is over
 
     def begin_with(self, output: Iterable[int]) -> None:
-        """Make tokens that were generated elsewhere the beginning of the output, before the request runs. Mutates.
+        """Set the beginning of the output to tokens that another engine generated, before the request runs. Mutates.
 
         >>> request = Request("r", [5, 6, 7])
         >>> request.begin_with([8, 9])
@@ -257,14 +257,14 @@ class Request:
         self.generation += 1
 
     def check(self) -> None:
-        """Raise `InvariantError` unless the counts fit together."""
+        """Raise `InvariantError` unless the counts are consistent."""
         idle = self.num_planned == self.num_computed and not self.num_late_results and not self.is_finished
         facts = {
             "0 <= num_computed <= num_planned": 0 <= self.num_computed <= self.num_planned,
             "a row is held exactly while running": (self.row >= 0) == (self.status is RequestStatus.RUNNING),
             "computed tokens are known": self.num_computed <= len(self.tokens),
             "known tokens stay within the maximum": len(self.tokens) <= self.max_total_tokens,
-            "backlog counts the tokens that no plan has taken up": self.backlog >= 0
+            "backlog counts the tokens that no plan has": self.backlog >= 0
             and (not idle or self.backlog == len(self.tokens) - self.num_planned),
         }
         for fact, holds in facts.items():

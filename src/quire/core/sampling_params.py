@@ -46,25 +46,25 @@ class SamplingParams:
 
     `best_of` sequences (default: `n`) are generated, and the best `n` are returned. With `beam_search` the `best_of`
     sequences are the beams of one search: the likeliest texts, by the sum of their log-probabilities over
-    length ^ `length_penalty`. `early_stopping` True ends it as soon as `best_of` texts have ended, "never" only when no
-    better one can come. `max_tokens` None means: as many as fit.
+    length ^ `length_penalty`. `early_stopping` True ends the search as soon as `best_of` texts have ended, "never" only
+    when no better text is possible. `max_tokens` None means: as many as fit.
 
     Tokens are drawn from the softmax of logits / temperature (0: the likeliest token), after the filters in the order
-    min_p, top_k (0 or -1: off), top_p. Sequence i of a request draws with seed + i, so n sequences of one request are
-    those of n requests with their own seeds.
+    min_p, top_k (0 or -1: off), top_p. Sequence i of a request draws with seed + i, so the n sequences of one request
+    equal those of n requests with the seeds seed, seed + 1, ….
 
     Before that, rules change the logits, in this order. If `allowed_token_ids` are given, only these may be chosen.
-    `bad_words` are not written: the door turns their strings into `bad_words_ids`, and a sequence of tokens bans its
-    last one after the others. `logit_bias` is added to the logits of tokens, by id. If a token occurs in the prompt or
-    the output, its logit is divided by `repetition_penalty` if it is positive, else multiplied by it. If it occurs in
-    the output, `presence_penalty` is subtracted once, and `frequency_penalty` once per occurrence.
+    `bad_words` must not occur in the text: the door turns the strings into `bad_words_ids`, and each sequence bans its
+    last token after its other tokens. `logit_bias` is added to the logits of tokens, by id. If a token occurs in the
+    prompt or the output, its logit is divided by `repetition_penalty` if it is positive, else multiplied by it. If it
+    occurs in the output, `presence_penalty` is subtracted once, and `frequency_penalty` once per occurrence.
 
-    With a `grammar`, only tokens may be chosen that can still lead to a text of the grammar, and the text may end only
-    where it is one. All other rules still apply.
+    With a `grammar`, only tokens that can still lead to a text of the grammar may be chosen, and the text may end only
+    where it is complete. All other rules still apply.
 
-    The text ends before the first of the `stop` strings, or after it with `include_stop_str_in_output`. `logprobs` asks
-    for the log-probabilities of each token and of this many of the likeliest, `prompt_logprobs` for those of the tokens
-    of the prompt.
+    The text ends before the first of the `stop` strings, or after it with `include_stop_str_in_output`. `logprobs`
+    requests the log-probabilities of each token and of this many of the likeliest, `prompt_logprobs` the same for the
+    prompt's tokens.
 
     >>> SamplingParams(n=2, best_of=4, stop="END").num_sequences
     4
@@ -72,19 +72,19 @@ class SamplingParams:
     ((3, -100), (7, 1.5))
     """
 
-    n: int = parameter(Integer(1, 1 << 20), 1, CHOICES, "texts that are returned")
+    n: int = parameter(Integer(1, 1 << 20), 1, CHOICES, "number of texts to return")
     best_of: int | None = parameter(
-        Integer(1, 1 << 20), None, CHOICES, "texts that are written, of which the n best are returned; None: n"
+        Integer(1, 1 << 20), None, CHOICES, "number of texts to generate; the n best are returned; None: n"
     )
-    beam_search: bool = parameter(Switch(), False, OWN, "the texts are the beams of one search")
+    beam_search: bool = parameter(Switch(), False, OWN, "generate the texts as the beams of one search")
     length_penalty: float = parameter(
-        Number(-10.0, 10.0), 1.0, CHOICES, "a search divides the score of a text by its length to this power"
+        Number(-10.0, 10.0), 1.0, CHOICES, "beam search divides the score of a text by its length to this power"
     )
     early_stopping: bool | Literal["never"] = parameter(
         Choice(("never",)),
         False,
         CHOICES,
-        'True ends a search as soon as best_of texts have ended, "never" only when no better one can come',
+        'True ends a search as soon as best_of texts have ended, "never" only when no better text is possible',
     )
     temperature: float = parameter(Number(0.0, 1e6), 1.0, DRAW, "divides the logits; 0: always the likeliest token")
     top_p: float = parameter(
@@ -92,28 +92,28 @@ class SamplingParams:
     )
     top_k: int = parameter(Integer(-1, MAX_INT32), 0, DRAW, "keep only this many of the likeliest tokens; 0, -1: all")
     min_p: float = parameter(
-        Number(0.0, 1.0), 0.0, DRAW, "keep only tokens that have at least this share of the likeliest one's probability"
+        Number(0.0, 1.0), 0.0, DRAW, "keep only tokens with at least this share of the likeliest token's probability"
     )
     top_n_sigma: float = parameter(
         Number(-1.0, 100.0),
         0.0,
         DRAW,
-        "keep only tokens whose logit is at most this many standard deviations below the highest; 0, below: all",
+        "keep only tokens whose logit is at most this many standard deviations below the highest; 0 or less: all",
     )
     seed: int | None = parameter(
-        Integer(0, MAX_SEED), None, TEXT, "where random numbers come from: the same seed, the same text", flag=True
+        Integer(0, MAX_SEED), None, TEXT, "seed of the random numbers: the same seed gives the same text", flag=True
     )
     max_tokens: int | None = parameter(
         Integer(1, MAX_INT32), None, OWN, "the most tokens to generate; None: as many as fit", flag=True
     )
-    min_tokens: int = parameter(Integer(0, MAX_INT32), 0, TEXT, "tokens that are written before the text may end")
+    min_tokens: int = parameter(Integer(0, MAX_INT32), 0, TEXT, "the fewest tokens to generate before the text may end")
     stop: tuple[str, ...] = parameter(
-        Texts(MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH), (), OWN, "strings before which the text ends"
+        Texts(MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH), (), OWN, "end the text before any of these strings"
     )
-    stop_token_ids: tuple[int, ...] = parameter(TokenIds(1024), (), TEXT, "tokens with which the text ends")
-    ignore_eos: bool = parameter(Switch(), False, TEXT, "the model's own end of text does not end it")
-    include_stop_str_in_output: bool = parameter(Switch(), False, TEXT, "the text ends with the stop string")
-    skip_special_tokens: bool = parameter(Switch(), True, TEXT, "special tokens are left out of the text")
+    stop_token_ids: tuple[int, ...] = parameter(TokenIds(1024), (), TEXT, "tokens that end the text")
+    ignore_eos: bool = parameter(Switch(), False, TEXT, "continue past the model's end-of-text token")
+    include_stop_str_in_output: bool = parameter(Switch(), False, TEXT, "keep the stop string at the end of the text")
+    skip_special_tokens: bool = parameter(Switch(), True, TEXT, "leave special tokens out of the text")
     logprobs: int | None = parameter(
         Integer(0, MAX_LOGPROBS),
         None,
@@ -121,27 +121,27 @@ class SamplingParams:
         "report log-probabilities: of each token, and of this many of the likeliest",
     )
     prompt_logprobs: int | None = parameter(
-        Integer(0, MAX_LOGPROBS), None, CHOICES, "report the same of the tokens of the prompt"
+        Integer(0, MAX_LOGPROBS), None, CHOICES, "report log-probabilities of the prompt's tokens too"
     )
     repetition_penalty: float = parameter(
         Number(0.01, 100.0), 1.0, DRAW, "above 1: tokens of prompt and text become less likely"
     )
     presence_penalty: float = parameter(Number(-2.0, 2.0), 0.0, DRAW, "above 0: tokens of the text become less likely")
     frequency_penalty: float = parameter(
-        Number(-2.0, 2.0), 0.0, DRAW, "above 0: tokens become less likely each time they are written"
+        Number(-2.0, 2.0), 0.0, DRAW, "above 0: tokens become less likely each time they occur in the text"
     )
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = parameter(
         Biases(MAX_BIASES, Number(-100.0, 100.0)),
         (),
         TEXT,
-        "numbers that are added to the logits of tokens, by token id",
+        "numbers to add to the logits of tokens, by token id",
     )
-    bad_words: tuple[str, ...] = parameter(Texts(MAX_BAD_WORDS, 256), (), TEXT, "strings that are not written")
+    bad_words: tuple[str, ...] = parameter(Texts(MAX_BAD_WORDS, 256), (), TEXT, "strings that must not be generated")
     bad_words_ids: tuple[tuple[int, ...], ...] = parameter(
-        TokenSequences(2 * MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS), (), OWN, "sequences of tokens that are not written"
+        TokenSequences(2 * MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS), (), OWN, "token sequences that must not be generated"
     )
-    allowed_token_ids: tuple[int, ...] | None = parameter(TokenIds(), None, TEXT, "the only tokens that may be written")
-    grammar: Grammar | None = parameter(HeldText(), None, OWN, "what the text is held to")
+    allowed_token_ids: tuple[int, ...] | None = parameter(TokenIds(), None, TEXT, "the only tokens that may be chosen")
+    grammar: Grammar | None = parameter(HeldText(), None, OWN, "the grammar that the text must follow")
 
     def __post_init__(self) -> None:
         for field in ("stop", "bad_words"):
@@ -198,5 +198,5 @@ DRAW_PARAMETERS: Final = tuple(name for name, declared in PARAMETERS.items() if 
 def _sorted_pairs(biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
     try:
         return tuple(sorted(biases.items()))
-    except TypeError:  # not numbers all of them: validation says so
+    except TypeError:  # the keys are not all numbers; validation reports that
         return tuple(biases.items())

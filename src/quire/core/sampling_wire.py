@@ -1,7 +1,7 @@
 """The wire form of sampling parameters: a part of every plan in which a request takes a row.
 
-Parameters are written by name, and only those that differ from their neutral value. So one that a request does not use
-takes no bytes, and a new one changes no plan of old.
+A parameter is written by name, and only if it differs from its neutral value. So an unused parameter takes no bytes,
+and a new parameter changes no existing plan.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_sampling(reader: WireReader) -> SamplingParams:
     for _ in range(reader.integer()):
         name = reader.text()
         if name not in PARAMETERS or name in given:
-            raise StepLogError("sampling parameters have one that stands twice, or that this version does not know")
+            raise StepLogError("a plan contains a duplicate sampling parameter, or one that this version does not know")
         given[name] = _read(reader, PARAMETERS[name].kind)
     return SamplingParams(**given)
 

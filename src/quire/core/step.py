@@ -1,6 +1,6 @@
 """StepPlan and StepResult: the two values that pass between the planes.
 
-A plan says what one step computes. It is **columnar** (a column per fact, an entry per request of the step) and
+A plan says what one step computes. It is **columnar** (one column per fact, one entry per request in the step) and
 has **only differences**: a request is described in full once, when it takes a row. After that the worker knows
 its tokens (it sampled them itself) and its block tables, and the plan has only the changes.
 
@@ -10,18 +10,19 @@ its tokens (it sampled them itself) and its block tables, and the plan has only 
     counts[i]   how many tokens it computes: the token at starts[i], the next one, …
     samples[i]  how many tokens are sampled from the logits of the last position: 0 while tokens of the request are
                 still to be computed, usually 1, k when the request opens into k sequences
-    drafts      guessed tokens, appended by the plan to the known ones; the result says how many were accepted
-    proposals   rows whose next tokens are to be guessed after the step, and how many at most; the result has the
+    drafts      guessed tokens, appended by the plan to the known ones; the result shows how many were accepted
+    proposals   rows whose next tokens are guessed after the step, and the most guesses for each; the result has the
                 guesses, which the scheduler may plan as drafts
-    depths      rows for which the draft model shall guess, and how many tokens: the row has slots for this many tokens
+    depths      rows for which the draft model guesses, and the number of tokens: the row has slots for this many tokens
                 after those that the step computes
-    transfers   blocks to bring from the disk or to write to it, by tickets that results report when they end
+    transfers   blocks to load from the disk or to write to it; each has a ticket, and a result reports when it ends
 
 There are no phases: prefill, chunked prefill, decode, the rest after a prefix hit and speculation differ only in starts
 and counts.
 
-Order within a step: released rows, rows changed, moves out, copies, moves in, then the computation. The first
-`num_decodes` entries are plain decodes (one token computed, one sampled): executors may take a shorter way for them.
+Order within a step: released rows, row starts, table changes, moves out, copies, moves in, then the computation. The
+first `num_decodes` entries are plain decodes (one token computed, one sampled): executors may use a faster path for
+them.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from quire.core.transfers import NO_OUTCOME, NO_TRANSFERS, TransferOutcome, Tran
 from quire.core.wire import WireReader, WireWriter
 
 NO_BLOCK = -1
-"""Replaces a block in a block table after it was freed behind a sliding window."""
+"""Replaces a block in a block table after the block left the sliding window and was freed."""
 
 MAX_PROMPT_LOGITS: Final = 128
 """The most prompt positions whose logits one step computes, for `prompt_logprobs`."""
 
 
 MAX_STEP_DRAFTS: Final = 64
-"""The most drafts of a step, of all its rows; engines have memory for their logits."""
+"""The most drafts in a step, over all rows; engines have memory for the logits of this many."""
 
 
 class BlockCopy(NamedTuple):
@@ -91,7 +92,7 @@ class RowStart:
 
 
 def column(*values: int) -> array[int]:
-    """Make a column of 32-bit integers."""
+    """Return a column of 32-bit integers."""
     return array("i", values)
 
 
@@ -224,20 +225,20 @@ class StepPlan:
 class StepResult:
     """The results of one step.
 
-    Entry i of the plan got `num_tokens[i]` tokens, and `tokens` has those of all entries, one after another: none while
-    the request still has tokens to compute, usually one, more if drafts were accepted or if the request opened into
-    several sequences. No token although the plan asks for a sample means **postponed**: the row's mask is not known
-    yet. Only its last token then counts as not computed, and the next plan has it again.
+    Entry i of the plan got `num_tokens[i]` tokens: 0 while the request still has tokens to compute, usually 1, more if
+    drafts were accepted or if the request opened into several sequences. `tokens` has the tokens of all entries, one
+    entry after another. An entry without a token, although the plan requests a sample, is **postponed**: the row's mask
+    is not known yet. Then only its last token counts as not computed, and the next plan has this token again.
 
     `parents[i]` names the row whose sequence entry i continues (beam search picks survivors and their parents;
     otherwise, and if the column is empty, a row continues itself). `searches` maps the row of the first beam to the
     texts of a search that is over, best first: one per beam, and none of the beams gets a token in that step.
-    `failures` maps a row to the error of its request. `logprobs` maps a row that asked for them to one entry per token,
+    `failures` maps a row to the error of its request. `logprobs` maps a row that requested them to one entry per token,
     and `prompt_logprobs` to one entry per prompt token that follows one computed in this step. `proposals` maps a row
-    of the plan's proposals to guesses of its next tokens, if there are any. `vectors` maps a row that is pooled to its
-    vector, in the step that computes its last token: float32 numbers, little-endian. `duration_us` is how long the
-    executor computed, by its own clock, where it makes guesses or has a disk, and `draft_us` how long each pass of the
-    draft model took after that. `transfers` has the tickets that ended.
+    of the plan's proposals to guesses of its next tokens, if there are any. `vectors` maps a pooled row to its vector,
+    in the step that computes its last token: float32 numbers, little-endian. `duration_us` is the computing time by the
+    executor's own clock, reported only if it makes guesses or has a disk; `draft_us` is the time of each draft model
+    pass after that. `transfers` has the tickets that ended.
     """
 
     step_id: int
@@ -272,10 +273,10 @@ class StepResult:
                 for entry in entries:
                     write_logprobs(writer, entry)
         writer.integer(len(self.searches))
-        for row, found in sorted(self.searches.items()):
+        for row, hypotheses in sorted(self.searches.items()):
             writer.integer(row)
-            writer.integer(len(found))
-            for hypothesis in found:
+            writer.integer(len(hypotheses))
+            for hypothesis in hypotheses:
                 write_hypothesis(writer, hypothesis)
         writer.integer(len(self.proposals))
         for row, guesses in sorted(self.proposals.items()):

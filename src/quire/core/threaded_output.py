@@ -1,10 +1,11 @@
-"""ThreadedOutput: text for a descriptor, written by a thread, so that no line of a log waits for a reader.
+"""ThreadedOutput: a stream whose thread writes to a descriptor, so that no log line waits for a reader.
 
-    print, logging, a traceback ──► at most 1 MiB that waits ──► thread ──► stdout or stderr
+    print, logging, a traceback ──► queue of at most 1 MiB ──► thread ──► stdout or stderr
 
-A pipe that nobody reads is full after 64 KiB, and the next write to it blocks forever. In a server that write is a log
-line, and the event loop or the engine waits with it. Here only the thread waits. What finds no room is dropped, and the
-next line that is written says how much that was. Native code that writes to the descriptor itself still waits.
+A pipe that is not read is full after 64 KiB, and the next write to it blocks forever. In a server that write is a log
+line, and the event loop or the engine waits with it. Here only the thread waits. Text that finds no room is dropped,
+and the next line written reports how many pieces were dropped. Native code that writes to the descriptor itself still
+waits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Final
 
 MAX_WAITING_BYTES: Final = 1 << 20
 LAST_WORDS_S: Final = 1.0
-"""How long the end of the process waits for a reader of what was written last."""
+"""Seconds that the process waits at its end for its last output to be read."""
 
 
 class ThreadedOutput(io.TextIOBase):
@@ -30,18 +31,18 @@ class ThreadedOutput(io.TextIOBase):
         self._descriptor = descriptor
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting: list[bytes] = []
-        self._num_waiting_bytes = 0  # what is being written included
+        self._num_waiting_bytes = 0  # with the bytes that are being written
         self._num_dropped = 0
         self._changed = threading.Condition()  # an RLock: a finalizer may write while this thread does
         threading.Thread(target=self._run, name="quire-output", daemon=True).start()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """How text becomes bytes."""
+        """The encoding of text."""
         return "utf-8"
 
     def write(self, text: str) -> int:
-        """Have a text written, or count it as dropped where too much waits already. Mutates."""
+        """Queue text for writing; drop and count it if too much is queued. Mutates."""
         data = text.encode(errors="backslashreplace")
         with self._changed:
             if self._num_waiting_bytes + len(data) > self._max_waiting_bytes:
@@ -53,12 +54,12 @@ class ThreadedOutput(io.TextIOBase):
         return len(text)
 
     def drain(self, timeout_s: float = LAST_WORDS_S) -> None:
-        """Wait until all is written, but no longer than that."""
+        """Wait until everything is written, at most for `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_waiting_bytes, timeout_s)
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
@@ -66,7 +67,7 @@ class ThreadedOutput(io.TextIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def _run(self) -> None:
@@ -77,7 +78,7 @@ class ThreadedOutput(io.TextIOBase):
                 self._waiting.clear()
                 num_dropped, self._num_dropped = self._num_dropped, 0
             if num_dropped:
-                _write(self._descriptor, b"quire: %d pieces of output were dropped here: nobody read\n" % num_dropped)
+                _write(self._descriptor, b"quire: %d pieces of output were dropped here: slow reader\n" % num_dropped)
             _write(self._descriptor, data)
             with self._changed:
                 self._num_waiting_bytes -= len(data)
@@ -85,18 +86,18 @@ class ThreadedOutput(io.TextIOBase):
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write everything; what no longer has a reader is lost."""
+    """Write all bytes; drop them if the descriptor no longer has a reader."""
     while data:
         try:
             data = data[os.write(descriptor, data) :]
-        except BlockingIOError:  # another process that shares the descriptor made it so
+        except BlockingIOError:  # another process that shares the descriptor made it non-blocking
             select.select([], [descriptor], [])
         except OSError:
             return
 
 
 def thread_output() -> None:
-    """Have a thread write what this process prints and logs, from now on. Mutates `sys`."""
+    """From now on, let a thread write everything that this process prints and logs. Mutates `sys`."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and stream is getattr(sys, f"__{name}__"):
@@ -106,7 +107,7 @@ def thread_output() -> None:
 
 
 def drain_output() -> None:
-    """Wait a moment for what was printed and logged to be written, before the process ends."""
+    """Wait a moment until all printed and logged text is written, before the process ends."""
     end_s = time.monotonic() + LAST_WORDS_S
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, ThreadedOutput):

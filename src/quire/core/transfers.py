@@ -1,11 +1,11 @@
-"""Transfers: blocks on their way to the disk and back, as plans and results name them.
+"""Transfers: how plans and results describe blocks that move between the device and the disk.
 
-Each load and each store has a **ticket**. A plan hands tickets out; results say of each whether it is done, or why not.
-They come whenever the disk is ready, in any order, so a ticket may be out during many steps.
+Each load and each store has a **ticket**. A plan issues tickets; a later result reports each ticket as done, or as
+undone with the reason. Transfers end whenever the disk is ready, in any order, so a ticket may be open for many steps.
 
     plan     stores: block → slot, copied when the plan takes effect, written later
-             loads:  slot → block, which nobody reads until the ticket is done
-             voids:  slots to forget         drops: tickets whose load is given up; their blocks may be written at once
+             loads:  slot → block, which no step reads until the ticket is done
+             voids:  slots to forget         drops: tickets of abandoned loads; their blocks may be overwritten at once
     result   done, undone
 """
 
@@ -20,11 +20,11 @@ from quire.core.kept_block import KeptBlock, read_scope, scope_bytes
 from quire.core.wire import WireReader, WireWriter
 
 UNDONE: Final = ("damaged", "failed", "full", "late")
-"""Why a ticket was not carried out: wrong bytes, an error of the disk, no room on it, too slow."""
+"""Why a transfer was not done: wrong bytes, a disk error, a full disk, too slow."""
 
 
 class BlockLoad(NamedTuple):
-    """Bring the bytes of a slot into a block of the device."""
+    """Load the bytes of a slot into a block of the device."""
 
     ticket: int
     slot: int
@@ -33,7 +33,7 @@ class BlockLoad(NamedTuple):
 
 
 class BlockStore(NamedTuple):
-    """Write the bytes of a block of the device to a slot; with a `bundle`, those at place `block` in that file."""
+    """Write the bytes of a block of the device to a slot; with a `bundle`, the bytes of entry `block` of that file."""
 
     ticket: int
     block: int
@@ -47,7 +47,7 @@ def _column() -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What one plan asks of the disk. `patience_us`: the time after which its loads are given up.
+    """The disk transfers of one plan. `patience_us`: the time after which its loads are abandoned.
 
     `is_waiting`: the plan computes nothing, and its result may wait a moment for tickets to end.
     """
@@ -60,7 +60,7 @@ class Transfers:
     is_waiting: bool = False
 
     def __bool__(self) -> bool:
-        """Whether the plan asks for anything."""
+        """Return whether the plan has transfers, or waits for some."""
         return bool(self.loads or self.stores or self.voids or self.drops or self.is_waiting)
 
     def write(self, writer: WireWriter) -> None:
@@ -87,7 +87,7 @@ class Transfers:
         patience_us, is_waiting = reader.integer(), bool(reader.integer())
         voids, drops, numbers = (reader.column() for _ in range(3))
         if len(numbers) % 4:
-            raise StepLogError("a column of loads has a length that is no multiple of four")
+            raise StepLogError("a column of loads has a length that is not a multiple of four")
         loads = tuple(BlockLoad(*numbers[at : at + 4]) for at in range(0, len(numbers), 4))
         stores = tuple(_read_store(reader) for _ in range(reader.integer()))
         return cls(loads, stores, voids, drops, patience_us, is_waiting)
@@ -98,14 +98,14 @@ NO_TRANSFERS: Final = Transfers()
 
 @dataclass(frozen=True, slots=True)
 class TransferOutcome:
-    """Tickets that ended. `undone` has the reason of each, one of `UNDONE`; `load_us`: how long the disk was read."""
+    """Tickets that ended. `undone` maps a ticket to its reason, one of `UNDONE`; `load_us`: time spent reading."""
 
     done: array[int] = field(default_factory=_column)
     undone: dict[int, str] = field(default_factory=dict)
     load_us: int = field(default=0, compare=False)
 
     def __bool__(self) -> bool:
-        """Whether a ticket ended."""
+        """Return whether a ticket ended."""
         return bool(self.done or self.undone)
 
     def write(self, writer: WireWriter) -> None:
@@ -125,7 +125,7 @@ class TransferOutcome:
             return NO_OUTCOME
         done, reasons, load_us = reader.column(), reader.column(), reader.integer()
         if len(reasons) % 2 or not all(0 <= reason < len(UNDONE) for reason in reasons[1::2]):
-            raise StepLogError("a result names an unknown reason why a block was not moved")
+            raise StepLogError("a result has an unknown reason for an undone transfer")
         undone = {ticket: UNDONE[reason] for ticket, reason in zip(reasons[::2], reasons[1::2], strict=True)}
         return cls(done, undone, load_us)
 

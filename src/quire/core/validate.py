@@ -35,7 +35,7 @@ MAX_EXTRA_KEYS = 16
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_PRIORITY = 1_000_000
 LARGEST = sys.float_info.max
-# A search ranks texts by what the model says of them, and ends them by itself.
+# A beam search ranks texts by the model's own probabilities, and decides itself when they end.
 NOT_IN_A_SEARCH: Final = (
     "stop",
     "logprobs",
@@ -47,7 +47,7 @@ NOT_IN_A_SEARCH: Final = (
     "bad_words_ids",
     "allowed_token_ids",
 )
-# What may leave no token that the grammar allows, or would let the text go on behind its end.
+# Parameters that could ban every token that the grammar allows, or continue the text past its end.
 NOT_BESIDE_A_GRAMMAR: Final = (
     "beam_search",
     "allowed_token_ids",
@@ -64,8 +64,8 @@ class RequestLimits:
 
     `max_model_len` counts prompt and output together. `max_sequence_tokens` is the number of tokens of one sequence
     that the KV memory can hold when it holds nothing else. `eos_token_ids` end a text. `vector_size` is the number of
-    dimensions of a vector; 0: the engine makes none. `num_labels`: of a model that classifies; `generates`: whether the
-    model can continue a text.
+    dimensions of a vector; 0: the engine makes no vectors. `num_labels`: labels of a model that classifies.
+    `generates`: whether the model can continue a text.
     """
 
     vocab_size: int
@@ -96,9 +96,9 @@ def validate(request: Request, limits: RequestLimits) -> None:
     if request.pooling is not None:
         _validate_pooling(request.pooling, request.sampling, limits)
     elif not limits.generates:
-        allowed = "a text to classify or to score (/classify, /score, /rerank): this model continues none"
+        allowed = "a text to classify or to score (/classify, /score, /rerank): this model cannot generate text"
         raise InvalidRequestError("prompt", "a text to continue", allowed)
-    validate_length(request, limits)  # first, as looking at each token of a prompt that is too long takes long
+    validate_length(request, limits)  # before the tokens, because checking each token of a long prompt takes long
     _validate_tokens(request, limits)
     if request.num_output_tokens:
         _validate_beginning(request, limits)
@@ -120,7 +120,7 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
 
 
 def _validate_pooling(pooling: Pooling, sampling: SamplingParams, limits: RequestLimits) -> None:
-    """A pooled request samples nothing; its `max_tokens` of 1 is the room for the token that a text would have."""
+    """Check a pooled request. It samples nothing, but its lengths are checked like those of a text of one token."""
     if not isinstance(pooling, Pooling) or pooling.kind not in (*POOLINGS, LABELS):
         raise InvalidRequestError("pooling", pooling, f"one of {', '.join(POOLINGS)}")
     if not limits.vector_size:
@@ -134,7 +134,7 @@ def _validate_pooling(pooling: Pooling, sampling: SamplingParams, limits: Reques
 
 
 def _narrowed(sampling: SamplingParams, limits: RequestLimits) -> dict[str, Kind]:
-    """Return the ranges that depend on the engine, or on a field that is checked before."""
+    """Return the ranges that depend on the engine, or on a field that is checked earlier."""
     longest = limits.max_model_len if sampling.max_tokens is None else sampling.max_tokens
     logprobs = Integer(0, min(MAX_LOGPROBS, limits.vocab_size))
     return {
@@ -214,7 +214,7 @@ def _require_grammar(name: str, grammar: Any, kind: HeldText) -> None:
     try:
         num_bytes = len(grammar.text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(name, f"half a character at {error.start}", "Unicode text") from error
+        raise InvalidRequestError(name, f"a lone surrogate at {error.start}", "Unicode text") from error
     if not 1 <= num_bytes <= MAX_GRAMMAR_BYTES:
         raise InvalidRequestError(name, f"{num_bytes} bytes", f"1 to {MAX_GRAMMAR_BYTES} bytes of text")
 
@@ -222,7 +222,7 @@ def _require_grammar(name: str, grammar: Any, kind: HeldText) -> None:
 def _require_alone(grammar: Grammar, sampling: SamplingParams) -> None:
     for field in NOT_BESIDE_A_GRAMMAR:
         if getattr(sampling, field) != PARAMETERS[field].default:
-            raise InvalidRequestError("grammar", grammar, f"none together with {field}")
+            raise InvalidRequestError("grammar", grammar, f"no grammar together with {field}")
 
 
 def _validate_search(sampling: SamplingParams, limits: RequestLimits) -> None:
@@ -233,13 +233,13 @@ def _validate_search(sampling: SamplingParams, limits: RequestLimits) -> None:
                 raise InvalidRequestError(field, value, f"{unset} unless beam_search is on")
         return
     if sampling.temperature != 0:
-        raise InvalidRequestError("temperature", sampling.temperature, "0 where beam_search is on")
+        raise InvalidRequestError("temperature", sampling.temperature, "0 if beam_search is on")
     if sampling.num_beams == 1:
         return
     for field in NOT_IN_A_SEARCH:
         value, unset = getattr(sampling, field), PARAMETERS[field].default
         if value != unset:
-            raise InvalidRequestError(field, value, f"{unset!r} where beam_search is on")
+            raise InvalidRequestError(field, value, f"{unset!r} if beam_search is on")
     num_ends = len(sampling.ending_tokens(frozenset(limits.eos_token_ids)))
     if sampling.num_beams + num_ends > limits.vocab_size:
         allowed = f"at most {max(1, limits.vocab_size - num_ends)} beams: each needs a token that does not end it"
@@ -247,10 +247,10 @@ def _validate_search(sampling: SamplingParams, limits: RequestLimits) -> None:
 
 
 def max_total_tokens(request: Request, limits: RequestLimits) -> int:
-    """Return how long the request may grow, prompt and output together. Does not mutate.
+    """Return the maximum length of the request, prompt and output together. Does not mutate.
 
-    What the caller asked for where `max_tokens` was given (validation has refused what does not fit), else as much
-    as the context and the memory allow.
+    With `max_tokens`, that many output tokens (validation has refused requests that do not fit); otherwise as many as
+    the context and the memory allow.
     """
     fits = _longest(limits)
     asked = request.sampling.max_tokens
@@ -280,7 +280,7 @@ def _validate_tokens(request: Request, limits: RequestLimits) -> None:
     tokens, num_prompt_tokens = request.tokens, request.num_prompt_tokens
     if not num_prompt_tokens:
         raise InvalidRequestError("prompt", [], "at least one token id")
-    values = tokens.tolist()  # a list is walked faster
+    values = tokens.tolist()  # iterating over a list is faster
     if min(values) < 0 or max(values) >= limits.vocab_size:
         index = next(i for i, token in enumerate(tokens) if not 0 <= token < limits.vocab_size)
         place = f"prompt[{index}]"
@@ -290,13 +290,13 @@ def _validate_tokens(request: Request, limits: RequestLimits) -> None:
 
 
 def _validate_beginning(request: Request, limits: RequestLimits) -> None:
-    """A request may begin with output that another engine generated, unless its text had ended there."""
+    """Check the output that another engine generated and this request continues: it must not have ended the text."""
     sampling, output = request.sampling, request.tokens[request.num_prompt_tokens :]
     if request.pooling is not None or sampling.num_sequences > 1:
-        allowed = "none for a vector, or for n, best_of and beams above 1: each sequence goes on as a request"
+        allowed = "none for a vector, or for n, best_of and beams above 1; continue each sequence as its own request"
         raise InvalidRequestError("output_token_ids", f"{len(output)} tokens", allowed)
     if sampling.prompt_logprobs is not None:
-        raise InvalidRequestError("prompt_logprobs", sampling.prompt_logprobs, "None, because the text has begun")
+        raise InvalidRequestError("prompt_logprobs", sampling.prompt_logprobs, "None with output_token_ids")
     if sampling.max_tokens is not None and len(output) >= sampling.max_tokens:
         allowed = f"fewer than max_tokens, which is {sampling.max_tokens}"
         raise InvalidRequestError("output_token_ids", f"{len(output)} tokens", allowed)
@@ -329,16 +329,16 @@ def validate_length(request: Request, limits: RequestLimits) -> None:
 
 
 def _require_a_choice(sampling: SamplingParams, limits: RequestLimits) -> None:
-    """Whatever the text is, a token must be left that nothing bans."""
+    """Check that for any text at least one token is not banned."""
     banned = {sequence[-1] for sequence in sampling.bad_words_ids}
     if sampling.min_tokens:
         banned |= sampling.ending_tokens(frozenset(limits.eos_token_ids))
     allowed = sampling.allowed_token_ids
     if allowed is not None and banned.issuperset(allowed):
-        raise InvalidRequestError("allowed_token_ids", allowed, "one that no bad word and no min_tokens may ban")
+        raise InvalidRequestError("allowed_token_ids", allowed, "at least one that bad_words and min_tokens allow")
     if sum(0 <= token < limits.vocab_size for token in banned) == limits.vocab_size:
         field = "bad_words_ids" if sampling.bad_words_ids else "min_tokens"
-        raise InvalidRequestError(field, getattr(sampling, field), "what leaves a token that may be chosen")
+        raise InvalidRequestError(field, getattr(sampling, field), "a value that leaves at least one token to choose")
 
 
 def _require_int(field: str, value: object, low: int, high: int) -> None:

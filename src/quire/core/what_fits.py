@@ -1,4 +1,4 @@
-"""What would fit where a model does not: the settings to add, the one that changes the model least first."""
+"""Settings to suggest if a model does not fit into memory, those that change the model least first."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NARROWER: Final[tuple[Mapping[str, Any], ...]] = (
     {"weights": "int4"},
     {"weights": "int4", "kv_dtype": "int4"},
 )
-"""Narrower types, that which holds most of the model first."""
+"""Narrower types, those that change the model least first."""
 
 Config = TypeVar("Config", bound=EngineConfig)
 
 
 def flags_that_fit(config: Config, require: Callable[[Config], object]) -> str:
-    """Return the flags of the first narrower settings that `require` takes; empty where it refuses all of them.
+    """Return the flags of the first narrower settings that `require` accepts; empty if it refuses all of them.
 
     >>> def require(config: EngineConfig) -> None:
     ...     if config.weights != "int4":
@@ -33,7 +33,7 @@ def flags_that_fit(config: Config, require: Callable[[Config], object]) -> str:
     for changes in NARROWER:
         try:
             require(replace(config, **changes))
-        except InvalidConfigError:  # it does not fit, or the model cannot be run so
+        except InvalidConfigError:  # the model does not fit, or does not support these types
             continue
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
     return ""

@@ -1,7 +1,7 @@
 """A compact binary form for the values that cross the seam: fixed-width columns, length-prefixed, little endian.
 
-Not pickle (which runs code) and not JSON (a plan is columns of integers): a field is written in the order in which it
-is read back, and every length is checked before it is believed.
+Not pickle (which runs code) and not JSON (a plan is columns of integers). Fields are read in the order in which they
+were written, and every length is checked before it is used.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class WireReader:
 
     def _take(self, size: int) -> bytes:
         if size < 0 or self._at + size > len(self._data):
-            raise StepLogError(f"the record ends after {len(self._data)} bytes, {self._at + size} are needed")
+            raise StepLogError(f"the record ends after {len(self._data)} bytes, but {self._at + size} are needed")
         piece = self._data[self._at : self._at + size]
         self._at += size
         return piece
@@ -94,13 +94,14 @@ class WireReader:
         try:
             return self.raw().decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise StepLogError(f"a string is torn: {error}") from error
+            raise StepLogError(f"a string is not valid UTF-8: {error}") from error
 
     def column(self, length: int | None = None) -> array[int]:
-        """Read a column of 32-bit integers, of just this length if one is given."""
+        """Read a column of 32-bit integers, of exactly this length if one is given."""
         data = self.raw()
         if len(data) % 4 or length not in (None, len(data) // 4):
-            raise StepLogError(f"a column of {len(data)} bytes is not one of {length or 'some'} 32-bit integers")
+            expected = "a multiple of 4" if length is None else f"{4 * length}"
+            raise StepLogError(f"a column of 32-bit integers has {len(data)} bytes; expected: {expected}")
         values = array("i")
         values.frombytes(data)
         return _little_endian(values)
@@ -109,7 +110,7 @@ class WireReader:
         """Read a column of doubles."""
         data = self.raw()
         if len(data) % 8:
-            raise StepLogError(f"a column of {len(data)} bytes is not one of doubles")
+            raise StepLogError(f"a column of doubles has {len(data)} bytes; expected: a multiple of 8")
         values = array("d")
         values.frombytes(data)
         return _little_endian(values)

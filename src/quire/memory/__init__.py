@@ -1,1 +1,1 @@
-"""The paged KV memory: usable on its own, by any engine. The door is `quire.memory.manager.KVCacheManager`."""
+"""The paged KV memory, usable on its own by any engine. Its interface is `quire.memory.manager.KVCacheManager`."""

@@ -29,7 +29,7 @@ class BlockState(Enum):
 
 
 class Block:
-    """One block and its state. Only the `BlockPool` writes it."""
+    """One block and its state. Only `BlockPool` writes it, except the links, which only `EvictionOrder` writes."""
 
     __slots__ = (
         "block_id",
@@ -49,10 +49,10 @@ class Block:
         self.ref_count = 0
         self.entry: PrefixEntry | None = None
         self.group = 0  # the KV group it is published for
-        self.request_id = ""  # who computed and published it
+        self.request_id = ""  # the request that computed and published it
         self.tenant = ""  # of that request
         self.priority = 0  # of the request that published it; the highest number is evicted first
-        self.published_at = 0  # counts publications, for policies that go by age
+        self.published_at = 0  # counts publications, for policies that evict by age
         self.previous: Block | None = None  # links of the list that contains it, if any
         self.next: Block | None = None
 

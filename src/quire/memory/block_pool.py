@@ -34,12 +34,12 @@ class BlockJournal(Protocol):
     touched: set[int]
 
     def note_eviction(self, block: Block) -> None:
-        """A block lost its content, and is free now. Mutates."""
+        """Note that a block lost its content and is free now. Mutates."""
         ...
 
 
 class EntryJournal(Protocol):
-    """Notes which entries of the index got or lost a block, while a router asks for it."""
+    """Notes which entries of the index got or lost a block, while a router subscribes."""
 
     touched: dict[PrefixEntry, None]
 
@@ -81,7 +81,7 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        """All blocks."""
+        """The number of blocks."""
         return len(self.blocks)
 
     @property
@@ -96,7 +96,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that an allocation can have: free or cached. O(1)."""
+        """Blocks that an allocation can take: free or cached. O(1)."""
         return len(self._free_list) + len(self._cached)
 
     @property
@@ -127,7 +127,7 @@ class BlockPool:
         return taken
 
     def share(self, block_id: int) -> None:
-        """Add a holder; a cached block becomes used again. Mutates; O(1)."""
+        """Add a holder; a cached block is in use again. Mutates; O(1)."""
         block = self.blocks[block_id]
         if block.ref_count:
             self.num_extra_holders += 1
@@ -149,7 +149,7 @@ class BlockPool:
         self.unshare(block_id)
 
     def unshare(self, block_id: int) -> None:
-        """Remove a holder that has not used the block: nobody is told. Mutates; O(1)."""
+        """Remove a holder that has not used the block, without calling `on_cached`. Mutates; O(1)."""
         block = self.blocks[block_id]
         if block.ref_count > 1:
             block.ref_count -= 1
@@ -166,7 +166,7 @@ class BlockPool:
             self.journal.touched.add(block_id)
 
     def unshare_all(self, block_ids: Iterable[int]) -> None:
-        """Take back what `share` did, in the order given."""
+        """Undo `share` for these blocks, in the order given."""
         for block_id in block_ids:
             self.unshare(block_id)
 
@@ -191,7 +191,7 @@ class BlockPool:
         self._note_entry(block_id, entry)
 
     def adopt(self, block_id: int, original: Block) -> None:
-        """Note that a block in use gets the content of a published block of another pool. Mutates; O(1)."""
+        """Note that a block in use becomes a copy of a published block of another pool. Mutates; O(1)."""
         block, entry = self.blocks[block_id], original.entry
         if entry is None or not block.ref_count or block.entry is not None:
             raise InvariantError(f"block {block_id} cannot become a copy: it is {block.state.value}, or published")
@@ -203,14 +203,14 @@ class BlockPool:
         self._note_entry(block_id, entry)
 
     def _note_entry(self, block_id: int, entry: PrefixEntry) -> None:
-        """Note in the journals that a block, and what can be hit of an entry, has changed. Mutates them."""
+        """Note in the journals that a block has changed, and whether its entry can be hit. Mutates them."""
         if self.cache_journal is not None:
             self.cache_journal.touched[entry] = None
         if self.journal is not None:
             self.journal.touched.add(block_id)
 
     def unpublish(self, block_id: int) -> PrefixEntry | None:
-        """Note that the content of a block may not be hit any more; returns the entry that lost it. Mutates; O(1)."""
+        """Note that the content of a block may no longer be hit; returns the entry that lost it. Mutates; O(1)."""
         block = self.blocks[block_id]
         entry = block.entry
         if entry is None:
@@ -234,7 +234,7 @@ class BlockPool:
                 self._give_up(over)
 
     def _give_up(self, block: Block) -> None:
-        """Drop the content of a cached block that the policy gave up; it becomes free."""
+        """Drop the content of a cached block that was chosen for eviction; the block becomes free."""
         if self._quota is not None:
             self._quota.remove(block)
         entry = block.entry
@@ -266,6 +266,6 @@ class BlockPool:
                 raise InvariantError(f"the entry of {block!r} points to another block")
             extra += max(0, block.ref_count - 1)
         if extra != self.num_extra_holders:
-            raise InvariantError(f"{self.num_extra_holders} extra holders are counted, there are {extra}")
+            raise InvariantError(f"{self.num_extra_holders} extra holders are counted, but {extra} exist")
         if self._quota is not None:
             self._quota.check(self._cached)

@@ -7,7 +7,7 @@
     block_size 16, table [5, 12, 3]:    position 0 → slot 80, 16 → 192, 34 → 50
 
 The blocks of a sequence are consecutive logically and anywhere physically. Entries behind a sliding window hold
-`NO_BLOCK`: those blocks went back to the pool.
+`NO_BLOCK`: their blocks have been freed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class BlockTable:
         self.num_given_back = 0  # leading entries that hold NO_BLOCK
 
     def __len__(self) -> int:
-        """Return the number of logical blocks, those given back included."""
+        """Return the number of logical blocks, including freed ones."""
         return len(self.block_ids)
 
     @property
     def num_slots(self) -> int:
-        """How many positions the table covers."""
+        """The number of positions that the table covers."""
         return len(self.block_ids) * self.block_size
 
     @property
@@ -59,7 +59,7 @@ class BlockTable:
         return [self.slot(position) for position in range(start, end)]
 
     def fork(self, num_blocks: int) -> BlockTable:
-        """Return a table of the same first `num_blocks` blocks. Reference counts are the pool's matter."""
+        """Return a table of the first `num_blocks` blocks. The caller adjusts the reference counts."""
         table = BlockTable(self.block_size, self.block_ids[:num_blocks])
         table.num_given_back = min(self.num_given_back, num_blocks)
         return table

@@ -28,7 +28,7 @@ MAX_OTHER_ROOTS = 8
 
 
 class MemoryBooks:
-    """Counts events, and makes the ledger."""
+    """Counts events, and builds the ledger."""
 
     def __init__(self, hasher: BlockHasher) -> None:
         self._hasher = hasher
@@ -42,7 +42,7 @@ class MemoryBooks:
         self.copied_blocks = 0
 
     def note_eviction(self, entry: PrefixEntry) -> None:
-        """An entry lost a block because room was needed. Mutates; O(1) amortised."""
+        """Note that an entry lost a block because room was needed. Mutates; O(1) amortised."""
         self._evicted[digest_of(entry, self._hasher)] = None
         if len(self._evicted) > MAX_REMEMBERED_EVICTIONS:
             self._evicted.popitem(last=False)
@@ -50,7 +50,7 @@ class MemoryBooks:
     def note_admission(
         self, index: PrefixIndex, request: Request, memory: SequenceMemory, match: PrefixMatch, block_size: int
     ) -> None:
-        """A request was admitted with this match; a resumed one is counted apart. Mutates."""
+        """Count a request that was admitted with this match; resumed requests count separately. Mutates."""
         was_looked_up = index.keeps_entries and not request.reads_whole_prompt
         num_queried = len(request.tokens) if was_looked_up else 0
         if request.num_preemptions:
@@ -63,7 +63,7 @@ class MemoryBooks:
         self._misses[memory.miss_reason] += 1
 
     def _explain(self, index: PrefixIndex, request: Request, match: PrefixMatch, block_size: int) -> MissReason:
-        """Why the first block that was not hit was not."""
+        """Return why the first missed block was missed."""
         if match.num_tokens == len(request.tokens) - 1:
             return MissReason.NONE
         if request.reads_whole_prompt:
@@ -84,7 +84,7 @@ class MemoryBooks:
         return MissReason.NEVER_CACHED
 
     def request_ledger(self, pool: BlockPool, request: Request, memory: SequenceMemory) -> RequestLedger:
-        """Return what one request holds, fit to be shown to its tenant. Does not mutate."""
+        """Return the memory of one request, as its tenant may see it. Does not mutate."""
         held = [block_id for table in memory.tables for block_id in table.held]
         reason = memory.miss_reason
         return RequestLedger(
@@ -106,7 +106,7 @@ class MemoryBooks:
         memories: dict[Request, SequenceMemory],
         disk: DiskTier | None = None,
     ) -> MemoryLedger:
-        """Return where the memory is. Does not mutate; O(requests)."""
+        """Return the use of the memory. Does not mutate; O(requests)."""
         not_full = _fill_of_blocks(spec.block_size, memories)
         num_landing = 0 if disk is None else disk.num_landing
         reserved = num_landing * spec.block_size + sum(planned - stored for stored, planned in not_full.values())
@@ -138,7 +138,7 @@ class MemoryBooks:
         )
 
     def slots_of_tenants(self, block_size: int, memories: dict[Request, SequenceMemory]) -> dict[str, tuple[int, int]]:
-        """Return what each tenant has of reserved and of fragmented slots. Does not mutate; O(requests)."""
+        """Return the numbers of reserved and fragmented slots of each tenant. Does not mutate; O(requests)."""
         holders: dict[str, dict[Request, SequenceMemory]] = {}
         for request, memory in memories.items():
             holders.setdefault(request.scope.tenant, {})[request] = memory
@@ -194,7 +194,7 @@ class MemoryBooks:
 
 
 def _fill_of_blocks(block_size: int, memories: dict[Request, SequenceMemory]) -> dict[int, tuple[int, int]]:
-    """For each block in use that is not full: slots that hold a token, and slots that hold or await one."""
+    """Return for each block in use that is not full: slots that hold a token, and slots that hold or await a token."""
     fill: dict[int, tuple[int, int]] = {}
     for request, memory in memories.items():
         for table in memory.tables:

@@ -1,15 +1,15 @@
-"""CacheJournal: which blocks can be hit, as news for those who send requests to this memory.
+"""CacheJournal: reports to routers which blocks of this memory can be hit.
 
     BlockPool ── touched entries ──► take(), once a step ──► CacheNews(seq, survey, begins, added, removed) ──► a router
 
 A block is named by the first eight bytes of its chained hash. It can be hit once every KV group without a window has
-it; where all groups have windows, once they all have it. Without a reader there is no journal, and the pool only tests
-one attribute. With one, the pool adds entries to a dictionary, and `take` reads their last state, so an entry that
+it; if all groups have windows, once they all have it. Without a reader there is no journal, and the pool only tests
+one attribute. With a reader, the pool adds entries to a dictionary, and `take` reads their last state, so an entry that
 changed ten times is reported once.
 
-A **survey** begins the news again: its first report tells the reader to forget what it knew, and that report and the
-next ones also have the blocks that were there before, a few thousand at a time, so that a step does not wait for a
-million. A reader that misses a number asks for a survey.
+A **survey** starts over: its first report tells the reader to forget all earlier reports. This report and the next ones
+also list the blocks that were cached before, a few thousand at a time, so that no step waits for a million of them. A
+reader that misses a report, as the numbers show, requests a survey.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from quire.memory.block_pool import BlockPool
 from quire.memory.prefix.base import PrefixEntry, digest_of
 
 DIGEST_BYTES: Final = 8
-"""Two of a million blocks have the same name once in ten million pools, and then a request goes to a worse place."""
+"""In one of ten million pools, two of a million blocks share a name; then a request may go to a worse replica."""
 SURVEYED_AT_ONCE: Final = 4096
-"""Blocks that a survey visits before the engine goes on."""
+"""Blocks that a survey visits in one call of `take`, before the engine continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheNews:
-    """What changed since the report before: digests of blocks, one after another; `removed` are applied first.
+    """The changes since the previous report, as concatenated digests of blocks; apply `removed` first.
 
-    `seq`: one more than that of the report before. `survey`: the number of the survey that the report follows.
-    `begins`: it is the first after its survey; the reader forgets what it knew.
+    `seq`: one more than in the previous report. `survey`: the number of the latest survey. `begins`: this is the first
+    report of its survey, and the reader forgets all earlier ones.
     """
 
     seq: int
@@ -53,7 +53,7 @@ def split_digests(column: bytes) -> list[bytes]:
 
 
 class CacheJournal:
-    """Notes of which entries of the index can be hit, since the last report.
+    """Records which entries of the index can be hit, or no longer, since the last report.
 
     >>> from quire.memory.eviction.lru import LRUEviction
     >>> journal = CacheJournal(BlockPool(4, LRUEviction(), on_evict=print), BlockHasher(), groups=(0,))
@@ -66,15 +66,15 @@ class CacheJournal:
         self._pool = pool
         self._hasher = hasher
         self._groups = groups  # which must all have the block
-        self._reported: set[PrefixEntry] = set()  # the reader takes these for hits
+        self._reported: set[PrefixEntry] = set()  # the reader believes that these can be hit
         self._num_reports = 0
         self._num_surveys = 0
         self._begins = False
-        self._next_block = 0  # of those that the survey has not visited
+        self._next_block = 0  # the first block that the survey has not visited
         self._at_once = SURVEYED_AT_ONCE
 
     def survey(self, at_once: int = SURVEYED_AT_ONCE) -> None:
-        """Begin again: report everything that can be hit. Mutates; the work is left to `take`, a part each time."""
+        """Start over: report everything that can be hit. Mutates; `take` does the work, a part in each call."""
         self._num_surveys += 1
         self._begins, self._next_block, self._at_once = True, 0, at_once
         self._reported.clear()
@@ -82,11 +82,11 @@ class CacheJournal:
 
     @property
     def has_news(self) -> bool:
-        """Whether `take` would return a report, or go on with a survey."""
+        """Whether `take` would return a report, or continue a survey."""
         return self._begins or bool(self.touched) or self._next_block < self._pool.num_blocks
 
     def take(self) -> CacheNews | None:
-        """Return what changed since the last call; None if nothing did. Mutates; O(changes), more in a survey."""
+        """Return the changes since the last call, or None. Mutates; O(changes), more during a survey."""
         if self._next_block < self._pool.num_blocks:
             end = self._next_block + self._at_once
             blocks = self._pool.blocks[self._next_block : end]

@@ -1,4 +1,4 @@
-"""MemoryChanges: what happened to tables and bytes, for the next plan to tell the workers."""
+"""MemoryChanges: the changes of tables and the moves of bytes that the next plan reports to the workers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class MemoryChanges:
     moves_in: list[BlockMove] = field(default_factory=list)
     copies_down: deque[BlockMove] = field(default_factory=deque)  # to the host, with the next plan
     transfers: Transfers = NO_TRANSFERS
-    journal: MemoryJournal | None = None  # told who holds which block, while a client watches
+    journal: MemoryJournal | None = None  # records who holds which block, while a client watches
 
     @property
     def has_moves(self) -> bool:
-        """Whether bytes are to be copied or moved."""
+        """Whether there are bytes to copy or move."""
         return bool(self.moves_out or self.copies or self.moves_in)
 
     def set_entry(self, request: Request, memory: SequenceMemory, place: tuple[int, int], block_id: int) -> None:
@@ -46,7 +46,7 @@ class MemoryChanges:
             self.journal.note_holder(request, place, block_id)
 
     def append_entries(self, request: Request, memory: SequenceMemory, group: int, blocks: list[int]) -> None:
-        """Put blocks at the end of a table. Mutates."""
+        """Append blocks to a table. Mutates."""
         block_ids = memory.tables[group].block_ids
         first = len(block_ids)
         block_ids += blocks
@@ -56,9 +56,9 @@ class MemoryChanges:
                 self.journal.note_holder(request, (group, index), block_id)
 
     def forget_copies(self, block_ids: Iterable[int]) -> dict[int, int]:
-        """A sequence yields in the very plan that copies into its blocks: those copies are not made. Mutates.
+        """Cancel the copies into blocks that a sequence frees before the plan with the copies is sent. Mutates.
 
-        Returns where the bytes of such blocks still are: destination → source.
+        Returns where the bytes of these blocks still are: destination → source.
         """
         if not self.copies:
             return {}

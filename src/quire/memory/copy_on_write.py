@@ -1,8 +1,8 @@
 """Copy-on-write: a sequence never writes into a block that others may read; it writes into a copy.
 
-Two cases need one. The block that the next token goes into has other holders, as after a fork. Or a prefix match ends
-within a block: the tail is hit in part, and the sequence goes on writing there. A tail that nobody else holds is taken
-over instead of copied.
+Two cases need a copy. Either the block for the next token has other holders, as after a fork. Or a prefix match ends
+within a block: the tail is hit in part, and the sequence continues to write there. A tail without another holder is
+taken over instead of copied.
 
 The books change here; the worker copies the bytes, by the `BlockCopy` in the next plan.
 """
@@ -31,7 +31,7 @@ class CopyOnWrite:
         self._books = books
 
     def targets(self, request: Request, memory: SequenceMemory) -> list[tuple[int, int]]:
-        """Return the entries (group, index) whose block the next token goes into and others hold. Does not mutate."""
+        """Return the entries (group, index) of the next token's blocks that others hold too. Does not mutate."""
         index, offset = divmod(request.num_planned, self._block_size)
         if not offset:
             return []
@@ -47,7 +47,7 @@ class CopyOnWrite:
         self._books.copied_blocks += 1
 
     def take_over_tail(self, memory: SequenceMemory, tail: PrefixEntry) -> None:
-        """Hide the last hit block where it is in no other table: it will be written, so nobody may hit it. Mutates."""
+        """Unpublish the last hit block if no other table has it: it will be written, so it must not be hit. Mutates."""
         for group, table in enumerate(memory.tables):
             if table.block_ids[-1] == tail.block_ids[group] != NO_BLOCK:
                 self._pool.unpublish(tail.block_ids[group])

@@ -1,11 +1,11 @@
-"""PrefixHits: what of a prompt is cached, in which tier, and how a sequence gets it.
+"""PrefixHits: finds the cached blocks of a prompt in each tier, and brings them into the tables of a sequence.
 
-    on the device   shared, or copied if it will be written and others hold it
-    on the host     moved into a new block by the plan that admits the request, and hit by others from then on
-                    a tail that will be written is moved into a block of the sequence's own, and not published
+    on the device   shared, or copied if the block will be written and others hold it
+    on the host     moved into a new block by the plan that admits the request; others can hit the block from then on
+                    a tail that will be written is moved into a block that only this sequence holds, and not published
 
-The plan in the making moves a block at most once. What it moves to the host can be hit from the next plan on, and a
-block that it fills from the host is not copied: the copy is moved from the host too.
+The plan being built moves a block at most once. Blocks that it moves to the host can be hit from the next plan on. A
+block that it fills from the host is not copied on the device: the copy is moved from the host too.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from quire.memory.tiers.host import HostTier
 
 
 class Hit(NamedTuple):
-    """A block of a match that is still read: that of the entry at `place`, counted from 0.
+    """A block of a match that is still needed: the block of the entry at `place`, counted from 0.
 
-    `block_id`: on the device; `NO_BLOCK`: it is moved from `host_id`.
-    `is_copied`: it will be written, and others hold it.
+    `block_id`: on the device; `NO_BLOCK`: the block is moved from `host_id`.
+    `is_copied`: the block will be written and others hold it, so it is copied.
     """
 
     group: int
@@ -45,7 +45,7 @@ class Hit(NamedTuple):
 
 
 class PrefixHits:
-    """Looks prompts up. Only `pin` and `bring` mutate."""
+    """Looks up prompts. Only `bring` mutates."""
 
     def __init__(
         self, spec: KVCacheSpec, index: PrefixIndex, pool: BlockPool, host: HostTier, changes: MemoryChanges
@@ -60,9 +60,9 @@ class PrefixHits:
         self._changes = changes
 
     def match(self, request: Request) -> PrefixMatch:
-        """Return what of the request's known tokens is cached: at most all but the last. O(blocks matched).
+        """Return the cached prefix of the request's known tokens, at most all but the last. O(blocks matched).
 
-        Nothing, for a request whose prompt must be computed whole.
+        The match is empty if every position of the prompt must be computed.
         """
         if request.reads_whole_prompt:
             return PrefixMatch([], 0, 0, None)
@@ -79,7 +79,7 @@ class PrefixHits:
         return PrefixMatch(known[:hits], num_tokens, len(known), frontier, known)
 
     def places(self, entries: Sequence[PrefixEntry]) -> list[list[int]]:
-        """Return for each entry where the block of each group is: on the device, or on the host."""
+        """Return for each entry the block of each group: on the device, or else on the host."""
         if not self._host.keeps:
             return [entry.block_ids for entry in entries]
         return [
@@ -91,9 +91,9 @@ class PrefixHits:
         ]
 
     def usable(self, places: Sequence[Sequence[int]], num_tokens: int) -> int:
-        """Return how many leading entries can be hit: every group must have the blocks that it still reads.
+        """Return how many leading entries can be hit: every group must have the blocks that it still needs.
 
-        `places`: for each entry, where the block of each group is.
+        `places`: for each entry, the block of each group.
         """
         hits = len(places)
         for group in self._full_groups:
@@ -118,10 +118,10 @@ class PrefixHits:
         return best
 
     def of(self, match: PrefixMatch) -> list[Hit]:
-        """Return the blocks of a match that are still read; raises `StaleMatchError` if one of them is gone."""
+        """Return the blocks of a match that are still needed; raises `StaleMatchError` if one was evicted."""
         num_hits = len(match.entries)
         ends_within = match.ends_within_block(self._block_size)
-        found = []
+        hits = []
         for group, kind in enumerate(self._groups):
             for index in range(kind.first_needed(match.num_tokens) // self._block_size, num_hits):
                 entry = match.entries[index]
@@ -131,14 +131,12 @@ class PrefixHits:
                 if is_copied and host_id != NO_BLOCK and self._is_filled_now(block_id):
                     block_id, is_copied = NO_BLOCK, False
                 if block_id == host_id == NO_BLOCK:
-                    raise StaleMatchError(
-                        f"block {index} of the prefix match was evicted since; match the prefix again"
-                    )
-                found.append(Hit(group, index, block_id, host_id, is_copied))
-        return found
+                    raise StaleMatchError(f"block {index} of the prefix match has been evicted; match the prefix again")
+                hits.append(Hit(group, index, block_id, host_id, is_copied))
+        return hits
 
     def _is_filled_now(self, block_id: int) -> bool:
-        """Whether the plan in the making moves bytes into a block."""
+        """Return whether the plan being built moves bytes into a block."""
         return any(move.device_block == block_id for move in self._changes.moves_in)
 
     def num_new_blocks(self, hit: Hit) -> int:
@@ -146,9 +144,9 @@ class PrefixHits:
         return int(not hit.is_shared or not self._pool.blocks[hit.block_id].ref_count)
 
     def bring(self, match: PrefixMatch, hits: Sequence[Hit], blocks: list[int]) -> dict[tuple[int, int], int]:
-        """Move what is on the host into blocks from the end of `blocks`; return those of a tail that will be written.
+        """Move hits on the host into blocks from the end of `blocks`; return the blocks of a tail that will be written.
 
-        The others are published. Mutates.
+        The other blocks are published. Mutates.
         """
         own, places = {}, set[int]()
         for hit in hits:

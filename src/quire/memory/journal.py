@@ -1,12 +1,12 @@
-"""MemoryJournal: which blocks have changed, while a client watches.
+"""MemoryJournal: records which blocks have changed, while a client watches.
 
     BlockPool ──── touched ────┐
     MemoryChanges ── holders ──┼──► stamp(now) ──► take() ──► a BlockChange for each block that changed
     BlockPool ──── evicted ────┘
 
-Without a reader there is no journal, and the pool and the tables only test one attribute. With one, they add a number
-to a set. The change itself is read from the blocks when the journal is taken, so a block that changed ten times is
-reported once, in its last state. Both cost O(changes), whatever the size of the pool.
+Without a reader there is no journal, and the pool and the tables only test one attribute. With a reader, they add a
+number to a set. The change itself is read from the blocks when the journal is taken, so a block that changed ten times
+is reported once, in its last state. Both cost O(changes), whatever the size of the pool.
 
 Two facts about a block are not in the block. Its **owner** is a request whose table holds it: requests are noted when
 they put it into a table, and checked there again before they are reported, so releases need no note. Its **parent** is
@@ -35,7 +35,7 @@ NOT_PUBLISHED: Final = -2
 """The parent of a block that cannot be hit."""
 
 SURVEYED_AT_ONCE: Final = 4096
-"""Blocks, or entries of tables, that a survey goes through before it lets the engine go on."""
+"""Blocks, or entries of tables, that a survey visits before the engine continues."""
 
 MOST_TAKEN: Final = 8192
 """The most blocks to report at once."""
@@ -50,7 +50,7 @@ Key = TypeVar("Key")
 
 
 class Multimap(Generic[Key]):
-    """Numbers by key, the first one first. Most keys have one, and then nothing is made for it that is collected.
+    """Numbers by key, in the order of addition. Most keys have one number, which the garbage collector does not track.
 
     >>> numbers = Multimap[str]()
     >>> numbers.add("a", 7); numbers.add("a", 5); numbers.add("a", 7); numbers.add("b", 1)
@@ -62,45 +62,45 @@ class Multimap(Generic[Key]):
         self._numbers: dict[Key, int | dict[int, None]] = {}
 
     def add(self, key: Key, number: int) -> None:
-        """Put a number behind the others, unless it is there. Mutates; O(1)."""
-        found = self._numbers.get(key)
-        if found is None:
+        """Append a number, unless the key already has it. Mutates; O(1)."""
+        numbers = self._numbers.get(key)
+        if numbers is None:
             self._numbers[key] = number
-        elif not isinstance(found, int):
-            found[number] = None
-        elif found != number:
-            self._numbers[key] = {found: None, number: None}
+        elif not isinstance(numbers, int):
+            numbers[number] = None
+        elif numbers != number:
+            self._numbers[key] = {numbers: None, number: None}
 
     def discard(self, key: Key, number: int) -> None:
-        """Take a number out, if it is there. Mutates; O(1)."""
-        found = self._numbers.get(key)
-        if isinstance(found, dict):
-            found.pop(number, None)
-        if found in (number, {}):
+        """Remove a number, if the key has it. Mutates; O(1)."""
+        numbers = self._numbers.get(key)
+        if isinstance(numbers, dict):
+            numbers.pop(number, None)
+        if numbers in (number, {}):
             del self._numbers[key]
 
     def drop(self, key: Key) -> None:
-        """Take all numbers of a key out. Mutates; O(1)."""
+        """Remove all numbers of a key. Mutates; O(1)."""
         self._numbers.pop(key, None)
 
     def of(self, key: Key) -> list[int]:
-        """Return the numbers of a key. Does not mutate; O(them)."""
-        found = self._numbers.get(key)
-        return [] if found is None else [found] if isinstance(found, int) else list(found)
+        """Return the numbers of a key. Does not mutate; O(numbers)."""
+        numbers = self._numbers.get(key)
+        return [] if numbers is None else [numbers] if isinstance(numbers, int) else list(numbers)
 
     def first(self, key: Key) -> int | None:
         """Return the first number of a key. Does not mutate; O(1)."""
-        found = self._numbers.get(key)
-        return found if found is None or isinstance(found, int) else next(iter(found))
+        numbers = self._numbers.get(key)
+        return numbers if numbers is None or isinstance(numbers, int) else next(iter(numbers))
 
     def count(self, key: Key) -> int:
         """Return how many numbers a key has. Does not mutate; O(1)."""
-        found = self._numbers.get(key)
-        return 0 if found is None else 1 if isinstance(found, int) else len(found)
+        numbers = self._numbers.get(key)
+        return 0 if numbers is None else 1 if isinstance(numbers, int) else len(numbers)
 
 
 class BlockChange(NamedTuple):
-    """A block as it is now. `changed_s`: when it changed; None where only its parent did, or before the journal."""
+    """A block as it is now. `changed_s`: when it changed; None if only its parent did, or before the journal began."""
 
     block_id: int
     state: BlockState
@@ -112,7 +112,7 @@ class BlockChange(NamedTuple):
 
 
 class MemoryJournal:
-    """What has changed since it was last taken. The survey makes it begin with all that is there.
+    """The blocks that have changed since the last `take`. A survey adds all blocks that exist already.
 
     >>> from quire.memory.eviction.lru import LRUEviction
     >>> pool = BlockPool(4, LRUEviction(), on_evict=print)
@@ -127,29 +127,29 @@ class MemoryJournal:
         self._pool = pool
         self._memories = memories
         self._evicted: Counter[str] = Counter()  # blocks by tenant, since they were last taken
-        self._stamped: dict[int, float | None] = {}  # when, or None: told again without having changed
-        self._requests: dict[int, Request] = {}  # whose tables blocks are put into
+        self._stamped: dict[int, float | None] = {}  # when a block changed; None: reported without a change
+        self._requests: dict[int, Request] = {}  # requests whose tables got blocks, by number
         self._numbers: dict[Request, int] = {}
         self._num_requests = 0
-        self._holders = Multimap[int]()  # by block: request, group and index in one number; some of them gone
+        self._holders = Multimap[int]()  # by block: request, group and index in one number; some are outdated
         self._places: dict[int, Place] = {}  # of published blocks, as last taken
         self._blocks: dict[Place, int] = {}  # the block of each place, likewise
         self._followers = Multimap[PrefixEntry]()  # published blocks, by the entry before theirs
 
     @property
     def has_news(self) -> bool:
-        """Whether anything has changed since it was last taken."""
+        """Whether anything has changed since the last `take`."""
         return bool(self.touched or self._stamped)
 
-    # ---- what it is told --------------------------------------------------------------------------------------
+    # ---- noting changes ---------------------------------------------------------------------------------------
 
     def note_eviction(self, block: Block) -> None:
-        """A cached block was given up. Mutates; O(1)."""
+        """Note that a cached block was evicted. Mutates; O(1)."""
         self.touched.add(block.block_id)
         self._evicted[block.tenant] += 1
 
     def note_holder(self, request: Request, place: tuple[int, int], block_id: int) -> None:
-        """A block was put into a table of a request, at `place` = (group, index). Mutates; O(1)."""
+        """Note that a block was put into a table of a request, at `place` = (group, index). Mutates; O(1)."""
         if block_id == NO_BLOCK:
             return
         number = self._numbers.get(request)
@@ -161,19 +161,19 @@ class MemoryJournal:
         self._holders.add(block_id, (number << GROUP_BITS | group) << INDEX_BITS | index)
 
     def note_gone(self, request: Request) -> None:
-        """Note that a request has freed everything. Mutates; O(1)."""
+        """Note that a request has freed all its blocks. Mutates; O(1)."""
         number = self._numbers.pop(request, None)
         if number is not None:
             del self._requests[number]
 
     def stamp(self, now_s: float) -> None:
-        """What has changed since the last stamp, has changed now. Mutates; O(changes)."""
+        """Give all changes since the last stamp the time `now_s`. Mutates; O(changes)."""
         if self.touched:
             self._stamped.update(dict.fromkeys(self.touched, now_s))
             self.touched.clear()
 
     def survey(self, at_once: int = SURVEYED_AT_ONCE) -> Iterator[None]:
-        """Go through all there is, so much at a time, and have it told: first who holds what, then the blocks."""
+        """Note the entire state, about `at_once` entries per step: first who holds which block, then the blocks."""
         num_seen = 0
         for request in list(self._memories):
             memory = self._memories.get(request)
@@ -192,10 +192,10 @@ class MemoryJournal:
                 if block.ref_count or block.entry is not None:
                     self._stamped.setdefault(block.block_id, None)
 
-    # ---- what it tells ----------------------------------------------------------------------------------------
+    # ---- reporting changes ------------------------------------------------------------------------------------
 
     def take_evicted(self) -> list[tuple[str, int]]:
-        """Return how many blocks of each tenant were given up since the last call. Mutates."""
+        """Return how many blocks of each tenant were evicted since the last call. Mutates."""
         if not self._evicted:
             return []
         evicted = list(self._evicted.items())
@@ -205,7 +205,7 @@ class MemoryJournal:
     def take(self, most: int = MOST_TAKEN) -> list[BlockChange]:
         """Return the blocks that have changed up to the last stamp, as they are now. Mutates; O(changes).
 
-        Where more than `most` have changed, the others are left for the next time.
+        If more than `most` have changed, the others are left for the next call.
         """
         taken, self._stamped = self._stamped, {}
         if len(taken) > most:
@@ -216,8 +216,8 @@ class MemoryJournal:
             moved = self._move(block_id)
             if moved:
                 followers.update(moved)
-        told = taken | dict.fromkeys(followers - taken.keys() - self._stamped.keys())
-        return [self._change(self._pool.blocks[block_id], changed_s) for block_id, changed_s in told.items()]
+        reported = taken | dict.fromkeys(followers - taken.keys() - self._stamped.keys())
+        return [self._change(self._pool.blocks[block_id], changed_s) for block_id, changed_s in reported.items()]
 
     def _change(self, block: Block, changed_s: float | None) -> BlockChange:
         owner = self._owner(block)
@@ -233,7 +233,7 @@ class MemoryJournal:
         )
 
     def _owner(self, block: Block) -> Request | None:
-        """Return the one who took the block first, of those who hold it still. Forgets those who do not."""
+        """Return the first of the requests that still hold a block. Forgets those that no longer hold it."""
         block_id, holders = block.block_id, self._holders
         if not block.ref_count:
             holders.drop(block_id)
@@ -260,13 +260,13 @@ class MemoryJournal:
         return request if index < len(block_ids) and block_ids[index] == block_id else None
 
     def _parent(self, block: Block) -> int:
-        """Return the block that holds the tokens before those of a published one; `NO_BLOCK`: there is none."""
-        # As last taken, not as it is: followers are told again when the taken state changes, and not before.
+        """Return the block with the tokens before those of a published block; `NO_BLOCK`: there is none."""
+        # The state as last taken, not the current one: only when the former changes are followers reported again.
         entry = block.entry
         return NOT_PUBLISHED if entry is None else self._blocks.get((_entry_before(entry), block.group), NO_BLOCK)
 
     def _move(self, block_id: int) -> list[int]:
-        """Follow a block to another place in the index; return the blocks whose parent that may change. Mutates."""
+        """Note the new place of a block in the index; return the blocks whose parent may change with it. Mutates."""
         block, known = self._pool.blocks[block_id], self._places.pop(block_id, None)
         place = None if block.entry is None else (block.entry, block.group)
         changed: list[int] = []
@@ -285,5 +285,5 @@ class MemoryJournal:
 
 
 def _entry_before(entry: PrefixEntry) -> PrefixEntry:
-    """Return the entry of the tokens before; of a root, which holds no blocks, it is itself."""
+    """Return the parent of an entry; for a root, which holds no blocks, the root itself."""
     return entry if entry.parent is None else entry.parent

@@ -4,9 +4,9 @@
     slots     stored + reserved + fragmented                    = used × block_size
     sharing   blocks that would be used if nothing were shared  = used + saved by sharing
 
-`stored` slots hold keys and values of a token; `reserved` ones are allocated for tokens of a plan in flight, for
-drafts, or for blocks on their way from the disk; `fragmented` ones are the rest of blocks that are not full. All values
-here are frozen and made on request, so that steps cost nothing more.
+`stored` slots hold keys and values of a token; `reserved` slots are allocated for tokens of a plan in flight, for
+drafts, or for blocks being loaded from disk; `fragmented` slots are the rest of blocks that are not full. All values
+here are frozen and computed on request, so that they add nothing to the cost of a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.memory.sequence import MissReason
 
 @dataclass(frozen=True, slots=True)
 class RequestLedger:
-    """The memory of one request. `miss_reason` is what its tenant may see: never that another has its prompt."""
+    """The memory of one request. `miss_reason` never reveals to its tenant that another tenant has the same prompt."""
 
     request_id: str
     branch: int
@@ -66,7 +66,7 @@ class MemoryLedger:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of the blocks that nobody holds and that may be hit."""
+        """Bytes of the blocks that no request holds and that may be hit."""
         return self.cached_blocks * self.bytes_per_block
 
     @property
@@ -76,12 +76,12 @@ class MemoryLedger:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens looked up at first admissions that the cache served."""
+        """Share of prompt tokens that the cache served, of all that were looked up at first admissions."""
         return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
     @property
     def fragmentation(self) -> float:
-        """Share of the used slots that hold nothing and are meant for nothing."""
+        """Share of the slots in used blocks that are neither stored nor reserved."""
         slots = self.used_blocks * self.block_size
         return self.fragmented_slots / slots if slots else 0.0
 
@@ -96,6 +96,6 @@ class MemoryLedger:
         if min(*counts, self.stored_slots, self.reserved_slots, self.fragmented_slots) < 0:
             raise InvariantError("a count is negative")
         if self.used_host_blocks + self.cached_host_blocks > self.host_blocks:
-            raise InvariantError("more host blocks are used than there are")
+            raise InvariantError("more host blocks are used than exist")
         if not 0 <= self.used_disk_slots <= self.disk_slots:
-            raise InvariantError("more slots of the disk are used than there are")
+            raise InvariantError("more slots of the disk are used than exist")

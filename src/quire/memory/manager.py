@@ -7,14 +7,14 @@
     swap_out, swap_in all blocks of a sequence to the host tier and back               all or nothing: True or False
     free, drop        the sequence frees all its blocks; full blocks stay cached, or do not
     take_changes      the changes that the plan must send to the workers
-    ledger, check     the use of the memory; whether the books are right
+    ledger, check     the use of the memory; the audit of the books
 
 A block that others may see is never written: if the block for the next token has another holder, it is copied first
 (copy-on-write, also for a partial tail). If a whole prompt is cached, its last token is still computed, because
 sampling needs its logits; its block is then taken over if no other request holds it, and copied otherwise.
 
-Parts: block_pool (whose block), prefix/ (what is in it), publisher (who may see it), copy_on_write, swap (tiers),
-bookkeeping (audit).
+Parts: block_pool (allocation), prefix/ (index of the content), publisher (which blocks others may hit), copy_on_write,
+swap (tiers), bookkeeping (audit).
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from quire.memory.tiers.jobs import CacheJobs
 
 
 class KVCacheManager:
-    """Paged KV memory with prefix sharing, for any engine. An `eviction` of your own takes the configured one's place.
+    """Paged KV memory with prefix sharing, for any engine. Your own `eviction` policy replaces the configured one.
 
-    `kept`: the blocks that a disk has from an earlier run.
+    `kept`: the blocks on disk from an earlier run.
 
-    The caller keeps `num_computed` and `num_planned` of its requests: copy-on-write, windows, swap and the ledger go
-    by them.
+    The caller maintains `num_computed` and `num_planned` of its requests: copy-on-write, windows, swap and the ledger
+    depend on them.
 
     >>> spec = KVCacheSpec.from_layers([None], block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
     >>> manager = KVCacheManager(spec, MemoryConfig(num_blocks=8))
@@ -113,7 +113,7 @@ class KVCacheManager:
         self._publisher = Publisher(spec.block_size, self.index, self.pool, self._changes, self._books)
         self._copy_on_write = CopyOnWrite(spec.block_size, self.index, self.pool, self._changes, self._books)
         self._swap = Swap(spec.block_size, self.index, self.pool, self.host, self._changes)
-        self.cache_journal: CacheJournal | None = None  # while a router asks what can be hit
+        self.cache_journal: CacheJournal | None = None  # while a router subscribes to what can be hit
         self.kept = tuple(kept)
         self.disk: DiskTier | None = None
         if config.num_disk_slots and self.index.keeps_entries:
@@ -124,14 +124,14 @@ class KVCacheManager:
     # ---- looking up -------------------------------------------------------------------------------------------
 
     def match_prefix(self, request: Request) -> PrefixMatch:
-        """Return what of the request's known tokens is cached: at most all but the last. Does not mutate.
+        """Return the cached prefix of the request's known tokens, at most all but the last. Does not mutate.
 
-        Nothing, for a request whose prompt must be computed whole. O(blocks matched).
+        The match is empty if every position of the prompt must be computed. O(blocks matched).
         """
         return self._hits.match(request)
 
     def is_being_computed(self, frontier: Frontier) -> bool:
-        """Whether this block is about to be published: a running request computes it, or it comes from the disk.
+        """Return whether this block will soon be published: a request computes it, or it is loaded from the disk.
 
         Does not mutate; O(1).
         """
@@ -142,19 +142,19 @@ class KVCacheManager:
     # ---- the disk ---------------------------------------------------------------------------------------------
 
     def start_load(self, request: Request, match: PrefixMatch) -> bool:
-        """Begin to bring what the disk has beyond a match; False if it has nothing, or computing is faster. Mutates."""
+        """Start loading blocks beyond a match from disk; False if it has none, or computing is faster. Mutates."""
         return self.disk is not None and self.disk.start_load(request, match, self._hits.usable)
 
     def is_loading(self, request: Request) -> bool:
-        """Whether blocks of a request come from the disk. Does not mutate; O(1)."""
+        """Return whether blocks of a request are being loaded from disk. Does not mutate; O(1)."""
         return self.disk is not None and self.disk.is_loading(request)
 
     def give_up_loads(self) -> bool:
-        """Take back the blocks that loads hold, for a request that runs; False if there are none. Mutates."""
+        """Abandon all loads, so that a running request can use their blocks; False if there are none. Mutates."""
         return self.disk is not None and self.disk.give_up()
 
     def end_loads(self, request: Request) -> None:
-        """A waiting request starts to run, or ends: nothing more is loaded for it. Mutates."""
+        """End the loads of a waiting request, because it starts to run, or ends. Mutates."""
         if self.disk is not None:
             self.disk.forget_request(request)
 
@@ -168,14 +168,14 @@ class KVCacheManager:
     def num_blocks_needed(self, request: Request, end: int, match: PrefixMatch | None = None) -> int:
         """Return how many available blocks a sequence takes to grow to `end` tokens. Does not mutate.
 
-        A new one is taken to open with `match`, one that is swapped out to come back as well.
+        For a new sequence this includes the hits of `match`; for one that is swapped out, the blocks to swap in.
         """
         return sum(at_once + fresh for _, at_once, fresh in self._needs(request, end, match))
 
     def num_blocks_to_grow(self, request: Request, end: int, match: PrefixMatch | None, *, longest_chunk: int) -> int:
-        """Return how many it takes to grow to `end` tokens by steps of at most `longest_chunk`. Does not mutate.
+        """Return how many blocks it takes to grow to `end` tokens in steps of at most `longest_chunk`. Does not mutate.
 
-        Those are fewer where layers have windows: what falls behind a window is given back, and taken again.
+        Layers with windows need fewer, because blocks that have left the window are freed and used again.
         """
         needs = self._needs(request, end, match)
         if not self._windows:
@@ -187,9 +187,9 @@ class KVCacheManager:
         )
 
     def _needs(self, request: Request, end: int, match: PrefixMatch | None) -> list[tuple[int, int, int]]:
-        """For each group: the blocks held then, those that are copied, hit or moved in first, and new ones up to `end`.
+        """Return for each group the blocks held at first, those to copy, hit or move in, and the new ones up to `end`.
 
-        Those hit or moved in are among those held.
+        The blocks held at first include those to hit or move in.
         """
         num_blocks, memory = -(-end // self._block_size), self.memories.get(request)
         if memory is not None and memory.host_blocks is not None:
@@ -211,10 +211,10 @@ class KVCacheManager:
     # ---- room -------------------------------------------------------------------------------------------------
 
     def allocate_slots(self, request: Request, end: int, match: PrefixMatch | None = None) -> bool:
-        """Make room for the tokens up to position `end`; False, and nothing changed, where there is none.
+        """Make room for the tokens up to position `end`; False, and nothing changed, if there is not enough.
 
         The first call for a request opens its memory with the blocks hit by `match`, whose tokens need not be
-        computed; raises `StaleMatchError` if those blocks are gone. Mutates; O(blocks added).
+        computed; raises `StaleMatchError` if one of these blocks was evicted. Mutates; O(blocks added).
         """
         memory = self.memories.get(request)
         if memory is None:
@@ -276,7 +276,7 @@ class KVCacheManager:
             self._publisher.announce(request, memory, match.frontier)
         self._append(request, memory, missing, blocks)
         if self.disk is not None and memory.last_entry is not None:
-            if self.moves_in:  # what the plan moves into blocks, for this request or another, cannot be read before
+            if self.moves_in:  # blocks that the plan fills from the host have no bytes for the disk before it runs
                 self._moved_in.append((memory.last_entry, request.scope))
             else:
                 self.disk.keep_path(memory.last_entry, request.scope)
@@ -295,7 +295,7 @@ class KVCacheManager:
         return [max(0, num_blocks - len(table.block_ids)) for table in memory.tables]
 
     def _take(self, num_blocks: int) -> list[int] | None:
-        """Take blocks from the pool, the first one last, so that `pop` yields them in order."""
+        """Take blocks from the pool, in reverse order, so that `pop` yields them in order."""
         blocks = self.pool.allocate(num_blocks)
         if blocks is not None:
             blocks.reverse()
@@ -310,18 +310,18 @@ class KVCacheManager:
 
     @property
     def has_windows(self) -> bool:
-        """Whether some layers have a sliding window, so that sequences give blocks back as they grow."""
+        """Whether some layers have a sliding window, so that sequences free blocks as they grow."""
         return bool(self._windows)
 
     def give_back(self) -> bool:
-        """Have all sequences free what fell behind their windows; return whether that was something. Mutates."""
+        """Free the blocks of all sequences that have left their windows; return whether there were any. Mutates."""
         before = self.pool.num_available
         for request, memory in self.memories.items():
             self._give_back(request, memory)
         return self.pool.num_available > before
 
     def _give_back(self, request: Request, memory: SequenceMemory) -> None:
-        """Free the blocks behind the sliding windows, as seen from the tokens that are really computed."""
+        """Free the blocks that have left the sliding windows, counted from the last token that is really computed."""
         for group in self._windows:
             table = memory.tables[group]
             first = self._groups[group].first_needed(request.num_computed) // self._block_size
@@ -332,7 +332,7 @@ class KVCacheManager:
                 self._changes.set_entry(request, memory, (group, index), NO_BLOCK)
                 table.num_given_back += 1
 
-    # ---- committing, sharing, letting go ------------------------------------------------------------------------
+    # ---- committing, sharing, freeing ---------------------------------------------------------------------------
 
     def commit(self, request: Request, num_computed: int) -> None:
         """Note that the first `num_computed` tokens are computed: publish the blocks that became full.
@@ -348,11 +348,11 @@ class KVCacheManager:
             self.disk.keep_path(memory.last_entry, request.scope)
 
     def withdraw(self, request: Request) -> None:
-        """Let nobody wait for the next block of a request: it is not about to be computed. Mutates; O(1)."""
+        """Withdraw the announced next block of a request, because it will not be computed soon. Mutates; O(1)."""
         self._publisher.withdraw(self.memories[request])
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Give `child` the parent's blocks of all computed tokens, the partial tail included. Takes no block.
+        """Give `child` the parent's blocks of all computed tokens, the partial tail included. Takes no new block.
 
         The next sequence to write into the shared tail copies it first. Mutates; O(blocks shared).
         """
@@ -389,9 +389,9 @@ class KVCacheManager:
         request.num_slots = 0
 
     def drop(self, request: Request) -> None:
-        """Free all blocks of the request, and drop its cached ones, also earlier ones: their content is in doubt.
+        """Free all blocks of the request, and drop all cached blocks that it computed: their content is in doubt.
 
-        Blocks that others computed or hold stay. Mutates; O(cached blocks).
+        Blocks that other requests computed or hold stay. Mutates; O(cached blocks).
         """
         if request in self.memories:
             self.free(request)
@@ -409,7 +409,7 @@ class KVCacheManager:
             self.index.discard(entry)
 
     def reset(self) -> None:
-        """Forget everything cached. Running requests go on; what they hold cannot be hit any more. Mutates."""
+        """Forget everything cached. Running requests continue, but their blocks can no longer be hit. Mutates."""
         if self.disk is not None:
             self.disk.forget_all()
         for entry in self.index:
@@ -440,7 +440,7 @@ class KVCacheManager:
         return True
 
     def swap_in(self, request: Request) -> bool:
-        """Bring a swapped request back; False, and nothing changed, if there is no room. Mutates."""
+        """Move a swapped request back to the device; False, and nothing changed, if there is no room. Mutates."""
         memory = self.memories[request]
         self._give_back(request, memory)
         return self._swap.move_in(request, memory)
@@ -449,36 +449,36 @@ class KVCacheManager:
 
     @property
     def has_moves(self) -> bool:
-        """Whether bytes are to be copied or moved since the last plan."""
+        """Whether the plan being built has bytes to copy or move."""
         return self._changes.has_moves
 
     @property
     def moves_in(self) -> Sequence[BlockMove]:
-        """What the plan in the making moves from the host."""
+        """The moves from the host in the plan being built."""
         return self._changes.moves_in
 
     @property
     def has_loads(self) -> bool:
-        """Whether blocks are on their way from the disk."""
+        """Whether blocks are being loaded from disk."""
         return self.disk is not None and self.disk.has_loads
 
     @property
     def has_transfers(self) -> bool:
-        """Whether host or disk are to be told something that no plan has told them, and that can wait for a plan."""
+        """Whether copies to the host or transfers of the disk wait for the next plan."""
         return bool(self._changes.copies_down) or (self.disk is not None and self.disk.has_news)
 
     @property
     def num_asked(self) -> int | None:
-        """Unanswered questions in a row about the blocks on their way to the disk; None: no block is."""
+        """Plans in a row that asked in vain about blocks being written to disk; None: no block is being written."""
         return self.disk.num_asked if self.disk is not None and self.disk.is_storing else None
 
     def ask_disk(self) -> None:
-        """Have the next plan ask the disk what it has done, even if it computes nothing. Mutates."""
+        """Make the next plan ask which transfers have ended, even if it computes nothing. Mutates."""
         if self.disk is not None:
             self.disk.ask()
 
     def note_step(self, num_tokens: int, duration_us: int, transfers: TransferOutcome) -> None:
-        """Take note of how long a step took, and of what the disk has done meanwhile. Mutates; O(tickets)."""
+        """Record how long a step took, and which transfers of the disk have ended. Mutates; O(tickets)."""
         if self.disk is not None:
             self.disk.rates.note_step(num_tokens, duration_us)
             if transfers:
@@ -490,7 +490,7 @@ class KVCacheManager:
         return self._books.queried_tokens, self._books.hit_tokens
 
     def take_changes(self, is_waiting: bool = False) -> MemoryChanges:
-        """Return what happened since the last call, for the plan in the making, which is complete now. Mutates.
+        """Return the changes since the last call, for the plan being built, which is complete now. Mutates.
 
         `is_waiting`: the plan computes nothing, and its result may wait for the disk.
         """
@@ -504,33 +504,33 @@ class KVCacheManager:
         return changes
 
     def miss_reason(self, request: Request) -> MissReason:
-        """Return why the first block that was not hit was not, for operators: a tenant may not see "other salt"."""
+        """Return why the first missed block was missed, for operators: a tenant may not see "other salt"."""
         return self.memories[request].miss_reason
 
     def request_ledger(self, request: Request) -> RequestLedger:
-        """Return what one request holds, fit to be shown to its tenant. Does not mutate."""
+        """Return the memory of one request, as its tenant may see it. Does not mutate."""
         return self._books.request_ledger(self.pool, request, self.memories[request])
 
     def ledger(self) -> MemoryLedger:
-        """Return where the memory is. Does not mutate; O(requests)."""
+        """Return the use of the memory. Does not mutate; O(requests)."""
         return self._books.ledger(self.spec, self.pool, self.host, self.memories, self.disk)
 
     def slots_of_tenants(self) -> dict[str, tuple[int, int]]:
-        """Return what each tenant has of reserved and of fragmented slots. Does not mutate; O(requests)."""
+        """Return the numbers of reserved and fragmented slots of each tenant. Does not mutate; O(requests)."""
         return self._books.slots_of_tenants(self._block_size, self.memories)
 
     def watch(self) -> MemoryJournal:
-        """Have a new journal told of every block that changes, instead of the one before. Mutates."""
+        """Start a new journal of the blocks that change; it replaces the previous one. Mutates."""
         journal = MemoryJournal(self.pool, self.memories)
         self.pool.journal = self._changes.journal = journal
         return journal
 
     def unwatch(self) -> None:
-        """Nobody watches any more. Mutates."""
+        """End the journal. Mutates."""
         self.pool.journal = self._changes.journal = None
 
     def survey(self, at_once: int = SURVEYED_AT_ONCE) -> None:
-        """Report from now on which blocks can be hit, those that are there already first. Mutates; O(1)."""
+        """Report from now on which blocks can be hit, starting with those already cached. Mutates; O(1)."""
         if self.cache_journal is None:
             self.cache_journal = CacheJournal(self.pool, self._hasher, tuple(self._full_groups or self._windows))
             self.pool.cache_journal = self.cache_journal

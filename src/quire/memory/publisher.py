@@ -1,4 +1,4 @@
-"""Publisher: computed blocks become visible to others.
+"""Publisher: makes computed blocks visible to other requests.
 
 A block is published when it is full and committed, never before its keys and values exist. If the index already has a
 block with the same content (two sequences computed it at the same time), the second sequence drops its own block and
@@ -70,13 +70,13 @@ class Publisher:
         return True
 
     def announce(self, request: Request, memory: SequenceMemory, frontier: Frontier) -> None:
-        """Note that a request is about to compute this block, unless another one is. Mutates."""
+        """Note that a request is about to compute this block, unless another request is. Mutates."""
         if self._index.keeps_entries and frontier not in self._computing:
             self._computing[frontier] = request
             memory.frontier = frontier
 
     def withdraw(self, memory: SequenceMemory) -> None:
-        """What the sequence had announced is committed, or will not be computed. Mutates."""
+        """Withdraw what a sequence announced, because it is committed or will not be computed. Mutates."""
         if memory.frontier is not None:
             del self._computing[memory.frontier]
             memory.frontier = None
@@ -86,14 +86,14 @@ class Publisher:
         return frontier in self._computing
 
     def forget_all(self, memories: dict[Request, SequenceMemory]) -> None:
-        """The index was cleared: nothing is awaited, and paths that hung from it are gone. Mutates."""
+        """Forget all announcements, and publish no more on lost paths, because the index was cleared. Mutates."""
         self._computing.clear()
         for memory in memories.values():
             memory.frontier = None
             memory.can_publish = memory.num_published == 0
 
     def check(self, memories: dict[Request, SequenceMemory]) -> None:
-        """Raise `InvariantError` unless what is announced is what the sequences remember."""
+        """Raise `InvariantError` unless the announced blocks are those that the sequences remember."""
         announced = {frontier: request for request, memory in memories.items() if (frontier := memory.frontier)}
         if announced != self._computing:
             raise InvariantError("the tokens being computed differ from the announced ones")

@@ -1,7 +1,7 @@
-"""TenantQuota: how many cached blocks one tenant may keep.
+"""TenantQuota: limits how many cached blocks one tenant may keep.
 
-It limits the cached blocks of a tenant, never those that its running requests hold: a noisy tenant cannot push the
-prefixes of others out of the cache. Over the limit, the tenant's own block that was freed longest ago is evicted.
+The limit does not count blocks that the tenant's running requests hold. So a noisy tenant cannot push the prefixes of
+others out of the cache: over the limit, its own block that was freed longest ago is evicted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class TenantQuota:
         self._kept: dict[str, OrderedDict[int, Block]] = {}
 
     def add(self, block: Block) -> Block | None:
-        """A block became cached; returns the block to give up for it, if any. Mutates; O(1)."""
+        """Add a block that became cached; return the block to evict for it, if any. Mutates; O(1)."""
         kept = self._kept.setdefault(block.tenant, OrderedDict())
         kept[block.block_id] = block
         return next(iter(kept.values())) if len(kept) > self._limit else None
 
     def remove(self, block: Block) -> None:
-        """A block is cached no more. Mutates; O(1)."""
+        """Remove a block that is no longer cached. Mutates; O(1)."""
         kept = self._kept[block.tenant]
         del kept[block.block_id]
         if not kept:

@@ -1,7 +1,7 @@
 """SequenceMemory: the memory manager's state of one sequence.
 
     positions   0 ────────────────────────────────────────────────────────────► tokens
-    table       [ given back │ published, maybe shared │ own, not full yet │ own, room ahead ]
+    table       [ freed      │ published, maybe shared │ own, not full yet │ own, room ahead ]
                 0        num_given_back           num_published        num_computed      num_slots
                          (window groups only)     (in blocks)
 
@@ -24,12 +24,12 @@ Frontier = tuple[PrefixEntry | bytes, bytes]
 class MissReason(Enum):
     """Why the first block without a cache hit was not hit."""
 
-    NONE = "none"  # everything that may come from the cache did
+    NONE = "none"  # everything that may come from the cache came from it
     NEVER_CACHED = "never cached"
     EVICTED = "evicted"
-    OTHER_SALT = "other salt"  # for operators only: a tenant is told "never cached"
-    NOT_ASKED = "not asked"  # everything must be computed, because the request wants log-probabilities of its prompt
-    NOT_FULL = "not full"  # what is left does not fill a block, and only full blocks are cached
+    OTHER_SALT = "other salt"  # for operators only: a tenant sees "never cached"
+    NOT_ASKED = "not asked"  # the request needs every position computed: for prompt_logprobs, or for mean pooling
+    NOT_FULL = "not full"  # the rest of the tokens does not fill a block, and only full blocks are cached
 
 
 class PrefixMatch:
@@ -47,18 +47,18 @@ class PrefixMatch:
     ) -> None:
         self.entries = entries  # of the blocks that are hit; of the last one perhaps only the first tokens
         self.num_tokens = num_tokens
-        self.num_known_blocks = num_known_blocks  # of the index, those included whose blocks are gone
+        self.num_known_blocks = num_known_blocks  # entries in the index, including those whose blocks are evicted
         self.frontier = frontier  # the first full block that is not hit, if there is one
-        self.known = known  # all entries of the index along the tokens: a disk may have those that are not hit
-        self.num_host_tokens = 0  # of those hit, once a request has them: moved from the host
+        self.known = known  # all entries of the index along the tokens: a disk may have the blocks that are not hit
+        self.num_host_tokens = 0  # how many of num_tokens were moved from the host; set when the request is admitted
 
     def ends_within_block(self, block_size: int) -> bool:
-        """Whether the last block is hit only in part: the next token is written into it."""
+        """Return whether the last block is hit only in part: the next token is written into it."""
         return self.num_tokens < len(self.entries) * block_size
 
 
 class SequenceMemory:
-    """The tables of one sequence and how far they are published."""
+    """The tables of one sequence, and which of its blocks are published."""
 
     __slots__ = (
         "root_key",
@@ -77,12 +77,12 @@ class SequenceMemory:
         self.root_key = root_key
         self.tables = tables  # one per KV group
         self.last_entry: PrefixEntry | None = None  # of the last published block; None: the root
-        self.num_published = 0  # leading blocks that have their entry
+        self.num_published = 0  # leading blocks that have an entry
         self.can_publish = True  # False once the path to its last entry was dropped from the index
-        self.frontier: Frontier | None = None  # the block that it computes and others may wait for
+        self.frontier: Frontier | None = None  # the block that this sequence computes and others may wait for
         self.host_blocks: list[list[int]] | None = None  # while swapped out: per group, for the blocks once held
         self.num_hit_tokens = 0  # of the latest admission
-        self.num_host_tokens = 0  # of those, moved from the host
+        self.num_host_tokens = 0  # how many of these were moved from the host
         self.miss_reason = MissReason.NONE
 
     @property

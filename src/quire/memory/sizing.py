@@ -2,8 +2,8 @@
 
     num_blocks = budget // bytes_per_block
 
-There is one budget and no hidden pool: the bytes left over by the blocks are returned as a remainder, so that the
-start-up table adds up.
+All KV groups share one pool, so one division is enough. The bytes that do not fill a block are reported as the
+remainder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
 
 MAX_TOKENS = 1 << 30
-"""Longer than any sequence: what fits where only windows are stored."""
+"""Longer than any sequence: the result if every layer stores only its window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PoolSize:
 
 
 def size_pool(budget_bytes: int, spec: KVCacheSpec) -> PoolSize:
-    """Return how many blocks fit into a budget; raises `InvalidConfigError` where not even one does.
+    """Return how many blocks fit into a budget; raises `InvalidConfigError` if not even one fits.
 
     >>> from quire.core.kv_spec import KVGroup
     >>> spec = KVCacheSpec(16, num_kv_heads=8, head_dim=128, dtype="float16", groups=(KVGroup(tuple(range(32))),))
@@ -57,9 +57,9 @@ def max_sequence_tokens(num_blocks: int, spec: KVCacheSpec, *, longest_chunk: in
 
 
 def max_beam_tokens(num_blocks: int, spec: KVCacheSpec, num_beams: int, num_prompt_tokens: int) -> int:
-    """Return how many tokens each beam of one search can have stored when the blocks hold nothing else.
+    """Return how many tokens each beam of one search can store when the blocks hold nothing else.
 
-    Beams share the full blocks of their prompt, as long as no window has moved past them, and may part at once after.
+    Beams share the full blocks of their prompt in layers without a window, and may diverge right after these blocks.
 
     >>> spec = KVCacheSpec.from_layers([None], block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
     >>> max_beam_tokens(8, spec, num_beams=3, num_prompt_tokens=9)      # 2 shared, then 3 × 2
@@ -78,7 +78,7 @@ def max_beam_tokens(num_blocks: int, spec: KVCacheSpec, num_beams: int, num_prom
 
 
 def _longest(fits: Callable[[int], bool]) -> int:
-    """Return the largest number that fits, where all smaller ones do; 0 if none does."""
+    """Return the largest number that fits, given that all smaller ones fit; 0 if none fits."""
     low, high = 0, MAX_TOKENS + 1
     while high - low > 1:
         middle = (low + high) // 2

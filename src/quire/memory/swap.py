@@ -1,7 +1,7 @@
-"""Swap: all blocks of a sequence to the host tier and back.
+"""Swap: moves all blocks of a sequence to the host tier and back.
 
-It keeps the books of both ends; the bytes are moved by the compute plane, as the plan tells it. On the way back, blocks
-whose content is still cached on the device are taken from there, and only the others are moved.
+It updates the books of both tiers; the compute plane moves the bytes, following the plan. On the way back, blocks whose
+content is still cached on the device are shared, and only the others are moved.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Swap:
         return True
 
     def _copy(self, block_id: int) -> int:
-        """Return where the host has the content of a published block already, or `NO_BLOCK`."""
+        """Return the host block that already has the content of a published block, or `NO_BLOCK`."""
         block = self._pool.blocks[block_id]
         if block.entry is None or block.entry.host_ids is None:
             return NO_BLOCK
         return block.entry.host_ids[block.group]
 
     def give_back(self, memory: SequenceMemory, group: int, first: int) -> None:
-        """Free the host blocks of a group before logical block `first`: they fell behind the window. Mutates."""
+        """Free the host blocks of a group before logical block `first`: they have left the window. Mutates."""
         table, hosts = memory.tables[group], (memory.host_blocks or [])[group]
         behind = min(max(0, first - table.num_given_back), len(hosts))
         self._tier.free(hosts[:behind])
@@ -77,7 +77,7 @@ class Swap:
         table.num_given_back += behind
 
     def move_in(self, request: Request, memory: SequenceMemory) -> bool:
-        """Bring a sequence back; False, and nothing changed, if there is no room, or if this very plan moves it out."""
+        """Move a sequence back; False, and nothing changed, without room or if this plan moves it out. Mutates."""
         if memory.host_blocks is None:
             raise InvariantError(f"request {request.request_id!r} is not swapped out")
         if any(map(self._tier.is_filled_now, chain.from_iterable(memory.host_blocks))):
@@ -114,9 +114,9 @@ class Swap:
         for group, table in enumerate(memory.tables):
             for index in range(table.num_given_back):
                 self._changes.set_entry(request, memory, (group, index), NO_BLOCK)
-            for found, host in zip(cached[group], host_blocks[group], strict=True):
-                block_id = found
-                if found == NO_BLOCK:
+            for cached_id, host in zip(cached[group], host_blocks[group], strict=True):
+                block_id = cached_id
+                if cached_id == NO_BLOCK:
                     block_id = blocks.pop()
                     self._changes.moves_in.append(BlockMove(block_id, host))
                     self._tier.free_after_plan([host])
@@ -127,7 +127,7 @@ class Swap:
 
 
 def _resume_publishing(memory: SequenceMemory, known: list[PrefixEntry]) -> None:
-    """Blocks that lost their entry while they were away are published again at the next commit."""
+    """Let the next commit publish again those blocks that lost their entry while they were swapped out."""
     published = 0
     for index, entry in enumerate(known):
         ours = (table.block_ids[index] for table in memory.tables)

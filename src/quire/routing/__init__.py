@@ -1,1 +1,1 @@
-"""Routing: which of several engines gets a request. Used by the server and by the simulator."""
+"""Routing: chooses which of several engines gets a request. Used by the server and by the simulator."""

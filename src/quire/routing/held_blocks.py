@@ -1,9 +1,9 @@
-"""HeldBlocks: what one engine can hit, from its news.
+"""HeldBlocks: the blocks that one engine can hit, from its reports.
 
-Reports may come late, twice or not at all. Each has a number: one that was seen, or is older, is ignored. A gap means
-that something is unknown, so a survey is asked for, once, and until it begins the last known state stays. If the survey
-itself is lost, its later reports name it, and another one is asked for. The state never grows between a gap and the
-survey, so it is at most what the engine once held.
+Reports may arrive late, twice or not at all. Each has a number; a report that was seen, or is older, is ignored. A gap
+means that changes are unknown, so a survey is requested, once, and the last known state is kept until it begins. If the
+first report of a survey is lost, its later reports name the survey, and another survey is requested. The state never
+grows between a gap and the survey, so it has only blocks that the engine once held.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quire.memory.cache_journal import CacheNews, split_digests
 
 
 class HeldChange(NamedTuple):
-    """The blocks that an engine can hit since a report, and those that it can hit no more."""
+    """The blocks that an engine can hit since a report, and those that it can no longer hit."""
 
     added: Collection[bytes]
     removed: Collection[bytes]
@@ -41,8 +41,8 @@ class HeldBlocks:
     def __init__(self) -> None:
         self._digests: set[bytes] = set()
         self._last_seq = 0
-        self._asked_in = 0  # the survey that the last gap followed
-        self._is_whole = False  # every report since a survey began has come
+        self._asked_in = 0  # the latest survey when the last gap was found
+        self._is_whole = False  # every report since a survey began has arrived
 
     def __contains__(self, digest: bytes) -> bool:
         """Return whether the engine can hit a block."""
@@ -53,7 +53,7 @@ class HeldBlocks:
         return len(self._digests)
 
     def note(self, news: CacheNews) -> HeldChange | None:
-        """Take a report in and return what it changes; None: ask the engine for a survey. Mutates."""
+        """Process a report and return its changes; None: request a survey from the engine. Mutates."""
         if news.seq <= self._last_seq:
             return NO_CHANGE
         self._is_whole = news.begins or (self._is_whole and news.seq == self._last_seq + 1)

@@ -1,4 +1,4 @@
-"""RoutedPrompt: what a router has to know of a prompt, its length and the names of its full blocks.
+"""RoutedPrompt: what a router needs to know about a prompt, its length and the names of its full blocks.
 
 The names are the digests by which engines report their blocks (`CacheNews`): chained hashes under one key for all
 engines. The salt, the adapter and the extra keys of a request are in the root of the chain, so requests of tenants with
@@ -17,14 +17,14 @@ from quire.memory.cache_journal import DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """A prompt as a router sees it. `digests`: of its full blocks, from the first on."""
+    """A prompt as a router sees it. `digests`: the names of its full blocks, from the first on."""
 
     num_tokens: int
     digests: tuple[bytes, ...]
 
 
 class PromptNames:
-    """Names the blocks of prompts, as engines of the same key and block size name theirs.
+    """Names the blocks of prompts as engines with the same key and block size do.
 
     >>> names = PromptNames(block_size=2, hash_key=b"secret")
     >>> one, other = names.of(array("i", [1, 2, 3, 4, 5])), names.of(array("i", [1, 2, 9, 9]))

@@ -1,23 +1,23 @@
-"""Router: which of several engines gets a request, and what it goes by.
+"""Router: chooses which of several engines gets a request.
 
-    round_robin    one after another
+    round_robin    each engine in turn
     least_loaded   the engine with the fewest requests
-    least_work     the engine with the least work: the tokens of this prompt that it would compute, those of other
-                   prompts that it has still to compute, and the requests that it generates for
+    least_work     the engine with the least work: the tokens of this prompt that it would compute, the tokens of other
+                   prompts that it has yet to compute, and the requests that it generates for
 
 An engine that holds the prompt's first blocks has less to compute, so equal prefixes stay together. When that engine
-has fallen behind by more than the prefix would save, another one is cheaper, for this request alone: nothing is
-switched over, and there is no threshold. Why requests weigh what they weigh: docs/design/routing.md.
+has fallen behind by more than the prefix would save, another engine is cheaper, but only for this request: no mode is
+switched, and there is no threshold. docs/design/routing.md explains the weight of a request.
 
     choose ──────────────► counts the request at once: the next choice, a microsecond later, sees it
-    note(news) ──────────► what each engine can hit, block by block; a block that was waited for is computed
-    started, finished ───► nothing of the prompt waits any more; nothing is under way any more
+    note(news) ──────────► updates the blocks that an engine can hit; an awaited block among them is computed
+    started, finished ───► the prompt of a request is computed; a request has ended
     routes ──────────────► how many requests an engine was sent, and why (`ROUTES`)
 
-Blocks of prompts under way count as held by the engine that they were sent to, so equal prefixes stay together although
-nothing is computed yet. A wrong entry costs time, never a wrong token: the engine compares tokens
-itself. So digests suffice, and no tree of texts is kept. What the router remembers is bounded by what the engines hold
-and by the requests under way.
+Blocks of requests in flight count as held by the engine that they were sent to, so equal prefixes stay together even
+before they are computed. A wrong entry costs time, but never causes a wrong token, because the engine compares tokens
+itself. So digests suffice, and no tree of texts is kept. The router's memory is bounded by the blocks that engines hold
+and by the requests in flight.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from quire.routing.prompts import PromptNames, RoutedPrompt
 ROUND_ROBIN, LEAST_LOADED, LEAST_WORK = "round_robin", "least_loaded", "least_work"
 PREFIX, LOAD, NEW, ONLY = "prefix", "load", "new", "only"
 ROUTES: Final = (PREFIX, LOAD, NEW, ONLY)
-"""Why an engine was chosen: no other holds more of the prompt; one does, but has more work; none holds any block;
+"""Why an engine was chosen: no other holds more of the prompt; another does, but has more work; none holds any block;
 no other takes requests."""
 REQUEST_WEIGHT: Final = 128
-"""A request under way counts like this many waiting tokens: each step also generates for it."""
+"""A request in flight counts as this many waiting tokens, because each step also generates for it."""
 
 
 class Loan(NamedTuple):
-    """Leading blocks of a prompt that an engine holds, of which the one that was chosen knows fewer."""
+    """An engine that holds more leading blocks of a prompt than the chosen engine knows."""
 
     lender: int
     num_held: int
@@ -53,10 +53,7 @@ class Loan(NamedTuple):
 
 
 class RequestUnderWay:
-    """A request that was sent to an engine.
-
-    `awaited`: the blocks that it is to compute; `num_waiting_tokens`: its prompt tokens still to be computed.
-    """
+    """A request sent to an engine. `awaited`, `num_waiting_tokens`: its blocks and tokens yet to be computed."""
 
     __slots__ = ("awaited", "digests", "num_waiting_tokens")
 
@@ -72,24 +69,24 @@ class Target:
     def __init__(self, block_size: int) -> None:
         self.held = HeldBlocks()
         self.is_open = True
-        self.num_waiting_tokens = 0  # tokens of prompts that are still to be computed
+        self.num_waiting_tokens = 0  # tokens of prompts that are yet to be computed
         self.last_chosen = 0
         self.requests: dict[str, RequestUnderWay] = {}
         self._block_size = block_size
-        self._expected: Counter[bytes] = Counter()  # by how many requests under way
+        self._expected: Counter[bytes] = Counter()  # blocks of requests in flight, with the number of requests
         self._known: set[bytes] = set()  # held or expected, in one set: prompts have thousands of blocks
-        self._awaited: dict[bytes, list[RequestUnderWay]] = {}  # which requests are to compute a block
+        self._awaited: dict[bytes, list[RequestUnderWay]] = {}  # the requests that have yet to compute a block
 
     def num_known(self, prompt: RoutedPrompt) -> int:
-        """Return how many leading blocks are held, or will be once the requests under way are computed."""
+        """Return how many leading blocks are held, or will be once the requests in flight are computed."""
         return len(tuple(takewhile(self._known.__contains__, prompt.digests)))
 
     def num_to_compute(self, prompt: RoutedPrompt, num_known: int) -> int:
-        """Return the tokens of a prompt that the engine would compute: the last one at least."""
+        """Return how many tokens of a prompt the engine would compute: at least the last one."""
         return max(min(1, prompt.num_tokens), prompt.num_tokens - num_known * self._block_size)
 
     def work(self, prompt: RoutedPrompt, num_known: int) -> int:
-        """Return what there is to do, with a prompt, in tokens. Does not mutate; O(1)."""
+        """Return the engine's work in tokens, if it gets a prompt. Does not mutate; O(1)."""
         own = self.num_to_compute(prompt, num_known)
         return own + self.num_waiting_tokens + REQUEST_WEIGHT * len(self.requests)
 
@@ -108,7 +105,7 @@ class Target:
             self._awaited.setdefault(digest, []).append(request)
 
     def note(self, news: CacheNews) -> bool:
-        """Take a report in; return whether a survey is to be asked for. Mutates; O(blocks in the report)."""
+        """Process a report; return whether a survey must be requested. Mutates; O(blocks in the report)."""
         change = self.held.note(news)
         if change is None:
             return True
@@ -122,7 +119,7 @@ class Target:
         return False
 
     def start(self, request_id: str) -> None:
-        """Nothing of the prompt of a request waits any more. Mutates; O(blocks that it computed)."""
+        """Note that the prompt of a request is computed. Mutates; O(blocks that it computed)."""
         request = self.requests[request_id]
         self._wait_less(request, request.num_waiting_tokens)
         for digest in request.awaited:
@@ -153,7 +150,7 @@ class Target:
         """Raise `InvariantError` unless the counts are those of the requests."""
         requests = self.requests.values()
         if self.num_waiting_tokens != sum(request.num_waiting_tokens for request in requests):
-            raise InvariantError(f"{self.num_waiting_tokens} tokens wait, by the requests it is another number")
+            raise InvariantError(f"{self.num_waiting_tokens} tokens wait, but the requests have another number")
         if self._expected != Counter(digest for request in requests for digest in request.digests):
             raise InvariantError("the expected blocks are not those of the requests")
         num_unheld = sum(digest not in self.held for digest in self._expected)
@@ -173,14 +170,14 @@ COSTS: Final = MappingProxyType[str, Cost](
         LEAST_WORK: Target.work,
     }
 )
-"""What an engine costs a prompt, by the name of the policy; of equal ones the least recently chosen is taken."""
+"""The cost of an engine for a prompt, by policy; at equal costs, the engine chosen least recently is taken."""
 ROUTERS: Final = tuple(COSTS)
 
 
 class Router:
-    """Sends requests to engines, which are numbered by the caller. For one thread.
+    """Chooses engines for requests; the caller numbers the engines. For one thread.
 
-    `block_size`, `hash_key`: those of all engines.
+    `block_size`, `hash_key`: the same for all engines.
 
     >>> router = Router(block_size=2, hash_key=b"one for all")
     >>> router.add(0); router.add(1)
@@ -195,22 +192,22 @@ class Router:
         if policy not in COSTS:
             raise InvalidConfigError("router", policy, f"one of {', '.join(ROUTERS)}")
         self.reads_blocks = policy == LEAST_WORK
-        """Whether it goes by what engines hold, so that they are to report it."""
+        """Whether the policy depends on the blocks that engines hold, so that they must report them."""
         self.block_size = block_size
         self._names = PromptNames(block_size, hash_key)
         self._cost = COSTS[policy]
         self._targets: dict[int, Target] = {}
-        self._places: dict[str, int] = {}  # of the requests under way
+        self._places: dict[str, int] = {}  # the engine of each request in flight
         self._routes: dict[int, Counter[str]] = {}
         self._num_choices = 0
-        self._num_taken = 0  # prompt tokens to compute, of all requests that were sent
+        self._num_taken = 0  # prompt tokens to compute, over all requests that were sent
 
     # ---- engines ----------------------------------------------------------------------------------------------
 
     def add(self, index: int) -> None:
-        """An engine may be chosen from now on; it holds nothing yet. Mutates."""
+        """Add an engine, which holds nothing yet. Mutates."""
         if index in self._targets:
-            raise InvariantError(f"engine {index} is known to the router already")
+            raise InvariantError(f"the router already has engine {index}")
         self._targets[index] = Target(self.block_size)
 
     def pause(self, index: int) -> None:
@@ -218,11 +215,11 @@ class Router:
         self._targets[index].is_open = False
 
     def resume(self, index: int) -> None:
-        """An engine that was paused may be chosen again. Mutates; O(1)."""
+        """Choose a paused engine again from now on. Mutates; O(1)."""
         self._targets[index].is_open = True
 
     def lose(self, index: int) -> list[str]:
-        """Forget an engine and what it held; return its requests under way, the oldest first. Mutates."""
+        """Forget an engine and its blocks; return its requests in flight, the oldest first. Mutates."""
         target = self._targets.pop(index, None)
         lost = [] if target is None else list(target.requests)
         for request_id in lost:
@@ -230,7 +227,7 @@ class Router:
         return lost
 
     def note(self, index: int, news: CacheNews) -> bool:
-        """Take an engine's report in; return whether it is to be asked for a survey. Mutates; O(blocks reported).
+        """Process an engine's report; return whether to request a survey from it. Mutates; O(blocks reported).
 
         A report of an engine that was lost is ignored.
         """
@@ -240,13 +237,13 @@ class Router:
     # ---- requests ---------------------------------------------------------------------------------------------
 
     def prompt(self, tokens: array[int], scope: CacheScope = DEFAULT_SCOPE) -> RoutedPrompt:
-        """Return a prompt as `choose` takes it. Pure, so any thread may call it; about 1 µs for each block."""
+        """Return a prompt in the form for `choose`. Pure, so any thread may call it; about 1 µs for each block."""
         return self._names.of(tokens, scope) if self.reads_blocks else RoutedPrompt(len(tokens), ())
 
     def choose(self, request_id: str, prompt: RoutedPrompt) -> int | None:
         """Return the engine for a request, and count it there; None if no engine may be chosen.
 
-        A request that is under way already moves. Mutates; O(engines × blocks).
+        A request that is already in flight is moved. Mutates; O(engines × blocks).
         """
         self.finished(request_id)
         open_targets = [(index, target) for index, target in self._targets.items() if target.is_open]
@@ -264,18 +261,18 @@ class Router:
         return index
 
     def routes(self, index: int) -> dict[str, int]:
-        """Return how many requests an engine was sent, by why, also before it was last lost. Does not mutate."""
+        """Return how many requests an engine was sent, by reason, also before it was last lost. Does not mutate."""
         counts = self._routes.get(index, Counter())
         return {reason: counts[reason] for reason in ROUTES}
 
     def holder(self, prompt: RoutedPrompt, indices: Sequence[int]) -> int:
-        """Return which of these engines holds the most of a prompt, the first of several. Does not mutate."""
+        """Return which of these engines holds the most of a prompt, the first one of equals. Does not mutate."""
         return max(indices, key=lambda index: self._targets[index].num_held(prompt))
 
     def lender(self, request_id: str, prompt: RoutedPrompt, indices: Sequence[int]) -> Loan | None:
-        """Return what another engine holds of a prompt that was just sent and its own lacks. Does not mutate.
+        """Return an engine that holds more of a prompt than the engine to which it was just sent. Does not mutate.
 
-        Of `indices` the engine that holds the most; None: none has more. Requests under way there do not count.
+        It is the one of `indices` that holds the most; None: none holds more. Its requests in flight do not count.
         """
         target = self._targets[self._places[request_id]]
         num_known = len(prompt.digests) - len(target.requests[request_id].awaited)
@@ -284,34 +281,34 @@ class Router:
         return None if index is None or num_held <= num_known else Loan(index, num_held, num_known)
 
     def started(self, request_id: str) -> None:
-        """The first token of a request came: its prompt is computed. Mutates; O(blocks that it computed)."""
+        """Note that a request's first token came, so its prompt is computed. Mutates; O(blocks that it computed)."""
         index = self._places.get(request_id)
         if index is not None:
             self._targets[index].start(request_id)
 
     def finished(self, request_id: str) -> None:
-        """A request ended, for any reason. Mutates; O(blocks)."""
+        """Note that a request has ended, for any reason. Mutates; O(blocks)."""
         index = self._places.pop(request_id, None)
         if index is not None:
             self._targets[index].end(request_id)
 
     @property
     def num_waiting_tokens(self) -> int:
-        """The prompt tokens that wait, at all engines."""
+        """The number of prompt tokens that wait, over all engines."""
         return sum(target.num_waiting_tokens for target in self._targets.values())
 
     @property
     def num_done_tokens(self) -> int:
-        """The prompt tokens that were sent and wait no more, since the beginning."""
+        """The number of prompt tokens that were sent and no longer wait, counted from the start."""
         return self._num_taken - self.num_waiting_tokens
 
     @property
     def num_busy(self) -> int:
-        """The engines that have requests."""
+        """The number of engines that have requests."""
         return sum(bool(target.requests) for target in self._targets.values())
 
     def under_way(self, index: int) -> Iterable[str]:
-        """Return the requests that an engine has, the oldest first. Does not mutate."""
+        """Return the requests in flight of an engine, the oldest first. Does not mutate."""
         target = self._targets.get(index)
         return () if target is None else tuple(target.requests)
 

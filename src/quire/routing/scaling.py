@@ -1,12 +1,12 @@
-"""Scaling: when a set of engines gets one more, and when it does without one.
+"""Scaling: decides when a set of engines gets one more, and when one fewer.
 
     the next request would wait for more than 2 s, for 10 s      one more
-    engines had nothing to do for 70 % of 5 minutes              one less
+    engines were idle for 70 % of 5 minutes                      one fewer
 
-How long it would wait: the prompt tokens that wait, at the rate at which they have been computed lately, which counts
-only time in which any waited. Nothing is decided while an engine starts or drains, and both periods begin again
-with each change. An engine is given back only where the others would be busy for 60 % of their time at the most: so the
-wait that asks for one more cannot come from giving one back.
+The expected wait is the number of waiting prompt tokens divided by the recent rate of computing them, which counts only
+time in which some waited. Nothing is decided while an engine starts or drains, and both periods start again with each
+change. An engine is removed only if the others would then be busy for at most 60 % of their time, so that removing an
+engine cannot cause the wait that adds one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BUSY_MEMORY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a set has to do. `num_engines`: those that it has, also while they start or drain.
+    """The load of a set of engines. `num_engines`: all its engines, including those that start or drain.
 
-    `num_busy`: of those that are ready, how many have requests. `num_waiting_tokens`: prompt tokens that wait;
-    `num_done_tokens`: those that no longer wait, since the beginning.
+    `num_busy`: ready engines that have requests. `num_waiting_tokens`: prompt tokens that wait.
+    `num_done_tokens`: prompt tokens that no longer wait, counted from the start.
     """
 
     num_engines: int
@@ -41,7 +41,7 @@ class Load:
 
 
 class Scaling:
-    """Decides how many engines a set has, between two bounds. Look at it about once a second.
+    """Decides how many engines a set has, between two bounds. Call `look` about once a second.
 
     >>> scaling = Scaling(1, 4)
     >>> [scaling.look(second, Load(1, 1, 1, 5000, 100 * second)) for second in range(12)]
@@ -53,10 +53,10 @@ class Scaling:
         self.least = least
         self.most = most
         self.wait_s = 0.0
-        """How long the next request would wait, by the last look."""
+        """How long the next request would wait, according to the last `look`."""
         self._looked_s: float | None = None
         self._last = Load(least, 0, 0, 0, 0)
-        self._done = self._seconds = 0.0  # tokens and time of lately, the old counting less
+        self._done = self._seconds = 0.0  # recent tokens and their time; older ones count less
         self._busy = 1.0
         self._waits_since_s: float | None = None
         self._idle_since_s: float | None = None

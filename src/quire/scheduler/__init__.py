@@ -1,1 +1,1 @@
-"""The scheduler: who runs next."""
+"""The scheduler: decides which requests run next."""

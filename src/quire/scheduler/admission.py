@@ -1,18 +1,18 @@
-"""Admission: may this request start now?
+"""Admission: decides whether a waiting request may start now.
 
-Over-admission is how engines thrash: prompts start chunk by chunk, fill the memory half-way, and push each other out.
-So a request is admitted while others run only if
+Over-admission makes engines thrash: prompts start chunk by chunk, fill the memory half-way, and preempt each other. So
+while others run, a request is admitted only if
 
-    its whole prompt  +  what running prompts still need  +  headroom   fits into the available blocks,
+    its entire prompt  +  what running prompts still need  +  headroom   fits into the available blocks,
 
-where headroom is a block for each sequence that runs (its next tokens) and a share of the pool; or if all of them fit
-into the pool even when each is as long as it may become, because then nobody will ever have to yield. Layers with a
-sliding window count as what they can hold at once, the window and the tokens of the steps under way, and so does the
-start-up table, whose "sequences at once" are those that fit by the second rule.
+where headroom is a block for each running sequence (its next tokens) and a share of the pool; or if all of them fit
+into the pool even at their maximum lengths, because then none will ever be preempted. Layers with a sliding window
+count with the most that they can hold at once: the window and the tokens of the steps in flight. The start-up table
+counts the same way: its "sequences at once" are those that fit by the second rule.
 
-With nothing running there is nobody to keep room for, and what can never fit was refused at the door: a request must
-be able to end when all others have yielded. Samples may yield to each other, but beams move together, so all of them
-must fit at once.
+If no request runs, no room must be kept, and requests that can never fit were refused when they were added: a request
+must be able to finish when all others are preempted. Samples may preempt each other, but beams move together, so all
+of them must fit at once.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from quire.scheduler.running import num_rows_of
 
 
 class Admission:
-    """Keeps room for those who run."""
+    """Keeps room for running requests."""
 
     def __init__(self, memory: KVCacheManager, config: SchedulerConfig) -> None:
         self._memory = memory
         self._headroom_blocks = math.ceil(config.headroom * memory.pool.num_blocks)
         self._longest_chunk = 1 + config.max_steps_under_way
-        self._most_blocks: dict[int, int] = {}  # of a sequence, by its tokens at the most
+        self._most_blocks: dict[int, int] = {}  # of a sequence, by its maximum number of tokens
 
     def limits_for(self, request: Request, limits: RequestLimits) -> RequestLimits:
-        """Return the limits narrowed to what surely fits into the memory. Does not mutate."""
+        """Return the limits, reduced to lengths that certainly fit into the memory. Does not mutate."""
         num_blocks, spec, sampling = self._memory.pool.num_blocks, self._memory.spec, request.sampling
         if sampling.num_beams > 1:
             longest = max_beam_tokens(num_blocks, spec, sampling.num_sequences, request.num_prompt_tokens)
@@ -53,7 +53,7 @@ class Admission:
         return self._num_blocks_to_grow(request, len(request.tokens), match)
 
     def has_room(self, request: Request, num_blocks: int, running: Sequence[Request]) -> bool:
-        """Whether a request that needs `num_blocks` blocks for its known tokens may start. Does not mutate."""
+        """Return whether a request that needs `num_blocks` for its known tokens may start. Does not mutate."""
         return not running or self._fits_beside(num_blocks, running) or self.all_fit([*running, request])
 
     def _fits_beside(self, num_blocks: int, running: Sequence[Request]) -> bool:
@@ -72,13 +72,13 @@ class Admission:
         return self._memory.num_blocks_to_grow(request, end, match, longest_chunk=self._longest_chunk)
 
     def all_fit(self, requests: Sequence[Request]) -> bool:
-        """Whether the pool holds all of them, and all that they will open, however long they become. O(requests).
+        """Return whether the pool can hold all requests, and the sequences that they open, at full length. O(requests).
 
-        Every block in use is in the table of one that runs, so then each finds the blocks that it needs.
+        Every block in use is in the table of a running request, so then each finds the blocks that it needs.
         """
         total, known = 0, self._most_blocks
         for request in requests:
-            longest = request.max_total_tokens - 1  # of the last token nothing is stored
+            longest = request.max_total_tokens - 1  # the last token is never stored
             if longest not in known:
                 known[longest] = self._memory.spec.num_blocks_for(longest, longest_chunk=self._longest_chunk)
             total += known[longest] * num_rows_of(request)

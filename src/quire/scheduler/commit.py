@@ -1,18 +1,18 @@
-"""StepCommitter: the second half of a step. Results become tokens, published blocks and ends.
+"""StepCommitter: the second half of a step. It turns results into tokens, published blocks and finished requests.
 
-A step in flight is kept as a `StepRecord`. Results come in the order of the plans. Most entries are plain decodes, one
-token computed and one sampled, which `_commit_decodes` handles together. The others are handled one by one: chunks,
+A step in flight is kept as a `StepRecord`. Results arrive in the order of the plans. Most entries are plain decodes,
+one token computed and one sampled, which `_commit_decodes` handles together. The others are handled one by one: chunks,
 drafts, openings, beams, failures, and entries whose request was preempted or ended while the step was in flight (the
-step is *disturbed* then).
+step is then *disturbed*).
 
     request at commit            computed tokens count    sampled token counts
     running, or swapped out      yes                      yes
-    preempted by recompute       no, they are gone        yes: it was rightly sampled
+    preempted by recompute       no, they are gone        yes: it was sampled correctly
     finished                     no                       no
 
-An opening of a group that comes late counts for nothing: it is done again when the leader resumes. Neither does a step
-of beams: their search has begun again. An entry that was to sample and brings no token is postponed: the next plan has
-its last token again.
+The late result of an opening or of a step of beams is discarded: the leader opens the group again when it resumes, and
+the search starts again. An entry that should sample and has no token is postponed: the next plan has its last token
+again.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from quire.scheduler.stopping import Stopping
 class StepOutcome:
     """The outcome of a step. The tokens are in the requests."""
 
-    advanced: list[Request]  # took part in the step; those that have new tokens among them
-    opened: list[Request] = field(default_factory=list)  # sequences that began: samples of a prompt, forked beams
+    advanced: list[Request]  # all requests of the step, with or without new tokens
+    opened: list[Request] = field(default_factory=list)  # new sequences: samples of a prompt, forked beams
     finished: list[Request] = field(default_factory=list)
 
 
 class Sampled(NamedTuple):
-    """The tokens of one entry of a step and, where they were asked for, their log-probabilities."""
+    """The tokens of one entry of a step and, if requested, their log-probabilities."""
 
     tokens: array[int]
     logprobs: tuple[TokenLogprobs, ...]
@@ -57,7 +57,7 @@ class Sampled(NamedTuple):
 
 
 class StepCommitter:
-    """Remembers the steps under way and commits their results."""
+    """Remembers the steps in flight and commits their results."""
 
     def __init__(
         self,
@@ -75,42 +75,42 @@ class StepCommitter:
 
     @property
     def num_under_way(self) -> int:
-        """Steps whose result is not in."""
+        """Steps in flight: their results have not arrived."""
         return len(self._under_way)
 
     @property
     def oldest(self) -> StepRecord | None:
-        """The step whose result is awaited first."""
+        """The step whose result arrives next."""
         return self._under_way[0] if self._under_way else None
 
     def begin_step(self, step: PlanBuilder) -> StepRecord:
-        """Remember a step that is about to be handed out. Mutates."""
+        """Remember a step that is about to be submitted. Mutates."""
         record = step.record(self._num_steps)
         self._num_steps += 1
         self._under_way.append(record)
         return record
 
     def disturb(self, request: Request) -> int:
-        """A request loses its row: note the steps under way that it is in, and return how many. Mutates."""
-        found = 0
+        """Mark the steps in flight of a request that loses its row, and return their number. Mutates."""
+        num_steps = 0
         for record in self._under_way:
             if request in record.decodes:
                 record.generations.setdefault(request, request.generation)
             elif not any(chunk.request is request for chunk in record.chunks):
                 continue
             record.disturbed = True
-            found += 1
-        return found
+            num_steps += 1
+        return num_steps
 
     def forget_steps(self) -> tuple[FailedStep, list[Request]]:
-        """No result will come for the steps under way: return the oldest, which failed, and who was in any. Mutates."""
+        """Drop the steps in flight, which were lost; return the oldest, which failed, and their requests. Mutates."""
         if not self._under_way:
-            raise InvariantError("no step is under way")
+            raise InvariantError("no step is in flight")
         failed = self._under_way[0]
         goals: dict[Request, int] = {}
         for chunk in failed.as_chunks():
             if not chunk.request.is_finished:
-                is_decode = chunk.start < 0  # of the token known last: whatever came before it is committed
+                is_decode = chunk.start < 0  # of the last known token: all tokens before it are committed
                 end = chunk.start + chunk.num_tokens - len(chunk.drafts)
                 goals[chunk.request] = len(chunk.request.tokens) if is_decode else end
         lost: dict[Request, None] = {}
@@ -124,7 +124,7 @@ class StepCommitter:
         return FailedStep(goals, failed.num_tokens), list(lost)
 
     def update(self, result: StepResult) -> StepOutcome:
-        """Commit the result of the oldest step under way. Mutates."""
+        """Commit the result of the oldest step in flight. Mutates."""
         if not self._under_way or self._under_way[0].step_id != result.step_id:
             raise InvariantError(f"the result of step {result.step_id} is not the expected one")
         record = self._under_way[0]
@@ -143,7 +143,7 @@ class StepCommitter:
         return outcome
 
     def _commit_decodes(self, decodes: list[Request], tokens: array[int], outcome: StepOutcome) -> None:
-        """The short way; decodes stand first in a plan, so their tokens do in the result."""
+        """Commit plain decodes, the fast path. They are first in a plan, so their tokens are first in the result."""
         eventful = []
         for request, token in zip(decodes, tokens, strict=False):
             request.tokens.append(token)
@@ -155,7 +155,7 @@ class StepCommitter:
             self._settle(request, self._stopping.reason(request), outcome)
 
     def _commit_chunks(self, chunks: list[Chunk], result: StepResult, first: int, outcome: StepOutcome) -> None:
-        """The long way, for entries `first` … of the plan."""
+        """Commit the entries `first` … of the plan one by one."""
         at = sum(result.num_tokens[:first])
         searches: dict[str, list[tuple[Chunk, int, Sampled]]] = {}
         for index, chunk in enumerate(chunks, start=first):
@@ -173,7 +173,7 @@ class StepCommitter:
             if chunk.row in result.prompt_logprobs:
                 note_prompt(request, chunk.start, result.prompt_logprobs[chunk.row])
             if chunk.generation != request.generation and request.sampling.num_beams > 1:
-                continue  # the search began again meanwhile
+                continue  # the search has started again meanwhile
             elif is_beam(request) and chunk.samples:
                 parent = result.parents[index] if result.parents else chunk.row
                 searches.setdefault(request.request_id, []).append((chunk, parent, sampled))
@@ -204,7 +204,7 @@ class StepCommitter:
         self._settle(request, reason, outcome)
 
     def _commit_pooled(self, chunk: Chunk, vector: bytes | None, outcome: StepOutcome) -> None:
-        """A request that samples nothing ends when its last token is computed."""
+        """Commit a chunk of a pooled request, which ends when its last token is computed."""
         request = chunk.request
         if chunk.generation != request.generation:
             return
@@ -218,7 +218,7 @@ class StepCommitter:
             self._settle(request, FinishReason.STOP, outcome)
 
     def _append(self, request: Request, sampled: Sampled) -> FinishReason | None:
-        """Append tokens up to the one that ends the request; return why it ends, or None if it goes on."""
+        """Append tokens up to the one that ends the request; return why it ends, or None if it continues."""
         for index, token in enumerate(sampled.tokens):
             request.tokens.append(token)
             request.logprobs += sampled.logprobs[index : index + 1]
@@ -229,7 +229,7 @@ class StepCommitter:
         return None
 
     def _settle(self, request: Request, reason: FinishReason | None, outcome: StepOutcome) -> None:
-        """Publish what became full, and end the request or arm it for its next event."""
+        """Publish the blocks that became full, and end the request or arm it for its next event."""
         if request.row >= 0:
             self._memory.commit(request, request.num_computed)
         if reason is None:
@@ -245,9 +245,9 @@ class StepCommitter:
             outcome.finished.append(member)
 
     def _postpone(self, chunk: Chunk) -> None:
-        """The executor could not sample yet: the step does not count, nor what is under way behind it.
+        """Undo a step whose token the executor could not sample yet, and disregard later steps of the request.
 
-        When it can, nobody knows, so nobody waits for the block that the request is at.
+        It is unknown when it can sample, so no other request should wait for the block that this one is computing.
         """
         request = chunk.request
         if chunk.generation != request.generation:
@@ -258,28 +258,28 @@ class StepCommitter:
             self._memory.withdraw(request)
         if self.disturb(request):
             request.generation += 1
-            request.awaits_drafts = False  # the steps behind bring none that count
+            request.awaits_drafts = False  # guesses of the later steps do not count
 
     def _undo(self, chunk: Chunk) -> None:
-        """A step that does not count: its last token is to be computed again."""
+        """Undo a step that does not count: its last token must be computed again."""
         request = chunk.request
         if chunk.generation == request.generation:
             request.num_computed += chunk.num_tokens - len(chunk.drafts) - 1
             request.num_planned = request.num_computed
             request.backlog = 1
 
-    def _open(self, chunk: Chunk, sampled: Sampled, found: tuple[Hypothesis, ...] | None, outcome: StepOutcome) -> None:
+    def _open(self, chunk: Chunk, sampled: Sampled, texts: tuple[Hypothesis, ...] | None, outcome: StepOutcome) -> None:
         leader = chunk.request
         if leader.row < 0 or chunk.generation != leader.generation:
             self._undo(chunk)
             return
-        if found is None and len(sampled.tokens) != chunk.samples:
+        if texts is None and len(sampled.tokens) != chunk.samples:
             raise InvariantError(f"request {leader.request_id!r} opened into {len(sampled.tokens)} sequences")
         leader.num_computed += chunk.num_tokens
         opened = open_group(leader, self._memory, self._running)
         outcome.opened += opened
-        if found is not None:
-            self._end_search([leader, *opened], found, outcome)
+        if texts is not None:
+            self._end_search([leader, *opened], texts, outcome)
             return
         for index, request in enumerate([leader, *opened]):
             request.backlog = 1
@@ -293,15 +293,15 @@ class StepCommitter:
         outcome: StepOutcome,
     ) -> None:
         chunks = [chunk for chunk, _, _ in steps]
-        if chunks[0].request.is_finished:  # another beam of the search failed in this very step
+        if chunks[0].request.is_finished:  # another beam of the search failed in the same step
             return
         for chunk in chunks:
             chunk.request.num_computed += chunk.num_tokens
-        found = next((searches[chunk.row] for chunk in chunks if chunk.row in searches), None)
-        if found is not None:
+        texts = next((searches[chunk.row] for chunk in chunks if chunk.row in searches), None)
+        if texts is not None:
             for chunk in chunks:
                 self._memory.commit(chunk.request, chunk.request.num_computed)
-            self._end_search([chunk.request for chunk in chunks], found, outcome)
+            self._end_search([chunk.request for chunk in chunks], texts, outcome)
             return
         before = {chunk.row: chunk.request for chunk in chunks}
         parents = {chunk.row: parent for chunk, parent, _ in steps}
@@ -314,11 +314,11 @@ class StepCommitter:
             reason = self._append(beam, sampled)
             self._settle(beam, reason, outcome)
 
-    def _end_search(self, beams: list[Request], found: tuple[Hypothesis, ...], outcome: StepOutcome) -> None:
-        """A search is over: its beams end, as the texts that it has found, best first by branch."""
-        if len(found) != len(beams):
-            raise InvariantError(f"request {beams[0].request_id!r}: {len(beams)} beams but {len(found)} texts")
-        for beam, text in zip(sorted(beams, key=lambda beam: beam.branch), found, strict=True):
+    def _end_search(self, beams: list[Request], texts: tuple[Hypothesis, ...], outcome: StepOutcome) -> None:
+        """End the beams of a search that is over; each gets one of the search's texts, the best the lowest branch."""
+        if len(texts) != len(beams):
+            raise InvariantError(f"request {beams[0].request_id!r}: {len(beams)} beams but {len(texts)} texts")
+        for beam, text in zip(sorted(beams, key=lambda beam: beam.branch), texts, strict=True):
             self._finish(beam, self._stopping.reason_of_text(beam, text.token_ids))
             beam.tokens[beam.num_prompt_tokens :] = array("i", text.token_ids)
             beam.cumulative_logprob = text.cumulative_logprob
@@ -326,7 +326,7 @@ class StepCommitter:
 
 
 def note_prompt(request: Request, start: int, entries: tuple[TokenLogprobs, ...]) -> None:
-    """Keep what was reported of the prompt, by position: after a preemption it is reported again."""
+    """Store log-probabilities of the prompt, by position: after a preemption they are reported again. Mutates."""
     if start > len(request.prompt_logprobs):
         raise InvariantError(f"request {request.request_id!r}: the prompt log-probabilities before {start} are missing")
     request.prompt_logprobs[start : start + len(entries)] = entries

@@ -2,14 +2,14 @@
 
 **Opening.** The leader of a group computes the prompt once. The logits of its last token give one token for each
 sequence. Then the others are forked from the leader: they share all its blocks, including the partial tail, and the
-first to write into that tail copies it. From there on, samples are independent.
+first to write into that tail copies it. From then on, samples are independent.
 
 **Beams** stay together: a step computes the last token of every beam, and its result says for each row which beam it
 continues (its parent) and with which token. A beam that continues itself just grows; any other is replaced by a fork of
-its parent. The blocks of beams without continuation go back to the pool. If one beam fails, the search fails; if beams
-are preempted, the search **closes** and begins again from the prompt. Beams that resume one by one would each need the
-blocks that they shared; a search that begins again shares them as before, fits where it fitted before, and finds the
-same beams.
+its parent. The blocks of beams without continuation are freed. If one beam fails, the search fails; if beams are
+preempted, the search **closes** and starts again from the prompt. Beams that resume one by one would each need their
+own copy of the shared blocks; a search that starts again shares them as before, needs no more memory than before, and
+finds the same beams.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from quire.scheduler.running import RunningSet
 
 
 def is_beam(request: Request) -> bool:
-    """Whether the request is one of several beams that move together."""
+    """Return whether the request is one of several beams that move together."""
     group = request.group
     return group is not None and group.beam_search and group.opened
 
 
 def moving_together(request: Request) -> list[Request]:
-    """Return the beams of the request's search, none of which can go on without the others; of others, it alone."""
+    """Return all beams of the request's search, which can only continue together; otherwise only the request."""
     group = request.group
     if group is None or not is_beam(request):
         return [request]
@@ -38,7 +38,7 @@ def moving_together(request: Request) -> list[Request]:
 def open_group(leader: Request, memory: KVCacheManager, running: RunningSet) -> list[Request]:
     """Fork the leader, whose prompt is computed, into the sequences of its group.
 
-    Mutates all of them; returns the new ones. Tokens are left to the caller.
+    Mutates all of them; returns the new ones. The caller appends their tokens.
     """
     group, opened = _group_of(leader), []
     for branch in range(1, group.num_sequences):
@@ -52,7 +52,7 @@ def open_group(leader: Request, memory: KVCacheManager, running: RunningSet) -> 
 
 
 def close_group(beams: list[Request], memory: KVCacheManager) -> Request:
-    """Fold a search, whose beams hold no rows any more, back into its prompt. Mutates; returns the leader."""
+    """Reset a search, whose beams no longer hold rows, to its prompt. Mutates; returns the leader."""
     leader, group = beams[0], _group_of(beams[0])
     for beam in beams[1:]:
         memory.free(beam)
@@ -69,8 +69,8 @@ def choose_beams(
 ) -> dict[int, Request]:
     """Carry out one step of one search: `parents` maps a beam's row to the row that it continues.
 
-    All beams have computed their last token. Mutates; returns the beam of each row, new ones included. Tokens are left
-    to the caller.
+    All beams have computed their last token. Mutates; returns the beam of each row, new ones included. The caller
+    appends their tokens.
     """
     beams = {chunk.row: chunk.request for chunk in chunks}
     for beam in beams.values():

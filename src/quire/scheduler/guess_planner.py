@@ -1,7 +1,7 @@
-"""GuessPlanner: asks for guesses of the next tokens, and plans which are verified.
+"""GuessPlanner: requests guesses of the next tokens, and plans which guesses are verified.
 
-The executor guesses: a plan asks for it, the result has the guesses, and the next plan of the request verifies them.
-How many pay is the budget's to say (speculation.py).
+The executor guesses: a plan requests guesses, the result has them, and the next plan of the request verifies them. The
+budget decides how many pay (speculation.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.scheduler.speculation import DraftBudget
 
 
 class GuessPlanner:
-    """The part of planning that is about guesses; a part of the scheduler."""
+    """Plans guesses, as a part of the scheduler."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class GuessPlanner:
         self._config, self._memory, self._running, self._isolation = config, memory, running, isolation
 
     def share_out(self) -> None:
-        """Choose which guesses the next step verifies: none while a prompt is computed, by all arithmetic. Mutates."""
+        """Choose the guesses to verify next: none while a prompt is computed, which uses all arithmetic. Mutates."""
         running = self._running.requests
         if any(request.backlog > 1 for request in running):
             for request in running:
@@ -44,8 +44,8 @@ class GuessPlanner:
         self._budget.share_out(running, len(running))
 
     def ask(self, record: StepRecord) -> dict[int, int]:
-        """Return how many guesses the step shall bring of each row that goes on by one token at a time. Mutates."""
-        # Where each goes on if every guess in this very step is wrong.
+        """Return the number of guesses to request for each row that generates one token at a time. Mutates."""
+        # The position at which each continues if every guess in this step is wrong.
         asked = [(request, request.num_planned) for request in record.decodes]
         asked += [
             (each.request, each.request.num_planned - len(each.drafts)) for each in record.chunks if each.samples == 1
@@ -54,7 +54,7 @@ class GuessPlanner:
         proposals: dict[int, int] = {}
         running = self._running.requests
         if not self._budget.searches(len(running)) or any(request.backlog > 1 for request in running):
-            return proposals  # guesses are not worth a search, or a prompt comes first
+            return proposals  # guesses are not worth a search, or a prompt has priority
         for request, start in asked:
             most = min(self._config.max_drafts, request.max_total_tokens - 2 - start)
             if most <= 0 or is_beam(request) or self._isolation.is_under_way:
@@ -67,13 +67,13 @@ class GuessPlanner:
         return proposals
 
     def allow_depths(self, record: StepRecord) -> dict[int, int]:
-        """Return how many tokens the draft model may guess, where there is room for their keys, by row. Mutates."""
+        """Return for each row how many tokens the draft model may guess, given the room for their keys. Mutates."""
         running, depths = self._running.requests, dict[int, int]()
         asked = [request for request, _ in record.asked.values()]
         wanted = self._budget.depths(asked, len(running), self._config.max_depth) if asked else {}
         for request, most in wanted.items():
             num_slots, end = request.num_slots, min(request.num_planned + most, request.max_total_tokens - 1)
-            # Nobody shall be preempted for a guess: each running request keeps a block to grow into.
+            # No request is preempted for a guess: each running request keeps a block to grow into.
             if self._memory.pool.num_available > len(running):
                 self._memory.allocate_slots(request, end)
             request.num_slots = min(num_slots, request.num_slots)
@@ -83,8 +83,8 @@ class GuessPlanner:
         return depths
 
     def take(self, record: StepRecord, result: StepResult) -> None:
-        """Note what the guesses of a step were worth, and take the new ones. Mutates."""
-        if record.requests and record.is_without_prompts:  # without requests, a step is for the disk alone
+        """Record how the guesses of a step fared, and store the new ones. Mutates."""
+        if record.requests and record.is_without_prompts:  # a step without requests is only for the disk
             self._note_times(record, result)
         for chunk, count in zip(record.chunks, result.num_tokens[len(record.decodes) :], strict=True):
             if chunk.drafts and count:
@@ -96,13 +96,13 @@ class GuessPlanner:
                 request.drafts = NO_DRAFTS
                 if guesses is not None:
                     request.guesser, request.drafts = guesses
-                    request.num_slots = 0  # its next plan is a decision
+                    request.num_slots = 0  # its next plan needs a decision
 
     def _turn_to(self, requests: Iterable[Request]) -> None:
         self._budget.turn_to(has_masks=any(request.sampling.grammar is not None for request in requests))
 
     def _note_times(self, record: StepRecord, result: StepResult) -> None:
-        """Note how long a step took, with and without guesses, and what that brought. Mutates."""
+        """Record how long a step took and how many tokens it brought, with or without guesses. Mutates."""
         self._turn_to(record.requests)
         num_requests, depths, is_search = len(record.requests), list(record.depths.values()), bool(record.asked)
         num_running = max(num_requests, len(self._running.requests))

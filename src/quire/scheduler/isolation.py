@@ -5,23 +5,24 @@ A step computes many requests at once, so its failure does not show which one is
 Then they are tried in subsets, one at a time, while all other requests wait:
 
     step of A B C D fails      subsets  [A B] [C D]
-    A B   fails                         [C D] [A] [B]         halved, and put behind those not tried yet
+    A B   fails                         [C D] [A] [B]         halved, to be tried after the others
     C D   both get past the failure     [A] [B]
     A     fails, alone                  A ends with an error; no other does
-    B     gets past the failure         all go on
+    B     gets past the failure         all continue
 
 A suspect has passed once it has computed the tokens that it had in the failed step, or has ended; then it makes room at
-once. Only a request that fails *alone*, after it has failed together with others, is at fault. So a failure that does
-not return ends no request: a lone request is tried once more too. Its sequences are tried together.
+once. Only a request that fails *alone*, after an earlier failure, is at fault. So a failure that does not recur ends no
+request: a request that was alone in the failed step is tried once more too. The sequences of a request are tried
+together.
 
 **Memory.** A step that ran out of memory is halved in the same way. In addition, later steps may compute at most half
 its tokens (and run that many sequences). If a request fails even at the smallest size, the request was at fault, and
-the limit is removed; otherwise it stays for the life of the engine.
+the limit is removed; otherwise the limit stays for the life of the engine.
 
 **Requests that fail only together** all pass alone, and would meet again at once. So after each round without a
 culprit, the next round runs its subsets further past the failure, twice as far each time, until they end one after the
-other. Every successful step of several requests outside of a round takes one token off that distance. A step of a lone
-request shows nothing here: a beam search that was set back computes its prompt again before it meets the other one.
+other. Every successful step of several requests outside of a round takes one token off that distance. A step of a
+single request proves nothing here: a preempted beam search computes its prompt again before it meets the other request.
 
 **If an executor always fails**, no request is at fault: once several requests in a row have failed alone, and no step
 of the round has succeeded, `is_hopeless` is true, and the engine gives up.
@@ -44,14 +45,14 @@ MAX_FURTHER: Final = 4095
 
 
 class FailedStep(NamedTuple):
-    """A step without a result: how far each of its sequences would have got, and its tokens, drafts included."""
+    """A step without a result. `goals`: tokens of each sequence after that step; `num_tokens`: tokens of the step."""
 
     goals: dict[Request, int]
     num_tokens: int
 
 
 class Isolation:
-    """Keeps the suspects, and decides which may be planned. `max_step_tokens`: the most tokens of a step.
+    """Tracks the suspects, and decides which of them may be planned. `max_step_tokens`: the most tokens of a step.
 
     >>> isolation = Isolation(512)
     >>> a, b = Request("a", [1, 2]), Request("b", [3, 4])
@@ -67,14 +68,14 @@ class Isolation:
         self.num_failed_steps = 0
         self.num_memory_failures = 0
         self.num_culprits = 0
-        self._goals: dict[str, dict[int, int]] = {}  # of each suspect, by branch: tokens that it must have computed
+        self._goals: dict[str, dict[int, int]] = {}  # of each suspect, by branch: tokens that it must compute to pass
         self._trial: dict[str, None] = {}  # the suspects that run now
         self._subsets: deque[list[str]] = deque()  # to be tried; some of them may have ended meanwhile
         self._usual_step_tokens = max_step_tokens  # before this round
         self._found_culprit = False  # in this round
         self._has_succeeded = False  # any step of this round
         self._culprits_in_a_row = 0
-        self._further = 0  # tokens past the failure that suspects must get
+        self._further = 0  # tokens past the failure that suspects must compute
 
     @property
     def is_under_way(self) -> bool:
@@ -92,28 +93,28 @@ class Isolation:
         return self._culprits_in_a_row >= MAX_CULPRITS_IN_A_ROW
 
     def holds_back(self, request: Request) -> bool:
-        """Whether a waiting sequence must go on waiting: it is not on trial, or has passed. Does not mutate; O(1)."""
+        """Return whether a waiting sequence must wait, as it is not on trial, or has passed. Does not mutate; O(1)."""
         if not self._goals:
             return False
         return request.request_id not in self._trial or request.branch not in self._goals[request.request_id]
 
     def has_passed(self, request: Request) -> bool:
-        """Whether a running sequence got past the failure; one that was not in it has. Does not mutate; O(1)."""
+        """Return whether a running sequence got past the failure, or was not in it. Does not mutate; O(1)."""
         return request.num_computed >= self._goals.get(request.request_id, {}).get(request.branch, 0)
 
-    # ---- what happens -----------------------------------------------------------------------------------------
+    # ---- events -----------------------------------------------------------------------------------------------
 
     def note_success(self, requests: Sequence[Request]) -> None:
-        """A step of these sequences has brought its result. Mutates; O(1), or O(requests) after a round."""
+        """Note that a step of these sequences has succeeded. Mutates; O(1), or O(requests) after a round."""
         self._has_succeeded = True
         self._culprits_in_a_row = 0
         if self._further and not self._goals and len({request.request_id for request in requests}) > 1:
             self._further -= 1
 
     def note_failure(self, step: FailedStep, *, out_of_memory: bool = False) -> str | None:
-        """A step has failed: return the request that is at fault, once that is known. Mutates; O(requests in it).
+        """Note a failed step; return the request that is at fault, once it is known. Mutates; O(requests in it).
 
-        Every request in it must give back its row and its memory. The caller must end the culprit.
+        The caller must preempt every request of the step, freeing its row and its memory, and end the culprit.
         """
         self.num_failed_steps += 1
         self.num_memory_failures += out_of_memory
@@ -136,7 +137,7 @@ class Isolation:
         return None
 
     def note_passed(self, request: Request) -> None:
-        """A sequence on trial got past the failure. Mutates; O(1)."""
+        """Note that a sequence on trial got past the failure. Mutates; O(1)."""
         goals = self._goals.get(request.request_id)
         if goals is not None:
             goals.pop(request.branch, None)
@@ -144,12 +145,12 @@ class Isolation:
                 self._let_go(request.request_id)
 
     def note_ended(self, request: Request) -> None:
-        """A sequence has ended, for any reason. Mutates; O(sequences of the request)."""
+        """Note that a sequence has ended, for any reason. Mutates; O(sequences of the request)."""
         if request.request_id not in self._goals:
             return
         self.note_passed(request)
         members = request.group.members if request.group else [request]
-        if all(member.is_finished for member in members):  # of a search that began again, beams may still be to come
+        if all(member.is_finished for member in members):  # a search that started again may still open beams
             self._let_go(request.request_id)
 
     def _begin_round(self, step: FailedStep) -> None:
@@ -164,7 +165,7 @@ class Isolation:
         return self.max_step_tokens < before
 
     def _let_go(self, request_id: str) -> None:
-        """A request is no suspect any more: go on to the next subset, or end the round after the last one."""
+        """Clear a suspect; continue with the next subset, or end the round after the last one."""
         if self._goals.pop(request_id, None) is None:
             return
         self._trial.pop(request_id, None)
@@ -187,7 +188,7 @@ class Isolation:
             self._further = min(2 * self._further + 1, MAX_FURTHER)
 
     def check(self, running: Sequence[Request], requests: Collection[str]) -> None:
-        """Raise `InvariantError` unless every suspect is here, on trial or in one subset, and runs only on trial."""
+        """Raise `InvariantError` unless every suspect is alive, on trial or in one subset, and runs only on trial."""
         names = [*self._trial, *(name for subset in self._subsets for name in subset if name in self._goals)]
         if sorted(names) != sorted(self._goals):
             raise InvariantError("a suspect is in two subsets, or in none")

@@ -15,14 +15,14 @@ from quire.core.request import FinishReason, Request
 
 
 class EventKind(IntEnum):
-    """What happened, and of what an event tells the number."""
+    """What happened. The comments say what the `number` of an event counts."""
 
-    ADMITTED = 0  # of tokens known
-    FINISHED = 1  # of tokens generated, as for the next two
+    ADMITTED = 0  # known tokens
+    FINISHED = 1  # generated tokens, as for the next two
     ABORTED = 2
     FAILED = 3
-    PREEMPTED = 4  # of tokens computed
-    EVICTED = 5  # of blocks
+    PREEMPTED = 4  # computed tokens
+    EVICTED = 5  # blocks
 
 
 ENDS = {
@@ -42,7 +42,7 @@ class RequestEvent(NamedTuple):
 
 
 class RequestJournal:
-    """Notes who changed and what happened, since it was last taken from. It begins with those that are there.
+    """Collects events and changed requests until they are taken. Begins with the requests that are alive.
 
     >>> request = Request("r", [5, 6, 7])
     >>> journal = RequestJournal([request]); journal.note_admitted(request)
@@ -56,34 +56,34 @@ class RequestJournal:
 
     @property
     def has_news(self) -> bool:
-        """Whether anything was noted since it was last taken."""
+        """Whether anything waits to be taken."""
         return bool(self._changed or self._events)
 
     def note_waiting(self, request: Request) -> None:
-        """A request has come, or was set back. Mutates."""
+        """Note that a request has arrived, or was preempted. Mutates."""
         self._changed[request] = None
 
     def note_admitted(self, request: Request) -> None:
-        """A request begins to run, or goes on. Mutates."""
+        """Note that a request begins to run, or resumes. Mutates."""
         self._note(EventKind.ADMITTED, request, len(request.tokens))
 
     def note_preempted(self, request: Request, num_computed: int) -> None:
-        """A running request was preempted with this many tokens computed. Mutates."""
+        """Note that a running request was preempted with this many tokens computed. Mutates."""
         self._note(EventKind.PREEMPTED, request, num_computed)
 
     def note_ended(self, request: Request, reason: FinishReason) -> None:
-        """A request has ended. Mutates."""
+        """Note that a request has ended. Mutates."""
         self._note(ENDS[reason], request, request.num_output_tokens)
 
     def take_events(self) -> list[RequestEvent]:
-        """Return what happened since the last call, in its order. Mutates."""
+        """Return the events since the last call, in order. Mutates."""
         if not self._events:
             return []
         events, self._events = self._events, []
         return events
 
     def take_changed(self) -> list[Request]:
-        """Return the requests of which anything was noted since the last call. Mutates."""
+        """Return the requests that have changed since the last call. Mutates."""
         changed, self._changed = list(self._changed), {}
         return changed
 

@@ -1,14 +1,14 @@
-"""StepPace: how many tokens of prompts a step may compute, so that nobody who generates waits longer than allowed.
+"""StepPace: limits the prompt tokens of a step, so that generating requests get their next token in time.
 
-Each request that generates has one token in every step, so the time between two of them is that of a step, and what
-makes a step long is the prompts in it. The pace measures steps. One with a prompt tells what the tokens of the prompt
-cost beyond a step without any, and so how many fit into the time that the operator named:
+Each generating request has one token in every step, so the time between two of its tokens is the time of a step, and
+prompts make steps long. The pace measures steps. A step with prompt tokens shows how much time they add to a step
+without any, and so how many of them fit into the time that the operator allows:
 
     limit = tokens of the prompt * (time allowed - step of decodes) / (time of the step - step of decodes)
 
-Only the last steps count, because the cost changes: a token of a prompt costs more the longer the text before it is,
-and a step of decodes more the more there are. A limit falls at once and at most doubles in a step, because few tokens
-say little of many: while a step waits for memory, its first tokens cost nothing.
+Only recent steps count, because the cost changes: a prompt token takes more time the longer the text before it is, and
+a step of decodes takes more time the more decodes it has. A limit falls at once and at most doubles in a step, because
+few tokens predict little about many: while a step waits for memory, its first tokens cost nothing.
 
 The engine passes each new limit to the scheduler as a command. So the scheduler reads no clock, the step log has every
 limit, and a replay needs no measurement.
@@ -22,14 +22,14 @@ from typing import Final, NamedTuple
 from quire.core.step import StepPlan
 
 SHARE_OF_TIME: Final = 0.8
-"""The part of the time allowed that a step is planned to take, because equal steps take unequal times."""
+"""The part of the allowed time that a step is planned to take, because equal steps take unequal times."""
 
 FIRST_LIMIT: Final = 64
 UNIT: Final = 16
-"""Limits are multiples of this, and no less: a prompt goes on even if the time allowed is too short for any."""
+"""Limits are multiples of this, and not 0: a prompt makes progress even if the allowed time is too short."""
 
 WEIGHT_OF_NEW: Final = 0.25
-"""How much a step of decodes changes what such steps are taken to cost."""
+"""The weight of a new step of decodes in the mean time of such steps."""
 
 
 class _Submitted(NamedTuple):
@@ -38,7 +38,7 @@ class _Submitted(NamedTuple):
 
 
 class StepPace:
-    """Turns measured steps into a limit. `allowed_ms`: the time between two tokens of a request."""
+    """Turns measured steps into a limit. `allowed_ms`: the allowed time between two tokens of a request."""
 
     def __init__(self, allowed_ms: float) -> None:
         self._target_s = SHARE_OF_TIME * allowed_ms / 1e3
@@ -46,14 +46,14 @@ class StepPace:
         self._under_way: deque[_Submitted] = deque()
         self._last_result_s = float("-inf")
         self.limit = FIRST_LIMIT
-        """How many tokens of prompts a step may have, besides one for each request."""
+        """The most prompt tokens of a step, in addition to one token for each request."""
 
     def note_submitted(self, plan: StepPlan, now_s: float) -> None:
-        """A step begins, or will once those before it have ended. Mutates."""
+        """Note a step that begins now, or when the steps before it have ended. Mutates."""
         self._under_way.append(_Submitted(plan.num_tokens - len(plan.rows), now_s))
 
     def note_result(self, now_s: float) -> bool:
-        """The oldest step has ended; return whether the limit is another now. Mutates."""
+        """Note that the oldest step has ended; return whether the limit has changed. Mutates."""
         submitted = self._under_way.popleft()
         seconds = now_s - max(submitted.at_s, self._last_result_s)
         self._last_result_s = now_s
@@ -66,16 +66,16 @@ class StepPace:
         return changed
 
     def _limit_after(self, num_tokens: int, seconds: float) -> int:
-        """Return the limit that a step with this many tokens of prompts calls for."""
+        """Return the new limit after a step with this many prompt tokens took this long."""
         decodes_s = self._decodes_s or 0.0
         spare_s, used_s = self._target_s - decodes_s, seconds - decodes_s
         if spare_s <= 0:
             return UNIT
         fitting = 2.0 * num_tokens if used_s <= 0 else min(2.0 * num_tokens, num_tokens * spare_s / used_s)
         if num_tokens < self.limit / 2 and seconds <= self._target_s:
-            return self.limit  # the end of a prompt: too few tokens to tell
+            return self.limit  # the end of a prompt: too few tokens to learn from
         return max(UNIT, int(fitting) // UNIT * UNIT)
 
     def forget_steps(self) -> None:
-        """The steps under way were lost: their times say nothing. Mutates."""
+        """Forget the steps in flight, because they were lost. Mutates."""
         self._under_way.clear()

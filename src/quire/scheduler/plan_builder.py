@@ -1,7 +1,7 @@
 """PlanBuilder: collects the work of a step, and turns it into a `StepPlan` and the scheduler's own record.
 
-Plain decodes (one token computed, one sampled) are only a list of requests and one of positions, because every step has
-many and they need no decision. Everything else is a `Chunk`.
+Plain decodes (one token computed, one sampled) are only a list of requests and a list of positions, because every step
+has many of them and they need no decision. Everything else is a `Chunk`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.memory.changes import MemoryChanges
 
 
 class Chunk(NamedTuple):
-    """Tokens of one request in one step. `generation` tells a result that comes too late from one that counts."""
+    """Tokens of one request in one step. `generation` distinguishes a late result from one that counts."""
 
     request: Request
     row: int
@@ -30,17 +30,17 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class StepRecord:
-    """What the scheduler remembers of a step under way.
+    """The scheduler's record of a step in flight.
 
-    `disturbed` is set when a request of the step is preempted or ends before the result is in; then every entry is
-    looked at one by one. `generations` keeps those of decodes, which have no chunk to say it, as they were planned.
+    `disturbed` is set when a request of the step is preempted or ends before the result arrives; then the entries are
+    handled one by one. `generations` has the generations of disturbed decodes as planned: they have no chunk for that.
     """
 
     step_id: int
     decodes: list[Request]
     decode_rows: array[int]
     chunks: list[Chunk]
-    asked: dict[int, tuple[Request, int]] = field(default_factory=dict)  # for guesses, by row; and its generation
+    asked: dict[int, tuple[Request, int]] = field(default_factory=dict)  # to guess for, by row: request, generation
     depths: dict[int, int] = field(default_factory=dict)  # of the draft model's guesses, by row
     disturbed: bool = False
     generations: dict[Request, int] = field(default_factory=dict)
@@ -52,12 +52,12 @@ class StepRecord:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the step computes, drafts among them."""
+        """The number of tokens that the step computes, drafts included."""
         return len(self.decodes) + sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
     def is_without_prompts(self) -> bool:
-        """Whether every entry computes one known token, and guesses behind it."""
+        """Whether every entry computes one known token, and guesses after it."""
         return all(chunk.num_tokens == 1 + len(chunk.drafts) for chunk in self.chunks)
 
     def as_chunks(self) -> list[Chunk]:
@@ -70,20 +70,20 @@ class StepRecord:
 
 
 class PlanBuilder:
-    """The step in the making."""
+    """The step that is being built."""
 
     __slots__ = ("decodes", "decode_starts", "chunks", "_budget", "_shares", "_num_prompt_logits_left")
 
     def __init__(self, budget: int, shares: Counter[str] | None = None) -> None:
         self._budget = budget
-        self._shares = shares  # of tenants: tokens that running prompts may have, besides one for each request
+        self._shares = shares  # tokens that each tenant's running prompts may have, in addition to one per request
         self._num_prompt_logits_left = MAX_PROMPT_LOGITS
         self.decodes: list[Request] = []
         self.decode_starts: list[int] = []
         self.chunks: list[Chunk] = []
 
     def add_chunk(self, request: Request, count: int, samples: int, drafts: array[int]) -> None:
-        """Take up `count` tokens of a request. Mutates."""
+        """Add `count` tokens of a request. Mutates."""
         start = request.num_planned
         self.chunks.append(Chunk(request, request.row, start, count, samples, drafts, request.generation))
         self._budget -= count
@@ -92,11 +92,11 @@ class PlanBuilder:
         self._num_prompt_logits_left -= max(0, min(start + count, request.num_prompt_logits_wanted) - start)
 
     def within_share(self, request: Request, count: int) -> int:
-        """Return how many of `count` tokens a running request may have, seen the share of its tenant."""
+        """Return how many of `count` tokens a running request may have, given the share of its tenant."""
         return count if self._shares is None else min(count, 1 + max(0, self._shares[request.scope.tenant]))
 
     def most_tokens(self, request: Request, start: int, count: int) -> int:
-        """Return how many of `count` tokens from `start` may be computed, for the logits that are wanted of them."""
+        """Return how many of `count` tokens from `start` may be computed, given the limit of prompt logits per step."""
         if request.num_prompt_logits_wanted - start <= self._num_prompt_logits_left:
             return count
         return min(count, self._num_prompt_logits_left)
@@ -107,7 +107,7 @@ class PlanBuilder:
         return self._budget - len(self.decodes)
 
     def record(self, step_id: int) -> StepRecord:
-        """Return what the scheduler must remember."""
+        """Return the scheduler's record of the step."""
         return StepRecord(step_id, self.decodes, array("i", [request.row for request in self.decodes]), self.chunks)
 
     def plan(
@@ -118,7 +118,7 @@ class PlanBuilder:
         released_rows: array[int],
         proposals: dict[int, int],
     ) -> StepPlan:
-        """Return the plan; changes of tables whose request holds no row any more are left out."""
+        """Return the plan, without table changes of requests that no longer hold a row."""
         ones = array("i", [1]) * len(self.decodes)
         rows, starts, counts, samples = record.decode_rows, array("i", self.decode_starts), ones, ones
         if self.chunks:
@@ -153,7 +153,7 @@ class PlanBuilder:
 
 
 def row_start(request: Request) -> RowStart:
-    """Return what a plan says of a request whose row begins. Does not mutate."""
+    """Return the description of a request that takes a row. Does not mutate."""
     return RowStart(
         request.row,
         request.request_id,

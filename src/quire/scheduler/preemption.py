@@ -1,9 +1,9 @@
 """Preemption: a running request goes back to the queue.
 
-By **recompute**: the blocks are freed, and the tokens known so far are computed again when it resumes; full blocks stay
-cached, and are often hit again. By **swap**: the blocks move to the host and back. Two rates decide which is
-cheaper, and a full host tier falls back to recompute, which always works. Beams go back together, by recompute, and
-their search begins again from the prompt.
+By **recompute**: the blocks are freed, and the tokens known so far are computed again when the request resumes; full
+blocks stay cached, and are often hit again. By **swap**: the blocks move to the host and back. Two rates decide which
+is cheaper, and if the host tier is full, the request is recomputed, which always works. Beams are preempted together,
+by recompute, and their search starts again from the prompt.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ class Preemption:
 
     def preempt(self, victim: Request) -> None:
         """Preempt a running request in favour of those ahead. Mutates."""
-        num_computed = victim.num_planned  # steps in flight compute its tokens for nothing
+        num_computed = victim.num_planned  # including tokens that the steps in flight compute in vain
         waiting = self._go_back(victim, self._give_up_memory)
         if self.journal is not None:
             self.journal.note_preempted(waiting, num_computed)
         self.num_preemptions += 1
 
     def set_back(self, requests: Sequence[Request]) -> None:
-        """Those of the requests that run go back, by recompute, though nobody needs their memory. Mutates."""
+        """Preempt the running ones of the requests, by recompute, even if no request needs their memory. Mutates."""
         for request in requests:
-            if request.row >= 0:  # a beam has taken the others of its search along
+            if request.row >= 0:  # preempting a beam preempts the other beams of its search
                 self._go_back(request, self.forget)
 
     def forget(self, request: Request) -> None:
-        """Take the request's memory by recompute, whatever would be cheaper. Mutates."""
+        """Free the request's memory, for recompute, even if swapping would be cheaper. Mutates."""
         self._memory.free(request)
         request.forget_progress()
         request.become(RequestStatus.PREEMPTED)
 
     def _go_back(self, victim: Request, give_up_memory: Callable[[Request], None]) -> Request:
-        """Take rows and memory of the victim, and of who moves with it; return who waits now."""
+        """Take the rows and memory of the victim and of its other beams; return the request that waits now."""
         beams = moving_together(victim)
         num_late_results = max(self._committer.disturb(beam) for beam in beams)
         for beam in beams:
@@ -78,16 +78,16 @@ class Preemption:
         return victim
 
     def _give_up_memory(self, request: Request) -> None:
-        """The request becomes swapped, or preempted with nothing computed."""
+        """Swap the request out, or free its memory for recompute."""
         if self._prefers_swap(request) and self._memory.swap_out(request):
             request.become(RequestStatus.SWAPPED)
             return
         self.forget(request)
 
     def _prefers_swap(self, request: Request) -> bool:
-        """Whether swapping the request out and in costs less time than computing it again."""
+        """Return whether swapping the request out and in takes less time than computing it again."""
         if request.pooling is not None:
-            return False  # its row has the sum of what was computed, which begins again
+            return False  # its row holds a sum over computed tokens, which starts again with a new row
         if self._config.preemption != "auto":
             return self._config.preemption == "swap"
         blocks = self._memory.request_ledger(request).num_blocks

@@ -1,4 +1,4 @@
-"""The waiting and the running, each in its order."""
+"""OrderedQueue: requests in the order of a fixed key, for waiting and for running requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.scheduler.policy.base import OrderKey
 
 
 class OrderedQueue:
-    """Requests in the order of a fixed key; O(log n) to find a place, a memory move to make it.
+    """Requests in the order of a fixed key; finding a place is O(log n), inserting there is a memory move.
 
     >>> queue = OrderedQueue(lambda request: (float(request.priority), request.serial, 0))
     >>> for name, priority in (("b", 2), ("a", 1)): queue.add(Request(name, [1], priority=priority))
@@ -22,10 +22,10 @@ class OrderedQueue:
     def __init__(self, key: Callable[[Request], OrderKey]) -> None:
         self._key = key
         self._keys: list[OrderKey] = []
-        self.requests: list[Request] = []  # in order; read it, but change it through the methods
+        self.requests: list[Request] = []  # in order; callers may read it, only the methods change it
 
     def add(self, request: Request) -> None:
-        """Put a request at its place. Mutates."""
+        """Insert a request at its place. Mutates."""
         key = self._key(request)
         place = bisect_left(self._keys, key)
         if place < len(self._keys) and self._keys[place] == key:
@@ -34,14 +34,14 @@ class OrderedQueue:
         self.requests.insert(place, request)
 
     def remove(self, request: Request) -> None:
-        """Take a request out. Mutates."""
+        """Remove a request. Mutates."""
         place = bisect_left(self._keys, self._key(request))
         if place == len(self.requests) or self.requests[place] is not request:
             raise InvariantError(f"request {request.request_id!r} is not in the queue")
         del self._keys[place], self.requests[place]
 
     def replace(self, old: Request, new: Request) -> None:
-        """Put `new`, whose key is the same, in the place of `old`. Mutates."""
+        """Replace `old` by `new`, which has the same key. Mutates."""
         place = bisect_left(self._keys, self._key(old))
         if place == len(self.requests) or self.requests[place] is not old or self._key(new) != self._keys[place]:
             raise InvariantError(f"request {new.request_id!r} cannot take that place")

@@ -20,19 +20,19 @@ class RunningSet:
     def __init__(self, max_num_seqs: int, policy: SchedulingPolicy) -> None:
         self._queue = OrderedQueue(policy.order_key)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        self._promised_rows = 0  # to the sequences that running prompts will open
-        self._starting: list[Request] = []  # hold a row that no plan has named yet
+        self._promised_rows = 0  # reserved for the sequences that running prompts will open
+        self._starting: list[Request] = []  # requests with a row that no plan contains yet
         self._released = array("i")
 
     @property
     def requests(self) -> list[Request]:
-        """The running requests, first in order first. Do not change the list."""
+        """The running requests, in order. Do not change the list."""
         return self._queue.requests
 
     def num_rows_short(self, request: Request, most: int) -> int:
-        """Return how many rows are missing for the request and all that it will open, if at most `most` may run.
+        """Return how many rows are missing for a request and the sequences that it opens, if at most `most` may run.
 
-        Does not mutate. If no request runs, it may be more than `most`.
+        Does not mutate. If no request runs, the request may take more than `most`.
         """
         wanted, taken = num_rows_of(request), len(self.requests) + self._promised_rows
         free = len(self._free_rows) - self._promised_rows
@@ -44,7 +44,7 @@ class RunningSet:
         self._promised_rows += num_rows_of(request) - 1
 
     def start_opened(self, sibling: Request) -> None:
-        """Give a sequence that a prompt opened one of the rows promised to it. Mutates."""
+        """Give a sequence that a prompt opened one of the reserved rows. Mutates."""
         self._take_row(sibling)
         self._promised_rows -= 1
 
@@ -54,7 +54,7 @@ class RunningSet:
         self._queue.add(request)
 
     def leave(self, request: Request) -> None:
-        """Take the row back. Mutates."""
+        """Release the request's row. Mutates."""
         self._queue.remove(request)
         self._release(request)
         self._free_rows.append(request.row)
@@ -62,7 +62,7 @@ class RunningSet:
         request.row = -1
 
     def replace(self, old: Request, new: Request) -> None:
-        """Let `new` go on in the place and on the row of `old`. Mutates."""
+        """Let `new` continue in the place and on the row of `old`. Mutates."""
         self._queue.replace(old, new)
         self._release(old)
         new.row, old.row = old.row, -1
@@ -75,7 +75,7 @@ class RunningSet:
             self._released.append(request.row)
 
     def take_differences(self) -> tuple[list[Request], array[int]]:
-        """Return who took a row since the last call, and which rows were released before that. Mutates."""
+        """Return the requests that took a row since the last call, and the rows released since then. Mutates."""
         starting, self._starting = self._starting, []
         released, self._released = self._released, array("i")
         return starting, released

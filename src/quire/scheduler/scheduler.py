@@ -9,14 +9,14 @@ hit, a decode and the verification of drafts differ only in that number.
                └──── preempt ─────┘  when the blocks run out: the last in order, never the first
 
 `schedule` reserves and plans; `update` (its other half, in commit.py) commits: it appends tokens, publishes full blocks
-and finds ends. Several steps may be in flight. A chunk of a prompt leaves one token of the budget to each other running
-request, so that a long prompt never stalls them.
+and ends requests. Several steps may be in flight. A chunk of a prompt leaves one token of the budget to each other
+running request, so that a long prompt never stalls them.
 
-Progress: running requests are in the order of the policy, those behind make room for those in front, and requests that
+Progress: running requests are in the order of the policy, later ones make room for earlier ones, and requests that
 could never fit were refused. So the first in order always gets room and finishes, and then the next is first. A policy
-may also take rows for a newcomer, but never that of the first.
+may also take rows for a newcomer, but never the row of the first.
 
-Not built in, but separate parts: the order (policy/), admission, preemption, stopping, isolation after a failed step,
+Separate parts decide about the order (policy/), admission, preemption, stopping, isolation after a failed step,
 guessing (guess_planner.py), and how many guessed tokens are verified (speculation.py).
 """
 
@@ -56,7 +56,7 @@ OLDER: Final = 1 << 62
 
 
 class Scheduler:
-    """Decides what each step computes. Owns the requests' progress; the blocks are the memory manager's."""
+    """Decides what each step computes. Owns the progress of requests; the memory manager owns the blocks."""
 
     def __init__(self, config: SchedulerConfig, memory: KVCacheManager, limits: RequestLimits) -> None:
         self.config = config
@@ -64,7 +64,7 @@ class Scheduler:
         self.limits = limits
         self.requests: dict[str, Request] = {}  # by id, until they end; of a group, the leader
         self.isolation = Isolation(config.max_num_batched_tokens)
-        self.prompt_limit: int | None = None  # tokens of prompts in a step while others generate
+        self.prompt_limit: int | None = None  # the most prompt tokens of a step while others generate
         self._policy = create_policy(config)
         self._waiting = self._policy.make_queue()
         self._running = RunningSet(config.max_num_seqs, self._policy)
@@ -75,15 +75,15 @@ class Scheduler:
         self.drafts = DraftBudget()
         self._guesses = GuessPlanner(config, memory, self._running, self.isolation, self.drafts)
         self._awaited: dict[Request, Frontier] = {}  # waiting for a block that another request computes
-        self._short_of: tuple[Request, int] | None = None  # the request that did not fit, and what it needed
-        self._next_in_turn: Request | None = None  # found no row, or no tokens, in the last step
+        self._short_of: tuple[Request, int] | None = None  # the request that did not fit, and the blocks it needed
+        self._next_in_turn: Request | None = None  # the request that found no row, or no tokens, in the last step
         self._num_added = 0
         self._journal: RequestJournal | None = None  # while a client watches
 
     # ---- requests in and out ----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
+        """Add a request; raises `InvalidRequestError` if it can never be served. Mutates."""
         if request.status is not RequestStatus.WAITING:
             raise RequestStateError(f"request {request.request_id!r} has run already; make a new one")
         validate(request, self.limits)
@@ -91,7 +91,7 @@ class Scheduler:
         validate_length(request, limits)
         if request.request_id in self.requests:
             raise InvalidRequestError("request_id", request.request_id, "an id that no other request uses")
-        # One that was at work in another engine is older than all that begin here.
+        # A request that began in another engine is older than all that begin here.
         request.serial = self._num_added - (OLDER if request.num_output_tokens else 0)
         self._num_added += 1
         request.max_total_tokens = max_total_tokens(request, limits)
@@ -103,12 +103,12 @@ class Scheduler:
             self._journal.note_waiting(request)
 
     def abort(self, request_id: str) -> None:
-        """End a request, and all sequences of its group, wherever they are. Mutates."""
+        """End a request and all sequences of its group, in any state. Mutates."""
         for member in self._members(request_id):
             self._finish(member, FinishReason.ABORT)
 
     def fail(self, request_id: str, message: str) -> None:
-        """End a request and all its sequences with an error; what it alone had cached is forgotten. Mutates."""
+        """End a request and all its sequences with an error, and drop the cached blocks that it computed. Mutates."""
         for member in self._members(request_id):
             member.error = message
             self._finish(member, FinishReason.ERROR)
@@ -117,14 +117,14 @@ class Scheduler:
         """End one sequence because its text reached a stop string; a beam cannot be ended alone. Mutates."""
         for member in self._members(request_id):
             if is_beam(member):
-                raise RequestStateError(f"request {request_id!r} is a beam search, whose beams end by themselves")
+                raise RequestStateError(f"request {request_id!r} is a beam search, whose beams cannot be stopped")
             if member.branch == branch:
                 self._finish(member, FinishReason.STOP)
 
     def lose_steps(self, error: ExecutionError) -> list[Request]:
-        """The executor lost the steps under way: set back who was in them, to be tried apart (isolation.py). Mutates.
+        """Preempt all requests of the steps in flight, which the executor lost, to isolate the fault. Mutates.
 
-        Returns the sequences that end with the error: those of the one request at fault.
+        Returns the sequences that end with the error: those of the request at fault, once it is known (isolation.py).
         """
         failed, lost = self._committer.forget_steps()
         culprit = self.isolation.note_failure(failed, out_of_memory=isinstance(error, OutOfMemoryError))
@@ -134,12 +134,12 @@ class Scheduler:
             self.fail(culprit, str(error))
         self._preemption.set_back(lost)
         for request in lost:
-            if request.status is RequestStatus.SWAPPED:  # with tokens that the lost steps were to compute
+            if request.status is RequestStatus.SWAPPED:  # its blocks lack tokens that the lost steps should compute
                 self._preemption.forget(request)
         return ended
 
     def _members(self, request_id: str) -> list[Request]:
-        """The sequences of a request that have not ended."""
+        """Return the sequences of a request that have not ended."""
         if request_id not in self.requests:
             raise UnknownRequestError(request_id)
         leader = self.requests[request_id]
@@ -147,7 +147,7 @@ class Scheduler:
         return [member for member in members if not member.is_finished]
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        """A request ends, wherever it is, and its memory goes. Its full blocks stay cached, unless it failed."""
+        """End a request in any state, and free its memory. Its full blocks stay cached, unless it failed."""
         self._committer.disturb(request)
         if request.row >= 0:
             self._running.leave(request)
@@ -171,33 +171,33 @@ class Scheduler:
         self.isolation.note_ended(request)
 
     def watch(self) -> RequestJournal:
-        """Have a new journal told what becomes of requests, instead of the one before. Mutates."""
+        """Start a new journal of what happens to requests; it replaces the previous one. Mutates."""
         alive = [member for request_id in self.requests for member in self._members(request_id)]
         self._journal = self._preemption.journal = RequestJournal(alive)
         return self._journal
 
     def unwatch(self) -> None:
-        """Nobody watches any more. Mutates."""
+        """End the journal. Mutates."""
         self._journal = self._preemption.journal = None
 
     @property
     def num_preemptions(self) -> int:
-        """How often a running request has yielded to another; requests set back by a failure are not counted."""
+        """How often a running request was preempted for another; preemptions after a failure do not count."""
         return self._preemption.num_preemptions
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no row."""
+        """The number of requests that hold no row."""
         return len(self._waiting)
 
     @property
     def running(self) -> list[Request]:
-        """Requests that hold a row, first in order first."""
+        """The requests that hold a row, in order."""
         return list(self._running.requests)
 
     @property
     def num_steps_under_way(self) -> int:
-        """Plans whose result is not in."""
+        """The number of plans whose results have not arrived."""
         return self._committer.num_under_way
 
     # ---- planning ---------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Scheduler:
         """Plan a step; None if there is nothing to do now. Mutates; O(running) plus what it allocates."""
         if self.isolation.is_under_way:
             if self._committer.num_under_way:
-                return None  # one step at a time, so that a failure is that of the requests on trial
+                return None  # one step at a time, so that a failure belongs to the requests on trial
             self._make_place_on_trial()
         newcomer, running = self._make_way(), self._running.requests
         if self.config.max_drafts:
@@ -230,7 +230,7 @@ class Scheduler:
         return step.plan(record, self.memory.take_changes(is_waiting), starting, released, proposals)
 
     def update(self, result: StepResult) -> StepOutcome:
-        """Commit the oldest step under way: append its tokens, publish full blocks, find ends. Mutates."""
+        """Commit the oldest step in flight: append its tokens, publish full blocks, end requests. Mutates."""
         record = self._committer.oldest
         outcome = self._committer.update(result)
         if record is not None:
@@ -241,7 +241,7 @@ class Scheduler:
         return outcome
 
     def _token_budget(self, running: list[Request]) -> int:
-        """Return how many tokens the next step may compute: at least one for each that runs."""
+        """Return how many tokens the next step may compute: at least one for each running request."""
         most = max(self.isolation.max_step_tokens, len(running))
         if self.prompt_limit is None or all(request.backlog != 1 for request in running):
             return most
@@ -249,7 +249,7 @@ class Scheduler:
 
     def _plan_running(self, step: PlanBuilder) -> None:
         take_up_decode, take_up_start = step.decodes.append, step.decode_starts.append
-        # Requests behind the current one may leave the list meanwhile, never others.
+        # Meanwhile, only requests after the current one may leave the list.
         for place, request in enumerate(self._running.requests, start=1):
             start = request.num_planned
             if request.backlog == 1 and start < request.num_slots:
@@ -260,7 +260,7 @@ class Scheduler:
                 break
 
     def _plan_one(self, step: PlanBuilder, request: Request, place: int) -> bool:
-        """Plan a request that needs a decision; False if it yielded its own place. `place` is that after it."""
+        """Plan a request that needs a decision; False if the request itself was preempted. `place`: the next index."""
         if request.awaits_drafts:
             return True
         left = step.num_tokens_left - (len(self._running.requests) - place)
@@ -280,12 +280,12 @@ class Scheduler:
         return request.row >= 0
 
     def _make_room(self, step: PlanBuilder, request: Request, count: int, place: int) -> int:
-        """Get slots for `count` tokens, or fewer; those behind yield. 0 if there is no room now."""
+        """Allocate slots for up to `count` tokens, preempting later requests; return how many, 0: no room now."""
         while not self.memory.allocate_slots(request, request.num_planned + count):
             if self.memory.give_up_loads():
                 continue
             if self.memory.has_windows and self._admission.all_fit(self._running.requests):
-                # Only chunks are in the way: what they take beyond the windows comes back once they are computed.
+                # Only chunks take the room: their blocks beyond the windows are freed once they are computed.
                 if self.memory.give_back():
                     continue
                 if count > 1:
@@ -308,13 +308,13 @@ class Scheduler:
         return count
 
     def _take_up(self, step: PlanBuilder, request: Request, count: int, drafts: array[int] = NO_DRAFTS) -> None:
-        """Put tokens of a request into the step; there are slots for them."""
+        """Add tokens of a request, which have slots, to the step."""
         request.backlog -= count
         samples, group, beam = 0, request.group, is_beam(request)
         if not request.backlog and request.pooling is None:
             samples = 1 if group is None or group.opened else group.num_sequences
             if samples == 1 and not drafts and not beam:
-                request.backlog = 1  # the token to come; otherwise the result decides what comes
+                request.backlog = 1  # the token being sampled; otherwise the result decides what is next
         if samples == 1 == count and not drafts and not beam:
             step.decodes.append(request)
             step.decode_starts.append(request.num_planned)
@@ -325,11 +325,11 @@ class Scheduler:
         request.num_slots = 0 if decide_each_time else min(request.num_slots, request.max_total_tokens - 1)
 
     def _plan_beams(self, step: PlanBuilder, request: Request, place: int, left: int) -> bool:
-        """Beams of one search take their last token together; the first of them asks for all. False: they yielded."""
+        """Plan the last token of all beams of a search, if this is the first beam; False if they were preempted."""
         beams = moving_together(request)
         if request is not beams[0] or left < 1:
             return True
-        for beam in beams:  # all give back what fell behind their windows before any of them takes
+        for beam in beams:  # all free their blocks behind the windows before one of them allocates
             self.memory.allocate_slots(beam, beam.num_planned)
         if all(self._make_room(step, beam, 1, place) for beam in beams):
             for beam in beams:
@@ -339,7 +339,7 @@ class Scheduler:
         return request.row >= 0
 
     def _make_place_on_trial(self) -> None:
-        """Those on trial who got past the failure go back, or go on if they were the last. Mutates."""
+        """Preempt the requests on trial that got past the failure; after the last trial, let them continue. Mutates."""
         isolation = self.isolation
         passed = [request for request in self.running if all(map(isolation.has_passed, moving_together(request)))]
         for request in passed:
@@ -350,7 +350,7 @@ class Scheduler:
     # ---- admission --------------------------------------------------------------------------------------------
 
     def _make_way(self) -> Request | None:
-        """Find rows for the next in turn, as the policy says; return it if it can have tokens of this step. Mutates."""
+        """Free rows for the next in turn, if the policy does so; return it if it can start in this step. Mutates."""
         newcomer, self._next_in_turn = self._next_in_turn, None
         if newcomer is None or newcomer.is_finished or self.isolation.is_under_way or self._lacks_room(newcomer):
             return None
@@ -365,7 +365,7 @@ class Scheduler:
         return None if running.num_rows_short(newcomer, most) else newcomer
 
     def _lacks_room(self, request: Request) -> bool:
-        """Whether the request did not fit into the memory when it was its turn, and would not now."""
+        """Return whether the request did not fit into the memory in its last turn, and still does not fit."""
         short_of = self._short_of
         if short_of is None or short_of[0] is not request:
             return False
@@ -394,7 +394,7 @@ class Scheduler:
             self._waiting.remove(request)
 
     def _awaits_commit(self, request: Request) -> bool:
-        """Whether a block that the request was found to wait for is still being computed, or loaded."""
+        """Return whether a block that the request waits for is still being computed, or loaded."""
         if self.memory.is_loading(request):
             return True
         frontier = self._awaited.get(request)

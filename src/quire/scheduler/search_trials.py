@@ -1,14 +1,14 @@
-"""SearchTrials: whether steps search for guesses at all, by whether that has brought tokens sooner.
+"""SearchTrials: decides whether steps search for guesses at all, by trying whether that is faster.
 
-A search costs each request something, whether its guesses are verified or not: a grammar has to be asked, and a request
-waits for the result of its step before it is planned again. What that comes to is not in the time of one step, so it is
-tried, apart for steps of about as many requests:
+A search costs each request time, whether its guesses are verified or not: a grammar must check them, and a request
+waits for the result of its step before it is planned again. The time of one step does not show this cost, so trials
+measure it, separately for steps of about equally many requests:
 
-    pause ──► trial: do its tokens take less time than in steps without a search? ──┬─► yes: go on, a pause now and then
-                ▲                                                                   └─► no: rest, each time for longer
+    pause ──► trial: do its tokens take less time than in steps without a search? ──┬─► yes: continue, sometimes a pause
+                ▲                                                                   └─► no: rest, longer each time
                 └───────────────────────────────────────────────────────────────────────────────┘
 
-In pauses and rests, steps without a search are measured. Times come from results, so a log replays.
+In pauses and rests, steps without a search are measured. Times come from results, so a log can be replayed.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from typing import Final
 TRIAL: Final = 8
 """Steps of a trial."""
 GOOD_TRIALS: Final = 8
-"""Trials that go well between two pauses."""
+"""Successful trials between two pauses."""
 PAUSE: Final = 2
 """Steps of a pause: the first may still verify guesses."""
 FIRST_REST: Final = 8
-"""Steps of a rest after a trial that has gone badly; each further one in a row makes it twice as long."""
+"""Steps of a rest after a failed trial; each further failure in a row makes it twice as long."""
 LONGEST_REST: Final = 128
 LONGEST_EACH: Final = 32
-"""Steps of a rest, for each request: the fewer there are, the less a search costs, and the more it may bring."""
+"""The most steps of a rest for each running request: with fewer of them, a search costs less and may gain more."""
 LEAST_GAIN: Final = 1.05
-"""How many times as fast tokens must come with a search: what it brings is measured with an error."""
+"""The speedup that a search must reach, because measurements have errors."""
 ODD: Final = 3.0
-"""A step that takes more than this times a plain one has waited for something else, and counts as this times it."""
+"""A step that takes more than this multiple of a plain one waited for something else, and counts as this multiple."""
 KEPT: Final = 0.7
-"""How much trials count when a new one begins: they are short, and right guesses come in bursts."""
+"""The weight of earlier trials in a new one: trials are short, and right guesses come in bursts."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """How searches have fared lately in steps of about as many requests."""
+    """The recent results of searches in steps of about equally many requests."""
 
     is_on: bool = False
     steps_left: int = PAUSE
     num_good: int = 0
     rest: int = FIRST_REST
-    plain_us: float = 0.0  # what the tokens of the trials would have taken without a search, older ones counting less
-    spent_us: float = 0.0  # what they took
+    plain_us: float = 0.0  # the time of the trials' tokens without a search, older trials weighted less
+    spent_us: float = 0.0  # the time that they took
 
     def judge(self, num_running: int) -> None:
-        """Choose what to do next, when the steps are over. Mutates."""
+        """Choose the next phase, after the last step of this one. Mutates."""
         if not self.is_on:
             self.is_on, self.steps_left = True, TRIAL
         elif self.plain_us < LEAST_GAIN * self.spent_us:
@@ -83,9 +83,9 @@ class SearchTrials:
         return trial is None or trial.is_on
 
     def note(self, num_running: int, *, num_brought: int, duration_us: float, plain_us: float, is_search: bool) -> None:
-        """Take a step that was measured: the tokens it brought all requests together, and its time. Mutates.
+        """Record a measured step: the tokens that it generated for all requests together, and its time. Mutates.
 
-        `plain_us`: how long a step without a search takes, as far as known. One that only waits for masks says nothing.
+        `plain_us`: the time of a step without a search, if known. A step that only waits for masks does not count.
         """
         if is_search and not num_brought:
             return

@@ -1,18 +1,18 @@
-"""DraftBudget: how many guesses of each request a step verifies, so that guessing pays.
+"""DraftBudget: decides how many guesses of each request a step verifies, so that guessing pays.
 
-A step brings each request one token. With d guesses of its next tokens it computes 1 + d, and brings as many tokens as
-guesses were right, and one more. The text is the same either way: a guess counts only if it is the token that would
-have been drawn. So the one question is time.
+A step generates one token for each request. With d guesses of a request's next tokens it computes 1 + d tokens, and
+generates one more token than guesses were right. The text is the same either way: a guess counts only if it is the
+token that would have been drawn. So only time matters.
 
-    chance of a request   how often its guesses were right lately, those of each kind of proposer by themselves
-    t(r)                  how long a step with r tokens takes, measured; one without guesses by itself
+    chance of a request   how often its recent guesses were right, separately for each kind of proposer
+    t(r)                  the measured time of a step with r tokens; steps without guesses are measured separately
 
-The next guess of a request is verified while its chance of being reached and right, for the time that it adds, beats
-what the step brings so far for the time that it takes. While memory binds, a few tokens more cost next to nothing; when
-arithmetic binds, each costs its full share, and guesses vanish by themselves. A step with guesses also takes longer to
-plan and to draw from, so it must beat the step without any.
+A guess is added to a step if its chance of being reached and right, divided by the time that it adds, beats the tokens
+of the step so far, divided by its time. While memory binds, a few more tokens cost next to nothing; when arithmetic
+binds, each token costs its full share, and no guess pays. A step with guesses also takes longer to plan and to sample
+from, so it must beat the step without any.
 
-Chances and times come from results, so the scheduler reads no clock, and a log replays.
+Chances and times come from results, so the scheduler reads no clock, and a log can be replayed.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from quire.scheduler.search_trials import SearchTrials
 FIRST_CHANCES: Final = {"forced": 0.9, "ngram": 0.6, "suffix": 0.6, "draft_model": 0.6}
 """How likely a guess is right, by its proposer, until requests have shown otherwise."""
 WEIGHT_OF_NEW: Final = 0.15
-"""How much one guess, right or wrong, changes the chance of a request; a step, what such steps are taken to cost."""
+"""The weight of a new guess in the chance of its request, and of a new step in the mean time of such steps."""
 ODD: Final = 1.5
-"""A step that takes more than this times the mean has waited for something else, and counts as this times the mean."""
+"""A step that takes more than this multiple of the mean waited for something else, and counts as this multiple."""
 WEIGHT_FOR_OTHERS: Final = 0.05
-"""How much one guess of a request changes the chance that requests begin with."""
+"""The weight of a new guess in the first chance of later requests."""
 REST: Final = 16
-"""Steps that a request without a worthy guess rests; then one guess is tried, because texts change."""
+"""Steps that a request rests if no guess pays; then one guess is tried, because texts change."""
 LONGEST_REST: Final = 256
-"""Steps that a draft model rests at most; its rest doubles with each guess that is tried and wrong."""
+"""The most steps that a draft model rests; its rest doubles with each guess that is tried and wrong."""
 FIRST_DEPTH: Final = 3
 """How many tokens a draft model guesses until steps have been measured."""
 LEAST_GAIN: Final = 1.15
-"""What guesses have to bring to be searched for, if all are right; some will be wrong, and the search takes time."""
+"""The speedup for which guesses are searched, if all are right: some will be wrong, and the search takes time."""
 MARGIN: Final = 1.1
-"""What a guess has to bring for its time in the step: to find it, and to learn what a grammar says, takes time too."""
+"""The factor by which a guess must be worth more than its time in the step: to find and check it takes time too."""
 HOPE: Final = 0.7
-"""A guess is tried only where one with this chance would pay."""
+"""A guess is tried after a rest only if a guess with this chance would pay."""
 
 
 class StepTimes:
-    """How long steps take, by their number of tokens: measured ones, and straight lines between them.
+    """The times of steps by their number of tokens: measured, and interpolated linearly.
 
     >>> times = StepTimes()
     >>> for tokens, time in ((1, 100.0), (16, 130.0), (32, 200.0)):
@@ -62,11 +62,11 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self._means: dict[int, tuple[float, float]] = {}  # of sizes with as many binary digits: tokens, time
+        self._means: dict[int, tuple[float, float]] = {}  # by the number's binary digits: mean tokens, mean time
         self._points: list[tuple[float, float]] = []
 
     def note(self, num_tokens: int, time: float) -> None:
-        """Take a step's number of tokens, and its time. Mutates."""
+        """Record a step's number of tokens, and its time. Mutates."""
         size = num_tokens.bit_length()
         tokens_before, before = self._means.get(size, (float(num_tokens), time))
         ratio = num_tokens / tokens_before
@@ -82,7 +82,7 @@ class StepTimes:
             self._points.append((tokens, slowest))
 
     def of(self, num_tokens: float) -> float:
-        """Return the time of a step. One larger than any measured is taken to cost no more, until it is tried."""
+        """Return the time of a step. A step larger than all measured ones counts as the largest, until it is tried."""
         points = self._points
         place = bisect_left(points, (float(num_tokens), 0.0))
         if place == 0:
@@ -94,39 +94,39 @@ class StepTimes:
 
     @property
     def sizes(self) -> Iterable[float]:
-        """The numbers of tokens, in the mean, of the steps measured: between them, times are on straight lines."""
+        """The mean numbers of tokens of the measured steps, between which times are interpolated."""
         return (tokens for tokens, _ in self._points)
 
     def has(self, num_tokens: int) -> bool:
-        """Return whether a step of about as many tokens was measured."""
+        """Return whether a step of about this many tokens was measured."""
         return num_tokens.bit_length() in self._means
 
     @property
     def least(self) -> float:
-        """The number of tokens of the smallest steps measured; 0: none were."""
+        """The number of tokens of the smallest measured steps; 0: no step was measured."""
         return self._points[0][0] if self._points else 0.0
 
 
 @dataclass(slots=True)
 class Foreseen:
-    """What was foreseen of the steps so far, in microseconds: with guesses, and without any for the same tokens.
+    """The predicted times of the steps so far, in microseconds: with guesses, and without any for the same tokens.
 
-    `gain` says what guesses bring by that. It is compared with what is measured (`quire bench speculation`).
+    `gain` is the predicted speedup. It is compared with the measured speedup (`quire bench speculation`).
     """
 
     with_us: float = 0.0
     without_us: float = 0.0
-    taken_us: float = 0.0  # by the same steps, as measured
+    taken_us: float = 0.0  # the measured time of the same steps
 
     @property
     def gain(self) -> float:
-        """How many times as fast the steps bring tokens with guesses as without; 1 where no step was measured."""
+        """The predicted speedup by guesses; 1 if no step was measured."""
         return self.without_us / self.with_us if self.with_us else 1.0
 
 
 @dataclass(slots=True)
 class GuessCounts:
-    """The guesses of a kind of proposer that were verified, and those that were right, by their place in a draft."""
+    """How many guesses of a kind of proposer were verified, and how many were right, by their place in a draft."""
 
     verified: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
     right: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
@@ -140,19 +140,19 @@ class GuessCounts:
 
 @dataclass(slots=True)
 class Measured:
-    """What steps of a kind have taken."""
+    """The measured times of one kind of steps."""
 
-    plain_times: StepTimes = field(default_factory=StepTimes)  # of those that neither verify guesses nor search for any
-    search_times: StepTimes = field(default_factory=StepTimes)  # of those that only search
-    times: StepTimes = field(default_factory=StepTimes)  # of those with guesses: they take longer to plan and to draw
+    plain_times: StepTimes = field(default_factory=StepTimes)  # steps that neither verify guesses nor search for any
+    search_times: StepTimes = field(default_factory=StepTimes)  # steps that only search
+    times: StepTimes = field(default_factory=StepTimes)  # steps with guesses, which take longer to plan and to sample
     trials: SearchTrials = field(default_factory=SearchTrials)
 
 
 class DraftBudget:
-    """Decides which guesses are verified, and remembers how requests and steps have fared."""
+    """Decides which guesses are verified, and records how often they were right and how long steps took."""
 
     def __init__(self) -> None:
-        self._measured = Measured(), Measured()  # without masks of grammars, and with some
+        self._measured = Measured(), Measured()  # of steps without grammar masks, and with masks
         self.turn_to(has_masks=False)
         self.pass_times = StepTimes()  # of a draft model, by the number of rows
         self.foreseen = Foreseen()
@@ -161,29 +161,29 @@ class DraftBudget:
         self._chances: dict[tuple[Request, str], float] = {}  # by proposer
         self._rests: dict[Request, int] = {}  # steps until one guess of a request is tried, though it may not pay
         self._model_rest, self._model_rested = REST, 0  # steps that the draft model rests, and has rested
-        self._tried: Request | None = None  # for which it last guessed between two rests
-        self.num_verified = 0  # sequences of steps that verified guesses
+        self._tried: Request | None = None  # the request that the draft model last guessed for between two rests
+        self.num_verified = 0  # drafts that were verified
         self.counts = {guesser: GuessCounts() for guesser in GUESSERS}
 
     def turn_to(self, *, has_masks: bool) -> None:
-        """Be about steps with masks of grammars, or about those without: they take other times. Mutates."""
+        """Switch to the times of steps with grammar masks, or without: they take different times. Mutates."""
         measured = self._measured[has_masks]
         self.plain_times, self.search_times = measured.plain_times, measured.search_times
         self.times, self.trials = measured.times, measured.trials
 
     def share_out(self, requests: Iterable[Request], num_running: int) -> None:
         """Cut the drafts of requests to those that pay in the next step. Mutates them."""
-        found = [request for request in requests if request.drafts]
-        if not found:
+        drafters = [request for request in requests if request.drafts]
+        if not drafters:
             return
         if not self.could_pay(num_running):
-            for request in found:
+            for request in drafters:
                 request.drafts = NO_DRAFTS
             return
-        counts = [0] * len(found)
+        counts = [0] * len(drafters)
         total, expected = num_running, float(num_running)
         # The likeliest guess first: (chance that it is reached and right, negated; which request).
-        queue = [(-self._chance(request), place) for place, request in enumerate(found)]
+        queue = [(-self._chance(request), place) for place, request in enumerate(drafters)]
         heapify(queue)
         now = self._step_us(num_running, total)
         while queue and total - num_running < MAX_STEP_DRAFTS:
@@ -192,7 +192,7 @@ class DraftBudget:
             if not self._pays(-negated, expected, now, then):
                 break
             now = then
-            request = found[place]
+            request = drafters[place]
             counts[place] += 1
             total += 1
             expected -= negated
@@ -202,9 +202,9 @@ class DraftBudget:
                 heappop(queue)
         alone_us = self._step_us(num_running, num_running)
         if expected * alone_us < num_running * now:  # the step is faster without any
-            counts, total, expected, now = [0] * len(found), num_running, float(num_running), alone_us
+            counts, total, expected, now = [0] * len(drafters), num_running, float(num_running), alone_us
         hopeful = self._pays(HOPE, expected, now, self._step_us(num_running, total + 1))
-        for place, request in enumerate(found):
+        for place, request in enumerate(drafters):
             if not counts[place] and self._is_rested(request) and hopeful:
                 counts[place] = 1
             request.drafts = request.drafts[: counts[place]] if counts[place] else NO_DRAFTS
@@ -212,9 +212,9 @@ class DraftBudget:
     def depths(self, requests: Sequence[Request], num_running: int, most: int) -> dict[Request, int]:
         """Return how many tokens a draft model should guess for requests, at most `most`. Mutates its rest.
 
-        They are the requests, the likeliest first, and the number of passes that bring most tokens for the time of the
-        passes and of the step that verifies the guesses. If none do, the draft model rests and costs nothing,
-        apart from one guess now and then.
+        Choose the number of requests, the likeliest first, and the number of passes that give the most tokens for the
+        time of the passes and of the step that verifies the guesses. If no choice pays, the draft model rests and costs
+        nothing, apart from one guess now and then.
         """
         self._passes_us = 0.0
         if not self.times.least:
@@ -235,7 +235,7 @@ class DraftBudget:
         return dict.fromkeys(chosen, depth)
 
     def _best_passes(self, chances: Sequence[float], num_running: int, most: int) -> tuple[int, int]:
-        """Return for how many of the requests, the first ones, how many passes bring most; (0, 0): none do."""
+        """Return for how many of the first requests how many passes pay most; (0, 0): no passes pay."""
         best, best_rate = (0, 0), num_running / self._step_us(num_running, num_running)
         reached, gained = [1.0] * len(chances), [0.0] * len(chances)
         for depth in range(1, most + 1):
@@ -253,16 +253,16 @@ class DraftBudget:
         return best
 
     def _pass_us(self, num_rows: int) -> float:
-        """Return the time of a pass of the draft model, which shrinks with its rows as steps do."""
-        least, found = self.pass_times.least, self.pass_times.of(num_rows)
+        """Return the time of a pass of the draft model; with fewer rows than measured, it shrinks as steps do."""
+        least, pass_us = self.pass_times.least, self.pass_times.of(num_rows)
         if not 0 < num_rows < least:
-            return found
-        return found * self._step_us(num_rows, num_rows) / self._step_us(round(least), round(least))
+            return pass_us
+        return pass_us * self._step_us(num_rows, num_rows) / self._step_us(round(least), round(least))
 
     def _step_us(self, num_running: int, num_tokens: float) -> float:
-        """Return the time of a step of this many requests, whose other tokens are guesses; 0: none was measured.
+        """Return the time of a step of this many requests, whose other tokens are guesses; 0: no step was measured.
 
-        With fewer guesses than were measured, it is on the line from the step without any, which searches for some.
+        With fewer guesses than were measured, it is interpolated from the step that searches for guesses and has none.
         """
         alone_us = self._plain_us(num_running)
         if self.search_times.has(num_running):
@@ -274,18 +274,18 @@ class DraftBudget:
         return alone_us + share * (with_us - alone_us)
 
     def _plain_us(self, num_running: int) -> float:
-        """Return the time of a step of this many requests that does not search for guesses; 0: none was measured."""
+        """Return the time of a step of this many requests that does not search for guesses; 0: not measured."""
         return self.plain_times.of(num_running) or self.times.of(num_running)
 
     def searches(self, num_running: int) -> bool:
-        """Return whether steps of this many requests search for guesses: it could pay, and does. Does not mutate."""
+        """Return whether steps of this many requests search for guesses: that could pay, and does. Does not mutate."""
         return self.could_pay(num_running) and self.trials.is_on(num_running)
 
     def could_pay(self, num_running: int) -> bool:
         """Return whether guesses could be worth a search in steps of this many requests. Does not mutate.
 
-        They could if a step brought `LEAST_GAIN` times as much for its time with guesses that are all right, and until
-        larger steps have been measured.
+        They could if a step whose guesses are all right generated `LEAST_GAIN` times as many tokens for its time, and
+        as long as no larger step has been measured.
         """
         alone_us = self._plain_us(num_running)
         most = num_running + min(MAX_STEP_DRAFTS, MOST_DRAFTS * num_running)
@@ -298,7 +298,7 @@ class DraftBudget:
         return any(alone_us * size >= LEAST_GAIN * num_running * step_us for size, step_us in times)
 
     def _pays(self, chance: float, expected: float, now: float, then: float) -> bool:
-        """Whether one more token, right with this chance, brings more for its time than what the step takes now."""
+        """Return whether one more guess, right with this chance, gains more for its time than the step does so far."""
         return chance * (now + self._passes_us) >= expected * MARGIN * (then - now)
 
     def _is_rested(self, request: Request) -> bool:
@@ -315,7 +315,7 @@ class DraftBudget:
         took_us: int,
         is_search: bool = True,
     ) -> None:
-        """Add a step that took so long to what is foreseen, by what was known before it. Mutates.
+        """Add a step of `took_us` to the predictions, by what was known before the step. Mutates.
 
         `depths`: how many tokens the draft model guessed, for each request that it guessed for.
         """
@@ -333,14 +333,14 @@ class DraftBudget:
         self.foreseen.taken_us += took_us
 
     def note_step(self, num_requests: int, num_tokens: int, duration_us: int, *, is_search: bool = False) -> None:
-        """A step of decodes, and of guesses if it has more tokens, took so long; 0: nobody measured. Mutates."""
+        """Record the time of a step of decodes, with guesses if it has more tokens; 0: not measured. Mutates."""
         if duration_us > 0:
             without_guesses = self.search_times if is_search else self.plain_times
             times = self.times if num_tokens > num_requests else without_guesses
             times.note(num_tokens, float(duration_us))
 
     def note_plain(self, num_requests: int, num_running: int, duration_us: int) -> None:
-        """A step that neither searched for guesses nor verified any took so long; 0: nobody measured. Mutates."""
+        """Record the time of a step that neither searched for guesses nor verified any; 0: not measured. Mutates."""
         if duration_us > 0:
             plain_us = self._plain_us(num_requests)
             self.foreseen.with_us += plain_us
@@ -350,7 +350,7 @@ class DraftBudget:
             self.trials.note(num_running, num_brought=0, duration_us=0, plain_us=0, is_search=False)
 
     def note_search(self, num_running: int, num_brought: int, duration_us: int, *, is_search: bool) -> None:
-        """A step with these running requests brought tokens, and took this long with its passes. Mutates."""
+        """Record the tokens of a step of this many running requests, and its time with its draft passes. Mutates."""
         if duration_us > 0:
             plain_us = self._plain_us(num_running)
             self.trials.note(
@@ -358,12 +358,12 @@ class DraftBudget:
             )
 
     def note_pass(self, num_rows: int, duration_us: int) -> None:
-        """A pass of a draft model for this many rows took so long; 0: there was none. Mutates."""
+        """Record the time of a draft model's pass for this many rows; 0: there was none. Mutates."""
         if duration_us > 0:
             self.pass_times.note(num_rows, float(duration_us))
 
     def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """Take how many of a request's guesses were right; those behind the first wrong one tell nothing. Mutates."""
+        """Record how many of a request's guesses were right; those after the first wrong one do not count. Mutates."""
         guesser, chance = request.guesser, self._chance(request)
         for was_right in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafts):
             chance += WEIGHT_OF_NEW * (was_right - chance)
@@ -378,14 +378,14 @@ class DraftBudget:
         self.counts[guesser].note(num_drafts, num_accepted)
 
     def _chance(self, request: Request) -> float:
-        """Return how likely a guess of the kind that the request has now is right."""
+        """Return how likely the request's current kind of guesses is right."""
         return self._chance_by(request, request.guesser)
 
     def _chance_by(self, request: Request, guesser: str) -> float:
         return self._chances.get((request, guesser), self._first_chances[guesser])
 
     def forget(self, request: Request) -> None:
-        """A request has ended. Mutates."""
+        """Forget a request that has ended. Mutates."""
         for guesser in GUESSERS:
             self._chances.pop((request, guesser), None)
         self._rests.pop(request, None)

@@ -1,4 +1,4 @@
-"""Eviction policies, made by name."""
+"""Eviction policies, created by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["EvictionPolicy", "create_eviction_policy"]
 
 
 def create_eviction_policy(name: str) -> EvictionPolicy:
-    """Make the eviction policy of that name; imports only the one asked for."""
+    """Return a new eviction policy with this name; imports only its module."""
     if name == "lru":
         from quire.memory.eviction.lru import LRUEviction
 

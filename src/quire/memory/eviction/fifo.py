@@ -1,4 +1,4 @@
-"""FIFO: the block that was published longest ago goes first, however often it was hit since."""
+"""FIFO: the block that was published longest ago is evicted first, however often it was hit since."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from quire.memory.block import Block
 class FIFOEviction:
     """Oldest publication first; O(log n).
 
-    A block that is hit leaves `_cached` at once and the heap later: entries of the heap that are out of date are
-    skipped when they come up, and swept when they outnumber the others.
+    A block that is hit leaves `_cached` at once and the heap later: outdated entries of the heap are skipped when they
+    are popped, and removed when they outnumber the others.
     """
 
     def __init__(self) -> None:
@@ -20,19 +20,19 @@ class FIFOEviction:
         self._heap: list[tuple[int, int]] = []  # (published_at, block_id)
 
     def add(self, block: Block) -> None:
-        """A block became cached. Mutates; O(log n)."""
+        """Add a block that became cached. Mutates; O(log n)."""
         self._cached[block.block_id] = block
         heapq.heappush(self._heap, (block.published_at, block.block_id))
 
     def remove(self, block: Block) -> None:
-        """A cached block is cached no more. Mutates; O(1) amortised."""
+        """Remove a block that is no longer cached. Mutates; O(1) amortised."""
         del self._cached[block.block_id]
         if len(self._heap) > 2 * len(self._cached) + 64:
             self._heap = [(cached.published_at, cached.block_id) for cached in self._cached.values()]
             heapq.heapify(self._heap)
 
     def pop(self) -> Block:
-        """Give up the block that was published longest ago. Mutates; O(log n) amortised."""
+        """Remove and return the block that was published longest ago. Mutates; O(log n) amortised."""
         while True:
             published_at, block_id = heapq.heappop(self._heap)
             block = self._cached.get(block_id)

@@ -16,9 +16,9 @@ class LRUEviction(EvictionOrder):
     __slots__ = ()
 
     def add(self, block: Block) -> None:
-        """A block became cached. Mutates; O(1)."""
+        """Add a block that became cached. Mutates; O(1)."""
         self.append(block)
 
     def pop(self) -> Block:
-        """Give up the block that was freed longest ago. Mutates; O(1)."""
+        """Remove and return the block that was freed longest ago. Mutates; O(1)."""
         return self.popleft()

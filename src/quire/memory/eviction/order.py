@@ -1,7 +1,7 @@
 """EvictionOrder: cached blocks, the next to be evicted first, in a list that runs through the blocks themselves.
 
 A hit takes a cached block out of the *middle* of the order. A deque would have to be searched, a heap rebuilt. This is
-a doubly linked list whose links are in the blocks, so every operation is O(1) and makes no objects.
+a doubly linked list whose links are in the blocks, so every operation is O(1) and allocates no objects.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EvictionOrder:
             block = block.next
 
     def append(self, block: Block) -> None:
-        """Put a block last. Mutates; O(1)."""
+        """Append a block. Mutates; O(1)."""
         last = self._tail.previous
         if last is None or block.next is not None:
             raise InvariantError(f"block {block.block_id} is already in a list")
@@ -55,7 +55,7 @@ class EvictionOrder:
         self._length += 1
 
     def remove(self, block: Block) -> None:
-        """Take a block out, wherever it stands. Mutates; O(1)."""
+        """Remove a block from any place. Mutates; O(1)."""
         before, after = block.previous, block.next
         if before is None or after is None:
             raise InvariantError(f"block {block.block_id} is in no list")
@@ -65,7 +65,7 @@ class EvictionOrder:
         self._length -= 1
 
     def popleft(self) -> Block:
-        """Take the first block. Mutates; O(1). The list must not be empty."""
+        """Remove and return the first block. Mutates; O(1). The list must not be empty."""
         first = self._head.next
         if first is None or first is self._tail:
             raise InvariantError("popleft of an empty list")

@@ -1,6 +1,6 @@
-"""Priority: blocks of the least urgent requests go first, the least recently used of them before the others.
+"""Priority: blocks of the least urgent requests are evicted first, and among these the least recently used.
 
-As in the scheduler, a lower number is more urgent, so the highest number goes first.
+As in the scheduler, a lower number is more urgent, so blocks with the highest number are evicted first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quire.memory.eviction.order import EvictionOrder
 
 
 class PriorityEviction:
-    """Least urgent first, LRU within; O(1), and O(levels) where a level of priority comes or goes."""
+    """Least urgent first, LRU within a level; O(1), or O(levels) when a level of priority is added or removed."""
 
     def __init__(self) -> None:
         self._levels: dict[int, EvictionOrder] = {}
@@ -21,7 +21,7 @@ class PriorityEviction:
         self._length = 0
 
     def add(self, block: Block) -> None:
-        """A block became cached. Mutates."""
+        """Add a block that became cached. Mutates."""
         level = self._levels.get(block.priority)
         if level is None:
             level = self._levels[block.priority] = EvictionOrder()
@@ -30,7 +30,7 @@ class PriorityEviction:
         self._length += 1
 
     def remove(self, block: Block) -> None:
-        """A cached block is cached no more. Mutates."""
+        """Remove a block that is no longer cached. Mutates."""
         level = self._levels[block.priority]
         level.remove(block)
         self._length -= 1
@@ -39,7 +39,7 @@ class PriorityEviction:
             self._order.remove(block.priority)
 
     def pop(self) -> Block:
-        """Give up the least recently used block of the least urgent level. Mutates."""
+        """Remove and return the least recently used block of the least urgent level. Mutates."""
         block = next(iter(self._levels[self._order[-1]]))
         self.remove(block)
         return block

@@ -1,4 +1,4 @@
-"""The prefix cache: indexes of what is in which block, made by name."""
+"""The prefix cache: indexes of the content of blocks, created by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["PrefixEntry", "PrefixIndex", "create_prefix_index"]
 
 
 def create_prefix_index(name: str, *, block_bytes: int, num_groups: int, hasher: BlockHasher) -> PrefixIndex:
-    """Make the prefix index of that name; imports only the one asked for."""
+    """Return a new prefix index with this name; imports only its module."""
     if name == "hash_chain":
         from quire.memory.prefix.hash_chain import HashChainIndex
 

@@ -1,7 +1,7 @@
-"""PrefixIndex: which blocks hold the prefix of a sequence.
+"""PrefixIndex: finds the blocks that hold the prefix of a sequence.
 
 An index is a set of **entries**. An entry is one block's worth of tokens *after* everything on the path from its root.
-It names the blocks with their keys and values, one per KV group (`NO_BLOCK` if a group has none).
+It names the blocks with their keys and values, one per KV group (`NO_BLOCK` if a group has no block).
 
     root("salt") ── [5 6 7 8] ── [9 9 9 9]          block_ids: one number per KV group
                         └─────── [1 2 3 4]
@@ -10,8 +10,8 @@ There are two ways to walk the same set: `HashChainIndex` finds the next entry b
 `RadixTreeIndex` compares whole spans of a compressed tree. Both check the parent **entry**, not only its hash, and
 compare the tokens. So by induction from the root a match is exact: a wrong hit is impossible, not only improbable.
 
-An entry exists while it has a block in some group or entries after it. The index does not know reference counts or
-holders: the pool does.
+An entry exists while it has a block in some group, or children. Reference counts and holders are the pool's business,
+not the index's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.memory.block_hash import BlockHasher
 
 
 class KeptSlots:
-    """Where the blocks of an entry are on disk. Mutated by `SlotBooks` alone."""
+    """Where the blocks of an entry are on disk. Mutated only by `SlotBooks`."""
 
     __slots__ = ("serial", "slots", "num_children", "num_pins", "used_at")
 
@@ -33,7 +33,7 @@ class KeptSlots:
         self.serial = serial  # names the entry on disk; never changes, because its children refer to it
         self.slots = [NO_BLOCK] * num_groups
         self.num_children = 0  # entries after this one that have slots
-        self.num_pins = 0  # transfers under way
+        self.num_pins = 0  # transfers in flight
         self.used_at = 0
 
 
@@ -46,11 +46,11 @@ class PrefixEntry:
         self.parent = parent
         self.key = key  # the packed tokens; of a root, the salt and extra keys
         self.block_ids = [NO_BLOCK] * num_groups
-        self.host_ids: list[int] | None = None  # blocks of the host, if there ever were some
+        self.host_ids: list[int] | None = None  # its blocks on the host; None: it never had any
         self.num_children = 0
         self.attached = True  # False once it was dropped from the index
         self.digest = b""  # chained hash of the path; an index that does not need it leaves it to `digest_of`
-        self.kept: KeptSlots | None = None  # on disk, if there is one
+        self.kept: KeptSlots | None = None  # its slots on disk; None: it never had any
 
     @property
     def holds_blocks(self) -> bool:
@@ -61,7 +61,7 @@ class PrefixEntry:
 
 
 class PrefixIndex(Protocol):
-    """Finds and keeps entries. All keys of blocks are packed tokens of one and the same length."""
+    """Finds and keeps entries. All keys of blocks are packed tokens of the same length."""
 
     keeps_entries: bool
     """False if the index never keeps entries, so that no request waits for one."""
@@ -71,15 +71,15 @@ class PrefixIndex(Protocol):
         ...
 
     def root(self, root: bytes) -> PrefixEntry:
-        """Return the root of a salt and its extra keys; makes it where it is missing."""
+        """Return the root of a salt and its extra keys, created if missing. Mutates."""
         ...
 
     def extend(self, parent: PrefixEntry, tokens: bytes) -> PrefixEntry | None:
-        """Return the entry of one block after `parent`, made where missing; None where `parent` was dropped."""
+        """Return the entry of one block after `parent`, created if missing; None if `parent` was dropped. Mutates."""
         ...
 
     def discard(self, entry: PrefixEntry) -> None:
-        """Drop the entry if it has neither blocks nor entries after it, and then its parents likewise. Mutates."""
+        """Drop the entry if it has neither blocks nor children, and then its parents likewise. Mutates."""
         ...
 
     def roots_beginning_with(self, tokens: bytes) -> list[bytes]:
@@ -104,7 +104,7 @@ class PrefixIndex(Protocol):
 
 
 def digest_of(entry: PrefixEntry, hasher: BlockHasher) -> bytes:
-    """Return the chained hash of an entry, computing and keeping what is missing on its path."""
+    """Return the chained hash of an entry; computes and stores the missing hashes on its path."""
     missing = []
     step: PrefixEntry | None = entry
     while step is not None and not step.digest:
@@ -118,7 +118,7 @@ def digest_of(entry: PrefixEntry, hasher: BlockHasher) -> bytes:
 
 
 def check_entry(entry: PrefixEntry, num_children: int) -> None:
-    """Raise `InvariantError` unless an entry of an index has a reason to live and counts its children rightly."""
+    """Raise `InvariantError` unless an entry of an index is attached and counts its children correctly."""
     if not entry.attached:
         raise InvariantError("an index holds an entry that was dropped")
     if entry.num_children != num_children:

@@ -1,8 +1,8 @@
 """HashChainIndex: a dictionary from chained hash to entry.
 
-This is the common way (vLLM, nano-vllm), with two additions: the candidate's parent must be the entry that was matched
-before it, and its tokens are compared. So two entries may share a hash (they are chained in `same_hash`), and the width
-of the hash affects only speed, not correctness.
+This is the common way (vLLM, nano-vllm), with two additions: the candidate's parent must be the previously matched
+entry, and its tokens are compared. So two entries may share a hash (they are chained in `same_hash`), and the width of
+the hash affects only speed, not correctness.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HashEntry(PrefixEntry):
 
 
 class HashChainIndex:
-    """Prefix index over chained hashes: O(1) per block, one hash of the block's tokens each.
+    """Prefix index over chained hashes: O(1) per block, with one hash of the block's tokens.
 
     >>> index = HashChainIndex(block_bytes=8, num_groups=1, hasher=BlockHasher())
     >>> entry = index.extend(index.root(b"salt"), b"8 bytes.")
@@ -44,10 +44,10 @@ class HashChainIndex:
 
     def match(self, root: bytes, tokens: bytes) -> list[PrefixEntry]:
         """Return the entries along `tokens` as far as they go. Does not mutate; O(number of blocks matched)."""
-        found: list[PrefixEntry] = []
+        matched: list[PrefixEntry] = []
         parent = self._roots.get(root)
         if parent is None:
-            return found
+            return matched
         size, entries, child = self._block_bytes, self._entries, self._hasher.child
         for at in range(0, len(tokens) - size + 1, size):
             key = tokens[at : at + size]
@@ -56,12 +56,12 @@ class HashChainIndex:
                 entry = entry.same_hash
             if entry is None:
                 break
-            found.append(entry)
+            matched.append(entry)
             parent = entry
-        return found
+        return matched
 
     def root(self, root: bytes) -> PrefixEntry:
-        """Return the root of a salt and its extra keys, made where missing. Mutates; O(1)."""
+        """Return the root of a salt and its extra keys, created if missing. Mutates; O(1)."""
         entry = self._roots.get(root)
         if entry is None:
             entry = self._roots[root] = self._make(None, root, self._hasher.root(root), None)
@@ -74,7 +74,7 @@ class HashChainIndex:
         return entry
 
     def extend(self, parent: PrefixEntry, tokens: bytes) -> PrefixEntry | None:
-        """Return the entry after `parent`, made where missing; None if `parent` was dropped. Mutates; O(1)."""
+        """Return the entry after `parent`, created if missing; None if `parent` was dropped. Mutates; O(1)."""
         if not parent.attached:
             return None
         digest = self._hasher.child(parent.digest, tokens)
@@ -154,9 +154,9 @@ class HashChainIndex:
         children: dict[PrefixEntry, int] = {}
         for entry in self:
             if entry.parent is None or not entry.parent.attached:
-                raise InvariantError("an entry hangs from nothing")
+                raise InvariantError("an entry has no parent in the index")
             if entry.digest != self._hasher.child(entry.parent.digest, entry.key):
-                raise InvariantError("an entry stands under a hash that is not its own")
+                raise InvariantError("an entry is filed under a hash that is not its own")
             children[entry.parent] = children.get(entry.parent, 0) + 1
         for entry in [*self, *self._roots.values()]:
             check_entry(entry, children.get(entry, 0))

@@ -1,4 +1,4 @@
-"""NoPrefixIndex: prefix caching switched off."""
+"""NoPrefixIndex: the index while prefix caching is off."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ class NoPrefixIndex:
         return []
 
     def root(self, root: bytes) -> PrefixEntry:
-        """Return a root that nothing can be hung from."""
+        """Return a root that cannot have children."""
         entry = PrefixEntry(None, root, self._num_groups)
         entry.attached = False
         return entry
 
     def extend(self, parent: PrefixEntry, tokens: bytes) -> PrefixEntry | None:
-        """Keep nothing. Does not mutate."""
+        """Return None. Does not mutate."""
         return None
 
     def discard(self, entry: PrefixEntry) -> None:
-        """There is nothing to drop. Does not mutate."""
+        """Do nothing. Does not mutate."""
 
     def roots_beginning_with(self, tokens: bytes) -> list[bytes]:
         """Return no roots. Does not mutate."""
         return []
 
     def clear(self) -> None:
-        """There is nothing to drop. Does not mutate."""
+        """Do nothing. Does not mutate."""
 
     def __len__(self) -> int:
         """Return 0."""
         return 0
 
     def __iter__(self) -> Iterator[PrefixEntry]:
-        """Walk nothing."""
+        """Walk no entries."""
         return iter(())
 
     def check(self) -> None:
-        """There is nothing to check."""
+        """Do nothing."""

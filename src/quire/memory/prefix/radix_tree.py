@@ -63,25 +63,25 @@ class RadixTreeIndex:
 
     def match(self, root: bytes, tokens: bytes) -> list[PrefixEntry]:
         """Return the entries along `tokens` as far as they go. Does not mutate; O(spans) comparisons of bytes."""
-        found: list[PrefixEntry] = []
+        matched: list[PrefixEntry] = []
         start = self._roots.get(root)
         if start is None:
-            return found
+            return matched
         size, node, at = self._block_bytes, start.node, 0
         while at + size <= len(tokens):
             child = node.children.get(tokens[at : at + size])
             if child is None:
                 break
             same = self._common_blocks(child, tokens, at)
-            found += child.entries[:same]
+            matched += child.entries[:same]
             at += same * size
             if same < len(child.entries):
                 break
             node = child
-        return found
+        return matched
 
     def _common_blocks(self, node: RadixNode, tokens: bytes, at: int) -> int:
-        """How many leading blocks of the span equal the tokens from `at` on; the first is known to."""
+        """Return how many leading blocks of the span equal the tokens from `at` on; the first is known to be equal."""
         size = self._block_bytes
         low, high = 1, min(len(node.entries), (len(tokens) - at) // size)
         if node.span[: high * size] == tokens[at : at + high * size]:
@@ -95,16 +95,16 @@ class RadixTreeIndex:
         return low
 
     def root(self, root: bytes) -> PrefixEntry:
-        """Return the root of a salt and its extra keys, made where missing. Mutates; O(1)."""
+        """Return the root of a salt and its extra keys, created if missing. Mutates; O(1)."""
         entry = self._roots.get(root)
         if entry is None:
             entry = self._roots[root] = RadixEntry(None, root, self._num_groups, RadixNode(None), -1)
         return entry
 
     def extend(self, parent: PrefixEntry, tokens: bytes) -> PrefixEntry | None:
-        """Return the entry after `parent`, made where missing; None if `parent` was dropped.
+        """Return the entry after `parent`, created if missing; None if `parent` was dropped.
 
-        Mutates. O(1), or O(rest of the span) where it is split.
+        Mutates. O(1), or O(rest of the span) if the span is split.
         """
         if not isinstance(parent, RadixEntry):
             raise InvariantError("the parent belongs to another index")
@@ -178,7 +178,7 @@ class RadixTreeIndex:
             yield from node.entries
 
     def nodes(self) -> Iterator[RadixNode]:
-        """Walk all nodes, parents first; roots, whose span is empty, included."""
+        """Walk all nodes, parents first, including the roots, whose spans are empty."""
         pending = [root.node for root in self._roots.values()]
         while pending:
             node = pending.pop()
@@ -200,7 +200,7 @@ class RadixTreeIndex:
                 if not child.entries:
                     raise InvariantError("a node without entries was kept")
                 if child.parent is not node or child.entries[0].key != key:
-                    raise InvariantError("a node stands under tokens that are not its own")
+                    raise InvariantError("a node is filed under tokens that are not its own")
             length += len(node.entries)
         for root in self._roots.values():
             check_entry(root, len(root.node.children))

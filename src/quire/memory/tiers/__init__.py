@@ -1,1 +1,1 @@
-"""Tiers: where blocks go when the device is short of room."""
+"""Tiers: the host and the disk, which hold blocks when the device is short of room."""

@@ -1,18 +1,19 @@
-"""DiskTier: blocks that outlive the device's memory, and the process.
+"""DiskTier: cached blocks that outlive the device's memory, and the process.
 
     store   a block that is hit, or committed, is copied to a slot; the block stays where it is
-    load    blocks that the disk has beyond a request's match come back; the request waits for them, then hits them
+    load    blocks that the disk has beyond a request's match are loaded; the request waits for them, then hits them
 
 The tier decides; the compute plane moves the bytes and reports tickets (`quire.core.transfers`). Rules that keep it
-sound:
+correct:
 
-- A block is stored once it is published, and its parent before it. It counts as kept when its ticket is done. What
-  does not fit into the bytes that may wait to be written is stored as those end, if the device still has it then.
-- A load lands in blocks that the tier holds, published as they arrive and cached when the last one is in, together with
-  what the match had on the device. Nobody writes to them, and other requests wait for them as for another's commit.
-- Loads are given up when a running request needs room, when their request ends, and when they take longer than
-  computing. So no request waits for them for long, and none that runs waits for them at all.
-- Whatever fails is a miss. After three failures in a row the tier is off, and the engine goes on without it.
+- A block is stored once it is published, and after its parent. It counts as kept when its ticket is done. If too many
+  bytes are waiting to be written, a block is stored later, if the device still has it then.
+- A load fills blocks that the tier holds. They are published as they arrive, and become cached with the last arrival,
+  together with the match's blocks on the device. No request writes to them, and other requests wait for them as they
+  wait for a commit.
+- Loads are abandoned when a running request needs room, when their request ends, and when they take longer than
+  computing. So no request waits for loads for long, and no running request waits for them at all.
+- Every failure is a miss. After three failures in a row the tier is off, and the engine continues without it.
 
 A request loads each part of its prompt at most once, so the wait for loads ends.
 """
@@ -43,13 +44,13 @@ MOST_LANDING: Final = 0.25
 STORE_BYTES: Final = 32 << 20
 """Bytes that may wait to be written."""
 MOST_BACKLOG: Final = 64
-"""Texts of which blocks are still to be stored; those of more texts are stored at a later hit."""
+"""The most texts whose blocks wait to be stored; the blocks of further texts are stored at a later hit."""
 RETRY_EVERY: Final = 64
-"""One in this number of loads that do not seem to pay is done: one slow read is not the last word."""
+"""One in this many loads that seem too slow is done anyway, so that one slow read does not decide forever."""
 MOST_FAILURES: Final = 3
 
 Usable = Callable[[Sequence[Sequence[int]], int], int]
-"""How many leading entries can be hit, by the blocks of each and the number of known tokens."""
+"""Returns how many leading entries can be hit, from the blocks of each and the number of known tokens."""
 
 
 class _Store(NamedTuple):
@@ -60,7 +61,7 @@ class _Store(NamedTuple):
 
 @dataclass(slots=True)
 class _Landing:
-    """The loads of one request. `arriving`: by ticket; `held`: blocks that it holds, those landed among them."""
+    """The loads of one request. `arriving`: blocks to come, by ticket; `held`: its blocks that are present."""
 
     request: Request
     arriving: dict[int, tuple[PrefixEntry, int, int]] = field(default_factory=dict)  # entry, group, block
@@ -68,7 +69,7 @@ class _Landing:
 
 
 class DiskTier:
-    """The books of the disk: slots, tickets, and blocks that are landing."""
+    """The books of the disk: slots, tickets, and blocks that are being loaded."""
 
     def __init__(self, spec: KVCacheSpec, num_slots: int, write: str, index: PrefixIndex, pool: BlockPool) -> None:
         self.slots = SlotBooks(num_slots, len(spec.groups))
@@ -85,14 +86,14 @@ class DiskTier:
         self.num_hit_tokens = 0
         self._num_failures = 0  # in a row
         self._stores: dict[int, _Store] = {}
-        self._backlog: dict[PrefixEntry, CacheScope] = {}  # the last blocks of texts that are to be stored
+        self._backlog: dict[PrefixEntry, CacheScope] = {}  # the last blocks of texts that wait to be stored
         self._is_asked = False
         self.num_asked = 0
-        """Questions in a row that no ticket answered."""
+        """Plans in a row that asked for ended tickets and got none."""
         self._landings: dict[Request, _Landing] = {}
-        self._frontiers: Counter[Frontier] = Counter()  # blocks on their way
-        self._attempted: dict[Request, int] = {}  # blocks of a prompt that were asked of the disk
-        self._arrived: dict[Request, tuple[int, int]] = {}  # the first block that came from it, and the last
+        self._frontiers: Counter[Frontier] = Counter()  # blocks that are being loaded
+        self._attempted: dict[Request, int] = {}  # how many leading blocks of a prompt loads have covered
+        self._arrived: dict[Request, tuple[int, int]] = {}  # the blocks that came from disk: the first, and the end
         self._next_loads: list[BlockLoad] = []
         self._next_stores: list[BlockStore] = []
         self._next_voids = array("i")
@@ -100,7 +101,7 @@ class DiskTier:
         self._next_patience_us = 0
 
     def restore(self, kept: Sequence[KeptBlock]) -> None:
-        """Take over what a store holds, parents first. Mutates; O(blocks)."""
+        """Register the blocks of an existing store, parents first. Mutates; O(blocks)."""
         entries: dict[int, PrefixEntry] = {}
         for block in kept:
             parent = entries.get(block.parent)
@@ -120,9 +121,9 @@ class DiskTier:
     # ---- down: stores -----------------------------------------------------------------------------------------
 
     def keep_path(self, entry: PrefixEntry, scope: CacheScope, *, is_asked_for: bool = False) -> None:
-        """Store the blocks from the root to an entry that are not on disk yet, and note that those there are used.
+        """Store the blocks from the root to an entry that are not on disk yet, and mark all of them as used.
 
-        `is_asked_for`: an operator waits for it. Mutates; O(blocks of the path).
+        `is_asked_for`: an operator waits for the stores. Mutates; O(blocks of the path).
         """
         if not self.is_on or not may_be_kept(scope):
             return
@@ -130,7 +131,10 @@ class DiskTier:
             self._backlog[entry] = scope
 
     def bring(self, entry: PrefixEntry, group: int, scope: CacheScope, bundle: str, place: int) -> bool:
-        """Store a block of a bundle, if there is a slot and its parent is on disk; an older one makes room. Mutates."""
+        """Store a block of a bundle if its parent is on disk, evicting an older block if necessary. Mutates.
+
+        Return whether it is being stored.
+        """
         parent = entry.parent
         if not self.is_on or parent is None or not may_be_kept(scope):
             return False
@@ -139,7 +143,7 @@ class DiskTier:
         return self._store(entry, group, place, scope, bundle)
 
     def written_slots(self, entries: Sequence[PrefixEntry]) -> list[list[int]]:
-        """Return for each entry the slots of its groups, `NO_BLOCK` where none is or none is written yet."""
+        """Return for each entry the slots of its groups, `NO_BLOCK` for a slot that is missing or not written yet."""
         writing = {store.slot for store in self._stores.values()}
         nowhere = [NO_BLOCK] * len(self._spec.groups)
         return [
@@ -148,12 +152,12 @@ class DiskTier:
         ]
 
     def num_storing(self, entries: Collection[PrefixEntry]) -> int:
-        """Return how many stores of entries are under way, or wait for those. Does not mutate; O(stores)."""
+        """Return how many stores of entries are in flight or queued. Does not mutate; O(stores)."""
         waiting = sum(entry in entries for entry in self._backlog) if self.is_on else 0
         return waiting + sum(store.entry in entries for store in self._stores.values())
 
     def _keep(self, entry: PrefixEntry, scope: CacheScope) -> bool:
-        """Store what there is room for; False if something is left for later. Mutates; O(blocks of the path)."""
+        """Store the blocks of a path that there is room for; False if some are left for later. Mutates; O(blocks)."""
         path = []
         step: PrefixEntry | None = entry
         while step is not None and step.parent is not None:
@@ -166,7 +170,7 @@ class DiskTier:
         for step in reversed(path):
             self.slots.touch(step)
             slots = [self.slots.slot(step, group) for group in range(len(step.block_ids))]
-            # Without this block, those behind it would never be hit.
+            # Without this block, the blocks after it would never be hit.
             can_store = can_store and any(place != NO_BLOCK for place in (*slots, *step.block_ids))
             for group, block_id in enumerate(step.block_ids):
                 if can_store and block_id != NO_BLOCK and slots[group] == NO_BLOCK:
@@ -176,7 +180,7 @@ class DiskTier:
         return True
 
     def _store_more(self) -> None:
-        """Store what had no room before. Mutates."""
+        """Store blocks that had no room before. Mutates."""
         while self._backlog and self.is_on and len(self._stores) < self._max_stores:
             entry = next(iter(self._backlog))
             scope = self._backlog.pop(entry)
@@ -210,9 +214,9 @@ class DiskTier:
         return slot
 
     def forget(self, entry: PrefixEntry) -> None:
-        """Forget what the disk has of an entry: its content is in doubt, or nobody may hit it any more. Mutates.
+        """Forget the slots of an entry: its content is in doubt, or no request may hit it any more. Mutates.
 
-        A store under way is carried out, and its slot is voided by a later plan. Loads under way are given up.
+        A store in flight is carried out, and a later plan voids its slot. Loads in flight are abandoned.
         """
         for landing in list(self._landings.values()):
             for ticket in [ticket for ticket, arriving in landing.arriving.items() if arriving[0] is entry]:
@@ -231,7 +235,7 @@ class DiskTier:
                 self._next_voids.append(slot)
 
     def forget_all(self) -> None:
-        """Forget everything on disk, and give up all loads: the index is about to be cleared. Mutates."""
+        """Forget everything on disk, and abandon all loads: the index is about to be cleared. Mutates."""
         self.give_up()
         self._backlog.clear()
         for _, entry, _ in self.slots.holders():
@@ -240,7 +244,7 @@ class DiskTier:
     # ---- up: loads --------------------------------------------------------------------------------------------
 
     def start_load(self, request: Request, match: PrefixMatch, usable: Usable) -> bool:
-        """Begin to bring what the disk has beyond a match; False if that is nothing, or not worth it. Mutates."""
+        """Start loading blocks beyond a match; False if the disk has none, or if loading does not pay. Mutates."""
         first, num_groups = len(match.entries), len(self._spec.groups)
         if not self.is_on or len(match.known) <= first or first < self._attempted.get(request, 0):
             return False
@@ -257,7 +261,7 @@ class DiskTier:
             for entry in known[kind.first_needed(end) // self._spec.block_size : reach]
         ]
         wanted = [(entry, group) for entry, group in needed if _in_memory(entry, group) == NO_BLOCK]
-        # The host may have lost what another request still waits to continue: a block is loaded once at a time.
+        # Another request may be loading some of these, if the host has evicted an earlier block: load no block twice.
         if not wanted or any(self.is_landing(_frontier(entry)) for entry, _ in wanted):
             return False
         if not self.rates.pays(len(wanted), end - match.num_tokens):
@@ -297,20 +301,20 @@ class DiskTier:
             self._next_loads.append(BlockLoad(self._num_tickets, slot, block_id, group))
 
     def is_loading(self, request: Request) -> bool:
-        """Whether blocks of a request are on their way. Does not mutate; O(1)."""
+        """Return whether blocks of a request are being loaded. Does not mutate; O(1)."""
         return request in self._landings
 
     def is_landing(self, frontier: Frontier) -> bool:
-        """Whether the block after an entry is on its way. Does not mutate; O(1)."""
+        """Return whether the block after an entry is being loaded. Does not mutate; O(1)."""
         return bool(self._frontiers) and frontier in self._frontiers
 
     @property
     def has_loads(self) -> bool:
-        """Whether any block is on its way."""
+        """Whether any block is being loaded."""
         return bool(self._landings)
 
     def give_up(self, request: Request | None = None) -> bool:
-        """Give up the loads of a request, or all; return whether there were any. Mutates."""
+        """Abandon the loads of a request, or all loads; return whether there were any. Mutates."""
         landings = list(self._landings.values()) if request is None else [self._landings.get(request)]
         for landing in landings:
             if landing is None:
@@ -323,13 +327,13 @@ class DiskTier:
         return any(landing is not None for landing in landings)
 
     def forget_request(self, request: Request) -> None:
-        """A request runs, or has ended: nothing more is loaded for it. Mutates."""
+        """End the loads of a request, because it runs or has ended. Mutates."""
         self.give_up(request)
         self._attempted.pop(request, None)
         self._arrived.pop(request, None)
 
     def note_hits(self, request: Request, num_tokens: int) -> int:
-        """Return how many of the leading tokens that are hit came from the disk for this request, and count them."""
+        """Return how many of the leading tokens were loaded from disk for this request, and count them. Mutates."""
         first, last = self._arrived.get(request, (0, 0))
         size = self._spec.block_size
         num_hit = max(0, min(num_tokens, last * size) - first * size)
@@ -339,7 +343,7 @@ class DiskTier:
     # ---- tickets ----------------------------------------------------------------------------------------------
 
     def note(self, outcome: TransferOutcome) -> None:
-        """Take note of tickets that ended; those given up are ignored. Mutates; O(tickets)."""
+        """Process tickets that ended; abandoned ones are ignored. Mutates; O(tickets)."""
         num_loaded = 0
         for ticket in outcome.done:
             self._num_failures = 0
@@ -378,7 +382,7 @@ class DiskTier:
             self._index.discard(store.entry)
         if reason == "full":
             self.slots.freeze()
-        if reason in ("failed", "late") or (reason == "damaged" and landing is not None):  # a bundle is not the disk's
+        if reason in ("failed", "late") or (reason == "damaged" and landing is not None):  # bundles do not count
             self._num_failures += 1
             if self._num_failures >= MOST_FAILURES:
                 self.is_on = False
@@ -402,7 +406,7 @@ class DiskTier:
         landing.held.append(block_id)
 
     def _end_landing(self, landing: _Landing) -> None:
-        """All that comes has come: the blocks are cached now, the last one to be evicted first. Mutates."""
+        """End the loads of a request: its blocks become cached, so that the last one is evicted first. Mutates."""
         del self._landings[landing.request]
         begun, _ = self._arrived.get(landing.request, (0, 0))
         self._arrived[landing.request] = begun, self._attempted.get(landing.request, begun)
@@ -410,21 +414,21 @@ class DiskTier:
 
     @property
     def is_storing(self) -> bool:
-        """Whether blocks are on their way to the disk."""
+        """Whether blocks are being written to disk, or wait for that."""
         return bool(self._stores or self._backlog) and self.is_on
 
     def ask(self) -> None:
-        """Have the next plan ask which tickets have ended, even if it computes nothing. Mutates."""
+        """Make the next plan ask which tickets have ended, even if it computes nothing. Mutates."""
         self._is_asked = True
         self.num_asked += 1
 
     @property
     def has_news(self) -> bool:
-        """Whether something is asked of the disk that no plan has said yet."""
+        """Whether there are transfers, or a question, that no plan has yet."""
         return self._is_asked or bool(self._next_loads or self._next_stores or self._next_voids or self._next_drops)
 
     def take(self, is_waiting: bool = False) -> Transfers:
-        """Return what the plan in the making asks of the disk. Mutates."""
+        """Return the transfers of the plan being built. Mutates."""
         if not (is_waiting or self.has_news):
             return NO_TRANSFERS
         drops = set(self._next_drops)
@@ -477,20 +481,20 @@ class DiskTier:
                 frontiers[_frontier(entry)] += 1
                 pins[entry] += 1
                 if self.slots.slot(entry, group) == NO_BLOCK:
-                    raise InvariantError("a block is on its way from a slot that its entry lost")
+                    raise InvariantError("a block is being loaded from a slot that its entry lost")
         for store in self._stores.values():
             pins[store.entry] += 1
             if self.slots.slot(store.entry, store.group) != store.slot:
                 raise InvariantError("a block is written to a slot that its entry lost")
         if frontiers != self._frontiers:
-            raise InvariantError("the blocks on their way differ from those that are awaited")
+            raise InvariantError("the blocks being loaded differ from the awaited ones")
         for _, entry, _ in self.slots.holders():
             if entry.kept is not None and entry.kept.num_pins != pins[entry]:
                 raise InvariantError("an entry is pinned by no transfer, or a transfer does not pin its entry")
 
 
 def _places(entry: PrefixEntry, writing: Collection[int]) -> list[int]:
-    """For each group, where the block of an entry is: in memory, or on disk and written."""
+    """Return for each group the block of an entry in memory, or else its written slot on disk."""
     groups = range(len(entry.block_ids))
     if entry.kept is None:
         return [_in_memory(entry, group) for group in groups]
@@ -501,13 +505,13 @@ def _places(entry: PrefixEntry, writing: Collection[int]) -> list[int]:
 
 
 def _in_memory(entry: PrefixEntry, group: int) -> int:
-    """Where the block of an entry is in memory, on the device or on the host."""
+    """Return the block of an entry on the device, or else on the host."""
     block_id = entry.block_ids[group]
     return block_id if block_id != NO_BLOCK or entry.host_ids is None else entry.host_ids[group]
 
 
 def _frontier(entry: PrefixEntry) -> Frontier:
-    """Return what requests wait for that need the block of an entry."""
+    """Return the frontier at which requests wait for the block of an entry."""
     parent = entry.parent
     if parent is None:
         raise InvariantError("a root has no block")

@@ -1,12 +1,12 @@
 """HostTier: blocks in the host's memory, of requests that were swapped out and of the prefix cache.
 
-    in use   a sequence that is swapped out holds it, or the plan in the making reads or fills it
+    in use   a swapped-out sequence holds it, or the plan being built reads or fills it
     cached   a copy of a published block; evicted when the host needs room, the one used longest ago first
     free     neither
 
-A block is copied to the host when its last holder on the device lets it go, so its eviction there costs nothing. Moves
-to the host come first in a plan, moves back last. So a block of the host that a plan fills cannot be read by that plan,
-and one that it reads cannot be filled: both stay in use until the plan is complete.
+A block is copied to the host when its last holder on the device frees it, so its eviction there costs nothing. A plan
+moves blocks to the host first, and from the host last. So a plan cannot read a host block that it fills, nor fill a
+host block that it reads: both stay in use until the plan is complete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.memory.quota import TenantQuota
 
 
 class HostTier:
-    """The host blocks, by their ids. With `on_evict` it is a cache, and calls it with entries that lost a block.
+    """The host blocks, by their ids. With `on_evict`, which it calls with entries that lost a block, it is a cache.
 
     >>> tier = HostTier(2, MemoryChanges())
     >>> tier.allocate(2), tier.allocate(1)
@@ -53,8 +53,8 @@ class HostTier:
             )
         self._on_evict = on_evict or _ignore
         self._after_plan: list[int] = []
-        self._used: list[int] = []  # copies that the plan in the making reads or fills, those used last at the end
-        self._filling: set[int] = set()  # what the plan in the making moves here
+        self._used: list[int] = []  # copies that the plan being built reads or fills, the most recently used last
+        self._filling: set[int] = set()  # blocks that the plan being built fills
 
     @property
     def num_in_use(self) -> int:
@@ -76,32 +76,32 @@ class HostTier:
 
     def block(self, block_id: int) -> Block:
         """Return a block of the host."""
-        assert self._pool is not None  # whose block it would be
+        assert self._pool is not None  # a tier without blocks has no ids
         return self._pool.blocks[block_id]
 
     def place(self, entry: PrefixEntry, group: int) -> int:
-        """Return the host block that has an entry's content in a group, if a plan may read it now, or `NO_BLOCK`."""
+        """Return the host block with an entry's content in a group; `NO_BLOCK` if none can be read now."""
         if entry.host_ids is None or entry.host_ids[group] in self._filling:
             return NO_BLOCK
         return entry.host_ids[group]
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """Take blocks, in place of cached copies if need be; None, and no change, if there are too few. Mutates."""
+        """Take blocks, evicting cached copies if necessary; None, without changes, if there are too few. Mutates."""
         if self._pool is None:
             return None if num_blocks else []
         return self._pool.allocate(num_blocks)
 
     def free(self, block_ids: list[int]) -> None:
-        """Give blocks back whose content no plan reads any more; copies of the cache stay. Mutates."""
+        """Free blocks whose content no plan reads any more; copies of published blocks stay cached. Mutates."""
         if self._pool is not None:
             self._pool.free_all(reversed(block_ids))
 
     def free_after_plan(self, block_ids: list[int]) -> None:
-        """Give blocks back that the plan in the making still reads. Mutates."""
+        """Free blocks once the plan being built, which still reads them, is complete. Mutates."""
         self._after_plan.extend(block_ids)
 
     def plan_made(self) -> None:
-        """The plan in the making is complete. Mutates."""
+        """Note that the plan being built is complete. Mutates."""
         self._filling.clear()
         if self._after_plan:
             self.free(self._after_plan)
@@ -113,7 +113,7 @@ class HostTier:
     # ---- the cache ------------------------------------------------------------------------------------------------
 
     def copy_down(self, block: Block) -> None:
-        """A published block of the device has lost its last holder: copy it, or note that its copy is used. Mutates."""
+        """Copy a published block of the device that lost its last holder, or mark its copy as used. Mutates."""
         entry, pool = block.entry, self._pool
         if entry is None or pool is None:
             return
@@ -129,7 +129,7 @@ class HostTier:
             self._used += taken
 
     def _taken_back(self) -> list[int]:
-        """Return the block of a copy that is not made after all, the first of this plan: a prefix is worth more."""
+        """Cancel this plan's first copy and return its block: blocks freed later are nearer the root. Mutates."""
         pool, copies = self._pool, self._changes.copies_down
         if pool is None or not copies or pool.blocks[copies[0].host_block].ref_count > 1:
             return []
@@ -141,17 +141,17 @@ class HostTier:
         return [host_id]
 
     def fill(self, host_id: int, block: Block) -> None:
-        """Note that the plan in the making moves a published block of the device here. Mutates."""
+        """Note that the plan being built moves a published block of the device here. Mutates."""
         if self._pool is not None:
             self._pool.adopt(host_id, block)
             self.note_filled(host_id)
 
     def note_filled(self, host_id: int) -> None:
-        """Note that the plan in the making moves something here. Mutates."""
+        """Note that the plan being built fills this block. Mutates."""
         self._filling.add(host_id)
 
     def is_filled_now(self, host_id: int) -> bool:
-        """Whether the plan in the making moves something here, and so cannot read it."""
+        """Return whether the plan being built fills this block, and so cannot read it."""
         return host_id in self._filling
 
     def share(self, host_ids: list[int]) -> None:
@@ -161,13 +161,13 @@ class HostTier:
                 self._pool.share(host_id)
 
     def read_by_plan(self, host_ids: list[int]) -> None:
-        """Note that the plan in the making moves these copies to the device, parents first. Mutates."""
+        """Note that the plan being built moves these copies to the device, parents first. Mutates."""
         self.share(host_ids)
         self._used.extend(reversed(host_ids))
 
     @property
     def used_by_plan(self) -> list[int]:
-        """The blocks that are in use until the plan in the making is complete, once for each use."""
+        """The blocks that are in use until the plan being built is complete, once for each use."""
         return [*self._used, *self._after_plan]
 
     def forget(self, entry: PrefixEntry) -> None:
@@ -194,4 +194,4 @@ def _host_places(entry: PrefixEntry) -> list[int]:
 
 
 def _ignore(entry: PrefixEntry) -> None:
-    """Nothing is published in a tier that is no cache."""
+    """Do nothing: a tier that is not a cache publishes no blocks."""

@@ -1,6 +1,6 @@
-"""CacheJobs: what operators ask of the cache, and how far it is: prompts to keep, and blocks of a bundle to take in.
+"""CacheJobs: operators' jobs for the disk cache, and their progress: prompts to store, and bundles to import.
 
-A job lives until it is ended. It changes nothing that a request may hit: blocks that come in are blocks on disk.
+A job exists until `end` is called. It changes no block in memory: imported blocks go to the disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.memory.tiers.disk import DiskTier
 
 @dataclass(slots=True)
 class _Job:
-    """`path`: the entries of a prompt. `entries`: those of a bundle, by their serials; `last`: where the last went."""
+    """`path`: entries of a prompt. `entries`: those of a bundle, by serial; `last`: entries and groups stored last."""
 
     path: tuple[PrefixEntry, ...] = ()
     wants_slots: bool = False
@@ -42,7 +42,7 @@ class CacheJobs:
         self._jobs: dict[str, _Job] = {}
 
     def keep(self, name: str, tokens: array[int], scope: CacheScope, *, wants_slots: bool) -> None:
-        """Store what the cache has of a prompt. Mutates; O(blocks)."""
+        """Store the cached blocks of a prompt. Mutates; O(blocks)."""
         num_full = len(tokens) // self._block_size * self._block_size
         known = self._index.match(root_key(scope), tokens[:num_full].tobytes())
         self._jobs[name] = _Job(tuple(known), wants_slots)
@@ -50,7 +50,7 @@ class CacheJobs:
             self._disk.keep_path(known[-1], scope, is_asked_for=True)
 
     def take(self, name: str, bundle: str, blocks: Sequence[KeptBlock]) -> None:
-        """Store blocks of a bundle, parents first; the `slot` of each is its place there. Mutates; O(blocks)."""
+        """Store blocks of a bundle, parents first; the `slot` of each is its index there. Mutates; O(blocks)."""
         job = self._jobs.setdefault(name, _Job())
         job.num_left_out += self._num_lost(job)
         job.last = []
@@ -78,11 +78,11 @@ class CacheJobs:
             self._index.discard(entry)
 
     def end(self, name: str) -> None:
-        """Forget a job; what is under way is finished. Mutates."""
+        """Forget a job; its stores in flight still finish. Mutates."""
         self._jobs.pop(name, None)
 
     def figures(self) -> Mapping[str, CacheJob]:
-        """Return how far each job is. Does not mutate; O(blocks of the jobs)."""
+        """Return the progress of each job. Does not mutate; O(blocks of the jobs)."""
         return {name: self._figures(job) for name, job in self._jobs.items()}
 
     def _figures(self, job: _Job) -> CacheJob:
@@ -105,6 +105,6 @@ class CacheJobs:
         )
 
     def _num_lost(self, job: _Job) -> int:
-        """Return how many of the last blocks were not written after all: damaged, or without room."""
+        """Return how many of the blocks stored last were not written after all: damaged, or without room."""
         disk = self._disk
         return 0 if disk is None else sum(disk.slots.slot(entry, group) == NO_BLOCK for entry, group in job.last)

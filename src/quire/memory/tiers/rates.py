@@ -1,7 +1,7 @@
-"""LoadRates: is it faster to load blocks from the disk, or to compute them?
+"""LoadRates: decides whether loading blocks from the disk is faster than computing them.
 
-Both speeds are measured as the engine runs, and arrive in results, so that a logged run decides as it did. As long as
-one of them is unknown, blocks are loaded: only a load tells how fast loads are.
+Both speeds are measured while the engine runs, and arrive in results, so that the replay of a log decides the same. As
+long as one of them is unknown, blocks are loaded: only a load shows how fast loads are.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Final
 
 SMOOTHING: Final = 0.3
 FEW_TOKENS: Final = 32
-"""A step of fewer tokens says little about the speed of computing a prompt."""
+"""A step of fewer tokens shows little about the speed of computing a prompt."""
 LONGEST_PATIENCE_US: Final = 10_000_000
 SHORTEST_PATIENCE_US: Final = 250_000
 
 
 class LoadRates:
-    """Two measured times: of a block that is loaded, and of a token that is computed.
+    """Two measured times: to load a block, and to compute a token.
 
     >>> rates = LoadRates()
     >>> rates.pays(100, 1600)
@@ -31,23 +31,23 @@ class LoadRates:
         self.token_us: float | None = None
 
     def note_loads(self, num_blocks: int, microseconds: int) -> None:
-        """Take note of blocks that were loaded. Mutates."""
+        """Record blocks that were loaded. Mutates."""
         if num_blocks and microseconds > 0:
             self.block_us = _smoothed(self.block_us, microseconds / num_blocks)
 
     def note_step(self, num_tokens: int, microseconds: int) -> None:
-        """Take note of a step that was computed. Mutates."""
+        """Record a step that was computed. Mutates."""
         if num_tokens >= FEW_TOKENS and microseconds > 0:
             self.token_us = _smoothed(self.token_us, microseconds / num_tokens)
 
     def pays(self, num_blocks: int, num_tokens: int) -> bool:
-        """Whether to load this many blocks rather than compute their tokens. Does not mutate."""
+        """Return whether to load this many blocks rather than compute their tokens. Does not mutate."""
         if self.block_us is None or self.token_us is None:
             return True
         return num_blocks * self.block_us < num_tokens * self.token_us
 
     def patience_us(self, num_tokens: int) -> int:
-        """Return how long a load may take before it is given up: as long as computing would. Does not mutate."""
+        """Return how long a load may take before it is abandoned: about as long as computing. Does not mutate."""
         if self.token_us is None:
             return LONGEST_PATIENCE_US
         return min(max(round(num_tokens * self.token_us), SHORTEST_PATIENCE_US), LONGEST_PATIENCE_US)

@@ -1,9 +1,9 @@
-"""SlotBooks: which entry has which slot of the disk, and which entry goes when all slots are taken.
+"""SlotBooks: assigns the slots of the disk to entries, and evicts entries when all slots are taken.
 
     slots    kept or being written + free + never used + bad = num_slots
 
-**Leaf first**: an entry whose children are on disk stays, because they could not be hit without it. Among the leaves,
-the one used longest ago goes. The order is a heap that also has entries of no account; they are skipped.
+**Leaf first**: an entry whose children are on disk is not evicted, because they could not be hit without it. Among the
+leaves, the one used longest ago is evicted. The order is a heap that also has outdated items; they are skipped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SlotBooks:
 
     @property
     def num_held(self) -> int:
-        """Slots that an entry has."""
+        """Slots that hold the block of an entry."""
         return len(self._holders)
 
     def slot(self, entry: PrefixEntry, group: int) -> int:
@@ -47,7 +47,7 @@ class SlotBooks:
         return NO_BLOCK if entry.kept is None else entry.kept.slots[group]
 
     def serial(self, entry: PrefixEntry) -> int:
-        """Return the number that names an entry on disk, older than those of its children; 0 for a root. Mutates."""
+        """Return the number that names an entry on disk, lower than those of its children; 0 for a root. Mutates."""
         if entry.parent is None:
             return 0
         if entry.kept is None:
@@ -57,9 +57,9 @@ class SlotBooks:
         return entry.kept.serial
 
     def take(self, spared: Collection[PrefixEntry], evicted: list[PrefixEntry]) -> int | None:
-        """Return a slot that nothing has, evicting an entry that is not `spared` if need be. Mutates.
+        """Return an unused slot, evicting an entry that is not `spared` if necessary. Mutates.
 
-        An entry that lost its slots is added to `evicted`. None if every slot is taken by an entry that must stay.
+        An entry that lost its slots is added to `evicted`. None if no slot is unused and no entry can be evicted.
         """
         if self._free:
             return self._free.pop()
@@ -76,8 +76,8 @@ class SlotBooks:
 
     def _next_leaf(self, spared: Collection[PrefixEntry]) -> PrefixEntry | None:
         passed_over = []
-        found = None
-        while self._leaves and found is None:
+        victim = None
+        while self._leaves and victim is None:
             leaf = heapq.heappop(self._leaves)
             entry = leaf[2]
             if not _is_leaf(entry) or entry.kept is None or entry.kept.used_at != leaf[0]:
@@ -85,13 +85,13 @@ class SlotBooks:
             if entry in spared:
                 passed_over.append(leaf)
             else:
-                found = entry
+                victim = entry
         for leaf in passed_over:
             heapq.heappush(self._leaves, leaf)
-        return found
+        return victim
 
     def hold(self, entry: PrefixEntry, group: int, slot: int) -> None:
-        """Note that a slot has an entry's block. Mutates."""
+        """Note that a slot holds an entry's block. Mutates."""
         self.serial(entry)
         kept, parent = entry.kept, entry.parent
         if kept is None or parent is None or kept.slots[group] != NO_BLOCK or slot in self._holders:
@@ -103,7 +103,7 @@ class SlotBooks:
         self.touch(entry)
 
     def release(self, entry: PrefixEntry, group: int, *, is_bad: bool = False) -> int:
-        """An entry loses its slot in a group, which is free then, or bad; returns it, or `NO_BLOCK`. Mutates."""
+        """Take an entry's slot in a group away; it is free then, or bad. Returns it, or `NO_BLOCK`. Mutates."""
         kept = entry.kept
         if kept is None or kept.slots[group] == NO_BLOCK:
             return NO_BLOCK
@@ -138,11 +138,11 @@ class SlotBooks:
             self._note_leaf(entry)
 
     def freeze(self) -> None:
-        """The disk is full: open no more slots. Mutates."""
+        """Open no more slots, because the disk is full. Mutates."""
         self.num_slots = self._num_opened
 
     def open_all(self, num_opened: int) -> None:
-        """Note that slots below `num_opened` have been used before; those that nothing has are free. Mutates."""
+        """Note that slots below `num_opened` have been used before; those that hold no block are free. Mutates."""
         self._num_opened = num_opened
         self._free = [slot for slot in range(num_opened) if slot not in self._holders]
 

@@ -1,4 +1,4 @@
-"""Scheduling policies, made by name."""
+"""Scheduling policies, created by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["SchedulingPolicy", "WaitingQueue", "create_policy"]
 
 
 def create_policy(config: SchedulerConfig) -> SchedulingPolicy:
-    """Make the policy that the config names; imports only that one."""
+    """Return a new policy as configured; imports only its module."""
     if config.policy == "fcfs":
         from quire.scheduler.policy.fcfs import FCFSPolicy
 

@@ -1,8 +1,8 @@
-"""SchedulingPolicy: whose turn it is.
+"""SchedulingPolicy: the order in which requests are served.
 
-A policy orders; it moves nothing. The scheduler keeps the running requests in the order of `order_key` (which must
-never change for a request): those in front get room first, those behind yield first, and the first never yields.
-That is the proof of progress: the first in order always finishes, then the next is first.
+A policy orders requests; it moves nothing. The scheduler keeps the running requests in the order of `order_key` (which
+must never change for a request): earlier ones get room first, later ones are preempted first, and the first is never
+preempted. That is the proof of progress: the first in order always finishes, then the next is first.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class WaitingQueue(Protocol):
     """Requests that wait for admission."""
 
     def add(self, request: Request) -> None:
-        """Put a request in. Mutates."""
+        """Add a request. Mutates."""
         ...
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands. Mutates."""
+        """Remove a request from any place. Mutates."""
         ...
 
     def in_turn(self) -> Iterator[Request]:
@@ -41,7 +41,7 @@ class SchedulingPolicy(Protocol):
     """Orders requests."""
 
     def order_key(self, request: Request) -> OrderKey:
-        """Return the place of a request among the running: smaller is served first. Fixed for a request's life."""
+        """Return the place of a request among the running ones: smaller is served first. Never changes."""
         ...
 
     def make_queue(self) -> WaitingQueue:
@@ -49,25 +49,25 @@ class SchedulingPolicy(Protocol):
         ...
 
     def victim(self, candidates: Sequence[Request]) -> Request:
-        """Choose who yields; the candidates are in the order of `order_key`, at least one. Does not mutate."""
+        """Choose the request to preempt; `candidates` is not empty, in the order of `order_key`. Does not mutate."""
         ...
 
     def rows_for(self, newcomer: Request, num_rows: int, running: Sequence[Request]) -> Sequence[Request]:
-        """Choose who of the running yields so that the next in turn gets the `num_rows` that it lacks, or nobody.
+        """Choose the running requests to preempt so that `newcomer` gets the `num_rows` that it lacks, or none.
 
-        Never the first of `running`, nor who moves with it. Does not mutate.
+        Never choose the first of `running`, nor another beam of its search. Does not mutate.
         """
         ...
 
     def token_shares(
         self, newcomer: Request | None, num_tokens: int, running: Sequence[Request]
     ) -> Counter[str] | None:
-        """Split the tokens of a step that prompts may have among tenants; None: each prompt takes what it can.
+        """Split the prompt tokens of a step among tenants; None: no split, each prompt takes as many as it can.
 
-        `newcomer`: the next in turn, if it can start in this step. Does not mutate.
+        `newcomer`: the next waiting request, if it can start in this step. Does not mutate.
         """
         ...
 
     def charge(self, step: StepRecord) -> None:
-        """Note the tokens that a step computes; called once for each step. May mutate the policy."""
+        """Account for the tokens that a step computes; called once for each step. May mutate the policy."""
         ...

@@ -1,21 +1,23 @@
 """Fair share by tenant: the tenant served least is next.
 
 Each tenant has a counter of the tokens computed for it, and the tenant with the smallest counter is next, its requests
-in order of arrival. A step charges what it computes, when it is handed out: prompt tokens and decodes, drafts that are
-refused, tokens computed again after a preemption, tokens of a request that has ended meanwhile. Tokens that come from
-the prefix cache are not computed, so they are free. Nothing else is charged, so a counter cannot be wrong at any of the
-many ways in which requests end. (Charging at the end of a request was rejected: each way to end must remember it.)
+in order of arrival. When a step is submitted, all tokens that it computes are charged: prompt tokens and decodes,
+rejected drafts, tokens computed again after a preemption, tokens of a request that has ended meanwhile. Tokens from the
+prefix cache are not computed, so they are free. Nothing else is charged, so no way in which a request ends can make a
+counter wrong. (Charging at the end of a request was rejected: each way to end would have to do it.)
 
-Who computes again pays again, even where another tenant's need for memory was the cause: the share is one of the
-machine's time, the tenant served most is preempted, and otherwise a tenant could get free work by holding too much.
+A tenant pays again for tokens computed again, even if another tenant's need for memory was the cause: the share is a
+share of the machine's time, the tenant served most is preempted, and otherwise a tenant could get free work by holding
+too much memory.
 
-A tenant with nothing waiting earns no credit: when it comes back, it is behind those that wait by no more than it was
-when its last request left the queue. When a request must be preempted, it is the latest request of the tenant served
-most; the earliest running request never yields, so that every request finishes.
+A tenant with nothing waiting earns no credit: when it returns, its counter is behind those of the waiting tenants by no
+more than when its last request left the queue. If a request must be preempted, it is the latest request of the tenant
+served most; the earliest running request is never preempted, so that every request finishes.
 
-Nobody waits for long because of another tenant. Rows: if the next in turn finds none, and its tenant has none either
-(or less than half of another's), that other tenant's latest requests yield theirs. Tokens: prompts of several tenants
-share those of a step evenly, the first chunk of the next in turn included. For a single tenant nothing of this applies.
+No request waits long because of another tenant. Rows: if the next request finds no row, and its tenant has none (or
+less than half as many as another), the other tenant's latest requests are preempted. Tokens: prompts of several tenants
+share the tokens of a step evenly, the first chunk of the next request included. None of this applies to a single
+tenant.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ class FairShareQueue:
     def __init__(self, served: Counter[str]) -> None:
         self._served = served
         self._queues: dict[str, OrderedQueue] = {}
-        self._last_to_leave = ""  # the tenant whose last request left the queue last
-        self._behind: dict[str, int] = {}  # by how much a tenant was served less than all others when it left
+        self._last_to_leave = ""  # the latest tenant whose last request left the queue
+        self._behind: dict[str, int] = {}  # how much less a tenant was served than all others when it left
         self._length = 0
 
     def add(self, request: Request) -> None:
-        """Put a request in; a tenant that was away is no further behind than when it left. Mutates."""
+        """Add a request; a returning tenant's counter is no further behind than when it left. Mutates."""
         tenant, served = request.scope.tenant, self._served
         queue = self._queues.get(tenant)
         if queue is None:
@@ -58,7 +60,7 @@ class FairShareQueue:
         self._length += 1
 
     def remove(self, request: Request) -> None:
-        """Take a request out. Mutates."""
+        """Remove a request. Mutates."""
         tenant = request.scope.tenant
         queue = self._queues[tenant]
         queue.remove(request)
@@ -71,11 +73,11 @@ class FairShareQueue:
                 self._behind[tenant] = behind
 
     def _least_served(self) -> int:
-        """The smallest counter of those that wait; if nobody does, that of the tenant that waited last."""
+        """Return the smallest counter of waiting tenants; if none waits, the counter of the last one that did."""
         return min(self._served[tenant] for tenant in self._queues or (self._last_to_leave,))
 
     def in_turn(self) -> Iterator[Request]:
-        """Walk as if each request walked past were served at once."""
+        """Walk the requests as if each were served at once."""
         heads = [(self._served[tenant], tenant, 0) for tenant in self._queues]
         heapq.heapify(heads)
         while heads:
@@ -91,17 +93,17 @@ class FairShareQueue:
 
 
 class FairSharePolicy:
-    """Least served tenant first."""
+    """Serves the least served tenant first."""
 
     def __init__(self) -> None:
         self._served = Counter[str]()
 
     def order_key(self, request: Request) -> OrderKey:
-        """Return the order of arrival: the order of those running does not change with the counters."""
+        """Return the order of arrival: the counters do not change the order of running requests."""
         return _arrival(request)
 
     def make_queue(self) -> WaitingQueue:
-        """Return an empty queue with a line per tenant."""
+        """Return an empty queue with one queue per tenant."""
         return FairShareQueue(self._served)
 
     def victim(self, candidates: Sequence[Request]) -> Request:
@@ -114,7 +116,8 @@ class FairSharePolicy:
     def rows_for(self, newcomer: Request, num_rows: int, running: Sequence[Request]) -> Sequence[Request]:
         """Choose the latest requests of tenants that were served more and hold more than twice as many rows.
 
-        Where the newcomer's tenant holds none, more rows will do. Both keep requests from taking turns in yielding.
+        If the newcomer's tenant holds no row, it is enough if they hold more rows. So two requests never preempt each
+        other in turns.
         """
         tenant, held = newcomer.scope.tenant, Counter[str]()
         for request in running:
@@ -137,7 +140,7 @@ class FairSharePolicy:
     def token_shares(
         self, newcomer: Request | None, num_tokens: int, running: Sequence[Request]
     ) -> Counter[str] | None:
-        """Split the tokens evenly among tenants with prompts; what one does not need goes to the others."""
+        """Split the tokens evenly among tenants with prompts; the others get what a tenant does not need."""
         wanted = Counter[str]()
         for request in running:
             if request.backlog > 1:

@@ -12,7 +12,7 @@ from quire.scheduler.queue import OrderedQueue
 
 
 class FCFSPolicy:
-    """In order of arrival; the latest yields."""
+    """Serves in order of arrival; preempts the latest."""
 
     def order_key(self, request: Request) -> OrderKey:
         """Return the order of arrival."""
@@ -23,18 +23,18 @@ class FCFSPolicy:
         return OrderedQueue(self.order_key)
 
     def victim(self, candidates: Sequence[Request]) -> Request:
-        """Choose the latest."""
+        """Choose the latest request."""
         return candidates[-1]
 
     def rows_for(self, newcomer: Request, num_rows: int, running: Sequence[Request]) -> Sequence[Request]:
-        """Choose nobody: who came first keeps its row."""
+        """Choose no request: those that came first keep their rows."""
         return ()
 
     def token_shares(
         self, newcomer: Request | None, num_tokens: int, running: Sequence[Request]
     ) -> Counter[str] | None:
-        """Split nothing: the first prompt in order takes what it can."""
+        """Split nothing: the first prompt in order takes as many tokens as it can."""
         return None
 
     def charge(self, step: StepRecord) -> None:
-        """Keep no account."""
+        """Do nothing."""

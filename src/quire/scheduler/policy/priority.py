@@ -1,7 +1,7 @@
-"""By priority, with ageing: a lower number is more urgent, and waiting makes everybody more urgent.
+"""By priority, with ageing: a lower number is more urgent, and waiting makes a request more urgent.
 
-After t seconds a request counts as priority - t / ageing. All waiting requests age at the same rate, so their order
-among each other never changes, and the key can be fixed once:
+After t seconds a request counts as priority - t / ageing. All waiting requests age at the same rate, so their relative
+order never changes, and the key can be fixed once:
 
     priority - (now - arrival) / ageing   orders like   priority + arrival / ageing
 """
