@@ -23,7 +23,7 @@ EXPECTED = (ApiError, HTTPException, ClientDisconnect, InvalidRequestError, TooM
 
 
 def make_app(models: ModelSet, routes: Sequence[BaseRoute] = ROUTES) -> ASGIApp:
-    """Return a server's application: `routes`, with the dashboard's, health and metrics."""
+    """Return a server's application: `routes`, and the routes of the dashboard, health and metrics."""
     page = dashboard_routes() if models.server.config.dashboard else ()
     app = Starlette(
         routes=[*HEALTH_ROUTES, *page, *routes],

@@ -113,7 +113,7 @@ def api_error_of(error: BaseException) -> ApiError:
     )
 
 
-# ---- errors of the request ---------------------------------------------------------------------------------------
+# ---- errors of the request ------------------------------------------------------------------------------------------
 
 
 def context_length_exceeded(error: RequestTooLargeError, param: str = "prompt") -> ApiError:
@@ -176,7 +176,7 @@ def not_found(path: str) -> ApiError:
 
 
 def model_not_found(name: str, near: Sequence[str] = ()) -> ApiError:
-    """Return the answer to the name of a model that is not served; `near` are similar names that are."""
+    """Return the answer to the name of a model that is not served; `near`: served names to suggest."""
     served = f", but {', '.join(map(repr, near))}" if near else ""
     message = f"model {shortened(name)!r} not found: this server does not serve it{served}; GET /v1/models lists all"
     return ApiError(404, message, type=NOT_FOUND, code="model_not_found", param="model")
@@ -263,7 +263,7 @@ def model_not_loadable(name: str, reason: str) -> ApiError:
     return ApiError(500, message, type=SERVER, code="model_not_loadable", param="model", headers=NO_RETRY)
 
 
-# ---- errors of the server ----------------------------------------------------------------------------------------
+# ---- errors of the server -------------------------------------------------------------------------------------------
 
 
 def too_many_requests(retry_after_s: float) -> ApiError:
@@ -344,7 +344,7 @@ def grammar_exhausted(message: str, param: str) -> ApiError:
 
 
 def generation_aborted() -> ApiError:
-    """Return the answer to a request that was aborted by the server."""
+    """Return the answer to a request that was aborted, but not by its client."""
     return ApiError(500, "the request was aborted", type=SERVER, code="aborted", headers=NO_RETRY)
 
 

@@ -125,7 +125,7 @@ class Frame:
         )
 
     def _tenant(self, path: str, authorization: bytes) -> Tenant:
-        """Return the tenant of a request; raises `ApiError` if the key is not valid."""
+        """Return the tenant of a request; raises `ApiError` without a valid key."""
         tenants = self._services.tenants
         if not tenants.has_keys or path in self._open_paths:
             return ANYBODY

@@ -70,7 +70,7 @@ class Hosts:
 
 
 def make_hosts(config: ServerConfig) -> Hosts:
-    """Return the hosts that may call a server with these settings."""
+    """Return the check of host names and pages for a server with these settings."""
     is_local = is_loopback(config.host)
     is_open = is_local and not config.has_keys
     is_checked = is_open or bool(config.allowed_host)

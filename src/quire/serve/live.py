@@ -1,7 +1,7 @@
 """Live: memory events, for clients that watch a server over HTTP.
 
     engine ── LiveFrame ──► LiveMirror ──► for each LiveReader: the blocks and requests that have changed since its last
-    gate, generation ──► LiveCounts ──┘    line ──► a line of JSON, at its own pace
+    gate, generation ──► LiveTotals ──┘    line ──► a line of JSON, at its own pace
 
 An engine records and sends events only while its memory has readers. With several engines, each reader watches one.
 """

@@ -97,7 +97,7 @@ class ServedModel(Protocol):
         ...
 
     def holder(self, tokens: array[int], scope: CacheScope) -> int:
-        """Return the number of the engine that holds most of a prompt; raises `ExecutionError` if no engine runs."""
+        """Return the number of the engine with the longest part of a prompt; raises `ExecutionError` if none runs."""
         ...
 
     def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from quire.core.errors import InvalidConfigError
 from quire.serve.config import ServerConfig
 
-WITHOUT_PASSWORD: Final = "a key file without a password; remove it with openssl pkey -in KEY -out NEW"
+WITHOUT_PASSWORD: Final = "a key file without a password; openssl pkey -in KEY -out NEW removes the password"
 
 
 def make_tls_context(config: ServerConfig) -> ssl.SSLContext | None:

@@ -1,7 +1,7 @@
 """Traces: each POST request as spans of OpenTelemetry, sent to a collector by OTLP over HTTP.
 
     POST /v1/chat/completions      from the arrival of the request to the end of its answer
-    └── llm_request                from its admission to its last token, with vLLM's and GenAI's attributes
+    └── llm_request                from the end of tokenization to its last token, with vLLM's and GenAI's attributes
         ├── queue                  until the engine's first step for it
         ├── prefill                until the first token of the answer
         └── decode                 until the last one

@@ -147,7 +147,7 @@ class LoadableModel:
         self._present().send_to(replica, command)
 
     def holder(self, tokens: array[int], scope: CacheScope) -> int:
-        """Return the number of the engine that holds most of a prompt."""
+        """Return the number of the engine with the longest part of a prompt."""
         return self._present().holder(tokens, scope)
 
     def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:

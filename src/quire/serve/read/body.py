@@ -60,7 +60,7 @@ class BodyLimits:
         if fits > config.max_body_bytes:
             fits, why = config.max_body_bytes, "this server accepts no larger body (max_body)"
         many = "; send less at once" if num_prompts > 1 else "; send less"
-        max_numbers = num_prompts * context + (limits.vocab_size if has_text else 0)  # ids, allowed ids
+        max_numbers = num_prompts * context + (limits.vocab_size if has_text else 0)  # prompt ids, allowed ids
         bounds = JsonBounds(max_numbers=max(context, min(max_numbers, MAX_NUMBERS)))
         return cls(fits, why + many, bounds)
 

@@ -1,4 +1,4 @@
-"""The budget of bytes: how much the bodies of all requests, and of one tenant's, may hold at once.
+"""The budget of bytes: how much the bodies of all requests, and of one tenant's requests, may hold at once.
 
     a body is announced ──► require ──► bytes arrive ──► take, step by step ──► the request ends: release
                               │                           │

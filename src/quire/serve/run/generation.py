@@ -147,7 +147,7 @@ class Generation:
     async def steps(self) -> AsyncGenerator[Sequence[Step], None]:
         """Run the call; yield new output as it arrives. A reader that leaves early must close the iterator.
 
-        Raises `ApiError` if a text fails or is aborted by the server.
+        Raises `ApiError` if a text fails, or is aborted other than by its reader.
         """
         with self._visit as visit:
             try:

@@ -105,7 +105,8 @@ class Page {
         this.offerModels(hello);
         this.replicas.list(hello.num_replicas, hello.replica);
         find("scope").textContent = hello.scope === "operator" ? "operator" : `tenant ${hello.tenant}`;
-        find("scope").title = hello.scope === "operator" ? "Everything is shown." : "Only your own requests and blocks are shown.";
+        find("scope").title =
+            hello.scope === "operator" ? "Everything is shown." : "Only your own requests and blocks are shown.";
         document.body.dataset.scope = hello.scope;
         find("memory-size").textContent =
             `${counted(hello.num_blocks, "block")} of ${counted(hello.block_size, "token")}, ` +
@@ -231,13 +232,13 @@ class Page {
         find("tile-disk").hidden = find("key-disk").hidden = slots === 0;
         if (slots > 0) {
             set("disk", count(kept));
-            find("tile-disk").title = `${count(kept)} of ${count(slots)} blocks; ${count(hits)} tokens loaded from disk`;
+            find("tile-disk").title = `${count(kept)} of ${count(slots)} blocks; ${count(hits)} tokens from disk`;
         }
         const { host_blocks: room, host_cached: copies, host_tokens: moved } = totals;
         find("tile-host").hidden = find("key-host").hidden = moved === 0 && copies === 0;
         if (room > 0) {
             set("host", count(copies));
-            find("tile-host").title = `${count(copies)} of ${count(room)} blocks; ${count(moved)} tokens loaded from host`;
+            find("tile-host").title = `${count(copies)} of ${count(room)} blocks; ${count(moved)} tokens from host`;
         }
         const { replicas } = this.model;
         find("tile-engines").hidden = replicas.length < 2;
