@@ -44,7 +44,7 @@ def test_a_wrong_token_is_refused(home: ClusterHome, cluster: str, tmp_path: Pat
     refused = home.run(*command, RAY_ADDRESS=cluster, RAY_AUTH_TOKEN_PATH=str(token))
     assert refused.returncode == 1
     assert refused.stdout.count("\n") == 1
-    assert f"no cluster at {cluster} answers to the token in {token}" in refused.stdout
+    assert f"no cluster at {cluster} accepts the token in {token}" in refused.stdout
 
 
 def test_a_machine_with_a_wrong_token_cannot_join(home: ClusterHome, cluster: str, tmp_path: Path) -> None:

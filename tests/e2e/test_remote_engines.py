@@ -321,7 +321,7 @@ def test_a_token_of_the_environment_needs_no_file() -> None:
 
 
 def test_without_a_token_nobody_joins(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match="copy it from the machine of quire cluster start"):
+    with pytest.raises(InvalidConfigError, match="copy it from the machine where quire cluster start ran"):
         require_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, may_make=False)
 
 
@@ -330,7 +330,7 @@ def test_a_token_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> N
     path = tmp_path / "token"
     path.write_text("x" * 40)
     path.chmod(mode)
-    with pytest.raises(InvalidConfigError, match=f"a file of this user alone: chmod go-rwx {path}"):
+    with pytest.raises(InvalidConfigError, match=f"a file that only this user can read: chmod go-rwx {path}"):
         require_token({"RAY_AUTH_TOKEN_PATH": str(path)}, may_make=True)
 
 

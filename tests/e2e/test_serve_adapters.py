@@ -101,7 +101,7 @@ def test_names_that_clash_are_refused_at_the_start(folder: Path) -> None:
         return str(caught.value)
 
     assert "a name that the model does not have" in refused("guide", served_model_name=("tune",))
-    assert "none in a server of several models" in refused("guide", str(folder.parent))
+    assert "none with several models" in refused("guide", str(folder.parent))
 
 
 def test_the_command_line_computes_with_the_adapter_that_it_names(

@@ -231,7 +231,7 @@ def test_a_body_that_cannot_be_is_refused_before_it_is_read(target: tuple[Runnin
         connection.endheaders()
         answer = Answer.of(connection.getresponse())
     assert answer.status == 413 and "--disk-cache-size" in answer.error["message"]
-    assert "a block" in export(server, {"prompt": PROMPT[:5]}).error["message"]
+    assert "one block" in export(server, {"prompt": PROMPT[:5]}).error["message"]
     assert "at most 1" in export(server, {"prompt": [PROMPT, PROMPT]}).error["message"]
     assert export(server, {}).error["param"] == "prompt"
 

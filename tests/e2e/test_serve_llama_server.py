@@ -116,7 +116,7 @@ def test_biases_in_both_forms(server: RunningServer) -> None:
         ({"mirostat": 2}, "mirostat"),
         ({"typical_p": 0.5}, "typical_p"),
         ({"n_predict": 0}, "n_predict"),
-        ({"grammar": "root ::= b"}, "there is no rule b"),
+        ({"grammar": "root ::= b"}, "the rule b is not defined"),
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "none, because json_schema is set"),
         ({"logit_bias": [[1]]}, "logit_bias is [1]"),
         ({"logit_bias": [["1", 2.0]]}, "logit_bias"),

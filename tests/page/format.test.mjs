@@ -82,7 +82,7 @@ shows("bytes", bytes, [
     [5000 * 1024 ** 4, "5000 TiB"],
 ]);
 shows("the name of a request", requestName, [
-    [-1, "nobody known"],
+    [-1, "an unknown request"],
     [0, "#0"],
     [12, "#12"],
 ]);

@@ -192,7 +192,7 @@ test("the bars of all requests have one scale, and their parts add up to the len
     const bar = body.children[0].querySelector("[role=progressbar]");
     assert.equal(bar.ariaValueText, "12 of 20 tokens computed, 8 of them from the cache");
     const other = body.children[3].querySelector("[role=progressbar]");
-    assert.equal(other.ariaValueText, "12 of 20 tokens computed, 8 of them from the cache, 3 of those from disk, 4 of those from the host");
+    assert.equal(other.ariaValueText, "12 of 20 tokens computed, 8 of them from the cache, 3 of those from disk, 4 of those from host");
     assert.deepEqual([bar.ariaValueNow, bar.ariaValueMax, bar.ariaLabel], [12, 20, "request 1"]);
 });
 
@@ -301,7 +301,7 @@ test("the keys of a tree: right opens and enters, left closes and leaves, and th
     assert.ok(!key("ArrowRight"), "a leaf has nothing to open");
     key("Home");
     key("ArrowLeft");
-    assert.deepEqual(labels()[0], "block 0 · 16 tokens · read by 2 · 3 behind");
+    assert.deepEqual(labels()[0], "block 0 · 16 tokens · read by 2 · 3 below");
     assert.equal(list.children.length, 2);
     assert.equal(at(), 0, "the focus stays where it was");
     key("Enter");

@@ -99,7 +99,7 @@ timed("a line that says nothing for six seconds is dead, one that speaks every f
     assert.equal(phases.at(-1)[0], "live");
     mock.timers.tick(1);
     await settle();
-    assert.deepEqual(phases.at(-1), ["lost", "the server says nothing", 500]);
+    assert.deepEqual(phases.at(-1), ["lost", "the server is silent", 500]);
     assert.ok(server.calls[0].signal.aborted);
 });
 
@@ -113,7 +113,7 @@ timed("half a line is no sign of life", async ({ live, server, phases }) => {
     await settle();
     mock.timers.tick(3000);
     await settle();
-    assert.deepEqual(phases.at(-1), ["lost", "the server says nothing", 500]);
+    assert.deepEqual(phases.at(-1), ["lost", "the server is silent", 500]);
 });
 
 timed("a server that does not even answer is given up after six seconds", async ({ live, server, phases }) => {
@@ -122,7 +122,7 @@ timed("a server that does not even answer is given up after six seconds", async 
     await settle();
     assert.deepEqual(phases, [
         ["connecting", "", 0],
-        ["lost", "the server says nothing", 500],
+        ["lost", "the server is silent", 500],
     ]);
     assert.equal(server.calls.length, 1);
 });

@@ -95,7 +95,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     "stores_elsewhere": (
         errors.stores_elsewhere(),
         *(400, "invalid_request_error", "stores_elsewhere", None, {}),
-        "the engines keep blocks on machines of their own; use quire cache export and import there",
+        "the engines keep blocks on other machines; use quire cache export and import there",
     ),
     "scope_not_kept": (
         errors.scope_not_kept(),
@@ -105,18 +105,18 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     "bundle_under_way": (
         errors.bundle_under_way(2.0),
         *(429, "rate_limit_error", "slow_down", None, after(2, 2000)),
-        "another bundle is being exported or imported; try again when that has ended",
+        "another bundle is being exported or imported; try again when it is done",
     ),
     "prompt_not_kept": (
         errors.prompt_not_kept(32, 1024),
         *(503, "service_unavailable_error", "prompt_not_kept", None, after(2, 2000)),
-        "only 32 of 1,024 tokens could be written to the disk: the cache is too small, or others need it; try again "
+        "only 32 of 1,024 tokens could be written to disk: the cache is too small, or other prompts need it; try again "
         "later, or raise --disk-cache-size",
     ),
     "disk_cache_fails": (
         errors.disk_cache_fails("No space left on device"),
         *(500, "server_error", "disk_cache_fails", None, NEVER),
-        "the folder of the disk cache cannot be used: No space left on device; make room there, or restart the server",
+        "the folder of the disk cache cannot be used: No space left on device; free space in it, or restart the server",
     ),
     "disk_cache_is_off": (
         errors.disk_cache_is_off(),
@@ -192,12 +192,12 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     "too_many_bytes_of_key": (
         errors.too_many_bytes_of_key(512, 0.25),
         *(429, "rate_limit_error", "slow_down", None, after(1, 250)),
-        "the requests of this API key already hold 512 bytes of bodies, its share; try again when one has ended",
+        "the bodies of this API key's requests already hold 512 bytes, its share; try again when a request has ended",
     ),
     "too_many_bytes": (
         errors.too_many_bytes(512, 1.2),
         *(503, "service_unavailable_error", "server_is_overloaded", None, after(2, 1200)),
-        "the server is overloaded: its requests already hold 512 bytes of bodies, the maximum; try again later",
+        "the server is overloaded: request bodies already hold 512 bytes, the maximum; try again later",
     ),
     "overloaded": (
         errors.overloaded(120.0),
@@ -222,7 +222,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     "engine_unavailable": (
         errors.engine_unavailable(0.0),
         *(503, "service_unavailable_error", "engine_unavailable", None, after(1, 1)),
-        "the engine is starting, or was lost and starts again; try again later",
+        "the engine is starting or restarting; try again later",
     ),
     "generation_failed": (
         errors.generation_failed("the tokenizer is broken"),

@@ -226,14 +226,14 @@ def test_a_body_has_room_for_all_that_the_context_holds_and_no_more(num_prompts:
         limits = BodyLimits.of(where, num_prompts=num_prompts, has_text=has_text)
         assert limits.max_bytes == num_prompts * 100 * per_token + OTHER_FIELDS_BYTES
         assert limits.why == (
-            f"a context of 100 tokens fits no more{'; send less at once' if num_prompts > 1 else '; send less'}"
+            f"a context of 100 tokens has no room for more{'; send less at once' if num_prompts > 1 else '; send less'}"
         )
         assert limits.bounds == JsonBounds(max_numbers=num_prompts * 100 + (300 if has_text else 0))
 
 
 def test_a_setting_makes_the_limit_smaller_and_never_larger() -> None:
     fits = BodyLimits.of(services()).max_bytes
-    assert BodyLimits.of(services(max_body=fits)).why == "a context of 100 tokens fits no more; send less"
+    assert BodyLimits.of(services(max_body=fits)).why == "a context of 100 tokens has no room for more; send less"
     smaller = BodyLimits.of(services(max_body=fits - 1))
     assert (smaller.max_bytes, smaller.why) == (
         fits - 1,

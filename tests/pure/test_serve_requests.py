@@ -60,7 +60,7 @@ def refusal(body: bytes | dict[str, Any], kind: Any = CompletionRequest) -> ApiE
         (b"true", "a JSON boolean"),
         (b"null", "a JSON null"),
         (b'{"prompt": "a"} x', "Extra data"),
-        (b'{"prompt": "\xff"}', "no UTF-8"),
+        (b'{"prompt": "\xff"}', "not UTF-8"),
         (b'{"prompt": NaN}', "NaN is not JSON"),
         (b'{"prompt": -Infinity}', "-Infinity is not JSON"),
         (b'{"prompt": ' + b"9" * 10_000 + b"}", "digits"),

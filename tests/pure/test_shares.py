@@ -18,7 +18,7 @@ from quire.serve.config import ServerConfig
 from quire.serve.loading.build import make_model_set
 
 MIB = 1 << 20
-REPLICAS = "an integer from 1 to 256 or two as 1-4, after ray: for engines on a Ray cluster"
+REPLICAS = "an integer from 1 to 256 or a range such as 1-4, after ray: for a Ray cluster"
 
 
 def test_engines_on_a_processor_share_what_one_would_have_taken() -> None:
@@ -90,7 +90,7 @@ def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, Any], message
 
 def test_only_one_model_may_have_several_engines() -> None:
     configs = [EngineConfig(model="guide"), EngineConfig(model="another")]
-    with pytest.raises(InvalidConfigError, match=r"^replicas is 2; allowed: 1 in a server of several models$"):
+    with pytest.raises(InvalidConfigError, match=r"^replicas is 2; allowed: 1 with several models$"):
         make_model_set(configs, ServerConfig(replicas=2), ManualClock(), num_named=2)
 
 

@@ -123,7 +123,7 @@ def test_how_many_texts_a_call_takes_room_for(kind: Any) -> None:
     assert asked(kind, {"n": 6}, limits).num_sequences == 6
     assert asked(kind, {"n": 2, "best_of": 5}, limits).num_sequences == 5
     assert asked(kind, {"n": 0}, limits).num_sequences == 1  # what n may be is the engine's to say
-    allowed = "allowed: at most 6: a request may ask for 6 texts over all its prompts"
+    allowed = "allowed: at most 6: a request can have 6 texts over all its prompts"
     assert refused(kind, {"n": 7}, limits) == ("n", f"n is 7; {allowed}")
     assert refused(kind, {"n": 2, "best_of": 7}, limits) == ("best_of", f"best_of is 7; {allowed}")
 
@@ -140,7 +140,7 @@ def test_prompts_of_a_batch_share_the_choices() -> None:
     )
     assert refused(CompletionRequest, {"prompt": ["a"] * 4, "n": 2}, limits) == (
         "n",
-        "n is 2; allowed: at most 1: a request may ask for 6 texts over all its prompts",
+        "n is 2; allowed: at most 1: a request can have 6 texts over all its prompts",
     )
 
 
@@ -179,7 +179,7 @@ def test_lengths_that_cannot_be_are_refused() -> None:
     for kind in (ChatRequest, CompletionRequest):
         assert refused(kind, {"max_tokens": 5, "max_completion_tokens": 6}) == (
             "max_tokens",
-            "max_tokens is 5; allowed: the same as max_completion_tokens, or none",
+            "max_tokens is 5; allowed: the same as max_completion_tokens, or not set",
         )
 
 
@@ -270,7 +270,7 @@ def test_the_effort_of_reasoning(reasoning: Any, effort: str | None) -> None:
 
 
 def test_an_effort_that_the_template_does_not_know_is_refused_by_the_clients_field() -> None:
-    words = "is not supported: a field that the chat template of this model supports"
+    words = "is not supported: the chat template of this model does not use it"
     assert refused(ChatRequest, {"reasoning_effort": "low"}) == ("reasoning_effort", f"reasoning_effort {words}")
     assert refused(ResponseRequest, {"reasoning": {"effort": "low"}}) == (
         "reasoning.effort",

@@ -1,9 +1,9 @@
-"""AnswerForm: how the answers to one call are held, and how they are read.
+"""AnswerForm: the grammar of the answers to one request, and how the server reads them.
 
     setting, chat template, tools ──► AnswerForm ──► grammar: reasoning first, then the answer or calls
                                           └────────► AnswerReader for each text, ids of its calls
 
-An answer of plain text has no form: nothing stands between the engine and the client.
+An answer of plain text has no form: the engine's text goes to the client unchanged.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class AnswerForm:
     thinks: bool
     tokenizer: Tokenizer
     teller: ToolFormat | None = None
-    """The format by which the template wants to be told of a conversation, be there calls to come or not."""
+    """The format in which the template expects a conversation, whether or not the answer can have tool calls."""
 
     @property
     def shown_token_ids(self) -> frozenset[int]:
-        """The tokens that the reader must see, though they are not shown."""
+        """The tokens that the reader must see and the client must not."""
         marks = () if self.tools is None else self.tools.marks
         ids = (self.tokenizer.id_of(mark) for mark in (*marks, *((BEGIN, END) if self.thinks else ())))
         return frozenset(token_id for token_id in ids if token_id is not None)
@@ -62,7 +62,7 @@ class AnswerForm:
         return thinking_after(self.tokenizer.decode(last, skip_special_tokens=False))
 
     def grammar(self, answer: Grammar | None, thinking: Thinking) -> Grammar | None:
-        """Return what a text is held to whose answer is held to `answer`; None where to nothing. Does not mutate."""
+        """Return the grammar of a text whose answer must follow `answer`, or None for free text. Does not mutate."""
         mode = self.choice.mode
         if self.tools is None and (answer is None or thinking is Thinking.NO):
             return answer
@@ -82,7 +82,7 @@ class AnswerForm:
         return Grammar.lark("\n".join([f"start: {before}({body})", *found]))
 
     def blame(self, error: InvalidRequestError) -> InvalidRequestError:
-        """Return a refusal of a grammar as one of what the client has said: a function, or all of them, or a format.
+        """Return the refusal of a grammar as one of a client's values: a tool, all tools, or the answer's format.
 
         Does not mutate.
         """
@@ -106,13 +106,13 @@ class AnswerForm:
         return AnswerReader(thinking, None if self.tools is None else self.tools.parser(names))
 
     def call_id(self, *place: object) -> str:
-        """Return the id of the call at a place that is nobody else's. Does not mutate."""
+        """Return a unique id for the tool call at a place. Does not mutate."""
         digits = hashlib.blake2b(repr(place).encode(), digest_size=16).hexdigest()
         return digits if self.tools is None else self.tools.call_id(digits)
 
 
 def _answer_rule(answer: Grammar) -> str:
-    """Return a grammar as the rule of another one."""
+    """Return a grammar as a rule of a larger grammar."""
     if answer.kind == "json_schema":
         return f"answer: %json {_spaced(answer.text)}"
     if answer.kind == "regex":
@@ -121,7 +121,7 @@ def _answer_rule(answer: Grammar) -> str:
 
 
 def _spaced(schema: str) -> str:
-    """Return a schema with what is said of the space in JSON, as it is said of one that stands alone.
+    """Return a schema with the whitespace rule that a schema without other rules gets.
 
     >>> _spaced('{"type": "integer"}')
     '{"x-guidance": {"whitespace_pattern": " ?"}, "type": "integer"}'
@@ -129,14 +129,14 @@ def _spaced(schema: str) -> str:
     try:
         value = json.loads(schema)
     except (ValueError, RecursionError):
-        return schema  # the compiler says what is wrong with it
+        return schema  # the compiler reports what is wrong
     return (
         json.dumps({"x-guidance": {"whitespace_pattern": JSON_SPACE}, **value}) if isinstance(value, dict) else schema
     )
 
 
 def _regex(text: str) -> str:
-    r"""Return a regular expression as it stands between slashes.
+    r"""Return a regular expression escaped for use between slashes.
 
     >>> _regex("a/b"), _regex("a\\/b")
     ('a\\/b', 'a\\/b')

@@ -19,17 +19,17 @@ from quire.serve.health import HEALTH_ROUTES
 from quire.serve.loading.model_set import ModelSet
 
 EXPECTED = (ApiError, HTTPException, ClientDisconnect, InvalidRequestError, TooManyJobsError, ExecutionError)
-"""What endpoints raise on purpose. Anything else is answered too, and told to the log as a mistake of ours."""
+"""Exceptions that endpoints raise on purpose. Any other is answered too, and logged as a bug in the server."""
 
 
 def make_app(models: ModelSet, routes: Sequence[BaseRoute] = ROUTES) -> ASGIApp:
-    """Return the application of a server; adds `routes` to those of the dashboard and of health and metrics."""
+    """Return a server's application: `routes`, and the routes of the dashboard, health and metrics."""
     page = dashboard_routes() if models.server.config.dashboard else ()
     app = Starlette(
         routes=[*HEALTH_ROUTES, *page, *routes],
         exception_handlers=dict.fromkeys((*EXPECTED, Exception), answer_error),
     )
-    app.router.redirect_slashes = False  # a redirect would be put together from the header Host
+    app.router.redirect_slashes = False  # a redirect would contain the client's Host header
     app.state.models = models
     app.state.services = models.server
     return Frame(app, models.server, open_paths=frozenset(route.path for route in page))

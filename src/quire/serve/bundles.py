@@ -1,4 +1,4 @@
-"""Bundles: blocks that leave the cache as a body, or come in. One at a time, in a thread of their own."""
+"""Bundles: cache blocks sent or received as an HTTP body. One at a time, in their own thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class Closeable(Protocol):
-    """Files that are closed in the end."""
+    """Open files."""
 
     def close(self) -> None:
         """Close them; may be called twice."""
@@ -26,18 +26,18 @@ File = TypeVar("File", bound=Closeable)
 
 
 class Bundles:
-    """The turn of a server's bundles, and the thread that reads and writes their files."""
+    """Runs a server's bundles one at a time, with the thread that reads and writes their files."""
 
     def __init__(self) -> None:
         self._pool = TenantPool("quire-bundles", num_threads=1)
         self._is_busy = False
-        self._closing: asyncio.Future[None] | None = None  # the loop itself would forget it
+        self._closing: asyncio.Future[None] | None = None  # the event loop keeps no reference to it
 
     @asynccontextmanager
     async def opened(self, open_file: Callable[[], File]) -> AsyncGenerator[File, None]:
-        """Open the files of a bundle for the time of a block; raises `ApiError` while another one is under way.
+        """Open the files of a bundle for the time of a `with` block; raises `ApiError` while another bundle is open.
 
-        They are closed by the thread, after all that it was given before.
+        The thread closes them after all work that it got earlier.
         """
         if self._is_busy:
             raise bundle_under_way(RETRY_S)
@@ -47,11 +47,11 @@ class Bundles:
             yield await asyncio.shield(opening)
         finally:
             self._closing = asyncio.ensure_future(self._close(opening))
-            if opening.done():  # a disk that hangs holds up no call that has ended
+            if opening.done():  # a disk that hangs must not hold up a request that has ended
                 await asyncio.shield(self._closing)
 
     async def _close(self, opening: asyncio.Future[File]) -> None:
-        """Close files, also those that open while nobody waits for them any more, and give the turn back. Mutates."""
+        """Close files, even if they open after the request has ended, and let the next bundle start. Mutates."""
         await asyncio.wait([opening])
         try:
             if opening.exception() is None:

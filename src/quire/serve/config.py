@@ -29,14 +29,14 @@ MAX_KEY_LENGTH = 512
 URL: Final = re.compile(r"https?://[^/?#\s]+/[^?#\s]+")
 MAX_SECONDS = 86_400.0
 KEYS_TO_FILL = 4
-"""Keys that it takes to hold all the bytes that bodies may hold."""
+"""By default, this many keys together can fill the memory for bodies."""
 
 _FORMAT_NAMES = ", ".join(each.name for each in TOOL_FORMATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where the server listens, whom it lets in, and how much it takes on. Sizes are bytes, or texts such as "32MiB".
+    """Where the server listens, which clients it accepts, and its limits. Sizes are bytes, or texts such as "32MiB".
 
     >>> ServerConfig(max_body="1MiB").max_body
     1048576
@@ -48,36 +48,37 @@ class ServerConfig:
         (), "host name that clients may use, in addition to loopback names; *: any name"
     )
     cors_origin: tuple[str, ...] = setting(
-        (), "origin whose web pages may call, such as https://chat.example or app://obsidian.md; *: every page"
+        (), "origin whose web pages may send requests, such as https://chat.example or app://obsidian.md; *: every page"
     )
     tls_cert: str | None = setting(None, "file with the certificate for HTTPS, in PEM form; none: HTTP")
     tls_key: str | None = setting(None, "file with the key of the certificate, in PEM form and without a password")
     served_model_name: tuple[str, ...] = setting((), "model name that clients use; none: the model's own name")
     model_dir: str | None = setting(None, "folder of models to serve: model folders and GGUF files; none: no folder")
     adapter_root: str | None = setting(
-        None, "folder below which operators may load LoRA adapters while the server runs; none: they may not"
+        None, "folder from which operators may load LoRA adapters while the server runs; none: not allowed"
     )
     keep_alive: float | str | None = setting(
-        "5m", "with several models: how long one stays loaded after its last request; 0: unload at once, none: never"
+        "5m",
+        "with several models: how long a model stays loaded after its last request; 0: unload at once, none: forever",
     )
-    models_at_once: int = setting(3, "with several models: number of models that the memory is divided among")
+    models_at_once: int = setting(3, "with several models: number of models that share the memory")
     max_load_wait_s: float | None = setting(
-        120.0, "with several models: seconds that a request waits for its model to be loaded; none: any time"
+        120.0, "with several models: seconds that a request waits for its model to be loaded; none: no limit"
     )
     replicas: str = setting(
         "1",
         "engines of the model, each in its own process with its share of threads and memory, or with its own GPU; "
-        "ray:N: on the machines of a Ray cluster, or else of one that is started here; needs quire[ray]; "
-        "MIN-MAX in place of N: as many as the load asks for",
+        "ray:N: on the machines of a Ray cluster (without one, a cluster starts on this machine); needs quire[ray]; "
+        "MIN-MAX in place of N: the number follows the load",
     )
     continue_on: str = setting(
-        "same", "engines on which a text goes on when its engine dies: same (equal model and settings), any or never"
+        "same", "engines that may continue a text when its engine dies: same (equal model and settings), any or never"
     )
     api_key: tuple[str, ...] = setting((), "API key that clients must send; each key is a separate tenant", secret=True)
     api_keys_file: str | None = setting(None, "YAML file with tenants: keys, names and limits")
     tenant_secret: str | None = setting(
         None,
-        "secret that tenants' cache salts derive from; none: random at each start, or kept in the disk cache",
+        "secret from which tenants' cache salts derive; none: random at each start, or kept in the disk cache",
         secret=True,
     )
     open_metrics: bool = setting(
@@ -90,7 +91,7 @@ class ServerConfig:
         None, "maximum queued prompt tokens; none: 8 times what the KV memory holds"
     )
     max_wait_s: float | None = setting(
-        30.0, "turn a request away if its first token would take longer than this; none: never"
+        30.0, "refuse a request whose first token would take longer than this; none: never"
     )
     max_sequences_per_key: int | None = setting(
         None, "maximum concurrent sequences per key (prompts times n); none: no limit"
@@ -114,7 +115,8 @@ class ServerConfig:
     keep_alive_timeout_s: float = setting(75.0, "seconds an idle connection stays open")
     max_step_s: float | None = setting(MAX_STEP_S, "restart the engine if a step takes longer than this; none: never")
     max_silence_s: float | None = setting(
-        MAX_SILENCE_S, "restart an engine if it is silent for longer than this, of several after 10 s; none: never"
+        MAX_SILENCE_S,
+        "restart an engine that is silent for longer than this (with several engines: 10 s at most); none: never",
     )
     drain_timeout_s: float = setting(30.0, "seconds that running requests have to finish when the server stops")
     tool_format: str = setting(AUTO, f"format of tool calls: auto (from the chat template), none, {_FORMAT_NAMES}")
@@ -146,7 +148,7 @@ class ServerConfig:
         require_int("models_at_once", self.models_at_once, 1, 1 << 10)
         match = REPLICAS.fullmatch(str(self.replicas))
         if match is None or not int(match[2] or match[3]) <= int(match[3]) <= MAX_REPLICAS:
-            allowed = f"an integer from 1 to {MAX_REPLICAS} or two as 1-4, after ray: for engines on a Ray cluster"
+            allowed = f"an integer from 1 to {MAX_REPLICAS} or a range such as 1-4, after ray: for a Ray cluster"
             raise InvalidConfigError("replicas", self.replicas, allowed)
         object.__setattr__(self, "replicas", match[0])
         require_one_of("continue_on", self.continue_on, CONTINUE_ON)
@@ -172,12 +174,12 @@ class ServerConfig:
 
     @property
     def num_replicas(self) -> int:
-        """The number of engines of the model; the highest, where it follows the load."""
+        """The number of engines of the model: the maximum, if the number follows the load."""
         return int(re.split("[:-]", self.replicas)[-1])
 
     @property
     def least_replicas(self) -> int:
-        """How many engines the model has at the least."""
+        """The minimum number of engines of the model."""
         return int(self.replicas.rpartition(":")[2].partition("-")[0])
 
     @property
@@ -192,32 +194,32 @@ class ServerConfig:
 
     @property
     def may_have_several_tenants(self) -> bool:
-        """Whether keys of more than one tenant can be there, as far as that can be said before a file is read."""
+        """Whether there can be more than one tenant, judged without reading the keys file."""
         return len(self.api_key) > 1 or self.api_keys_file is not None
 
     @property
     def keep_alive_s(self) -> float:
-        """How long a model stays loaded after its last call; may be infinite."""
+        """Seconds that a model stays loaded after its last request; can be infinite."""
         return keep_alive_s(self.keep_alive)
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body, as a number."""
+        """The maximum size of a request body, as a number."""
         return parse_bytes(self.max_body)
 
     @property
     def head_bytes(self) -> int:
-        """The largest head, as a number."""
+        """The maximum size of a request head, as a number."""
         return parse_bytes(self.max_header_bytes)
 
     @property
     def max_bodies_bytes(self) -> int:
-        """What the bodies of all calls may hold, as a number."""
+        """The maximum memory of all request bodies together, as a number."""
         return parse_bytes(self.max_bodies)
 
     @property
     def max_bodies_bytes_per_key(self) -> int:
-        """What the bodies of one key's calls may hold: at least one of the largest."""
+        """The maximum memory of one key's request bodies: enough for one of maximum size, or more."""
         if self.max_bodies_per_key is not None:
             return parse_bytes(self.max_bodies_per_key)
         share = self.max_bodies_bytes // KEYS_TO_FILL if self.may_have_several_tenants else self.max_bodies_bytes
@@ -237,7 +239,7 @@ class ServerConfig:
                 raise InvalidConfigError(name, value, f"max_body ({self.max_body}) or more, so that one body fits")
 
     def _check_names_and_secrets(self) -> None:
-        """A secret that is refused is not shown."""
+        """Check names and secrets. An error never shows a secret."""
         if not isinstance(self.served_model_name, tuple):
             raise InvalidConfigError("served_model_name", self.served_model_name, "a tuple of names")
         for name in self.served_model_name:
@@ -278,13 +280,13 @@ class ServerConfig:
 
 
 def require_text(field: str, value: object) -> None:
-    """Raise `InvalidConfigError` unless a setting is a text that names something."""
+    """Raise `InvalidConfigError` unless a setting is a non-empty text of printable characters."""
     if not isinstance(value, str) or not value or not value.isprintable():
         raise InvalidConfigError(field, value, "a text of printable characters")
 
 
 def require_key(field: str, value: object) -> str:
-    """Return an API key; raises `InvalidConfigError`, which does not show it, for what a header cannot carry."""
+    """Return an API key; raises `InvalidConfigError`, which never shows the key, if a header cannot carry it."""
     if not isinstance(value, str):
         shown = f"a value of type {type(value).__name__}"
         raise InvalidConfigError(field, shown, "a text; a key of digits needs quotes in YAML")

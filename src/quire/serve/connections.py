@@ -1,10 +1,10 @@
-"""How many connections the limit of open files leaves room for.
+"""How many connections fit under the limit of open files.
 
-    RLIMIT_NOFILE  =  connections  +  those accepted and not counted yet  +  what the server needs itself
+    RLIMIT_NOFILE  =  connections  +  accepted but not yet counted  +  the server's own files
 
-A process that may open no more files can accept nothing, not even who asks whether it is ready, and cannot start its
-engine again. So connections stop short of the limit, and who comes then is told so (`guard`). The limit is raised first
-as far as the system lets us.
+A process at the limit accepts no connection, not even a readiness probe, and cannot restart its engine. So the server
+accepts fewer connections than the limit allows, and refuses more with an answer (`guard`). First it raises the limit
+as far as the system permits.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from quire.core.errors import InvalidConfigError
 
 ACCEPTED_AT_ONCE: Final = 16
 UNCOUNTED: Final = 5 * ACCEPTED_AT_ONCE
-"""Connections that are accepted, or closed, and not counted yet: some rounds of the event loop lie between."""
+"""Connections accepted or closed but not yet counted: counting lags by some rounds of the event loop."""
 OTHER_FILES: Final = 64
-"""What the server has open itself: its listener and logs, the engine, the trial of grammars, files that are read."""
+"""The server's own open files: its listener and logs, the engine, the trial of grammars, files being read."""
 FEWEST_CONNECTIONS: Final = 16
 
 logger = logging.getLogger("quire.serve")
@@ -29,7 +29,7 @@ logger = logging.getLogger("quire.serve")
 def allow_connections(wanted: int) -> int:
     """Raise the limit of open files as far as this many connections need; return how many it allows.
 
-    Mutates the process. Raises `InvalidConfigError` where that is too few to serve anybody.
+    Mutates the process. Raises `InvalidConfigError` if it allows fewer than `FEWEST_CONNECTIONS`.
     """
     beside = UNCOUNTED + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -45,7 +45,7 @@ def allow_connections(wanted: int) -> int:
 
 
 def connections_within(max_files: int, wanted: int) -> int:
-    """Return how many of the wanted connections a limit of open files has room for. Pure.
+    """Return how many of the wanted connections fit under a limit of open files. Pure.
 
     >>> connections_within(1024, 4096), connections_within(8192, 4096), connections_within(-1, 4096)
     (880, 4096, 4096)

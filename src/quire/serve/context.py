@@ -1,4 +1,4 @@
-"""RequestContext: what is known of a call, filled in on its way through the server."""
+"""RequestContext: the data of a request, filled in on its way through the server."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from quire.serve.tenants import Tenant
 
 @dataclass(slots=True)
 class GeneratedText:
-    """What a call generates, for its trace: how that was asked for, and when what happened, as the clock has it.
+    """A request's generation, for its trace: its parameters and the times of its events, on the clock.
 
-    `started_s` is the time of the first step for it, `first_token_s` when each of its prompts had a token; None: it
-    ended before that.
+    `started_s` is the time of its first step, `first_token_s` the time when each of its prompts had a token; None: the
+    request ended before that.
     """
 
     is_chat: bool
@@ -30,11 +30,10 @@ class GeneratedText:
 
 @dataclass(slots=True)
 class RequestContext:
-    """A call, as `request.state.context`. Endpoints fill in the last five, for log and trace, `stay` and `visit`.
+    """A request's context, `request.state.context`. Endpoints fill in `stay`, `visit` and the last five fields.
 
-    They also fill in `adapter`, the name of the adapter that it asks for. Its stay at a model and its visit at the gate
-    end with the call at the latest, however that ends. `parent_id` is the caller's span; empty: the trace begins with
-    this call.
+    They also fill in `adapter`, the name of the requested adapter. The stay at a model and the visit at the gate end
+    with the request at the latest, even if it fails. `parent_id` is the caller's span; empty: the trace begins here.
     """
 
     request_id: str
@@ -55,5 +54,5 @@ class RequestContext:
 
     @property
     def trace_id(self) -> str:
-        """What all calls of one trace have in common."""
+        """The id that all requests of one trace share."""
         return self.traceparent[3:35]

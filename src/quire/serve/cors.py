@@ -1,11 +1,11 @@
-"""Origins: the web pages of other sites that may call the server, and what a browser must be told of that (CORS).
+"""Origins: the web pages of other sites that may call the server, and the CORS headers for browsers.
 
     page of https://chat.example ──► OPTIONS /v1/…  ──► 204: this origin may call, with these headers
                                  ──► POST /v1/…     ──► answer + access-control-allow-origin
 
-Off unless origins are named. An origin is compared as a whole: scheme, name and port. Desktop programs made of web
-pages have origins of their own schemes, such as app://obsidian.md. A key travels in a header that a page must set
-itself, never in a cookie, so naming an origin, or all by `*`, gives no page a key that it does not have.
+Off unless origins are configured. An origin matches only if scheme, name and port are equal. Desktop programs made of
+web pages have origins with their own schemes, such as app://obsidian.md. A key is sent in a header that the page itself
+must set, never in a cookie, so allowing an origin, or all with `*`, gives no page a key that it does not have.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9_, -]*")
 
 
 class Origins:
-    """Pages of which origins may call. Does not change.
+    """The origins whose pages may call. Immutable.
 
     >>> origins = Origins(["https://chat.example", "app://obsidian.md"])
     >>> origins.allow(b"https://chat.example"), origins.allow(b"https://chat.example:444"), Origins([]).allow(b"null")
@@ -38,11 +38,11 @@ class Origins:
         self._are_all = ANY.encode() in self._names
 
     def allow(self, origin: bytes) -> bool:
-        """Return whether pages of an origin may call; no origin at all is no page."""
+        """Return whether pages of an origin may call; False for an empty origin."""
         return bool(origin) and (self._are_all or origin.lower() in self._names)
 
     def headers(self, origin: bytes) -> list[tuple[bytes, bytes]]:
-        """Return what an answer tells a browser. Where any origin is named, every answer says that it depends on it."""
+        """Return an answer's CORS headers. If any origin is configured, every answer has `vary: origin`."""
         if not self._names:
             return []
         if not self.allow(origin):
@@ -54,21 +54,21 @@ class Origins:
         ]
 
     def preflight(self, method: str, headers: Mapping[bytes, bytes]) -> Response | None:
-        """Return the answer to a browser that asks before it calls, if its page may call; else None.
+        """Return the answer to a browser's preflight request if its page may call, else None.
 
-        What is asked for is allowed: the call itself still needs its key.
+        Allows every header that the browser asks for: the call itself still needs its key.
         """
         if method != "OPTIONS" or b"access-control-request-method" not in headers:
             return None
         if not self.allow(headers.get(b"origin", b"")):
             return None
-        wanted = headers.get(b"access-control-request-headers", b"")
-        is_plain = len(wanted) <= MAX_HEADERS_LENGTH and HEADER_NAMES.fullmatch(wanted)
-        told = {
+        requested = headers.get(b"access-control-request-headers", b"")
+        is_plain = len(requested) <= MAX_HEADERS_LENGTH and HEADER_NAMES.fullmatch(requested)
+        cors_headers = {
             "access-control-allow-methods": METHODS.decode(),
-            "access-control-allow-headers": wanted.decode("latin-1") if is_plain and wanted else "content-type",
+            "access-control-allow-headers": requested.decode("latin-1") if is_plain and requested else "content-type",
             "access-control-max-age": ANSWER_KEPT_S.decode(),
         }
         if headers.get(b"access-control-request-private-network") == b"true":
-            told["access-control-allow-private-network"] = "true"
-        return Response(status_code=204, headers=told)
+            cors_headers["access-control-allow-private-network"] = "true"
+        return Response(status_code=204, headers=cors_headers)

@@ -1,12 +1,12 @@
-"""ApiError: an answer that is an error, in the form that clients of OpenAI know.
+"""ApiError: an error answer, in OpenAI's form.
 
     {"error": {"message": "n is 0; allowed: an integer from 1 to 64", "type": "invalid_request_error", "param": "n",
                "code": "invalid_value"}}
     {"error": "n is 0; allowed: an integer from 1 to 64"}             on the paths of Ollama's interface
 
 Every answer that is not 2xx has such a body, whether the frame, the gate, an endpoint or the engine refuses. Clients
-decide by the status and the headers whether they try again: openai-python does so on 408, 409, 429 and from 500 on,
-after `Retry-After`, unless `x-should-retry` says "false", as it does here where trying again can only fail again.
+decide by status and headers whether to retry: openai-python retries on 408, 409, 429 and from 500 on, after
+`Retry-After`, unless `x-should-retry` is "false". This server sends that where a retry can only fail again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ UNAVAILABLE = "service_unavailable_error"
 OLLAMA_PATHS = "/api/"
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 RESTART_S = 2.0
-"""Seconds after which a client may ask again for an engine that was lost."""
+"""Seconds after which a client should retry while a lost engine restarts."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What went wrong; `param` is the field of the request that it is about, `code` a word for programs."""
+    """What went wrong; `param` is the field of the request at fault, `code` a word for programs."""
 
     message: str
     type: str
@@ -48,19 +48,19 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every answer that is an error."""
+    """The body of every error answer."""
 
     error: ErrorDetail
 
 
 class OllamaErrorBody(msgspec.Struct, frozen=True):
-    """The same on the paths of Ollama's interface, whose clients know no more than a text."""
+    """The body on the paths of Ollama's interface, whose clients expect a text only."""
 
     error: str
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error answer.
 
     >>> ApiError(400, "n is 0", param="n", code="invalid_value").body()
     b'{"error":{"message":"n is 0","type":"invalid_request_error","param":"n","code":"invalid_value"}}'
@@ -84,13 +84,13 @@ class ApiError(Exception):
         self.detail = ErrorDetail(message, type, param and shortened(param), code)
 
     def body(self, path: str = "") -> bytes:
-        """Return the body of the answer to a call of this path. Does not mutate."""
+        """Return the body of the answer to a request for this path. Does not mutate."""
         is_ollama = path.startswith(OLLAMA_PATHS)
         return msgspec.json.encode(OllamaErrorBody(self.detail.message) if is_ollama else ErrorBody(self.detail))
 
 
 def api_error_of(error: BaseException) -> ApiError:
-    """Return the answer to whatever was raised; what nobody expected is told to the log, not to the client.
+    """Return the answer for an exception. The details of an unexpected one never reach the client, only the log.
 
     >>> from quire.core.errors import InvalidRequestError
     >>> api_error_of(InvalidRequestError("top_p", 2, "at most 1")).detail.param
@@ -113,11 +113,11 @@ def api_error_of(error: BaseException) -> ApiError:
     )
 
 
-# ---- what a request can be wrong in ---------------------------------------------------------------------------------
+# ---- errors of the request ------------------------------------------------------------------------------------------
 
 
 def context_length_exceeded(error: RequestTooLargeError, param: str = "prompt") -> ApiError:
-    """Return the answer to a prompt, named `param`, that can never fit; proxies look for the words in it."""
+    """Return the answer to a prompt, named `param`, that can never fit; proxies look for "maximum context length"."""
     message, words = str(error), "maximum context length"
     if words not in message:
         message = f"{message} (the {words} of this server)"
@@ -125,12 +125,12 @@ def context_length_exceeded(error: RequestTooLargeError, param: str = "prompt") 
 
 
 def unsupported(param: str, why: str) -> ApiError:
-    """Return the answer to a field that would change the output, and that is not supported."""
+    """Return the answer to an unsupported field that would change the output."""
     return ApiError(400, f"{param} is not supported: {why}", code="unsupported_parameter", param=param)
 
 
 def unknown_host(name: str) -> ApiError:
-    """Return the answer to a call by a name that is not one of ours."""
+    """Return the answer to a request for a foreign host name."""
     message = (
         f"{shortened(name)!r} is not a host name of this server; if it should be, start the server with "
         f"--allowed-host NAME"
@@ -139,7 +139,7 @@ def unknown_host(name: str) -> ApiError:
 
 
 def foreign_origin(origin: str) -> ApiError:
-    """Return the answer to a page that another site has sent to a browser."""
+    """Return the answer to a web page of another site."""
     message = (
         f"web pages from {shortened(origin)!r} may not use this server; to allow them, start it with "
         f"--cors-origin ORIGIN"
@@ -148,7 +148,7 @@ def foreign_origin(origin: str) -> ApiError:
 
 
 def repeated_header(name: str) -> ApiError:
-    """Return the answer to a call with a header more than once that may stand there once."""
+    """Return the answer to a request that repeats a header which may occur only once."""
     return ApiError(400, f"the request has the header {name} more than once", code="repeated_header")
 
 
@@ -160,13 +160,13 @@ def unauthorized() -> ApiError:
 
 
 def operator_required(path: str) -> ApiError:
-    """Return the answer to the key of a tenant where all tenants are counted together."""
+    """Return the answer to a tenant's key where the data covers all tenants."""
     message = f"{path} covers all tenants and needs an operator's key (operator: true in the keys file)"
     return ApiError(403, message, type=PERMISSION, code="operator_required")
 
 
 def not_found(path: str) -> ApiError:
-    """Return the answer to a path that leads nowhere."""
+    """Return the answer to an unknown path."""
     return ApiError(
         404,
         f"{shortened(path)} is not a path on this server; GET /openapi.json lists them",
@@ -176,61 +176,61 @@ def not_found(path: str) -> ApiError:
 
 
 def model_not_found(name: str, near: Sequence[str] = ()) -> ApiError:
-    """Return the answer to the name of a model that is not served here; `near` are names that are."""
+    """Return the answer to the name of a model that is not served; `near`: served names to suggest."""
     served = f", but {', '.join(map(repr, near))}" if near else ""
     message = f"model {shortened(name)!r} not found: this server does not serve it{served}; GET /v1/models lists all"
     return ApiError(404, message, type=NOT_FOUND, code="model_not_found", param="model")
 
 
 def adapters_are_fixed() -> ApiError:
-    """Return the answer to who would load adapters where that is not allowed."""
+    """Return the answer to a request to load adapters where that is not allowed."""
     message = "this server serves the adapters that it was started with; start it with --adapter-root to load others"
     return ApiError(403, message, type=PERMISSION, code="adapters_are_fixed")
 
 
 def adapter_refused(message: str) -> ApiError:
-    """Return the answer to an adapter that cannot be loaded, and why."""
+    """Return the answer to an adapter that cannot be loaded, with the reason."""
     return ApiError(400, message, code="invalid_value", param="lora_path")
 
 
 def adapter_not_found(name: str, served: Sequence[str]) -> ApiError:
-    """Return the answer to the name of an adapter that is not there."""
+    """Return the answer to the name of an adapter that is not loaded."""
     others = f", but {', '.join(map(repr, served))}" if served else ""
     message = f"adapter {shortened(name)!r} not found: it is not loaded{others}"
     return ApiError(404, message, type=NOT_FOUND, code="adapter_not_found", param="lora_name")
 
 
 def no_disk_cache() -> ApiError:
-    """Return the answer to who would move blocks where none are on disk."""
+    """Return the answer to a request to move blocks on a server without a disk cache."""
     message = "this server keeps no blocks on disk; start it with --disk-cache DIR"
     return ApiError(404, message, type=NOT_FOUND, code="no_disk_cache")
 
 
 def stores_elsewhere() -> ApiError:
-    """Return the answer to who would move blocks of engines on other machines."""
-    message = "the engines keep blocks on machines of their own; use quire cache export and import there"
+    """Return the answer to a request to move blocks of engines on other machines."""
+    message = "the engines keep blocks on other machines; use quire cache export and import there"
     return ApiError(400, message, code="stores_elsewhere")
 
 
 def scope_not_kept() -> ApiError:
-    """Return the answer to a key whose prompts must not be written."""
+    """Return the answer to a key whose prompts must not be written to disk."""
     message = "prompts of this API key are not written to the disk; set persist: true for it in the keys file"
     return ApiError(403, message, type=PERMISSION, code="not_persistent")
 
 
 def name_is_used(name: str) -> ApiError:
-    """Return the answer to an adapter whose name something else has."""
+    """Return the answer to an adapter whose name is taken."""
     message = f"the name {shortened(name)!r} is used for something else; unload that first, or choose another name"
     return ApiError(409, message, code="name_is_used", param="lora_name", headers=NO_RETRY)
 
 
 def adapter_not_loaded(message: str) -> ApiError:
-    """Return the answer where the engine could not load an adapter that was in order."""
+    """Return the answer if the engine could not load a valid adapter."""
     return ApiError(500, message, type=SERVER, code="adapter_not_loaded", headers=NO_RETRY)
 
 
 def method_not_allowed(method: str, allowed: str) -> ApiError:
-    """Return the answer to a method that the path does not know; `allowed` are those that it does."""
+    """Return the answer to a method that the path does not support; `allowed` lists the supported ones."""
     message = f"{shortened(method)} is not allowed here; allowed: {allowed}"
     return ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
 
@@ -242,90 +242,89 @@ def request_timeout(what: str, limit_s: float) -> ApiError:
 
 
 def body_too_large(limit: int, why: str) -> ApiError:
-    """Return the answer to a body of more bytes than the limit; `why` says where that comes from, and what to do."""
+    """Return the answer to a body over the limit; `why` names the limit's source and what to do."""
     return ApiError(413, f"the body of the request is over the limit of {limit} bytes: {why}", code="body_too_large")
 
 
 def unsupported_media_type(message: str) -> ApiError:
-    """Return the answer to a body of another type, or in another encoding, than JSON as it is."""
+    """Return the answer to a body that is not plain JSON, by type or by encoding."""
     return ApiError(415, message, code="unsupported_media_type")
 
 
 def head_too_large(limit: int) -> ApiError:
-    """Return the answer to a head of more bytes than the limit."""
+    """Return the answer to a head over the limit."""
     message = f"the head of the request is over the limit of {limit} bytes"
     return ApiError(431, message, code="head_too_large")
 
 
 def model_not_loadable(name: str, reason: str) -> ApiError:
-    """Return the answer to a call for a model that cannot be loaded: its files, or its memory, have to change first."""
+    """Return the answer to a request for a model that cannot be loaded until its files or memory change."""
     message = f"model {shortened(name)!r} cannot be loaded: {reason}"
     return ApiError(500, message, type=SERVER, code="model_not_loadable", param="model", headers=NO_RETRY)
 
 
-# ---- what can be wrong with the server ------------------------------------------------------------------------------
+# ---- errors of the server -------------------------------------------------------------------------------------------
 
 
 def too_many_requests(retry_after_s: float) -> ApiError:
-    """Return the answer to a key that has all the sequences under way that it may have."""
+    """Return the answer to a key at its limit of concurrent sequences."""
     message = "this API key has reached its limit of concurrent sequences; try again when one has ended"
     return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
 
 
 def too_many_texts(retry_after_s: float) -> ApiError:
-    """Return the answer to a key of which too many long texts wait to be tokenized."""
+    """Return the answer to a key that has too many long texts waiting to be tokenized."""
     message = "this API key has reached its limit of queued long texts; try again later"
     return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
 
 
 def too_many_bytes_of_key(limit: int, retry_after_s: float) -> ApiError:
-    """Return the answer to a body of a key whose calls hold all the bytes that they may."""
+    """Return the answer to a body of a key whose requests hold their maximum of bytes."""
     message = (
-        f"the requests of this API key already hold {limit} bytes of bodies, its share; try again when one has ended"
+        f"the bodies of this API key's requests already hold {limit} bytes, its share; "
+        "try again when a request has ended"
     )
     return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
 
 
 def too_many_bytes(limit: int, retry_after_s: float) -> ApiError:
-    """Return the answer to a body where all calls together hold as many bytes as they may."""
-    message = (
-        f"the server is overloaded: its requests already hold {limit} bytes of bodies, the maximum; try again later"
-    )
+    """Return the answer to a body if all requests together hold their maximum of bytes."""
+    message = f"the server is overloaded: request bodies already hold {limit} bytes, the maximum; try again later"
     return ApiError(503, message, type=UNAVAILABLE, code="server_is_overloaded", headers=_retry_after(retry_after_s))
 
 
 def overloaded(retry_after_s: float, why: str = "its queue is full") -> ApiError:
-    """Return the answer where no more can wait."""
+    """Return the answer of a server whose queue is full, or would be too slow."""
     message = f"the server is overloaded: {why}; try again later"
     return ApiError(503, message, type=UNAVAILABLE, code="server_is_overloaded", headers=_retry_after(retry_after_s))
 
 
 def too_many_readers(limit: int) -> ApiError:
-    """Return the answer to one more who wants to watch."""
+    """Return the answer to one more reader of /live."""
     message = f"{limit} clients already read /live, the maximum (max_live_readers); try again later"
     return ApiError(503, message, type=UNAVAILABLE, code="too_many_readers", headers=_retry_after(RESTART_S))
 
 
 def too_many_readers_of_key(limit: int) -> ApiError:
-    """Return the answer to a tenant that watches as often as it may."""
+    """Return the answer to a tenant that has its maximum of readers of /live."""
     message = f"this API key already has {limit} readers of /live, its share of max_live_readers; close one first"
     return ApiError(429, message, type=RATE_LIMIT, code="too_many_readers", headers=_retry_after(RESTART_S))
 
 
 def draining(retry_after_s: float) -> ApiError:
-    """Return the answer where the server is about to stop."""
+    """Return the answer of a server that is about to stop."""
     message = "the server is shutting down and accepts no new requests"
     return ApiError(503, message, type=UNAVAILABLE, code="server_is_draining", headers=_retry_after(retry_after_s))
 
 
 def engine_unavailable(retry_after_s: float) -> ApiError:
-    """Return the answer where the engine is not running: it is starting, or was lost and is started again."""
-    message = "the engine is starting, or was lost and starts again; try again later"
+    """Return the answer while the engine starts or restarts."""
+    message = "the engine is starting or restarting; try again later"
     return ApiError(503, message, type=UNAVAILABLE, code="engine_unavailable", headers=_retry_after(retry_after_s))
 
 
 def model_not_loaded_in_time(name: str, limit_s: float, retry_after_s: float) -> ApiError:
-    """Return the answer to a call that waited for its model: others hold the memory, or it takes that long to load."""
+    """Return the answer to a request whose model did not load in time: the memory is in use, or loading is slow."""
     message = (
         f"model {shortened(name)!r} was not loaded within {limit_s:g} seconds (max_load_wait_s), because other models "
         "are busy or it is large; try again later"
@@ -334,54 +333,54 @@ def model_not_loaded_in_time(name: str, limit_s: float, retry_after_s: float) ->
 
 
 def generation_failed(message: str) -> ApiError:
-    """Return the answer to a request that failed by itself: the same request would fail again."""
+    """Return the answer to a request that failed through its own fault: the same request would fail again."""
     text = f"the request failed in the engine: {message}"
     return ApiError(500, text, type=SERVER, code="generation_failed", headers=NO_RETRY)
 
 
 def grammar_exhausted(message: str, param: str) -> ApiError:
-    """Return the answer to a request whose grammar, named `param`, took more on the way than a grammar may."""
+    """Return the answer to a request whose grammar, named `param`, exceeded a limit during generation."""
     return ApiError(400, f"{message}; use a simpler one", code="invalid_value", param=param)
 
 
 def generation_aborted() -> ApiError:
-    """Return the answer to a request that was aborted from elsewhere."""
+    """Return the answer to a request that was aborted, but not by its client."""
     return ApiError(500, "the request was aborted", type=SERVER, code="aborted", headers=NO_RETRY)
 
 
 def bundle_under_way(retry_after_s: float) -> ApiError:
-    """Return the answer to a bundle while another one comes in or goes out."""
-    message = "another bundle is being exported or imported; try again when that has ended"
+    """Return the answer to a bundle while another is imported or exported."""
+    message = "another bundle is being exported or imported; try again when it is done"
     return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
 
 
 def prompt_not_kept(found: int, wanted: int) -> ApiError:
-    """Return the answer where the disk has less of a prompt than it was to have."""
+    """Return the answer if only a part of a prompt could be written to disk."""
     message = (
-        f"only {found:,} of {wanted:,} tokens could be written to the disk: the cache is too small, or others need it; "
-        "try again later, or raise --disk-cache-size"
+        f"only {found:,} of {wanted:,} tokens could be written to disk: the cache is too small, or other prompts "
+        "need it; try again later, or raise --disk-cache-size"
     )
     return ApiError(503, message, type=UNAVAILABLE, code="prompt_not_kept", headers=_retry_after(RESTART_S))
 
 
 def disk_cache_fails(reason: str) -> ApiError:
-    """Return the answer where the folder of the disk cache cannot be read or written."""
-    message = f"the folder of the disk cache cannot be used: {reason}; make room there, or restart the server"
+    """Return the answer if the folder of the disk cache cannot be read or written."""
+    message = f"the folder of the disk cache cannot be used: {reason}; free space in it, or restart the server"
     return ApiError(500, message, type=SERVER, code="disk_cache_fails", headers=NO_RETRY)
 
 
 def disk_cache_is_off() -> ApiError:
-    """Return the answer where the disk has failed too often."""
+    """Return the answer after the disk has failed too often."""
     message = "the disk cache is off because the disk failed; see the server's log, and restart the server"
     return ApiError(500, message, type=SERVER, code="disk_cache_is_off", headers=NO_RETRY)
 
 
 def deadline_exceeded(limit_s: float) -> ApiError:
-    """Return the answer to a request that was not done in time."""
+    """Return the answer to a request that did not finish in time."""
     message = f"the request did not finish within {limit_s:g} seconds, the limit of this server"
     return ApiError(504, message, type=SERVER, code="deadline_exceeded", headers=NO_RETRY)
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
-    """Return the headers for both kinds of clients: whole seconds for all, milliseconds for those who know them."""
+    """Return the retry headers: whole seconds for all clients, milliseconds for those that read them."""
     return {"retry-after": str(max(1, math.ceil(seconds))), "retry-after-ms": str(max(1, math.ceil(seconds * 1000)))}

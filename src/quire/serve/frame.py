@@ -1,15 +1,15 @@
-"""Frame: the work for every request, whatever its endpoint.
+"""Frame: the work that every request needs, regardless of its endpoint.
 
-    scope ──► a name of ours (421), no page of another site (403), a browser that asks first (204), a key (401)
-          ──► RequestContext: an id of ours, the tenant of the key, the trace ──► endpoint
+    scope ──► our host name (421), no page of another site (403), a browser's preflight (204), a key (401)
+          ──► RequestContext: our id, the key's tenant, the trace ──► endpoint
     send  ◄── x-request-id, openai-processing-ms, traceparent                 ◄──┘
-    at the end: a count, a line in the log, a trace where traces are sent
+    at the end: count the request, log a line, send a trace if traces are on
 
-A plain ASGI wrapper: chunks of a stream pass through it untouched. It decides by `scope["path"]` alone, which is what
-routes are found by too; a URL put together from the header Host can be made to say anything. Whatever is not on the
-short list of open paths needs a key where keys are set, also what does not exist.
+A plain ASGI wrapper: chunks of a stream pass through it untouched. It decides by `scope["path"]` alone, as the router
+does; clients can forge a URL built from the Host header. If keys are set, every path outside the short list of open
+paths needs a key, even a path that does not exist.
 
-Nothing that a client sends becomes a key of ours: its `x-request-id` is written into the log, and that is all.
+Nothing that a client sends becomes an id of ours: its `x-request-id` is only logged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from quire.serve.tenants import ANYBODY, Tenant
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
 METRICS_PATH: Final = "/metrics"
 PROBES: Final = OPEN_PATHS | {METRICS_PATH, "/load"}
-"""What monitors ask every few seconds: an answer that is well is no news."""
+"""Paths that monitors poll every few seconds; their successful answers are not logged."""
 NO_ROUTE: Final = "none"
 CLIENT_CLOSED_REQUEST: Final = 499
 MAX_LOGGED_LENGTH: Final = 200
@@ -50,7 +50,7 @@ access_logger = logging.getLogger("quire.serve.access")
 
 
 class Frame:
-    """Wraps the application. `open_paths` need no key, as those of `OPEN_PATHS`; `draw` returns random bytes."""
+    """Wraps the application. `open_paths` need no key, like `OPEN_PATHS`; `draw` returns random bytes."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Frame:
         context = self._make_context(headers)
         scope.setdefault("state", {})["context"] = context
         origins = self._services.hosts.origins
-        told = origins.headers(headers.get(b"origin", b""))
-        answer = _Answer(send, context, self._services.clock.now, told)
+        cors_headers = origins.headers(headers.get(b"origin", b""))
+        answer = _Answer(send, context, self._services.clock.now, cors_headers)
         calls, traces = self._services.calls, self._services.traces
         calls.note_call(1)
         try:
@@ -125,7 +125,7 @@ class Frame:
         )
 
     def _tenant(self, path: str, authorization: bytes) -> Tenant:
-        """Return the tenant of a call; raises `ApiError` if it may not call."""
+        """Return the tenant of a request; raises `ApiError` without a valid key."""
         tenants = self._services.tenants
         if not tenants.has_keys or path in self._open_paths:
             return ANYBODY
@@ -136,7 +136,7 @@ class Frame:
         return tenant
 
     def _fields(self, scope: Scope, answer: _Answer) -> dict[str, Any]:
-        """Return what the log says of a call: no prompt, no text, no query, no key."""
+        """Return a request's log fields: no prompt, no text, no query, no key."""
         context = answer.context
         fields: dict[str, Any] = {
             "request_id": context.request_id,
@@ -161,16 +161,16 @@ class Frame:
 
 
 class _Answer:
-    """Passes an answer on, with our headers, and remembers how it was."""
+    """Passes an answer on with our headers, and keeps its status."""
 
-    __slots__ = ("_now", "_send", "_told", "context", "status")
+    __slots__ = ("_cors_headers", "_now", "_send", "context", "status")
 
     def __init__(
-        self, send: Send, context: RequestContext, now: Callable[[], float], told: list[tuple[bytes, bytes]]
+        self, send: Send, context: RequestContext, now: Callable[[], float], cors_headers: list[tuple[bytes, bytes]]
     ) -> None:
         self._send = send
         self._now = now
-        self._told = told
+        self._cors_headers = cors_headers
         self.context = context
         self.status = 0
 
@@ -184,13 +184,13 @@ class _Answer:
                 (b"x-request-id", self.context.request_id.encode()),
                 (b"openai-processing-ms", b"%d" % elapsed_ms),
                 (b"traceparent", self.context.traceparent.encode()),
-                *self._told,
+                *self._cors_headers,
             ]
         return self._send(message)
 
 
 def traceparent_of(header: bytes, draw: Draw, *, is_recorded: bool = False) -> str:
-    r"""Return the W3C trace context of a call: that of its header, a new one where that is none.
+    r"""Return the W3C trace context of a request: its header's, or a new one if the header is not valid.
 
     >>> traceparent_of(b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", bytes)
     '00-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-bbbbbbbbbbbbbbbb-01'
@@ -200,18 +200,18 @@ def traceparent_of(header: bytes, draw: Draw, *, is_recorded: bool = False) -> s
     match = TRACEPARENT.fullmatch(header)
     if match is None or (match[1] == b"00" and match[4]):
         return f"00-{draw(16).hex()}-{draw(8).hex()}-{is_recorded:02x}"
-    return header[:55].decode()  # what later versions add behind is not ours to understand
+    return header[:55].decode()  # later versions may append fields that we do not know
 
 
 def make_response(error: ApiError, path: str) -> Response:
-    """Return an error as the answer to a call of this path."""
+    """Return an error as the answer to a request for this path."""
     return Response(error.body(path), error.status, error.headers, media_type="application/json")
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """Return the answer to whatever an endpoint, or the way to it, has raised."""
+    """Return the answer for an exception of an endpoint or of the router."""
     if isinstance(error, ClientDisconnect):
-        return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody reads it; the log shows the status
+        return Response(status_code=CLIENT_CLOSED_REQUEST)  # only the log shows this status
     answer = _routing_error(request, error) if isinstance(error, HTTPException) else api_error_of(error)
     return make_response(answer, request.scope["path"])
 
@@ -225,6 +225,6 @@ def _routing_error(request: Request, error: HTTPException) -> ApiError:
 
 
 def _route_path(scope: Scope) -> str:
-    """Return the path of the route that a call took, which is one of few; a call may name any path."""
+    """Return the path of a request's route: one of few, while a request can name any path."""
     route = scope.get("route")
     return route.path if isinstance(route, Route) else NO_ROUTE

@@ -1,26 +1,26 @@
-"""Gate: admission control: how much may wait, the share of each tenant, and when to retry.
+"""Gate: admission control: how much can wait, each tenant's share, and when to retry.
 
-    call ── enter ──► waiting: text, queue of the engine ── begin (its first token) ──► under way ── leave ──►
+    call ── enter ──► waiting: text, queue of the engine ── begin (its first token) ──► running ── leave ──►
               │       bounded in sequences, tokens and time
-              └──► 503 the queue is full, the server drains, the engine is not running     429 this key has its share
+              └──► 503 the queue is full, the server drains, the engine is not running     429 this key is at its limit
 
-The engine's own queue has no bound, so what waits is counted here: a call waits from its entry to its first token. It
-enters before its texts are tokenized, with an estimate of their tokens, and is counted right when they are known. The
-unit is the sequence: a call of 8 prompts with n = 4 counts 32, because that is what it takes of rows and of memory.
+The engine's own queue is unbounded, so the gate counts what waits: a call waits from its entry to its first token. It
+enters before its texts are tokenized, with an estimate of their tokens that is corrected later. The unit is the
+sequence: a call of 8 prompts with n = 4 counts as 32, because it takes 32 rows and the memory of 32 sequences.
 
-**Tenants.** Where keys belong to several tenants, each may have as much waiting as is still free. One alone can fill
-half of the queue, two a third each, and so on: some room is always left. A tenant that has nothing waiting is let in
-whatever the queue holds, however large its call is, because a large call could never come in otherwise. So at most the
-limit waits, and one call of each tenant. The same holds for the share of a key.
+**Tenants.** If keys belong to several tenants, each may have as much waiting as is still free. One tenant alone can
+fill half of the queue, two a third each, and so on: some room is always left. A tenant with nothing waiting is always
+admitted, even if the queue is full and its call is large, because a large call could never enter otherwise. So at
+most the limit waits, plus one call per tenant. The same holds for the share of a key.
 
-**When to come again.** A call that is refused is told when half of what waits will have begun, at the rate at which
-sequences have begun lately. Half, so that those who come again find room and the engine has not run dry meanwhile. The
-rate counts only time in which a request waited: an idle hour says nothing about the speed of the engine.
+**When to retry.** A refusal names the time after which half of the waiting sequences will have begun, at the recent
+rate. Half, so that retries find room and the engine has not run dry meanwhile. The rate counts only time in which a
+request waited: an idle hour shows nothing about the engine's speed.
 
 **How long a call may wait.** A call that would begin too late is worth nothing to its client, and would only delay
-those behind it. A bound in sequences alone cannot prevent that, because how long a queue takes depends on the model,
-the machine and the prompts. So the same rate bounds the wait in seconds. Where tenants take turns, a call waits for its
-own tenant's calls and for as many of each other tenant, not for the whole queue.
+later calls. A bound in sequences alone cannot prevent that, because a queue's speed depends on the model, the machine
+and the prompts. So the same rate bounds the wait in seconds. If tenants take turns, a call waits for its own tenant's
+calls and for the same number of each other tenant's, not for the whole queue.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from quire.serve.tenants import Tenant
 logger = logging.getLogger("quire.serve")
 
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 120.0
-"""Clients do not wait longer than two minutes: they give up instead."""
+"""Clients give up rather than wait longer than two minutes."""
 
 RATE_MEMORY_S = 20.0
 KNOWN_AFTER_S = 1.0
-"""A rate that is known from less time than this says nothing of how long a call will wait."""
+"""A rate measured over less time than this cannot predict how long a call will wait."""
 
 DRAINING_RETRY_S = 5.0
 ENGINE_RETRY_S = 2.0
@@ -60,9 +60,9 @@ QUEUED_POOLS = 8
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    """How much may wait; with `has_tenants` of each tenant, too. `takes_turns`: tenants are served in turn.
+    """How much can wait; with `has_tenants`, also per tenant. `takes_turns`: tenants are served in turn.
 
-    `of_each`: those of the limits on sequences and tokens that are for one engine, and grow with those that are ready.
+    `of_each`: names of the limits that hold per engine, and grow with the number of ready engines.
 
     >>> limits = GateLimits(8, 100, of_each=("max_queued_sequences",)).of(3)
     >>> limits.max_queued_sequences, limits.max_queued_tokens
@@ -83,7 +83,7 @@ class GateLimits:
 
 
 def gate_limits(config: ServerConfig, model: ServedModel, num_tenants: int) -> GateLimits:
-    """Return the limits that are set, and where none are, those that suit each engine. Does not mutate."""
+    """Return the configured limits; a limit that is not set gets a value that suits each engine. Does not mutate."""
     engine, plan = model.config, model.report.plan
     sequences, tokens = config.max_queued_sequences, config.max_queued_tokens
     unset = ("max_queued_sequences", "max_queued_tokens") if config.num_replicas > 1 else ()
@@ -98,7 +98,7 @@ def gate_limits(config: ServerConfig, model: ServedModel, num_tenants: int) -> G
 
 
 class Refusal(Enum):
-    """Why a call was not let in."""
+    """Why a call was refused."""
 
     QUEUE_FULL = "queue_full"
     WAIT = "wait_too_long"
@@ -108,7 +108,7 @@ class Refusal(Enum):
 
 
 class DrainRate:
-    """How many sequences begin in a second while any wait: an average that forgets.
+    """How many sequences begin per second while any wait: a decaying average.
 
     >>> rate = DrainRate()
     >>> rate.pass_time(2.0); rate.note(6)
@@ -122,32 +122,32 @@ class DrainRate:
 
     @property
     def per_second(self) -> float:
-        """The rate; 0 where nothing has begun yet."""
+        """The rate; 0 if nothing has begun yet."""
         return self._num_begun / self._seconds if self._seconds else 0.0
 
     @property
     def seconds(self) -> float:
-        """How much time the rate is known from, the old counting less."""
+        """How much time the rate was measured over, with old time decayed."""
         return self._seconds
 
     def wait_s(self, num_sequences: int) -> float:
-        """Return how long the last of this many will wait: as if one more began just now, so never too pessimistic."""
+        """Return how long the last of this many will wait. Counts one more start just now, so never too pessimistic."""
         return num_sequences * self._seconds / (self._num_begun + 1.0)
 
     def pass_time(self, seconds: float) -> None:
-        """Some time has passed in which sequences waited. Mutates."""
+        """Note that time has passed in which sequences waited. Mutates."""
         kept = math.exp(-seconds / RATE_MEMORY_S)
         self._num_begun *= kept
         self._seconds = self._seconds * kept + RATE_MEMORY_S * (1.0 - kept)
 
     def note(self, num_sequences: int) -> None:
-        """This many sequences have begun. Mutates."""
+        """Note that this many sequences have begun. Mutates."""
         self._num_begun += num_sequences
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """What waits: of everybody, or of one tenant."""
+    """What waits: in total, or of one tenant."""
 
     sequences: int = 0
     tokens: int = 0
@@ -162,7 +162,7 @@ NOTHING: Final = _Waiting()
 
 
 class Gate:
-    """Lets calls in, or says when to come again. Called in one event loop; all operations on a call are O(1)."""
+    """Admits calls, or refuses them with a time to retry. Use it in one event loop; operations on a call are O(1)."""
 
     def __init__(
         self,
@@ -182,28 +182,28 @@ class Gate:
         self._visits: set[Visit] = set()
         self._inside: Counter[str] = Counter()
         self._waiting = _Waiting()
-        self._waiting_of: dict[str, _Waiting] = {}  # by tenant, those of whom anything waits
+        self._waiting_of: dict[str, _Waiting] = {}  # by tenant, only those with something waiting
         self.refusals: Counter[Refusal] = Counter()
-        self.refusals_of: Counter[str] = Counter()  # by tenant: those for want of a place
+        self.refusals_of: Counter[str] = Counter()  # by tenant, only those for lack of room
 
     @property
     def limits(self) -> GateLimits:
-        """How much may wait now, with the engines that are ready; as if one were, while none is."""
+        """How much can wait now, for the ready engines; for one engine while none is ready."""
         return self._limits.of(max(1, self._num_ready())) if self._limits.of_each else self._limits
 
     @property
     def num_waiting_sequences(self) -> int:
-        """Sequences that have come in and have not begun."""
+        """Admitted sequences that have not begun."""
         return self._waiting.sequences
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens of the prompts of these sequences, estimated where they are not known yet."""
+        """Prompt tokens of these sequences, estimated until they are known."""
         return self._waiting.tokens
 
     @property
     def num_visits(self) -> int:
-        """Calls that have come in and not left."""
+        """Admitted calls that have not left."""
         return len(self._visits)
 
     @property
@@ -213,19 +213,19 @@ class Gate:
 
     @property
     def is_draining(self) -> bool:
-        """Whether nobody is let in any more."""
+        """Whether the gate refuses all new calls because the server stops."""
         return self._is_draining
 
     @property
     def is_ready(self) -> bool:
-        """Whether calls are let in while there is room: what readiness tells."""
+        """Whether calls are admitted while there is room: the server's readiness."""
         return not self._is_draining and self._state() is ModelState.READY
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds after which half of what waits will have begun, if all goes on as it did lately.
+        """Seconds after which half of the waiting sequences will have begun, at the recent rate.
 
-        The nearest power of two: the exact number would tell every client how much others have sent.
+        Rounded to a power of two: the exact number would show every client how much others have sent.
         """
         self._pass_time()
         if self._rate.per_second > 0:
@@ -235,35 +235,35 @@ class Gate:
         return min(2.0 ** round(math.log2(max(seconds, MIN_RETRY_S))), MAX_RETRY_S)
 
     def visits_of(self, tenant: Tenant) -> list[Visit]:
-        """Return the calls of a tenant that have come in and not left. Does not mutate."""
+        """Return a tenant's admitted calls that have not left. Does not mutate."""
         return [visit for visit in self._visits if visit.tenant == tenant.name]
 
     def drain(self) -> None:
-        """Let nobody in any more; those inside stay. Mutates."""
+        """Admit no more calls; those inside stay. Mutates."""
         self._is_draining = True
 
     def closed(self) -> ApiError | None:
-        """Return the answer of a server that lets nobody in at the moment; None: it does. Does not mutate."""
+        """Return the error answer if the gate admits no calls at the moment, else None. Does not mutate."""
         if self._is_draining:
             return draining(DRAINING_RETRY_S)
         return None if self.is_ready else engine_unavailable(ENGINE_RETRY_S)
 
     def require_ready(self) -> None:
-        """Raise that answer, for a call that need not be looked at then. Counts it."""
+        """Raise the answer of `closed`, to refuse a call early. Counts the refusal."""
         answer = self.closed()
         if answer is not None:
             raise self._refused(Refusal.DRAINING if self._is_draining else Refusal.ENGINE, answer)
 
     def require_place(self, tenant: Tenant, num_sequences: int = 1, num_tokens: int = 1) -> None:
-        """Raise the answer to a call that cannot come in. Counts it.
+        """Raise the answer to a call that cannot be admitted. Counts the refusal.
 
-        By default for the smallest call there is: asked first, it spares the work on a call that would be refused.
+        The default is the smallest possible call: checking that first saves work on a call that would be refused.
         """
         self.require_ready()
         inside = self._inside[tenant.name]
         if tenant.max_sequences is not None and inside and inside + num_sequences > tenant.max_sequences:
             self.refusals_of[tenant.name] += 1
-            # When one of its own will have ended nobody knows; how long others wait is not told.
+            # It is unknown when one of its own will end, and how long others wait is kept secret.
             raise self._refused(Refusal.KEY_LIMIT, too_many_requests(MIN_RETRY_S))
         waiting = self._waiting_of.get(tenant.name)
         why = None if waiting is None else self._overload(waiting, num_sequences, num_tokens)
@@ -275,7 +275,7 @@ class Gate:
     def enter(self, tenant: Tenant, num_sequences: int, num_tokens: int) -> Visit:
         """Admit a request of this many sequences and prompt tokens; raises `ApiError` if it must retry later. Mutates.
 
-        The visit is a context manager: at its end the call has left the gate.
+        The visit is a context manager: at its end the call leaves the gate.
         """
         self.require_place(tenant, num_sequences, num_tokens)
         self._pass_time()
@@ -286,7 +286,7 @@ class Gate:
         return visit
 
     def check(self) -> None:
-        """Raise `InvariantError` unless the counts are those of the visits."""
+        """Raise `InvariantError` unless the counts match the visits."""
         waiting, waiting_of, inside = _Waiting(), dict[str, _Waiting](), Counter[str]()
         for visit in self._visits:
             inside[visit.tenant] += visit.num_sequences
@@ -299,9 +299,9 @@ class Gate:
             raise InvariantError("the gate's counts per tenant do not match the admitted sequences")
 
     def _overload(self, own: _Waiting, num_sequences: int, num_tokens: int) -> Refusal | None:
-        """Return which bound a call of a tenant would break. Mutates the rate, in which time has passed."""
+        """Return the bound that a tenant's call would break, or None. Mutates the rate, for which time passes."""
         limits, waiting = self.limits, self._waiting
-        # A tenant may have as much as is still free, so that something always is.
+        # A tenant may have as much as is still free, so some room is always left.
         held = own if limits.has_tenants else NOTHING
         if waiting.sequences + held.sequences + num_sequences > limits.max_queued_sequences:
             return Refusal.QUEUE_FULL
@@ -316,7 +316,7 @@ class Gate:
         return Refusal.WAIT if self._rate.wait_s(ahead) > limits.max_wait_s else None
 
     def _count(self, visit: Visit, sign: int = 1) -> None:
-        """Count what a visit has waiting in (1) or out (-1). Mutates."""
+        """Add a visit to the waiting counts (1) or remove it (-1). Mutates."""
         own = self._waiting_of.setdefault(visit.tenant, _Waiting())
         own.add(visit, sign)
         self._waiting.add(visit, sign)
@@ -361,7 +361,7 @@ class Gate:
         return overloaded(self.retry_after_s)
 
     def _warn_of_full_queue(self) -> None:
-        """Say it once in a while, not for every call that is refused."""
+        """Log a warning every `WARN_EVERY_S`, not for every refused call."""
         now = self._clock.now()
         self._refused_since_warning += 1
         if now - self._warned_s >= WARN_EVERY_S:
@@ -375,7 +375,7 @@ class Gate:
 
 
 class Visit:
-    """A call between entry and end, as a context manager."""
+    """An admitted call, as a context manager."""
 
     __slots__ = ("_gate", "_has_left", "is_waiting", "num_sequences", "num_tokens", "tenant")
 
@@ -388,18 +388,18 @@ class Visit:
         self.num_tokens = num_tokens
 
     def correct(self, num_tokens: int) -> None:
-        """The number of tokens in its prompts is known. Mutates."""
+        """Set the number of tokens in its prompts, now known. Mutates."""
         if not self._has_left:
             self._gate._correct(self, num_tokens)
 
     def begin(self) -> None:
-        """The engine has begun with it: it waits no longer. May be called more than once. Mutates."""
+        """Note that the engine has begun the call, which no longer waits. May be called more than once. Mutates."""
         if self.is_waiting and not self._has_left:
             self._gate._begin(self)
             self.is_waiting = False
 
     def leave(self) -> None:
-        """The call has ended, however it did. May be called more than once. Mutates."""
+        """Note that the call has ended, successfully or not. May be called more than once. Mutates."""
         if not self._has_left:
             self._gate._leave(self)
             self._has_left = True

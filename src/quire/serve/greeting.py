@@ -1,6 +1,6 @@
-"""How to call a server, in a line for a terminal and a few for Python, and the lines that it prints when it is ready.
+"""Example calls of a server, for a terminal and for Python, and the lines that a server prints when it is ready.
 
-The dashboard shows the same calls, so they are said here only.
+The dashboard shows the same calls, which are defined only here.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ QUESTION: Final = "What is a block table?"
 
 
 def example_calls(address: str, model_name: str, *, has_keys: bool, has_chat: bool) -> dict[str, list[str]]:
-    """Return the lines of a call, by where they are typed.
+    """Return the lines of an example call for the terminal and for Python.
 
-    `has_chat`: the model has a chat template; without one it continues texts.
+    `has_chat`: the model has a chat template; without one, the call is a plain completion.
 
     >>> for line in example_calls("http://localhost:8000", "guide", has_keys=True, has_chat=True)["Python"]:
     ...     print(line)
@@ -50,7 +50,7 @@ def example_calls(address: str, model_name: str, *, has_keys: bool, has_chat: bo
 
 
 def greeting(address: str, model_name: str, *, has_dashboard: bool, has_keys: bool, has_chat: bool) -> str:
-    r"""Return the dashboard's address, a line for a terminal, a few for Python, and how the server is stopped.
+    r"""Return the dashboard's address, example calls for a terminal and Python, and how to stop the server.
 
     >>> print(greeting("http://localhost:8000", "guide", has_dashboard=True, has_keys=False, has_chat=False))
     dashboard   http://localhost:8000/
@@ -60,12 +60,12 @@ def greeting(address: str, model_name: str, *, has_dashboard: bool, has_keys: bo
                 client = OpenAI(base_url="http://localhost:8000/v1", api_key="none")
                 prompt = "What is a block table?"
                 print(client.completions.create(model="guide", prompt=prompt).choices[0].text)
-    stop        Ctrl-C, or SIGTERM: running requests may finish; twice stops at once
+    stop        Ctrl-C, or SIGTERM: running requests finish first; press twice to stop at once
     """
     lines = example_calls(address, model_name, has_keys=has_keys, has_chat=has_chat)
     if has_dashboard:
         lines = {"dashboard": [f"{address}/"], **lines}
-    lines["stop"] = ["Ctrl-C, or SIGTERM: running requests may finish; twice stops at once"]
+    lines["stop"] = ["Ctrl-C, or SIGTERM: running requests finish first; press twice to stop at once"]
     return "\n".join(
         f"{'' if index else label:<12}{line}" for label, each in lines.items() for index, line in enumerate(each)
     )

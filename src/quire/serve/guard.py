@@ -1,14 +1,14 @@
-"""The guard: limits on a connection before its request is parsed.
+"""The guard: limits on connections, heads and slow readers, enforced in the HTTP protocol.
 
     connection ──► head: limited in bytes (431) and in seconds (408)
-               ──► body: `read_body` bounds it ──► answer: a client that reads nothing for a while is cut off
+               ──► body: `read_body` bounds it ──► answer: a client that reads nothing for a while is disconnected
     limited number of connections: an idle one makes room, else 503
 
-uvicorn parses and writes; this is its protocol with limits, because uvicorn has none for the head and none for readers.
-Bytes are counted as they come, since a header that never ends is kept by the parser and shown to nobody; the same goes
-for what stands behind the last chunk of a body. An answer that comes before the body has come in whole is not followed
-by a close, which would let the system throw the answer away with the unread bytes: the rest is read and dropped for a
-moment.
+uvicorn parses and writes; this is its protocol with limits, because uvicorn has none for the head or for readers. The
+guard counts bytes as they arrive, because the parser keeps an endless header without reporting it; the same goes for
+trailers after the last chunk of a body. If an answer is sent before the whole body has arrived, the guard does not
+close the connection at once, because the system would discard the answer with the unread bytes: it reads and drops the
+rest for a moment.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError, head_too_large, request_timeout
 
 LINGER_S: Final = 2.0
-"""How long the rest of a body is dropped after an answer that did not wait for it."""
+"""How long the rest of a body is read and dropped after an early answer."""
 
 IDLE_S: Final = 1.0
-"""A connection that has had no call for so long makes room for a new one, where there are as many as there may be."""
+"""At the limit of connections, one that has been idle for this long makes room for a new one."""
 
 DROP: Final = struct.pack("ii", 1, 0)
 
@@ -49,7 +49,7 @@ NO_HTTP: Final = ApiError(400, "this is not a valid HTTP request", code="invalid
 
 @dataclass(frozen=True, slots=True)
 class GuardLimits:
-    """What a connection may cost; `note_refused` is told the status of every answer that the guard gives itself."""
+    """Limits of connections; `note_refused` gets the status of every answer that the guard itself sends."""
 
     max_connections: int
     max_head_bytes: int
@@ -59,7 +59,7 @@ class GuardLimits:
 
     @classmethod
     def of(cls, config: ServerConfig, max_connections: int, note_refused: Callable[[int], None]) -> GuardLimits:
-        """Return the limits that the settings of a server name; `max_connections` is what the system allows."""
+        """Return the limits that a server's settings set; `max_connections` is what the system allows."""
         return cls(
             max_connections,
             config.head_bytes,
@@ -70,7 +70,7 @@ class GuardLimits:
 
 
 def guarded(guard_limits: GuardLimits) -> type[GuardedProtocol]:
-    """Return the protocol class for these limits, as uvicorn wants to be told."""
+    """Return the protocol class for these limits; uvicorn takes a class."""
 
     class Guarded(GuardedProtocol):
         limits = guard_limits
@@ -84,7 +84,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     limits: ClassVar[GuardLimits]
     idle: ClassVar[dict[GuardedProtocol, float]]
-    """Connections without a call, and since when; who has been so the longest comes first."""
+    """Connections without a call, with the time since when; the longest idle first."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_body_open = False
         self._has_had_head = False
         self._is_refused = False
-        self._num_head_bytes = 0  # of the path and headers that the parser has shown
-        self._num_hidden_bytes = 0  # that have come since it last showed something
-        self._num_unread_bytes = 0  # that waited for the client when it was last looked at
+        self._num_head_bytes = 0  # of the path and headers that the parser has reported
+        self._num_hidden_bytes = 0  # received since its last report
+        self._num_unread_bytes = 0  # in the write buffer at the last look
         self._refusal = NO_HTTP
         self._head_timer: TimerHandle | None = None
         self._read_timer: TimerHandle | None = None
@@ -109,7 +109,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- the connection ---------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """A client has connected. Mutates."""
+        """Accept a connection, or refuse it at the limit. Mutates."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections and not self._take_place():
             self._write_refusal(TOO_MANY_CONNECTIONS)
@@ -119,7 +119,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over. Mutates."""
+        """Cancel the timers of a lost connection. Mutates."""
         self.idle.pop(self, None)
         for timer in (self._head_timer, self._read_timer, self._close_timer):
             if timer is not None:
@@ -128,9 +128,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come. Mutates."""
+        """Parse received bytes, within the limits. Mutates."""
         if self._is_refused:
-            return  # whatever still comes is dropped until the connection is closed
+            return  # drop everything until the connection is closed
         self._num_hidden_bytes += len(data)
         super().data_received(data)
         if self._is_refused or self.transport.is_closing():
@@ -143,31 +143,31 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no answer is under way."""
+        """Whether no answer is in progress."""
         return self.cycle is None or self.cycle.response_complete
 
-    # ---- what the parser shows --------------------------------------------------------------------------------------
+    # ---- the parser's reports ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A head begins. Mutates."""
+        """Note that a head begins. Mutates."""
         super().on_message_begin()
         self._is_head_open = True
         self._num_head_bytes = 0
-        if self._has_had_head:  # else everything since the connection was made is of this head
+        if self._has_had_head:  # else all bytes of the connection belong to this head
             self._num_hidden_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the path has come. Mutates."""
+        """Count a piece of the path. Mutates."""
         super().on_url(url)
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header has come in whole. Mutates."""
+        """Count a complete header. Mutates."""
         super().on_header(name, value)
         self._count_head(len(name) + len(value) + len(": \r\n"))
 
     def on_headers_complete(self) -> None:
-        """The head has come in whole: the call begins. Mutates."""
+        """Begin the call: its head is complete. Mutates."""
         self._is_head_open, self._is_body_open, self._has_had_head = False, True, True
         self._num_hidden_bytes = 0
         self.idle.pop(self, None)
@@ -175,34 +175,34 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         if not self.url.startswith(b"/") and (name := urlsplit(self.url).netloc):
-            # RFC 9112, 3.2.2: the name in the target replaces that of the header.
+            # RFC 9112, 3.2.2: the name in the target replaces the Host header.
             self.headers[:] = [(b"host", name), *(header for header in self.headers if header[0] != b"host")]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body has come. Mutates."""
+        """Pass on a piece of the body. Mutates."""
         self._num_hidden_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The body has come in whole. Mutates."""
+        """Note that the body is complete. Mutates."""
         self._is_body_open = False
         super().on_message_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
-            self._stop_closing()  # the client has sent the rest of what was answered already: it may go on
+            self._stop_closing()  # the body of an early answer is complete: the connection stays open
             self.idle[self] = self.loop.time()
             self._unset_keepalive_if_required()
             handle = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
             self.timeout_keep_alive_task = handle
 
     def send_400_response(self, msg: str) -> None:
-        """The parser has given up, by itself or because a head is too large. Mutates."""
+        """Refuse a request that the parser gave up on, because it is malformed or its head is too large. Mutates."""
         self._refuse(self._refusal)
 
     # ---- the end of an answer ---------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """An answer was written. Mutates."""
+        """Note that an answer was written. Mutates."""
         is_body_left = self._is_body_open and not self.pipeline
         super().on_response_complete()
         if self.transport.is_closing():
@@ -214,26 +214,26 @@ class GuardedProtocol(HttpToolsProtocol):
             self.idle[self] = self.loop.time()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing was asked for a while. Mutates."""
+        """Close a connection that has been idle too long. Mutates."""
         self._close()
 
     # ---- slow clients -----------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """More waits for the client than it takes. Mutates."""
+        """Watch a client that reads more slowly than the server writes. Mutates."""
         super().pause_writing()
         self._num_unread_bytes = self.transport.get_write_buffer_size()
         self._read_timer = self.loop.call_later(self.limits.write_timeout_s, self._look_at_reader)
 
     def resume_writing(self) -> None:
-        """The client has read most of the answer. Mutates."""
+        """Stop watching: the client has read most of the answer. Mutates."""
         if self._read_timer is not None:
             self._read_timer.cancel()
             self._read_timer = None
         super().resume_writing()
 
     def _look_at_reader(self) -> None:
-        """Cut off a client that has taken nothing since it was last looked at. Mutates."""
+        """Disconnect a client that has read nothing since the last look. Mutates."""
         unread = self.transport.get_write_buffer_size()
         if unread >= self._num_unread_bytes:
             self._drop()
@@ -248,20 +248,20 @@ class GuardedProtocol(HttpToolsProtocol):
     def _give_up_on_head(self) -> None:
         self._head_timer = None
         if not self._is_idle:
-            self._watch_head()  # the answer before it takes its time, and the client may too
+            self._watch_head()  # the previous answer is still running, so the client may take longer
         elif self._is_head_open and not self._is_refused:
             self._refuse(request_timeout("head", self.limits.header_timeout_s))
         else:
             self._close()
 
     def _take_place(self) -> bool:
-        """Close the connection that has been without a call the longest; False: all are in use. Mutates."""
+        """Close the connection that has been idle the longest; return False if all are in use. Mutates."""
         for oldest, since_s in self.idle.items():
             if self.loop.time() - since_s < IDLE_S:
                 return False
             del self.idle[oldest]
             if oldest.transport.get_write_buffer_size():
-                oldest._drop()  # it does not read, and its place is needed now
+                oldest._drop()  # its client does not read, and its place is needed now
             else:
                 oldest._close()
             return True
@@ -276,12 +276,10 @@ class GuardedProtocol(HttpToolsProtocol):
             raise self._refusal  # the parser stops, and calls send_400_response
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer what is no call, and close. Where an answer is under way already, it ends here. Mutates."""
+        """Answer an invalid request, and close. An answer that has begun ends here. Mutates."""
         self._is_refused = True
         if self._is_idle or not self.cycle.response_started:
-            if (
-                self.cycle is not None
-            ):  # the code that works on the call learns that the client is lost, and writes nothing
+            if self.cycle is not None:  # the endpoint sees a lost client, and writes nothing
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
             self._write_refusal(error)
@@ -304,13 +302,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[error.status] + lines.encode("latin-1") + b"\r\n" + body)
 
     def _close(self) -> None:
-        """Close when all is written; what a client does not take in time is dropped. Mutates."""
+        """Close when everything is written; drop what a client does not read in time. Mutates."""
         self._stop_closing()
         self.transport.close()
         self._close_timer = self.loop.call_later(self.limits.write_timeout_s, self._drop)
 
     def _drop(self) -> None:
-        """Close at once; what the system still holds for the client is dropped, too. Mutates."""
+        """Close at once, and drop what the system still holds for the client. Mutates."""
         connected = self.transport.get_extra_info("socket")
         if connected is not None and connected.fileno() >= 0:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, DROP)

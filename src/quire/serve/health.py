@@ -1,10 +1,10 @@
-"""Health and metrics: paths for monitoring. None of them asks the engine, so none waits behind a prompt.
+"""Health and metrics: paths for monitoring. None sends a request to the engine, so none waits for a prompt.
 
 /livez                    the process answers
-/readyz /health /ping     requests are let in: the engine is there, and the server does not drain
-/version                  what it is
-/load                     its load: the whole server's for an operator, its own for a tenant
-/metrics                  everything in numbers; needs an operator's key where keys are set, unless it was opened
+/readyz /health /ping     requests are admitted: the engine runs, and the server does not drain
+/version                  the server's version
+/load                     the whole server's load for an operator, a tenant's own for a tenant
+/metrics                  all metrics; if keys are set, needs an operator's key, unless open_metrics is set
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def _load(request: Request) -> Response:
 
 
 def _own_load(models: ModelSet, tenant: Tenant) -> dict[str, Any]:
-    """Return the same numbers, counting the sequences of one tenant only. Does not mutate."""
+    """Return the load of one tenant's sequences. Does not mutate."""
     visits = [visit for each in models.models for visit in each.gate.visits_of(tenant)]
     waiting = [visit for visit in visits if visit.is_waiting]
     num_sequences, num_waiting = (sum(visit.num_sequences for visit in each) for each in (visits, waiting))
@@ -94,22 +94,22 @@ async def _metrics(request: Request) -> Response:
 
 
 def model_families(models: ModelSet) -> list[Family]:
-    """Return what is told of the models; of several, each sample with the name of its model. Does not mutate."""
-    told = {
+    """Return the models' metrics; with several models, each sample has its model's name. Does not mutate."""
+    families = {
         each.name: each.metrics.families(each.gate, each.model.state, each.model.stats(), each.name)
         for each in models.models
     }
-    if len(told) == 1:
-        return told[models.first.name]
+    if len(families) == 1:
+        return families[models.first.name]
     loaded, residency = {each.name for each in models.loaded}, models.residency
     return [
-        *joined_families(told),
+        *joined_families(families),
         by_label(
             "quire_model_loaded",
             "gauge",
             "1 if the model is loaded.",
             "model_name",
-            {name: float(name in loaded) for name in told},
+            {name: float(name in loaded) for name in families},
         ),
         by_label(
             "quire_model_loads_total", "counter", "How often the model was loaded.", "model_name", models.num_loads

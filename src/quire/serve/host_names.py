@@ -1,4 +1,4 @@
-"""Names and addresses of hosts, as settings and headers have them."""
+"""Names and addresses of hosts, in settings and headers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from quire.core.errors import InvalidConfigError
 
 NO_ORIGIN: Final = "null"
-"""What pages send that have no origin: files, and frames in a sandbox, of whichever site."""
+"""The Origin header of pages without an origin: local files, and sandboxed frames of any site."""
 ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@\\*,\"]{1,255}", re.ASCII)
 
 ANY: Final = "*"
@@ -22,7 +22,7 @@ AUTHORITY: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w-]+(?:\.[\w-]+)*\.?)(?::[
 
 
 class HostName(NamedTuple):
-    """A name or an address, in one spelling."""
+    """A name or an address, in normal form."""
 
     text: str
     is_loopback: bool
@@ -31,7 +31,7 @@ class HostName(NamedTuple):
 
 @lru_cache(maxsize=256)
 def name_of(authority: str) -> HostName | None:
-    """Return the name or address before a port; None where it is neither.
+    """Return the name or address before a port, or None if it is not valid.
 
     >>> name_of("LocalHost.:8000")
     HostName(text='localhost', is_loopback=True, is_address=False)
@@ -51,7 +51,7 @@ def name_of(authority: str) -> HostName | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a server that listens on `host` is reached from this machine alone."""
+    """Return whether a server that listens on `host` can be reached from this machine only."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:
@@ -60,7 +60,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_name(text: str) -> str:
-    """Return a name of `allowed_host` in one spelling; raises `InvalidConfigError` for what is none."""
+    """Return a name of `allowed_host` in normal form; raises `InvalidConfigError` if it is not a name."""
     name = name_of(text)
     if text != ANY and (name is None or text.rpartition("]")[2].count(":")):
         raise InvalidConfigError("allowed_host", text, "a name or an address without scheme and port, or *")
@@ -68,7 +68,7 @@ def allowed_name(text: str) -> str:
 
 
 def allowed_origin(text: str) -> str:
-    """Return an origin in one spelling; raises `InvalidConfigError` for what is none.
+    """Return an origin in normal form; raises `InvalidConfigError` if it is not an origin.
 
     >>> allowed_origin("https://Chat.Example:8443"), allowed_origin("*")
     ('https://chat.example:8443', '*')

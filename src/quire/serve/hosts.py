@@ -1,13 +1,13 @@
-"""Hosts: the names by which the server may be called, and the pages that may call it.
+"""Hosts: the host names that the server answers to, and the web pages that may call it.
 
     a page of evil.example ──► evil.example, which now resolves to 127.0.0.1 ──► Host: evil.example       421
                            ──► http://127.0.0.1:8000 itself                  ──► Origin: evil.example     403
 
-A browser on the same machine reaches a server on loopback for every page that it shows. Without keys nothing else
-protects such a server, so it answers to loopback names only. `allowed_host` adds names, and `cors_origin` pages. Where
-the server has keys, or listens on other addresses, the check is on only if names are given: a foreign page has no key,
-and a server that others can reach has names that it cannot know. On other addresses any IP address in the header is
-answered as well, because only a name can be pointed somewhere else.
+Through a browser on the same machine, every web page can reach a server on loopback. Without keys nothing else protects
+such a server, so it answers to loopback names only. `allowed_host` adds names, and `cors_origin` pages. If the server
+has keys, or listens on other addresses, the check is on only if names are given: a foreign page has no key, and a
+server that others can reach has names that it cannot know. A server on other addresses also accepts any IP address in
+the header, because only a name can be made to resolve to a different machine.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from quire.serve.config import ServerConfig
 
 DECISIVE: Final = (b"host", b"origin", b"authorization")
-"""Headers that decide who is answered. A proxy and a server may each believe another one of two."""
+"""Headers that decide access. Given two, a proxy and a server might each believe a different one."""
 
 
 class Hosts:
-    """Who may call the server, by which name. Does not change."""
+    """Which pages may call the server, by which host names. Immutable."""
 
     def __init__(
         self, names: Sequence[str], *, is_checked: bool, any_address: bool, origins: Sequence[str] = ()
@@ -38,9 +38,9 @@ class Hosts:
         self._any_address = any_address
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raise `ApiError` for a name that is not one of ours, and for a page of another site. Does not mutate.
+        """Raise `ApiError` for a foreign host name, and for a page of another site. Does not mutate.
 
-        A call without a name is answered: every browser sends one.
+        A request without a name passes: it is not from a browser, because every browser sends one.
 
         >>> hosts = Hosts(["quire.example"], is_checked=True, any_address=False)
         >>> hosts.check({b"host": b"quire.example:8000"})
@@ -60,7 +60,7 @@ class Hosts:
             if not self._is_ours(origin.partition(b"://")[2], any_address=False):
                 raise foreign_origin(origin.decode("latin-1"))
         elif headers.get(b"sec-fetch-site") == b"cross-site" and headers.get(b"sec-fetch-dest") != b"document":
-            raise foreign_origin("another site")  # embedded there; a link to us is followed
+            raise foreign_origin("another site")  # embedded in a page; following a link to us is allowed
 
     def _is_ours(self, authority: bytes, *, any_address: bool) -> bool:
         name = name_of(authority.decode("latin-1"))
@@ -70,7 +70,7 @@ class Hosts:
 
 
 def make_hosts(config: ServerConfig) -> Hosts:
-    """Return who may call a server with these settings."""
+    """Return the check of host names and pages for a server with these settings."""
     is_local = is_loopback(config.host)
     is_open = is_local and not config.has_keys
     is_checked = is_open or bool(config.allowed_host)
@@ -78,7 +78,7 @@ def make_hosts(config: ServerConfig) -> Hosts:
 
 
 def require_single(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raise `ApiError` where a header that decides who is answered stands more than once."""
+    """Raise `ApiError` if a header that decides access occurs more than once."""
     decisive = [name for name, _ in headers if name in DECISIVE]
     for name in set(decisive):
         if decisive.count(name) > 1:

@@ -12,10 +12,10 @@ _LINE_END: Final = re.compile("[\x85\u2028\u2029]")
 
 
 def encode(value: object) -> bytes:
-    r"""Return a value as JSON on one line, for every client's idea of a line.
+    r"""Return a value as JSON on one line, whatever a client counts as a line end.
 
-    Some clients end lines where Unicode does, not only where the rules of event streams do, and JSON allows a text to
-    have these characters as they are. So they are escaped.
+    Some clients end lines at Unicode's line ends, not only at those of event streams, and JSON allows such characters
+    in a text. So they are escaped.
 
     >>> encode({"text": "é\u2028"})
     b'{"text":"\xc3\xa9\\u2028"}'

@@ -1,9 +1,9 @@
-"""Live: memory events, for clients that watch them over HTTP.
+"""Live: memory events, for clients that watch a server over HTTP.
 
-    engine ── LiveFrame ──► LiveMirror ──► for each LiveReader: which blocks and requests it has not been shown as they
-    gate, generation ──► LiveCounts ──┘    are now ──► a line of JSON, at its own pace
+    engine ── LiveFrame ──► LiveMirror ──► for each LiveReader: the blocks and requests that have changed since its last
+    gate, generation ──► LiveTotals ──┘    line ──► a line of JSON, at its own pace
 
-An engine notes and sends only while there are readers of its memory. Of several engines each reader watches one.
+An engine records and sends events only while its memory has readers. With several engines, each reader watches one.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from quire.serve.tenants import ANYBODY, Tenant
 
 FRAMES_EVERY_S: Final = 0.125
 BEATS_EVERY_S: Final = 1.0
-"""How long a reader may wait for a frame, though nothing happens."""
+"""A reader gets a frame at least this often, even if nothing happens."""
 ADDRESS: Final = "{address}"
-"""In the calls that are shown: a reader puts the address there by which it reached this server."""
+"""A placeholder in example calls: the reader replaces it with the address that it uses for this server."""
 MOST_CALLS: Final = 1 << 14
-"""Calls whose ids are known, the newest ones."""
+"""How many call ids to remember: the newest."""
 HEADERS: Final = (
     (b"content-type", b"application/x-ndjson"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy that gathers lines makes a stream pointless
+    (b"x-accel-buffering", b"no"),  # a proxy that buffers lines defeats a stream
 )
 
 
 @dataclass(slots=True)
 class LiveTotals:
-    """What the calls of a tenant have taken since the server began."""
+    """Token counts of a tenant's calls since the server started."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -59,14 +59,14 @@ class LiveTotals:
 
 @dataclass(slots=True)
 class LiveView:
-    """One engine's memory, as its readers see it. `received_s`: when the mirror last heard of the engine."""
+    """One engine's memory, as its readers see it. `received_s`: when the engine's last frame arrived."""
 
     mirror: LiveMirror | None = None
     received_s: float = 0.0
     readers: set[LiveReader] = field(default_factory=set)
 
     def take_in(self, frame: LiveFrame, now_s: float) -> None:
-        """A frame has come from the engine. Mutates."""
+        """Add a frame of the engine. Mutates."""
         if not self.readers:
             return  # left over from a watch that has ended
         if frame.begins:
@@ -80,16 +80,16 @@ class LiveView:
                 reader.wake.set()
 
     def begin(self, mirror: LiveMirror | None) -> None:
-        """What was known is void. Mutates."""
+        """Discard everything known, and start with this mirror. Mutates."""
         self.mirror = mirror
         for reader in self.readers:
             reader.begin()
 
 
 class Live:
-    """The watch over the engines of a model, and its readers. Use it in one event loop.
+    """Watches the engines of a model for its readers. Use it in one event loop.
 
-    Adds its model to those that are served.
+    Adds its model's name to `shared.served`.
     """
 
     def __init__(self, model: ServedModel, model_name: str, gate: Gate, shared: LiveShared, clock: Clock) -> None:
@@ -103,45 +103,45 @@ class Live:
         self._totals: dict[str, LiveTotals] = {}
         self._calls: dict[str, str] = {}
         self._history = LiveHistory(clock, model.stats)
-        self._views: dict[int, LiveView] = {}  # of the engines that are watched, by number
+        self._views: dict[int, LiveView] = {}  # of the watched engines, by number
         self.is_closed = False
 
     @property
     def num_readers(self) -> int:
-        """How many watch."""
+        """The number of readers."""
         return len(self._readers)
 
     @property
     def state(self) -> str:
-        """Where the server stands, in one word."""
+        """The server's state, in one word."""
         return "draining" if self._gate.is_draining else self._model.state.value
 
     def states(self, reader: LiveReader) -> tuple[str, ...]:
-        """Return where the server stands, and for an operator each engine. Does not mutate."""
+        """Return the server's state, and for an operator each engine's. Does not mutate."""
         replicas = self._model.stats().replicas if reader.name is None else ()
         return self.state, *(each.state.value for each in replicas)
 
     # ---- readers ------------------------------------------------------------------------------------------------
 
     def join(self, tenant: Tenant, replica: int = 0) -> LiveReader:
-        """Return a new reader of one of the engines; raises `ApiError` where there are as many as may be. Mutates."""
+        """Return a new reader of one engine; raises `ApiError` at the limit of readers. Mutates."""
         self._shared.places.require(tenant, self._shared.watching)
         reader = LiveReader(tenant, self._calls, replica)
         reader.num_rejected = self._num_rejected(reader)
         view = self._views.setdefault(replica, LiveView())
         if view.mirror is not None or self.state != ModelState.READY.value:
-            reader.wake.set()  # what is known is shown at once
+            reader.wake.set()  # send what is known at once
         reader.states = self.states(reader)
         self._readers.add(reader)
         view.readers.add(reader)
         self._shared.watching.append(tenant)
         if len(view.readers) == 1:
-            with suppress(ExecutionError):  # it is gone for good, which is what its state tells
+            with suppress(ExecutionError):  # it is gone for good, as its state shows
                 self._model.watch(FRAMES_EVERY_S, partial(self._take_in, view), replica)
         return reader
 
     def leave(self, reader: LiveReader) -> None:
-        """A reader has gone; after the last one of an engine nobody watches it. Mutates."""
+        """Remove a reader; stop watching an engine without readers. Mutates."""
         if reader not in self._readers:
             return
         self._readers.remove(reader)
@@ -158,16 +158,16 @@ class Live:
         for reader in self._readers:
             reader.wake.set()
 
-    # ---- what is told -------------------------------------------------------------------------------------------
+    # ---- records ------------------------------------------------------------------------------------------------
 
     def note_call(self, engine_id: str, call_id: str) -> None:
-        """The engine calls a request of this call so. Mutates."""
+        """Note the engine's id of a request of this call. Mutates."""
         self._calls[engine_id] = call_id
         if len(self._calls) > MOST_CALLS:
             del self._calls[next(iter(self._calls))]
 
     def note_tokens(self, tenant: Tenant, num_prompt: int, num_generated: int, num_cached: int) -> None:
-        """A call of a tenant has taken this many more tokens. Mutates."""
+        """Add tokens to a tenant's counts. Mutates."""
         totals = self._totals.get(tenant.name)
         if totals is None:
             totals = self._totals[tenant.name] = LiveTotals()
@@ -177,14 +177,14 @@ class Live:
         self._history.note_tokens(num_prompt, num_generated)
 
     def note_first_token(self, tenant: Tenant, seconds: float) -> None:
-        """The first token of a call of a tenant came so long after the call. Mutates."""
+        """Note a tenant's time to first token. Mutates."""
         self._history.note_first_token(seconds)
         for reader in self._readers:
             if reader.name is None or reader.name == tenant.name:
                 reader.first_tokens_s.append(seconds)
 
     def note_gap(self, tenant: Tenant, seconds: float) -> None:
-        """So much time passed between two pieces of a text. Mutates."""
+        """Note the time between two pieces of a tenant's text. Mutates."""
         self._history.note_gap(seconds)
         for reader in self._readers:
             if reader.name is None or reader.name == tenant.name:
@@ -193,10 +193,10 @@ class Live:
     def _take_in(self, view: LiveView, frame: LiveFrame) -> None:
         view.take_in(frame, self._clock.now())
 
-    # ---- what is shown ------------------------------------------------------------------------------------------
+    # ---- lines --------------------------------------------------------------------------------------------------
 
     def hello(self, reader: LiveReader) -> Line:
-        """Return the first line of a reader. Does not mutate."""
+        """Return a reader's first line. Does not mutate."""
         report, config, tokenizer = self._model.report, self._model.config, self._model.tokenizer
         plan = report.plan
         calls = example_calls(
@@ -225,17 +225,17 @@ class Live:
         }
 
     def frame(self, reader: LiveReader) -> Iterator[bytes]:
-        """Yield the line of a frame, in one piece unless it is very long. Mutates the reader."""
+        """Yield a frame's line, in one piece unless it is very long. Mutates the reader."""
         stats, view = self._model.stats(), self._views[reader.replica]
         mirror = self._whole_mirror(reader.replica, stats)
         at_s = 0.0 if mirror is None else mirror.at_s + self._clock.now() - view.received_s
         owed, block_parts = reader.take(mirror, at_s)
         running, waiting = reader.num_running_and_waiting(mirror)
-        replicas = stats.replicas if reader.name is None else ()  # what others do is not for a tenant
-        if len(replicas) > 1:  # the mirror is of one of them
+        replicas = stats.replicas if reader.name is None else ()  # a tenant must not see what others do
+        if len(replicas) > 1:  # the mirror covers only one engine
             running, waiting = stats.num_running, stats.num_waiting
         elif mirror is not None:
-            stats = mirror.stats  # of the same moment as its blocks
+            stats = mirror.stats  # of the same moment as the blocks
         rejected = self._num_rejected(reader)
         if rejected > reader.num_rejected:
             owed["events"].append([owed["t"], "rejected", -1, rejected - reader.num_rejected])
@@ -261,7 +261,7 @@ class Live:
         yield piece + b"]}\n"
 
     def _whole_mirror(self, replica: int, stats: EngineStats) -> LiveMirror | None:
-        """Return what is known of an engine, once that is everything. Mutates: what was of a lost engine is void."""
+        """Return an engine's mirror if it is complete, else None. Mutates: discards the mirror of a lost engine."""
         view, replicas = self._views[replica], stats.replicas
         state = replicas[replica].state if replica < len(replicas) else self._model.state
         if not state.has_engine and view.mirror is not None:
@@ -269,7 +269,7 @@ class Live:
         return view.mirror if view.mirror is not None and view.mirror.is_whole else None
 
     def _ledger(self, reader: LiveReader, mirror: LiveMirror | None) -> Line:
-        """The use of the memory: all memory, or a tenant's own, which has no free part."""
+        """Return the use of all memory, or of a tenant's own, which has no free part."""
         size = self._model.config.block_size
         if mirror is None:
             free = self._model.report.plan.num_blocks if reader.name is None else 0
@@ -287,7 +287,7 @@ class Live:
         }
 
     def _totals_of(self, reader: LiveReader, mirror: LiveMirror | None, stats: EngineStats) -> Line:
-        """The counts since the server began; for a tenant's memory, since the watch began."""
+        """Return the counts since the server started; for a tenant's memory, since the watch started."""
         if reader.name is None:
             every = list(self._totals.values())
             queried, hit = stats.queried_tokens_total, stats.hit_tokens_total
@@ -300,7 +300,7 @@ class Live:
             queried, hit = every[0].prompt_tokens, every[0].cached_tokens
             held = Holdings() if mirror is None else mirror.holdings(reader.name)
             evictions, preemptions = held.evictions, held.preemptions
-            guesses = disk = host = 0, 0, 0  # how many of others' were right, or kept, would tell what they say
+            guesses = disk = host = 0, 0, 0  # others' counts would reveal what they send
         return {
             "prompt_tokens": sum(each.prompt_tokens for each in every),
             "generated_tokens": sum(each.generated_tokens for each in every),
@@ -340,18 +340,18 @@ def _replica_row(replica: ReplicaStats) -> Line:
 
 
 async def lines(live: Live, reader: LiveReader) -> AsyncGenerator[bytes, None]:
-    """Yield what a reader is shown, a line at a time, not too often and not too seldom."""
+    """Yield a reader's lines, at most one per `FRAMES_EVERY_S` and at least one per `BEATS_EVERY_S`."""
     yield encode(live.hello(reader)) + b"\n"
     while not live.is_closed:
         await _news(live, reader)
         for piece in live.frame(reader):
             yield piece
-            await asyncio.sleep(0)  # whatever else there is to do goes on meanwhile
+            await asyncio.sleep(0)  # let other tasks run
         await asyncio.sleep(FRAMES_EVERY_S)
 
 
 async def _news(live: Live, reader: LiveReader) -> None:
-    """Return when there is something to show, when a state is another than was shown, or after a while. Mutates."""
+    """Wait for news, a changed state, or `BEATS_EVERY_S`. Mutates."""
     now = asyncio.get_running_loop().time
     end_s = now() + BEATS_EVERY_S
     while not reader.wake.is_set() and live.states(reader) == reader.states and now() < end_s:
@@ -362,7 +362,7 @@ async def _news(live: Live, reader: LiveReader) -> None:
 
 
 class LiveStream:
-    """The answer to `GET /live`: lines, until the reader goes or the server ends."""
+    """The answer to `GET /live`: lines, until the reader disconnects or the server stops."""
 
     def __init__(self, live: Live, tenant: Tenant, replica: int) -> None:
         self._live = live
@@ -370,12 +370,12 @@ class LiveStream:
         self._replica = replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; raises `ApiError` where there are as many readers as there may be. Mutates."""
+        """Answer; raises `ApiError` at the limit of readers. Mutates."""
         reader = self._live.join(self._tenant, self._replica)
         try:
             await unless(gone(receive), self._write(reader, send))
         except ClientDisconnect:
-            pass  # which is how most of them end
+            pass  # most streams end this way
         finally:
             self._live.leave(reader)
 

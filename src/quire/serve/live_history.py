@@ -1,8 +1,8 @@
-"""LiveHistory: the last minutes of a server, so that the charts of an operator do not begin empty.
+"""LiveHistory: the last minutes of a server, so that an operator's charts do not start empty.
 
     note_tokens, note_first_token, note_gap ──► the row of this second ──► rows ──► the first line of a reader
 
-A second in which no token was computed has no row. What is kept is bounded: five minutes, and some latencies of each.
+A second without computed tokens has no row. Memory is bounded: five minutes, and a few latencies per second.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from quire.engine.records.stats import EngineStats
 
 SECONDS: Final = 300
 MOST_SAMPLES: Final = 64
-"""Latencies that are kept of a second, each kind: the last ones."""
+"""Latencies kept per second and kind: the last ones."""
 
 HistoryRow = list[float | None]
 
 
 @dataclass(slots=True)
 class Second:
-    """What happened in a second; `stats` are those at its beginning."""
+    """The counts of one second; `stats` are from its beginning."""
 
     number: int
     stats: EngineStats
@@ -44,24 +44,24 @@ class LiveHistory:
         self._seconds: deque[Second] = deque(maxlen=SECONDS)
 
     def note_tokens(self, num_prompt: int, num_generated: int) -> None:
-        """More tokens were computed. Mutates."""
+        """Add computed tokens. Mutates."""
         second = self._second()
         second.num_prompt += num_prompt
         second.num_generated += num_generated
 
     def note_first_token(self, seconds: float) -> None:
-        """A first token came so long after its call. Mutates."""
+        """Add a time to first token. Mutates."""
         self._second().first_tokens_s.append(seconds)
 
     def note_gap(self, seconds: float) -> None:
-        """So much time passed between two pieces of a text. Mutates."""
+        """Add the time between two pieces of a text. Mutates."""
         self._second().gaps_s.append(seconds)
 
     def rows(self) -> list[HistoryRow]:
         """Return a row for each second, the oldest first. Does not mutate.
 
-        A row has its age in seconds; blocks used and cached; tokens generated and of prompts; the share of looked up
-        tokens that were hit; the median and the 95th percentile of first tokens and of gaps, in milliseconds.
+        A row has its age in seconds; blocks used and cached; generated tokens and prompt tokens; the share of looked-up
+        tokens that hit; the median and 95th percentile of times to first token and of gaps, in milliseconds.
         """
         now_s = self._clock.now()
         seconds = [second for second in self._seconds if second.number >= now_s - SECONDS]
@@ -92,7 +92,7 @@ def _row(second: Second, later: EngineStats, now_s: float) -> HistoryRow:
 
 
 def _milliseconds(seconds: deque[float], share: float) -> float | None:
-    """Return a quantile; None of no values."""
+    """Return a quantile, or None if there are no values."""
     if not seconds:
         return None
     return round(1000 * sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))], 1)

@@ -1,10 +1,10 @@
-"""LiveMirror: what the server knows of the engine's memory while a client watches it.
+"""LiveMirror: the server's copy of the engine's memory state while a client watches it.
 
-    LiveFrame ──► take_in ──► columns by block id, requests by number, sums by tenant ──► what a reader is shown
+    LiveFrame ──► take_in ──► columns by block id, requests by number, sums by tenant ──► a reader's rows
 
-The engine tells what changed; here it is put together again, so that a reader who comes later is shown everything
-without asking the engine, and one who falls behind is shown what there is and not all that was. A block costs 28
-bytes, whatever happens to it.
+The engine sends changes, and the mirror adds them up. So a reader that joins later gets everything without a request
+to the engine, and a reader that falls behind gets the present state, not every past one. A block costs 28 bytes,
+however often it changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FREE_ROW: Final = (int(LiveState.FREE), 0, NOBODY, NOT_PUBLISHED, NOBODY)
 
 
 class BlockRow(NamedTuple):
-    """A block: its state from the engine, and its owner."""
+    """A block: its state and its owner, as the engine reported them."""
 
     block_id: int
     state: int
@@ -47,7 +47,7 @@ class BlockRow(NamedTuple):
 
 
 class RequestRow(NamedTuple):
-    """A request: its status is a place in `quire.engine.records.live.STATUSES`."""
+    """A request: its status is an index into `quire.engine.records.live.STATUSES`."""
 
     number: int
     status: int
@@ -63,7 +63,7 @@ class RequestRow(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """What happened, to whom, and when."""
+    """An event: its kind, request, tenant and time."""
 
     kind: int
     request: int
@@ -74,19 +74,19 @@ class EventRow(NamedTuple):
 
 @dataclass(slots=True)
 class Holdings:
-    """What one tenant has of the memory, in blocks and in slots."""
+    """One tenant's memory, in blocks and in slots."""
 
     used: int = 0
     cached: int = 0
     saved: int = 0
     reserved: int = 0
     fragmented: int = 0
-    evictions: int = 0  # since the mirror began, as preemptions
+    evictions: int = 0  # since the mirror began, like preemptions
     preemptions: int = 0
 
 
 class LiveChange(NamedTuple):
-    """What a frame has changed: block ids, numbers of requests, those that are gone as they ended, and events."""
+    """A frame's changes: block ids, request numbers, the last rows of ended requests, and events."""
 
     blocks: list[int]
     requests: list[int]
@@ -95,7 +95,7 @@ class LiveChange(NamedTuple):
 
 
 class LiveMirror:
-    """The picture that the frames of one engine add up to."""
+    """The sum of one engine's frames."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -109,9 +109,9 @@ class LiveMirror:
         self._changed_s = array("d", bytes(8 * num_blocks))
 
     def take_in(self, frame: LiveFrame) -> LiveChange:
-        """Add a frame; return what it has changed. Mutates; O(changes)."""
+        """Add a frame; return its changes. Mutates; O(changes)."""
         self.at_s, self.stats = frame.at_s, frame.stats
-        self.is_whole |= frame.is_whole  # what is told in parts later is shown in parts
+        self.is_whole |= frame.is_whole  # once whole, the mirror stays whole
         self.tenants += frame.tenants
         self._holdings += [Holdings() for _ in frame.tenants]
         blocks = self._set_blocks(frame)
@@ -134,16 +134,16 @@ class LiveMirror:
         return LiveChange(blocks, requests, gone, events)
 
     def block(self, block_id: int) -> BlockRow:
-        """Return what is known of a block. Does not mutate."""
+        """Return a block's row. Does not mutate."""
         state, holders, owner, parent, tenant = (column[block_id] for column in self._columns)
         return BlockRow(block_id, state, holders, owner, parent, tenant, self._changed_s[block_id])
 
     def blocks_not_free(self) -> list[int]:
-        """Return the blocks that a whole picture names: all others are free. Does not mutate; O(num_blocks)."""
+        """Return the ids of all blocks that are not free. Does not mutate; O(num_blocks)."""
         return [block_id for block_id, state in enumerate(self._columns[0]) if state]
 
     def holdings(self, name: str | None) -> Holdings:
-        """Return what a tenant has, or all of them together. Does not mutate."""
+        """Return one tenant's holdings, or with None the sum of all. Does not mutate."""
         if name is not None:
             number = self.tenant_number(name)
             return Holdings() if number == NOBODY else self._holdings[number]
@@ -158,7 +158,7 @@ class LiveMirror:
         return self.tenants.index(name) if name in self.tenants else NOBODY
 
     def _set_blocks(self, frame: LiveFrame) -> list[int]:
-        """Take the blocks of a frame in; return their ids. Mutates. It is most of the work, so it is written out."""
+        """Add a frame's blocks; return their ids. Mutates. Most of the work is here, so the loop is written out."""
         states, holders, owners, parents, tenants = self._columns
         rows = unpacked(frame.blocks, BLOCK_COLUMNS)
         block_ids = []
@@ -190,7 +190,7 @@ class LiveMirror:
             self._holdings[event.tenant].preemptions += 1
 
     def _set_requests(self, rows: Iterable[tuple[tuple[int, ...], str]]) -> list[int]:
-        """Take requests in; return the numbers of those that are not as they were. Mutates."""
+        """Add requests; return the numbers of those that have changed. Mutates."""
         changed = []
         for columns, engine_id in rows:
             known = self.requests.get(columns[0])

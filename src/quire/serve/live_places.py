@@ -1,6 +1,6 @@
-"""LivePlaces: how many clients may watch, so that no tenant takes the places of others.
+"""LivePlaces: how many clients may read /live, so that no tenant takes the places of others.
 
-Every tenant has the same share. One place is kept for operators, who are bounded only by all places together.
+Every tenant has the same share. One place is reserved for operators, whose only limit is the total.
 
 >>> from quire.core.request import DEFAULT_SCOPE
 >>> ada, bob, owner = (Tenant(name, DEFAULT_SCOPE, is_operator=name == "owner") for name in ("ada", "bob", "owner"))
@@ -19,14 +19,14 @@ from quire.serve.tenants import Tenant
 
 @dataclass(frozen=True, slots=True)
 class LivePlaces:
-    """Readers at once: of all, of all tenants that are not operators, and of one of them."""
+    """Limits of concurrent readers: in total, for all tenants that are not operators, and for each such tenant."""
 
     num_places: int
     num_for_tenants: int
     num_per_tenant: int
 
     def require(self, tenant: Tenant, watching: Collection[Tenant]) -> None:
-        """Raise `ApiError` where a tenant finds no place among those who watch. Does not mutate."""
+        """Raise `ApiError` if there is no place for another reader of a tenant. Does not mutate."""
         others = [each for each in watching if not each.is_operator]
         if not tenant.is_operator and sum(each.name == tenant.name for each in others) >= self.num_per_tenant:
             raise too_many_readers_of_key(self.num_per_tenant)
@@ -43,9 +43,9 @@ def live_places(num_places: int, tenants: Iterable[Tenant]) -> LivePlaces:
 
 @dataclass(frozen=True, slots=True)
 class LiveShared:
-    """What the watches over all models of a server share, kept up to date by them.
+    """Shared by the `Live` of each model of a server, which keep it up to date.
 
-    `watching`: the tenants of all readers, whichever model they watch. `served`: the names of the models.
+    `watching`: the tenants of the readers of all models. `served`: the names of the models.
     """
 
     places: LivePlaces

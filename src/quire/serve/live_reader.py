@@ -1,12 +1,12 @@
-"""LiveReader: one client that watches, what it has received, and what is still to be sent.
+"""LiveReader: one client of /live, with the data that it has received and the data that it is owed.
 
-    LiveChange ──► blocks and requests that it is owed ──► frame: as they are now ──► shown
+    LiveChange ──► blocks and requests owed ──► frame: their present state ──► client
 
-A reader is owed *what there is*, not all that was: its debt is a set of blocks and requests, bounded by how many there
-are, however slowly it reads. Events and latencies are kept for it up to a number; the oldest go first.
+A reader is owed the *present state*, not every past one: its debt is a set of blocks and requests, bounded by their
+number, however slowly it reads. It has bounded lists of events and latencies, which drop the oldest.
 
-An operator is shown everything. A tenant is shown what is its own, and under numbers that count its own: the real ones
-would tell how much others have.
+An operator sees everything. A tenant sees only its own blocks and requests, numbered from 0: the engine's numbers
+would reveal how much others have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quire.serve.tenants import Tenant
 MOST_EVENTS: Final = 512
 MOST_SAMPLES: Final = 256
 MOST_OWED: Final = 1 << 16
-"""Blocks; a reader that is owed more is shown everything again."""
+"""Blocks; a reader that is owed more gets the whole state again."""
 ROWS_AT_ONCE: Final = 4096
 KINDS: Final = tuple(kind.name.lower() for kind in EventKind)
 
@@ -36,7 +36,7 @@ Row = list[Any]
 
 
 class Numbers:
-    """Numbers of a reader's own for those of the engine: the smallest that is not in use.
+    """Maps the engine's numbers to a reader's own: the smallest that is not in use.
 
     >>> numbers = Numbers()
     >>> numbers.of(70), numbers.of(12), numbers.of(70)
@@ -53,7 +53,7 @@ class Numbers:
         return number in self._own
 
     def of(self, number: int) -> int:
-        """Return the own number of one of the engine's. Mutates where it has none yet."""
+        """Return the reader's number for one of the engine's. Mutates if it is new."""
         own = self._own.get(number)
         if own is None:
             own = heappop(self._released) if self._released else len(self._own)
@@ -61,14 +61,14 @@ class Numbers:
         return own
 
     def release(self, number: int) -> None:
-        """What had the number is not shown any more. Mutates."""
+        """Free the number of a block or request that is no longer shown. Mutates."""
         own = self._own.pop(number, None)
         if own is not None:
             heappush(self._released, own)
 
 
 class Names:
-    """What a reader calls blocks and requests, unless it is an operator."""
+    """A tenant's own numbers of blocks and requests."""
 
     def __init__(self) -> None:
         self.blocks = Numbers()
@@ -76,26 +76,26 @@ class Names:
 
 
 class LiveReader:
-    """One client that watches. Use it in one event loop."""
+    """One client of /live. Use it in one event loop."""
 
     def __init__(self, tenant: Tenant, calls: Mapping[str, str], replica: int = 0) -> None:
         self.tenant = tenant
-        self.replica = replica  # the engine whose memory it is shown
+        self.replica = replica  # the engine whose memory it sees
         self._calls = calls  # by the engine's id of a request: the id of its call, as in logs
         self.wake = asyncio.Event()
         self.num_frames = 0
         self.at_s = 0.0
-        self.num_rejected = 0  # as last shown
-        self.states: tuple[str, ...] = ()  # as last shown
-        self.name = None if tenant.is_operator else tenant.name  # whose requests are shown; None: everybody's
+        self.num_rejected = 0  # as last sent
+        self.states: tuple[str, ...] = ()  # as last sent
+        self.name = None if tenant.is_operator else tenant.name  # the tenant whose requests it sees; None: all
         self.first_tokens_s: deque[float] = deque(
             maxlen=MOST_SAMPLES
-        )  # with every token one is noted: it must be quick
+        )  # appended to for every token, so it must be fast
         self.gaps_s: deque[float] = deque(maxlen=MOST_SAMPLES)
         self.begin()
 
     def begin(self) -> None:
-        """What was shown is void: it is owed everything. Mutates."""
+        """Discard what was sent: the reader is owed everything. Mutates."""
         self._is_owed_all = True
         self._blocks: set[int] = set()
         self._requests: set[int] = set()
@@ -105,9 +105,9 @@ class LiveReader:
         self._names = Names()
 
     def owe(self, mirror: LiveMirror, change: LiveChange) -> bool:
-        """Something has changed; return whether the reader is owed anything. Mutates; O(changes).
+        """Add a change to the debt; return whether the reader is owed anything. Mutates; O(changes).
 
-        A tenant that is owed nothing is not woken: the pace of its frames would tell when others are served.
+        A tenant that is owed nothing is not woken: the pace of its frames would reveal when others are served.
         """
         mine = self._tenant_number(mirror)
         self._events += [event for event in change.events if mine is None or event.tenant == mine]
@@ -129,12 +129,12 @@ class LiveReader:
         return mine is None or bool(self._events or self._blocks or self._requests or self._gone)
 
     def take(self, mirror: LiveMirror | None, at_s: float) -> tuple[Line, Iterator[list[Row]]]:
-        """Return what it is owed: requests and events, and its blocks a part at a time. Mutates; O(debt).
+        """Return the debt: requests and events, and an iterator over parts of the blocks. Mutates; O(debt).
 
-        Blocks are told as they are when their part is asked for. What changes meanwhile is owed again.
+        A block's row is its state when its part is read. A block that changes meanwhile is owed again.
         """
         is_full, self.num_frames = self._is_owed_all, self.num_frames + 1
-        self.at_s = at_s = at_s if is_full else max(at_s, self.at_s)  # an engine that began again counts from 0
+        self.at_s = at_s = at_s if is_full else max(at_s, self.at_s)  # a restarted engine counts from 0
         line: Line = {"seq": self.num_frames, "t": round(at_s, 3), "full": is_full}
         if mirror is None or not mirror.is_whole:
             return line | {"requests": [], "gone": [], "events": []}, iter(())
@@ -146,7 +146,7 @@ class LiveReader:
         return line, self._block_rows(mirror, owed, round(at_s, 3))
 
     def num_running_and_waiting(self, mirror: LiveMirror | None) -> tuple[int, int]:
-        """Return how many run and how many wait, of those that it is shown. Does not mutate."""
+        """Return how many of the visible requests run and how many wait. Does not mutate."""
         if mirror is None:
             return 0, 0
         if self.tenant.is_operator:
@@ -167,17 +167,17 @@ class LiveReader:
         return line
 
     def _tenant_number(self, mirror: LiveMirror) -> int | None:
-        """Return the number of the tenant whose rows are shown; None: all rows are."""
+        """Return the number of the tenant whose rows are visible; None: all rows."""
         if self.tenant.is_operator:
             return None
         number = mirror.tenant_number(self.tenant.name)
-        return number if number != NOBODY else len(mirror.tenants)  # nobody's yet
+        return number if number != NOBODY else len(mirror.tenants)  # a number that no tenant has yet
 
     def _number(self, numbers: Numbers, number: int) -> int:
         return number if number < 0 or self.tenant.is_operator else numbers.of(number)
 
     def _block_rows(self, mirror: LiveMirror, owed: Sequence[int], at_s: float) -> Iterator[list[Row]]:
-        """Yield the rows of blocks, some thousands at a time; those that are not shown any more last."""
+        """Yield the rows of blocks, some thousands at a time; blocks that are no longer visible come last."""
         mine, names, left = self._tenant_number(mirror), self._names, []
         for start in range(0, len(owed), ROWS_AT_ONCE):
             rows = []
@@ -238,7 +238,7 @@ class LiveReader:
         return [round(event.at_s, 3), KINDS[event.kind], number, event.number]
 
     def _forget(self, mirror: LiveMirror) -> None:
-        """All is shown; who has gone has no number any more. Mutates."""
+        """Clear the debt, and free the numbers of ended requests. Mutates."""
         for number in [*self._gone, *(event.request for event in self._events)]:
             if number not in mirror.requests:
                 self._names.requests.release(number)

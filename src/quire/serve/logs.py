@@ -3,8 +3,8 @@
     2026-01-31T12:00:00.000Z INFO quire.serve.access call request_id=req-1f… method=GET path=/livez status=200
     {"time": "2026-01-31T12:00:00.000Z", "level": "INFO", "logger": "quire.serve.access", "message": "call", …}
 
-Fields come as `extra={"fields": …}`. What a client has chosen (a path, an id) is put in quotes where it could be taken
-for more than one field or line.
+Pass fields as `extra={"fields": …}`. A value that a client has chosen (a path, an id) is quoted if it could look like
+several fields or lines.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from quire.core.clock import Clock, SystemClock
 AGAIN_AFTER_S: Final = 10.0
 MAX_MESSAGES: Final = 100
 PLAIN: Final = re.compile(r"[!-<>-~]+")
-"""Visible ASCII but the equals sign and quotes."""
+"""Visible ASCII without the equals sign."""
 
 
 class TextFormatter(logging.Formatter):
-    """A line a person can read, and grep."""
+    """A record as a line that people can read and grep."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -35,7 +35,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object on a line."""
+    """A record as a JSON object on a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -52,7 +52,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class Seldom(logging.Filter):
-    """Lets a message through once in some seconds; messages with the same first line are the same.
+    """Passes a message at most once per `AGAIN_AFTER_S`; messages with equal first lines count as equal.
 
     >>> from quire.core.clock import ManualClock
     >>> seldom = Seldom(ManualClock())
@@ -67,7 +67,7 @@ class Seldom(logging.Filter):
         self._next_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the message is to be written. Mutates."""
+        """Return whether to write the message. Mutates."""
         text, now = record.getMessage().partition("\n")[0], self._clock.now()
         if now < self._next_s.get(text, 0.0):
             return False
@@ -78,22 +78,22 @@ class Seldom(logging.Filter):
 
 
 def configure_logs(log_format: str, stream: TextIO) -> None:
-    """Have all of quire logged to a stream, and uvicorn be silent: what it would say is said here. Mutates loggers."""
+    """Log quire to a stream, and silence uvicorn, whose messages quire replaces. Mutates loggers."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root = logging.getLogger("quire")
     root.handlers = [handler]
     root.propagate = False
     root.setLevel(logging.INFO)
-    logging.getLogger("quire.engine").setLevel(logging.WARNING)  # its start is shown as a table
+    logging.getLogger("quire.engine").setLevel(logging.WARNING)  # the server prints the engine's start as a table
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     event_loop = logging.getLogger("asyncio")
     event_loop.handlers, event_loop.propagate = [handler], False
-    event_loop.filters = [Seldom(SystemClock())]  # it says for each connection that there are too many open files
+    event_loop.filters = [Seldom(SystemClock())]  # at the limit of open files it logs an error for each connection
     seldom = logging.StreamHandler(stream)
     seldom.setFormatter(handler.formatter)
     seldom.addFilter(Seldom(SystemClock()))
-    traces = logging.getLogger("opentelemetry")  # it says of each batch that the collector is away
+    traces = logging.getLogger("opentelemetry")  # it logs an error for each batch that it cannot send
     traces.handlers, traces.propagate = [seldom], False
 
 

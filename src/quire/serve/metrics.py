@@ -1,12 +1,12 @@
-"""Metrics: the server's counts of its requests, and everything that it reports to Prometheus.
+"""Metrics: the server's counts of its requests, and all values that it reports to Prometheus.
 
     endpoints, frame ──► Metrics ──┐
     Gate ──────────────────────────┼──► families ──► render ──► GET /metrics
     EngineStats ───────────────────┘
 
-Names begin with quire_. With `metrics_compat` vllm the numbers that vLLM has too stand there a second time under its
-names and labels, so that boards and gateways made for it go on working. Labels take few values: the path of a route,
-not that of a call; never the name of a client.
+Names begin with quire_. With `metrics_compat` vllm, the numbers that vLLM also has are repeated under its names and
+labels, so that its dashboards and gateways keep working. Labels have few values: the path of a route, not of a
+request; never the name of a client.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ FINISHED_WELL: Final = frozenset({"stop", "length", "tool_calls"})
 
 
 class CallMetrics:
-    """The counters of calls, whatever model they are for. Use it in one event loop."""
+    """The counters of all requests, for any model. Use it in one event loop."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._num_calls = 0
 
     def note_call(self, change: int) -> None:
-        """A call has come (1), or gone (-1). Mutates."""
+        """Count a request that begins (1) or ends (-1). Mutates."""
         self._num_calls += change
 
     def note_request(self, endpoint: str, status: int) -> None:
-        """A call was answered; `endpoint` is the path of its route. Mutates."""
+        """Count an answered request; `endpoint` is the path of its route. Mutates."""
         self._requests[endpoint, status] += 1
 
     def families(self) -> list[Family]:
-        """Return what is told of calls and of the process. Does not mutate."""
+        """Return the metrics of requests and of the process. Does not mutate."""
         requests = [
             Sample(count, (("endpoint", endpoint), ("status", str(status))))
             for (endpoint, status), count in sorted(self._requests.items())
@@ -88,7 +88,7 @@ class CallMetrics:
 
 
 class Metrics:
-    """The counters of one model's calls. Use it in one event loop."""
+    """The counters of one model's requests. Use it in one event loop."""
 
     def __init__(self, compat: str = "none") -> None:
         self._compat = compat
@@ -101,31 +101,31 @@ class Metrics:
         self._generated_length = Histogram(LENGTHS)
 
     def note_first_token(self, seconds: float) -> None:
-        """The first token of a call came so long after the call. Mutates."""
+        """Add a time to first token. Mutates."""
         self._first_token.observe(seconds)
 
     def note_gap(self, seconds: float) -> None:
-        """So much time passed between two pieces of a text. Mutates."""
+        """Add the time between two pieces of a text. Mutates."""
         self._gap.observe(seconds)
 
     def note_tokens(self, num_prompt: int, num_generated: int, num_cached: int) -> None:
-        """Tokens of prompts, how many of them came from the cache, and tokens of texts. Mutates."""
+        """Add prompt tokens, generated tokens, and prompt tokens that came from the cache. Mutates."""
         self.num_prompt_tokens += num_prompt
         self.num_generated_tokens += num_generated
         self.num_cached_tokens += num_cached
 
     def note_finish(self, reason: str, seconds: float) -> None:
-        """A text ended for a reason, so long after its call. Mutates."""
+        """Count a finished text, with its reason and the seconds since its request arrived. Mutates."""
         self._finished[reason] += 1
         self._duration.observe(seconds)
 
     def note_lengths(self, num_prompt: int, num_generated: int) -> None:
-        """A call has ended, with these numbers of tokens of its prompts and its texts. Mutates."""
+        """Add an ended request's numbers of prompt tokens and generated tokens. Mutates."""
         self._prompt_length.observe(num_prompt)
         self._generated_length.observe(num_generated)
 
     def families(self, gate: Gate, state: ModelState, stats: EngineStats, model_name: str) -> list[Family]:
-        """Return everything there is to tell of the model. Does not mutate."""
+        """Return all metrics of the model. Does not mutate."""
         own = [*self._text_families(), *_gate_families(gate), *_engine_families(state, stats)]
         if self._compat == "vllm":
             own += self._vllm_families(own, (("engine", "0"), ("model_name", model_name)))
@@ -160,7 +160,7 @@ def _gate_families(gate: Gate) -> list[Family]:
     return [
         gauge("quire_queue_sequences", "Sequences waiting for their first token.", gate.num_waiting_sequences),
         gauge("quire_queue_tokens", "Prompt tokens in the queue.", gate.num_waiting_tokens),
-        gauge("quire_sequences_admitted", "Sequences that were let in and have not ended.", gate.num_sequences),
+        gauge("quire_sequences_admitted", "Admitted sequences that have not ended.", gate.num_sequences),
         gauge("quire_ready", "1 if requests are admitted.", gate.is_ready),
         by_label("quire_admission_rejections_total", "counter", "Requests refused, by reason.", "reason", refusals),
         gauge("quire_queue_sequences_max", "Maximum queued sequences.", gate.limits.max_queued_sequences),
@@ -169,7 +169,7 @@ def _gate_families(gate: Gate) -> list[Family]:
 
 
 def joined_families(each: Mapping[str, Sequence[Family]]) -> list[Family]:
-    """Return the families of several models, given by name, as one list, their samples labelled by model.
+    """Return the families of several models, given by name, as one list whose samples are labelled by model.
 
     Does not mutate.
     """
@@ -185,7 +185,7 @@ def joined_families(each: Mapping[str, Sequence[Family]]) -> list[Family]:
 
 
 def body_families(bodies: BodyBudget) -> list[Family]:
-    """Return what is told of the bodies of calls. Does not mutate."""
+    """Return the metrics of request bodies. Does not mutate."""
     return [
         gauge("quire_body_bytes", "Bytes held by request bodies.", bodies.held_bytes),
         gauge("quire_body_bytes_max", "Maximum bytes held by request bodies.", bodies.max_bytes),
@@ -198,7 +198,7 @@ def body_families(bodies: BodyBudget) -> list[Family]:
 
 
 def _by_place(guesses: Mapping[str, tuple[int, ...]]) -> list[Sample]:
-    """Return the guesses of all proposers by their place in the draft, from 0."""
+    """Return the guesses of all proposers, by their place in the draft, from 0."""
     places = zip(*guesses.values(), strict=True)
     return [Sample(sum(counts), (("position", str(place)),)) for place, counts in enumerate(places)]
 
@@ -265,24 +265,24 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
         *_replica_families(stats),
         gauge("quire_suspects", "Requests run apart from others after a failed step.", stats.num_suspects),
         gauge("quire_step_tokens_max", "Maximum tokens per step.", stats.max_step_tokens),
-        gauge("quire_step_prompt_tokens_max", "Maximum tokens of prompts per step; 0: any.", stats.prompt_limit),
+        gauge("quire_step_prompt_tokens_max", "Maximum prompt tokens per step; 0: no limit.", stats.prompt_limit),
         counter("quire_engine_busy_seconds_total", "Time spent in steps.", stats.busy_s_total),
     ]
 
 
 def _host_families(stats: EngineStats) -> list[Family]:
-    """Return what the memory on the host does; nothing without one."""
+    """Return the metrics of the host tier, if there is one."""
     if not stats.num_host_blocks:
         return []
     return [
-        gauge("quire_host_blocks", "KV blocks that the host has room for.", stats.num_host_blocks),
-        gauge("quire_host_blocks_cached", "KV blocks on the host kept as prefix cache.", stats.num_cached_host_blocks),
-        counter("quire_host_hit_tokens_total", "Prompt tokens that came from the host.", stats.host_hit_tokens_total),
+        gauge("quire_host_blocks", "KV blocks that fit in host memory.", stats.num_host_blocks),
+        gauge("quire_host_blocks_cached", "KV blocks cached in host memory.", stats.num_cached_host_blocks),
+        counter("quire_host_hit_tokens_total", "Prompt tokens from host memory.", stats.host_hit_tokens_total),
     ]
 
 
 def _replica_families(stats: EngineStats) -> list[Family]:
-    """Return what the engines of a model do, each by its number."""
+    """Return the metrics of a model's engines, each labelled by its number."""
 
     def by_replica(name: str, kind: Kind, text: str, value: Callable[[ReplicaStats], float]) -> Family:
         values = {str(index): value(replica) for index, replica in enumerate(stats.replicas)}
@@ -316,17 +316,19 @@ def _replica_families(stats: EngineStats) -> list[Family]:
         ),
         counter(
             "quire_texts_continued_total",
-            "Texts that went on in another engine because theirs died.",
+            "Texts continued by another engine because theirs died.",
             stats.continued_total,
         ),
         counter("quire_texts_moved_total", "Texts moved from an engine to be restarted.", stats.moved_total),
         counter(
-            "quire_requests_at_fault_total", "Requests ended because engines died with them.", stats.at_fault_total
+            "quire_requests_at_fault_total",
+            "Requests ended because engines died while computing them.",
+            stats.at_fault_total,
         ),
         by_label(
             "quire_prefix_fetches_total",
             "counter",
-            "Prefixes that another engine held, by what became of fetching them.",
+            "Attempts to fetch a prefix from another engine, by outcome.",
             "outcome",
             {outcome.replace(" ", "_"): count for outcome, count in stats.fetches.items()},
         ),
@@ -334,24 +336,24 @@ def _replica_families(stats: EngineStats) -> list[Family]:
             "quire_prefix_fetched_blocks_total", "KV blocks fetched from other engines.", stats.fetched_blocks_total
         ),
         counter("quire_prefix_fetched_bytes_total", "Bytes of these blocks.", stats.fetched_bytes_total),
-        counter("quire_prefix_fetch_seconds_total", "Time that fetching them took.", stats.fetch_s_total),
+        counter("quire_prefix_fetch_seconds_total", "Time spent fetching them.", stats.fetch_s_total),
     ]
 
 
 def _disk_families(stats: EngineStats) -> list[Family]:
-    """Return what the disk cache does; nothing without one."""
+    """Return the metrics of the disk cache, if there is one."""
     if not stats.num_disk_slots:
         return []
     return [
-        gauge("quire_disk_slots", "Blocks that the disk cache has room for.", stats.num_disk_slots),
+        gauge("quire_disk_slots", "Blocks that fit in the disk cache.", stats.num_disk_slots),
         gauge("quire_disk_blocks_kept", "Blocks in the disk cache.", stats.num_kept_blocks),
         gauge("quire_disk_blocks_landing", "KV blocks that wait for the disk.", stats.num_landing_blocks),
         gauge("quire_disk_off", "1 if the disk cache failed too often and is not used.", stats.disk_is_off),
-        counter("quire_disk_hit_tokens_total", "Prompt tokens that came from disk.", stats.disk_hit_tokens_total),
+        counter("quire_disk_hit_tokens_total", "Prompt tokens from disk.", stats.disk_hit_tokens_total),
         by_label(
             "quire_disk_blocks_total",
             "counter",
-            "Blocks by what became of them on their way from or to the disk.",
+            "Blocks read from or written to disk, by outcome.",
             "outcome",
             {outcome.replace(" ", "_"): count for outcome, count in stats.disk_blocks.items()},
         ),
@@ -359,7 +361,7 @@ def _disk_families(stats: EngineStats) -> list[Family]:
 
 
 def text_families(pool: TenantPool) -> list[Family]:
-    """Return how much work on long texts there is. Does not mutate."""
+    """Return the metrics of work on long texts. Does not mutate."""
     return [
         gauge("quire_texts_running", "Long texts being rendered, tokenized or written.", pool.num_running),
         gauge("quire_texts_waiting", "Long texts waiting for their tenant's turn.", pool.num_waiting),
@@ -367,7 +369,7 @@ def text_families(pool: TenantPool) -> list[Family]:
 
 
 def _process_families() -> list[Family]:
-    """The names are those that every client library of Prometheus gives them."""
+    """Return the process's metrics, with the names that Prometheus client libraries use."""
     families = [counter("process_cpu_seconds_total", "CPU time of this process.", time.process_time())]
     resident = resident_bytes()
     if resident is not None:

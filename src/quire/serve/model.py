@@ -1,4 +1,4 @@
-"""ServedModel: what the server asks of an engine, wherever that runs."""
+"""ServedModel: the interface of an engine, as the server uses it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ServedModel(Protocol):
 
     @property
     def state(self) -> ModelState:
-        """Where the engine stands; it takes requests only while it is ready."""
+        """The engine's state; the engine takes requests only while it is ready."""
         ...
 
     @property
@@ -44,12 +44,12 @@ class ServedModel(Protocol):
 
     @property
     def limits(self) -> RequestLimits:
-        """What the engine can take."""
+        """The limits of a request."""
         ...
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None where there is none."""
+        """The tokenizer, or None if the model has none."""
         ...
 
     @property
@@ -58,84 +58,84 @@ class ServedModel(Protocol):
         ...
 
     def stats(self) -> EngineStats:
-        """Return counts of what the engine has done, one step or 0.1 s old at most."""
+        """Return the engine's counts, one step or 0.1 s old at most."""
         ...
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return how the makers of the model want it sampled."""
+        """Return the sampling parameters that the model's makers recommend."""
         ...
 
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
-        """Return how to make a vector; raises `InvalidRequestError` if nothing says how."""
+        """Return how to pool a vector; raises `InvalidRequestError` if neither model nor settings specify it."""
         ...
 
     async def prepare(
         self, prompt: Prompt, sampling: SamplingParams, ticket: Ticket, *, chat: ChatOptions | None = None
     ) -> PreparedRequest:
-        """Return a request that the engine can serve; raises `InvalidRequestError` for what it cannot."""
+        """Return a request that the engine can serve; raises `InvalidRequestError` for any other."""
         ...
 
     @property
     def adapters(self) -> Mapping[str, AdapterFacts]:
-        """The adapters that requests may ask for, by name."""
+        """The adapters that requests can use, by name."""
         ...
 
     async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
-        """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""
+        """Load a folder's adapter under a name, while steps run; raises if it does not fit the model."""
         ...
 
     def unload_adapter(self, name: str) -> None:
-        """Take the name of an adapter away; requests that have it go on."""
+        """Remove the name of an adapter; requests that use it continue."""
         ...
 
     def send(self, command: AnyCommand) -> None:
-        """Have the engine carry out a command before its next step; one that is not there has nothing to do."""
+        """Send the engine a command, to run before its next step; no effect if the engine is not running."""
         ...
 
     def send_to(self, replica: int, command: AnyCommand) -> None:
-        """Have one engine carry out a command that is not of a request."""
+        """Send one engine a command that belongs to no request."""
         ...
 
     def holder(self, tokens: array[int], scope: CacheScope) -> int:
-        """Return the number of the engine that holds the most of a prompt; raises `ExecutionError` without any."""
+        """Return the number of the engine with the longest part of a prompt; raises `ExecutionError` if none runs."""
         ...
 
     def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
         """Call `show` with memory events of one engine from the beginning, at most once per `every_s` seconds.
 
-        It begins again after the engine was started again. Raises `ExecutionError` if the engine has failed for good.
+        Starts again after a restart of the engine. Raises `ExecutionError` if the engine has failed for good.
         """
         ...
 
     def unwatch(self, replica: int = 0) -> None:
-        """Have nothing of that engine shown any more."""
+        """Stop calling `show` for that engine."""
         ...
 
     async def close(self) -> None:
-        """End all requests and let the engine go; may be called twice."""
+        """End all requests and close the engine; may be called twice."""
         ...
 
     def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
-        """Run a request; yield what is new each time it got further. Closing the iterator ends the request.
+        """Run a request; yield its new output as it arrives. Closing the iterator ends the request.
 
-        Raises `ExecutionError` where the engine is not running, or is lost on the way.
+        Raises `ExecutionError` if the engine is not running, or is lost meanwhile.
         """
         ...
 
 
 class SupervisedModel(ServedModel, Protocol):
-    """A model whose settings were checked, and that is not loaded yet."""
+    """A model with checked settings that is not loaded yet."""
 
     def start(self) -> None:
-        """Begin to load it; returns at once."""
+        """Start loading; returns at once."""
         ...
 
     async def wait_ready(self) -> None:
-        """Wait until it takes requests; raises where it never will."""
+        """Wait until the model takes requests; raises if it never will."""
         ...
 
     async def restart(self) -> None:
-        """Restart its engines one after another; requests go on. Raises `ExecutionError` if one does not come back."""
+        """Restart the engines one by one; requests continue. Raises `ExecutionError` if an engine does not restart."""
         ...
 
 
@@ -143,9 +143,9 @@ class ReloadableModel(SupervisedModel, Protocol):
     """A model that can be started, unloaded and started again."""
 
     async def opened(self) -> SupervisedModel:
-        """Return another one of the same model, with its tokenizer and without an engine; the caller closes it."""
+        """Return a second object for the same model, with a tokenizer and without an engine; the caller closes it."""
         ...
 
     async def unload(self) -> None:
-        """End its engine and free its memory; it can be started again."""
+        """End the engine and free its memory; the model can be started again."""
         ...

@@ -1,8 +1,8 @@
-"""The OpenAPI document: made from the structs that requests are read into and answers are written from.
+"""The OpenAPI document, generated from the structs of requests and answers.
 
-Hand-built around them are the paths, and what a struct cannot say: the forms of a prompt, the fields that are accepted
-and ignored, and those that are refused unless they say nothing. Ranges that depend on the model (the ids of its
-vocabulary, the length of its context) are not in it; what is out of them is answered by 400 all the same.
+Written by hand are the paths, and what a struct cannot express: the forms of a prompt, fields that are accepted and
+ignored, and fields that are refused unless they have no effect. It leaves out ranges that depend on the model (token
+ids, context length); a value outside them is still answered with 400.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def openapi_document() -> bytes:
     """Return the document, as JSON. Does not mutate."""
     return msgspec.json.encode(
         {
-            "openapi": "3.2.0",  # the first that knows streams of events
+            "openapi": "3.2.0",  # the first version with event streams
             "info": {
                 "title": "quire",
                 "version": quire.__version__,
@@ -202,7 +202,7 @@ def _list_of(item: Schema) -> Schema:
 
 
 def _message(part: str, roles: list[str]) -> Schema:
-    """Return the form of a message that any model takes; which roles and orders a model knows, its template says."""
+    """Return the form of a message for any model; a model's chat template decides which roles and orders it accepts."""
     parts = {
         "type": "array",
         "items": {
@@ -235,7 +235,7 @@ def _paths() -> Schema:
         "/completion": _post(
             "Continue a prompt (llama-server).", LlamaCompletionRequest, LlamaCompletion, _event(JSON_TEXT)
         ),
-        "/props": _get("What there is to know of the server (llama-server).", _json(LlamaProps)),
+        "/props": _get("Describe the server (llama-server).", _json(LlamaProps)),
         "/live": _get(
             "Stream events of the KV memory of a model (?model=NAME; the first) until the client disconnects.",
             {"application/x-ndjson": {"itemSchema": LINE}},
@@ -257,11 +257,11 @@ def _paths() -> Schema:
     for path in SCORE_PATHS:
         paths[path] = _post("Score pairs of texts.", ScoreRequest, ScoreAnswer)
     for path in RERANK_PATHS:
-        paths[path] = _post("Put documents in the order in which they answer a query.", RerankRequest, RerankAnswer)
+        paths[path] = _post("Rank documents by how well they answer a query.", RerankRequest, RerankAnswer)
     for path in COHERE_PATHS:
-        paths[path] = _post("Put documents in order, as Cohere does.", RerankRequest, CohereRerankAnswer)
+        paths[path] = _post("Rank documents, as Cohere does.", RerankRequest, CohereRerankAnswer)
     for path in CLASSIFY_PATHS:
-        paths[path] = _post("Give texts labels.", ClassifyRequest, ClassifyAnswer)
+        paths[path] = _post("Classify texts.", ClassifyRequest, ClassifyAnswer)
     paths["/v1/load_lora_adapter"] = _post("Load a LoRA adapter. For operators.", LoadAdapterRequest, AdapterAnswer)
     paths["/v1/unload_lora_adapter"] = _post(
         "Unload a LoRA adapter. For operators.", UnloadAdapterRequest, AdapterAnswer
@@ -275,15 +275,15 @@ def _paths() -> Schema:
 
 
 def _cache_paths() -> Schema:
-    """Return the paths by which operators keep prompts and move their blocks."""
-    warm = _post("Compute prompts and keep them. For operators.", CacheWarmRequest, CacheWarmAnswer)
+    """Return the paths on which operators store prompts and move their blocks."""
+    warm = _post("Compute prompts and keep them in the cache. For operators.", CacheWarmRequest, CacheWarmAnswer)
     bundle = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     export = _post("Return the KV blocks of a prompt as a bundle. For operators.", CacheExportRequest, CacheWarmAnswer)
     export["post"]["responses"] = _answers(bundle)
     text = {"type": "string"}
     names = [{"name": name, "in": "query", "schema": text} for name in ("model", "cache_salt")]
     take_in = {
-        "summary": "Take in the KV blocks of a bundle. For operators.",
+        "summary": "Import the KV blocks of a bundle. For operators.",
         "parameters": names,
         "requestBody": {"required": True, "content": bundle},
         "responses": _answers(_json(CacheImportAnswer)),
@@ -292,7 +292,7 @@ def _cache_paths() -> Schema:
 
 
 def _ollama_paths() -> Schema:
-    """Return the paths of Ollama's interface, less those that are only refused."""
+    """Return the paths of Ollama's API, except paths that always refuse."""
     chat, generate = _lines(OllamaChatAnswer), _lines(OllamaGenerateAnswer)
     paths: Schema = {
         "/api/chat": _post("Answer a conversation (Ollama).", OllamaChatRequest, OllamaChatAnswer, chat),
@@ -318,14 +318,14 @@ def _get(summary: str, content: Schema) -> Schema:
 
 
 def _post(summary: str, request: type, answer: type, stream: Schema | None = None) -> Schema:
-    """Return an operation that answers in one piece, and as a stream of some form where there is one."""
+    """Return an operation that answers in one piece or, with `stream`, also as a stream."""
     content = _json(answer) | (stream or {})
     body = {"required": True, "content": _json(request)}
     return {"post": {"summary": summary, "requestBody": body, "responses": _answers(content)}}
 
 
 def _chunks(kind: type) -> Schema:
-    """Return the form of a stream of chunks: after the last there is an event that says so."""
+    """Return the form of a stream of chunks, which ends with the event [DONE]."""
     chunk = {**JSON_TEXT, "contentSchema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
     return _event({"anyOf": [chunk, {"const": "[DONE]"}]})
 

@@ -1,11 +1,11 @@
 """The text format of Prometheus, version 0.0.4: counters, gauges and histograms of fixed buckets.
 
-    # HELP quire_requests_running Requests that the engine computes for.
+    # HELP quire_requests_running Sequences running in the engine.
     # TYPE quire_requests_running gauge
     quire_requests_running 3
 
-Values are plain Python numbers that one event loop changes, so there is nothing to lock. A library would bring
-registries of a whole process, and locks for threads that we do not have.
+Values are plain Python numbers that one event loop changes, so they need no locks. A library would add process-wide
+registries, and locks for threads that we do not have.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class Sample(NamedTuple):
-    """One line; `suffix` is that of a part of a histogram."""
+    """One line; `suffix` is for the parts of a histogram."""
 
     value: float
     labels: Labels = ()
@@ -58,13 +58,13 @@ def counter(name: str, text: str, value: float) -> Family:
 
 
 def by_label(name: str, kind: Kind, text: str, label: str, values: Mapping[str, float]) -> Family:
-    """Return a family of a number for each value of a label."""
+    """Return a family with a number for each value of a label."""
     return Family(name, kind, text, [Sample(value, ((label, key),)) for key, value in sorted(values.items())])
 
 
 @dataclass(slots=True)
 class Histogram:
-    """How many values were at most so large, for each of the bounds.
+    """Counts values in buckets, by their upper bounds.
 
     >>> seconds = Histogram((0.1, 1.0))
     >>> for value in (0.05, 0.1, 3.0): seconds.observe(value)
@@ -93,12 +93,12 @@ class Histogram:
 
 
 def histogram(name: str, text: str, values: Histogram) -> Family:
-    """Return a family of how values are spread."""
+    """Return a family of the distribution of values."""
     return Family(name, "histogram", text, values.samples())
 
 
 def number(value: float) -> str:
-    """Return a number as the format wants it.
+    """Return a number in the format's notation.
 
     >>> number(3), number(0.25), number(float("inf")), number(1e9), number(2.0)
     ('3', '0.25', '+Inf', '1000000000', '2')

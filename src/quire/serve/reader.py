@@ -37,7 +37,7 @@ class AnswerReader:
 
 @dataclass(slots=True)
 class ReadCall:
-    """A call of a function, as far as it has been read."""
+    """A function call, as far as it has been read."""
 
     name: str
     arguments: str = ""
@@ -45,7 +45,7 @@ class ReadCall:
 
 @dataclass(slots=True)
 class ReadAnswer:
-    """A whole answer. `text` is None where there is none."""
+    """A complete answer. `text` is None if it has no text."""
 
     reasoning: str | None = None
     text: str | None = None
@@ -53,7 +53,7 @@ class ReadAnswer:
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> ReadAnswer:
-        """Return the answer that events add up to. Does not mutate them."""
+        """Return the sum of events as an answer. Does not mutate them."""
         answer = cls()
         for event in events:
             if isinstance(event, CallBegun):

@@ -1,11 +1,11 @@
 """Reasoning: separates the text between <think> and </think> from the answer.
 
     prompt ends with "<think>"      the model thinks first, and only the end is marked
-    prompt ends with "</think>"     it does not think, for example because of enable_thinking false
-    otherwise                       it may think, where its answer begins with "<think>"
+    prompt ends with "</think>"     the model does not think, for example because of enable_thinking false
+    otherwise                       the model thinks if its answer begins with "<think>"
 
-What holds for a call is seen from the end of its prompt, so templates need not be understood. Space around the marks
-belongs to neither. A text that ends before the mark does is reasoning all through.
+The end of a prompt shows which case holds, so templates need not be understood. Space around the marks belongs to
+neither part. A text that ends before its end mark is all reasoning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AUTO: Final = "auto"
 REASONING_FORMATS: Final = (AUTO, "none", "think")
 SPACE: Final = " \t\r\n"
 NUM_LAST_TOKENS: Final = 16
-"""Tokens at the end of a prompt in which its last mark is looked for."""
+"""Tokens at the end of a prompt in which to look for its last mark."""
 
 
 class Thinking(Enum):
@@ -35,7 +35,7 @@ class Thinking(Enum):
 
 
 def is_thinking_format(name: str, template: str) -> bool:
-    """Return whether reasoning is told apart: as a setting says, or where the chat template has its marks.
+    """Return whether to separate reasoning: as set, or with auto if the chat template contains its end mark.
 
     >>> is_thinking_format("auto", "… </think> …"), is_thinking_format("auto", ""), is_thinking_format("think", "")
     (True, False, True)
@@ -58,7 +58,7 @@ def thinking_after(prompt: str) -> Thinking:
 
 
 def thinking_rules(thinking: Thinking, mark: Mark) -> tuple[str, str]:
-    """Return what a grammar's `start` has before the answer, and the rules for it. Does not mutate."""
+    """Return the part of a grammar's `start` before the answer, and the rules for it. Does not mutate."""
     if thinking is Thinking.NO:
         return "", ""
     end = mark(END)
@@ -72,7 +72,7 @@ def thinking_rules(thinking: Thinking, mark: Mark) -> tuple[str, str]:
 
 
 class ThinkSplitter:
-    r"""Tells the reasoning of one text from its answer, in pieces cut anywhere. Mutable.
+    r"""Separates the reasoning of one text from its answer, in pieces cut anywhere. Mutable.
 
     >>> splitter = ThinkSplitter(Thinking.PERHAPS)
     >>> splitter.push("<thi"), splitter.push("nk>\nWhy? </"), splitter.push("think>\n\nSo.")
@@ -88,7 +88,7 @@ class ThinkSplitter:
         }[thinking]
 
     def push(self, text: str) -> list[Reasoning | Text]:
-        """Add text; return what it has brought. Mutates."""
+        """Add text; return the new reasoning and text. Mutates."""
         found: list[Reasoning | Text] = []
         self._held += text
         while self._held:
@@ -99,7 +99,7 @@ class ThinkSplitter:
         return found
 
     def finish(self) -> list[Reasoning | Text]:
-        """Return what is left: the text has ended. Mutates."""
+        """End the text; return what is left. Mutates."""
         held, self._held = self._held, ""
         if self._state in (self._before, self._answer):
             return [Text(held)] if held else []
@@ -107,7 +107,7 @@ class ThinkSplitter:
         return [Reasoning(held.rstrip(SPACE))] if thought else []
 
     def _before(self) -> list[Reasoning | Text]:
-        """Nothing but space has come so far, or the beginning of a mark."""
+        """Read the start of a text: space so far, or the beginning of a mark."""
         text = self._held.lstrip(SPACE)
         if text.startswith(BEGIN):
             self._state, self._held = self._leading, text[len(BEGIN) :]
@@ -116,7 +116,7 @@ class ThinkSplitter:
         return []
 
     def _leading(self) -> list[Reasoning | Text]:
-        """The reasoning begins: no space goes before it."""
+        """Drop the space before the reasoning."""
         self._held = self._held.lstrip(SPACE)
         if self._held:
             self._state = self._within
@@ -125,20 +125,20 @@ class ThinkSplitter:
     def _within(self) -> list[Reasoning | Text]:
         text, place = self._held, self._held.find(END)
         if place >= 0:
-            said, self._held, self._state = text[:place].rstrip(SPACE), text[place + len(END) :], self._after
+            thought, self._held, self._state = text[:place].rstrip(SPACE), text[place + len(END) :], self._after
         else:
             length = next(k for k in range(min(len(END) - 1, len(text)), -1, -1) if text.endswith(END[:k]))
-            said = text[: len(text) - length].rstrip(SPACE)
-            self._held = text[len(said) :]
-        return [Reasoning(said)] if said else []
+            thought = text[: len(text) - length].rstrip(SPACE)
+            self._held = text[len(thought) :]
+        return [Reasoning(thought)] if thought else []
 
     def _after(self) -> list[Reasoning | Text]:
-        """The answer begins: no space goes before it."""
+        """Drop the space before the answer."""
         self._held = self._held.lstrip(SPACE)
         if self._held:
             self._state = self._answer
         return []
 
     def _answer(self) -> list[Reasoning | Text]:
-        said, self._held = self._held, ""
-        return [Text(said)]
+        text, self._held = self._held, ""
+        return [Text(text)]

@@ -1,12 +1,12 @@
-"""The server from its first line to its last call.
+"""The server, from its settings to its shutdown.
 
     settings checked ──► keys read ──► port taken ──► listening ──► model loads ──► ready ──► drains ──► closed
          exit status 2 if one of these fails              /livez 200, /readyz 503        │ SIGTERM, SIGINT
                                                                                          └─ a second one: at once
 
-It listens while the model loads, so that a monitor can tell a start from a crash. When it is to end, it goes on
-listening too: new calls are told to come again, those under way have `drain_timeout_s`, and what is left then ends with
-an error that says so. uvicorn does connections; signals are ours, because its own end all listening at once.
+The server listens while the model loads, so that a monitor can tell a start from a crash. It also listens while it
+drains: new requests are refused with a time to retry, running ones have `drain_timeout_s`, and then the rest end with
+an error. uvicorn handles connections; we handle signals, because uvicorn would stop listening at once.
 """
 
 from __future__ import annotations
@@ -48,28 +48,29 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 BACKLOG: Final = 1024
 LOOK_EVERY_S: Final = 0.02
 LAST_WORDS_S: Final = 5
-"""How long connections have to take what was written to them, once all calls have ended."""
+"""How long clients have to read their answers, after all requests have ended."""
 
 ENDED_BY_FORCE: Final = 1
 END_S: Final = 20.0
-"""How long everything after the drain may take: last words, and the end of the engine's process."""
+"""How long shutdown may take after the drain: the last answers, and the end of the engine's process."""
 
 STATS_EVERY_S: Final = 10.0
 LOOK_AT_MODEL_S: Final = 0.5
 THREAD_TURN_S: Final = 0.0005
-"""For so long the event loop waits for a thread that works on a text, each time that it has read or written: ten times
-shorter than Python's own, by which a tenant that sends large texts makes it wait for most of every second."""
+"""How long the event loop waits for a thread that works on a text, after each read or write: a tenth of Python's
+default, with which a tenant that sends large texts makes the loop wait for most of every second."""
 
 logger = logging.getLogger("quire.serve")
 
 
 def run_server(models: ModelSet, announce: Announce) -> bool:
-    """Serve models until a signal ends it; return whether it ended in order.
+    """Serve models until a signal; return whether the shutdown was orderly.
 
-    `announce` is told the start-up table, where the server listens, and when it is ready. Raises `InvalidConfigError`
-    for settings that cannot be, before anything is loaded, and `ExecutionError` where the only engine is lost for good.
+    `announce` gets the start-up table, the server's address, and a greeting when it is ready. Raises
+    `InvalidConfigError` for wrong settings, before anything is loaded, and `ExecutionError` if the only engine is lost
+    for good.
     """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's own threads know no tenants
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's own threads would ignore tenants' shares
     sys.setswitchinterval(THREAD_TURN_S)
     config = models.server.config
     with closing(listen(config.host, config.port)) as listener:
@@ -81,7 +82,7 @@ def run_server(models: ModelSet, announce: Announce) -> bool:
 
 
 class Server:
-    """Models behind a socket. `end_at_latest` is told by when the process has to end, once it is to stop."""
+    """Serves models on a socket. `end_at_latest` sets the time limit of the process when it has to stop."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Server:
         self.was_forced = False
 
     async def run(self, listener: socket.socket) -> None:
-        """Listen, load, and serve until `stop`; raises what the model could not be loaded for, or was lost by."""
+        """Listen, load, and serve until `stop`; raises the error if the only model cannot be loaded or is lost."""
         if self._models.loads_first:
             self._announce(str(self._models.first.model.report))
         if len(self._models.models) > 1 or self._models.broken:
@@ -130,7 +131,7 @@ class Server:
             raise self._failure
 
     def stop(self) -> None:
-        """The first time: let nobody in and end when those inside have. The second time: end now. Mutates."""
+        """Drain, then end; on a second call, end now. Mutates."""
         if self._stopping is None:
             self._end_at_latest(self._services.config.drain_timeout_s + END_S)
             self._stopping = asyncio.create_task(self._drain())
@@ -153,7 +154,7 @@ class Server:
                     self._end()
                     return
             else:
-                if first.model.report.plan.needs.host_bytes is not None:  # of a GPU it was measured meanwhile
+                if first.model.report.plan.needs.host_bytes is not None:  # on a GPU, loading has measured the memory
                     self._announce(str(first.model.report))
         self._announce(f"ready after {clock.now() - began_s:.2f} s")
         self._announce(self._greeting(address))
@@ -174,11 +175,11 @@ class Server:
         """End when the only engine is lost for good: a supervisor can start the server again, which may help."""
         while only.model.state is not ModelState.FAILED:
             await asyncio.sleep(LOOK_AT_MODEL_S)
-        self._failure = ExecutionError("the engine could not be restarted; the log says why")
+        self._failure = ExecutionError("the engine could not be restarted; the log has the reason")
         self._end()
 
     async def _tell(self) -> None:
-        """Write now and then how much there is to do."""
+        """Log the load every `STATS_EVERY_S`."""
         line = StatsLine(self._models)
         while True:
             await asyncio.sleep(STATS_EVERY_S)
@@ -187,13 +188,13 @@ class Server:
                 logger.info("lately", extra={"fields": fields})
 
     def _end(self) -> None:
-        """Stop listening; streams that would never end by themselves end now. Mutates."""
+        """Stop listening, and end the endless streams of /live. Mutates."""
         for each in self._models.models:
             each.live.close()
         self._http.should_exit = True
 
     async def _drain(self) -> None:
-        """Wait for those inside, up to a limit."""
+        """Wait for running requests, up to the limit, then end."""
         models, seconds = self._models, self._services.config.drain_timeout_s
         models.drain()
         if models.num_visits:
@@ -211,7 +212,7 @@ class Server:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Have signals stop the server, in the one thread that gets them."""
+        """Stop the server on signals; only the main thread gets them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -226,7 +227,7 @@ class Server:
 
 
 def end_at_latest(seconds: float) -> None:
-    """Make the process end after this many seconds, whatever its threads do. Mutates the process."""
+    """Kill the process after this many seconds, even if its threads hang. Mutates the process."""
 
     def end() -> None:
         logger.error("stopping: killing the process, which did not end within %g s", seconds)
@@ -235,7 +236,7 @@ def end_at_latest(seconds: float) -> None:
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
-    signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)  # where not even the timer runs, SIGALRM ends the process
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)  # if even the timer hangs, SIGALRM ends the process
 
 
 def end_process(status: int) -> NoReturn:
@@ -247,7 +248,7 @@ def end_process(status: int) -> NoReturn:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its own ideas of signals, and with a limit for the handshake of TLS."""
+    """uvicorn without its signal handlers, and with a time limit for TLS handshakes."""
 
     def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
         super().__init__(config)
@@ -260,7 +261,7 @@ class _HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. The system lets many wait, though few are accepted at once. Mutates."""
+        """Listen. Many connections can wait in the system's queue, though few are accepted at once. Mutates."""
 
         def connection() -> asyncio.Protocol:
             return self.config.http_protocol_class(  # type: ignore[call-arg]
@@ -281,7 +282,7 @@ class _HttpServer(uvicorn.Server):
         self.started = True
 
     def end_now(self) -> None:
-        """End without waiting for anybody. Mutates."""
+        """End without waiting for clients. Mutates."""
         self.force_exit = self.should_exit = True
         for connection in list(self.server_state.connections):
             connection.transport.abort()
@@ -300,7 +301,7 @@ def _uvicorn_config(services: ServerServices, app: ASGIApp) -> uvicorn.Config:
         lifespan="off",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # the address of a client decides nothing here
+        proxy_headers=False,  # a client's address decides nothing here
         server_header=False,
         backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=math.ceil(config.keep_alive_timeout_s),
@@ -309,7 +310,7 @@ def _uvicorn_config(services: ServerServices, app: ASGIApp) -> uvicorn.Config:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; raises `InvalidConfigError` where that is not possible."""
+    """Return a listening socket; raises `InvalidConfigError` if the address or port cannot be used."""
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -332,6 +333,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket, scheme: str = "http") -> str:
-    """Return the URL of a socket that listens."""
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

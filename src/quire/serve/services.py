@@ -1,7 +1,7 @@
 """Services: the objects that endpoints work with.
 
 ServerServices   settings, tenants, hosts, bodies, counts of calls       one per server: request.app.state.services
-Services         these, and a model with its gate, metrics and watch     one per model, found by `ModelSet`
+Services         these, and a model with its gate, metrics and live      one per model, found by `ModelSet`
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from quire.serve.traces import Traces
 
 @dataclass(frozen=True, slots=True)
 class ServerServices:
-    """What a server has once, whatever models it serves.
+    """The objects that a server has once, for all its models.
 
-    `traces` None: none are sent. `created_s` is the time of day at which it began, as Unix counts seconds.
+    `traces`: None if no traces are sent. `created_s`: the Unix time of the server's start.
     """
 
     config: ServerConfig
@@ -47,9 +47,9 @@ class ServerServices:
 
 @dataclass(frozen=True, slots=True)
 class Services(ServerServices):
-    """The same with a model and what stands around it.
+    """The server's objects, with a model and its own objects.
 
-    A call for any name but `model_names` and those of its adapters is for another model.
+    Only requests for `model_names`, or for one of its adapters, are for this model.
     """
 
     model: ReloadableModel
@@ -60,19 +60,19 @@ class Services(ServerServices):
 
     @property
     def name(self) -> str:
-        """The first of its names."""
+        """The model's first name."""
         return self.model_names[0]
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """The names of its adapters, which clients use as those of models."""
+        """The names of its adapters, which clients use like model names."""
         return tuple(self.model.adapters)
 
 
 def make_server_services(config: ServerConfig, clock: Clock, disk_cache: str | None = None) -> ServerServices:
-    """Return what a server has once; raises `InvalidConfigError` for keys that cannot be read and names that are none.
+    """Return a server's objects; raises `InvalidConfigError` for unreadable keys and invalid names.
 
-    `disk_cache`: the folder that keeps the secret of salts, as it keeps blocks. Does not mutate.
+    `disk_cache`: the folder of the disk cache, which also stores the secret for salts. Does not mutate.
     """
     tenants = read_tenants(config, kept_secret(disk_cache))
     return ServerServices(
@@ -90,9 +90,9 @@ def make_server_services(config: ServerConfig, clock: Clock, disk_cache: str | N
 
 
 def services_of(server: ServerServices, model: ReloadableModel) -> Services:
-    """Return the services of a model, which need not be loaded: its gate opens when it is ready.
+    """Return the services of a model, which need not be loaded: its gate opens when the model is ready.
 
-    Mutates the names of the models that are served.
+    Mutates `server.live_shared`: adds the model's name.
     """
     names = server.config.served_model_name or (model_name(model.config.model),)
     gate = Gate(
@@ -112,12 +112,12 @@ def services_of(server: ServerServices, model: ReloadableModel) -> Services:
 
 
 def make_services(model: ReloadableModel, config: ServerConfig, clock: Clock) -> Services:
-    """Return the services of the only model of a server; raises as `make_server_services`. Does not mutate."""
+    """Return the services of a server's only model; raises like `make_server_services`. Does not mutate."""
     return services_of(make_server_services(config, clock), model)
 
 
 def model_name(model: str) -> str:
-    """Return what clients call a model: the name of its folder, or the whole name where it is none.
+    """Return the name of a model for clients: the name of its folder, or the whole text if it is not a folder.
 
     >>> model_name("guide"), model_name("owner/name"), model_name("/models/small/")
     ('guide', 'owner/name', 'small')

@@ -1,16 +1,14 @@
-"""Answers that take a while: streams of events on their way, and the watch over the client that is to read them.
+"""Long answers: event streams, and the watch for a client that disconnects.
 
     events ──► EventStream ──► one write for each step of the engine ──► client
                     ▲ closes the events, which ends the requests           │
                     └──────────────── the client has gone ◄────────────────┘
 
-The status goes out with the first event, not before it: what goes wrong until then (a full queue, an engine that is
-lost) is an answer with its own status, which clients know how to try again. What goes wrong later is an event, and the
-stream ends with it.
+The status is sent with the first event, not before: an earlier error (a full queue, a lost engine) is an answer with
+its own status, which clients know how to retry. A later error is an event, which ends the stream.
 
-A client that leaves is noticed at once, by the message "http.disconnect". One that stays and reads nothing is cut off
-by the guard; until then what waits for it is bounded by the buffer of its socket, because the deltas of a text add up
-in the engine's own form while nobody takes them.
+The message "http.disconnect" reports a client that leaves at once. The guard disconnects a client that stays and reads
+nothing; until then, the socket's buffer bounds the waiting data, because unread deltas of a text are merged into one.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from quire.serve.errors import ApiError, api_error_of, deadline_exceeded
 
 HEADERS: Final = (
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy that gathers events makes a stream pointless
+    (b"x-accel-buffering", b"no"),  # a proxy that buffers events defeats a stream
 )
 
 Result = TypeVar("Result")
@@ -39,12 +37,12 @@ logger = logging.getLogger("quire.serve")
 
 
 class LongAnswer(ABC):
-    """An answer that takes a while. That its client leaves is an error only before it has begun."""
+    """An answer that takes a while. A client that leaves is an error only before the answer has begun."""
 
     has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. Raises what goes wrong before the first byte."""
+        """Answer. Raises an error that occurs before the first byte."""
         try:
             await unless(gone(receive), self.write(send))
         except ClientDisconnect:
@@ -57,7 +55,7 @@ class LongAnswer(ABC):
 
 
 class EventStream(LongAnswer):
-    """An answer that is a stream of events. It closes `events`, whatever happens."""
+    """An answer that is a stream of events. Always closes `events`."""
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class EventStream(LongAnswer):
         self._headers = [(b"content-type", media_type.encode()), *HEADERS]
 
     async def write(self, send: Send) -> None:
-        """Send events as they come; an error after the first one is an event."""
+        """Send events as they arrive; an error after the first event is sent as an event."""
         try:
             async with aclosing(self._events) as events, deadline(self._config.request_timeout_s):
                 async for event in events:
@@ -94,7 +92,7 @@ class EventStream(LongAnswer):
 
 
 async def unless(end: Coroutine[Any, Any, None], work: Coroutine[Any, Any, Result]) -> Result:
-    """Return what `work` returns; raise `ClientDisconnect` where `end` is over before. Neither goes on after that."""
+    """Return the result of `work`; raise `ClientDisconnect` if `end` finishes first. Cancels the other one."""
     worker, ending = asyncio.create_task(work), asyncio.create_task(end)
     try:
         await asyncio.wait((worker, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -110,7 +108,7 @@ async def unless(end: Coroutine[Any, Any, None], work: Coroutine[Any, Any, Resul
 async def unless_gone(
     request: Request, work: Callable[[], Coroutine[Any, Any, Result]], config: ServerConfig
 ) -> Result:
-    """Return what `work` returns; end it when the client goes, and when its time is over."""
+    """Return the result of `work`; end it when the client disconnects or at the time limit."""
 
     async def limited() -> Result:
         async with deadline(config.request_timeout_s):
@@ -120,14 +118,14 @@ async def unless_gone(
 
 
 async def gone(receive: Receive) -> None:
-    """Return when the client has gone. Its request must have been read."""
+    """Wait until the client has disconnected. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 @asynccontextmanager
 async def deadline(limit_s: float | None) -> AsyncIterator[None]:
-    """End what takes longer than the limit, and raise `ApiError` for it."""
+    """End a block that takes longer than the limit, and raise `ApiError`."""
     try:
         async with asyncio.timeout(limit_s) as timeout:
             yield

@@ -7,7 +7,7 @@ from quire.serve.loading.model_set import ModelSet
 
 
 class StatsLine:
-    """Tells what has happened since it was last asked."""
+    """Reports the load since its last call."""
 
     def __init__(self, models: ModelSet) -> None:
         self._models = models
@@ -15,10 +15,10 @@ class StatsLine:
         self._seen = self._totals()
 
     def take(self) -> dict[str, float] | None:
-        """Return the fields of a line; None where nothing has happened and nothing is under way. Mutates."""
+        """Return the fields of a line, or None if the server was and is idle. Mutates."""
         now, totals = self._models.server.clock.now(), self._totals()
         seconds = max(now - self._seen_s, 1e-9)
-        # An engine that was started again counts from 0.
+        # A restarted engine counts from 0.
         prompt, generated, queried, hit, refused = (
             new - old if new >= old else new for new, old in zip(totals, self._seen, strict=True)
         )

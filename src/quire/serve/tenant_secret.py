@@ -1,7 +1,7 @@
-"""The secret that salts are made from: drawn at each start, or kept where blocks are kept.
+"""The secret that salts derive from: random at each start, or kept with the blocks on disk.
 
-Blocks on disk are found by the salt of their tenant. With another secret after a restart nobody would find any, so the
-secret stays in the folder of the disk cache, in a file that only its owner reads.
+A lookup on disk uses the tenant's salt. With a new secret after a restart, no lookup would succeed, so the secret stays
+in the folder of the disk cache, in a file that only its owner can read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ FILE: Final = "tenant_secret"
 
 
 def kept_secret(disk_cache: str | None) -> bytes:
-    """Return the secret in the folder of the disk cache, made where it is missing; without a folder, a new one.
+    """Return the secret in the folder of the disk cache, created if missing; without a folder, a random secret.
 
-    Raises `InvalidConfigError` if the folder or the file may not be used.
+    Raises `InvalidConfigError` if the folder or the file is not private.
     """
     if disk_cache is None:
         return secrets.token_bytes(SECRET_BYTES)

@@ -1,10 +1,10 @@
-"""Tenants: whom a key belongs to, and which cached blocks its requests may hit.
+"""Tenants: the owners of keys, and the cached blocks that their requests may hit.
 
-    Authorization: Bearer KEY ──► Tenant ──► CacheScope(tenant, salt, what the request adds)
+    Authorization: Bearer KEY ──► Tenant ──► CacheScope(tenant, salt, the request's own salt)
 
-The salt is ours: a keyed hash of the tenant's name, under a secret that is drawn at the start unless it is given. A
-client can add a salt of its own, which parts its requests from others of the same tenant; it can never reach the blocks
-of another one. Where no keys are set everybody is one tenant, without a name.
+The server makes the salt: a keyed hash of the tenant's name, under a secret that is set or random. A client can add its
+own salt, which separates its requests from others of the same tenant; it can never reach another tenant's blocks.
+Without keys, all clients are one tenant without a name.
 
 A key is compared with all keys in constant time, by digests of one length.
 """
@@ -31,11 +31,10 @@ FIELDS: Final = ("name", "key", "max_sequences", "best_priority", "operator", "p
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks. `max_sequences`: how many sequences of its calls may be here at once; None: any number.
+    """The owner of keys. `max_sequences`: maximum concurrent sequences of its requests; None: no limit.
 
-    `best_priority` is the lowest number that its requests may ask for; the lower, the sooner they are served. An
-    operator may see what happens to the requests and the memory of everybody. `models`: the names of models and
-    adapters that it may call; None: all.
+    `best_priority`: the lowest priority number that its requests may have; lower numbers are served sooner.
+    `is_operator`: may see all tenants' requests and memory. `models`: models and adapters that it may use; None: all.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Tenant:
     models: tuple[str, ...] | None = None
 
     def scope_for(self, cache_salt: str | None) -> CacheScope:
-        """Return the scope of a request: the tenant's, and within it that of the salt that the request brings.
+        """Return the scope of a request: the tenant's scope, narrowed by the request's own salt if it has one.
 
         >>> ANYBODY.scope_for(None) == ANYBODY.scope, ANYBODY.scope_for("mine") == ANYBODY.scope_for("yours")
         (True, False)
@@ -59,7 +58,7 @@ class Tenant:
         return replace(self.scope, extra_keys=(_digest(cache_salt),))
 
     def priority_for(self, wanted: int | None) -> int:
-        """Return the priority of a request; raises `InvalidRequestError` for one that goes before what it may ask for.
+        """Return the priority of a request; raises `InvalidRequestError` if it is better than `best_priority`.
 
         >>> Tenant("batch", DEFAULT_SCOPE, best_priority=5).priority_for(None), ANYBODY.priority_for(-7)
         (5, -7)
@@ -72,11 +71,11 @@ class Tenant:
 
 
 ANYBODY: Final = Tenant("", DEFAULT_SCOPE, is_operator=True, best_priority=-MAX_PRIORITY)
-"""The tenant of everybody, where no keys are set."""
+"""The tenant of all clients if no keys are set."""
 
 
 class Tenants:
-    """The keys of a server. Does not change."""
+    """The keys of a server. Immutable."""
 
     def __init__(self, keys: Mapping[str, Tenant]) -> None:
         self._keys = tuple((_key_digest(key.encode("ascii")), tenant) for key, tenant in keys.items())
@@ -92,7 +91,7 @@ class Tenants:
         return bool(self._keys)
 
     def find(self, key: bytes) -> Tenant | None:
-        """Return whose key it is; None: nobody's. Always as slow as the number of keys.
+        """Return the tenant of a key, or None. Takes the same time for any key: O(keys).
 
         >>> bob = Tenant("bob", DEFAULT_SCOPE)
         >>> tenants = Tenants({"sesame": bob})
@@ -107,9 +106,9 @@ class Tenants:
 
 
 def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
-    """Return the tenants that the settings name; reads their file, if there is one.
+    """Return the configured tenants; reads the keys file, if there is one.
 
-    `random_secret` is what salts are made from where no `tenant_secret` is given.
+    Salts derive from `random_secret` unless `tenant_secret` is set.
     """
     secret = random_secret if config.tenant_secret is None else config.tenant_secret.encode()
     limit = config.max_sequences_per_key
@@ -117,7 +116,7 @@ def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
     for index, key in enumerate(config.api_key, start=1):
         name = f"key-{index}"
         is_alone = not config.may_have_several_tenants
-        best_priority = -MAX_PRIORITY if is_alone else 0  # it goes before nobody but itself
+        best_priority = -MAX_PRIORITY if is_alone else 0  # a lone tenant competes only with itself
         keys[key] = Tenant(name, _scope(name, secret, persist=is_alone), limit, is_alone, best_priority)
     if config.api_keys_file is None:
         return Tenants(keys)
@@ -152,11 +151,11 @@ def _digest(text: str) -> str:
 
 
 def _read_entries(path: str) -> list[Any]:
-    import yaml  # only where there is such a file
+    import yaml  # needed only for a keys file
 
     try:
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError):  # the error would show what is in the file
+    except (yaml.YAMLError, ValueError, RecursionError):  # the error would show the file's content
         raise InvalidConfigError("api_keys_file", path, "a file of YAML in UTF-8") from None
     except OSError as error:
         raise InvalidConfigError("api_keys_file", path, f"a file that can be read: {error.strerror}") from None
@@ -166,9 +165,9 @@ def _read_entries(path: str) -> list[Any]:
 
 
 def _read_entry(where: str, entry: object, secret: bytes) -> tuple[list[str], Tenant]:
-    """Return the keys of a tenant, and the tenant. Several keys, so that one can replace another without a break.
+    """Return a tenant and its keys. It can have several keys, so that keys can be rotated without a break.
 
-    No error shows a text of the file: a key may be in the wrong place.
+    Errors never show texts of the file, because a key may be in the wrong place.
     """
     if not isinstance(entry, dict):
         raise InvalidConfigError(where, f"a {type(entry).__name__}", f"a tenant, with {', '.join(FIELDS)}")
@@ -200,7 +199,7 @@ def _read_entry(where: str, entry: object, secret: bytes) -> tuple[list[str], Te
 
 
 def _shown(value: object) -> object:
-    """Return what an error may show of a value: a number, which is no key, or the kind of anything else."""
+    """Return a value as an error may show it: a number, which cannot be a key, or the kind of any other value."""
     if isinstance(value, str):
         return f"a text of {len(value)} characters"
     return value if isinstance(value, int | float | None) else f"a {type(value).__name__}"

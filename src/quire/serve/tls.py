@@ -1,4 +1,4 @@
-"""TLS: the certificate and key of a server that speaks HTTPS itself."""
+"""TLS: the certificate and key of a server that serves HTTPS."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from quire.core.errors import InvalidConfigError
 from quire.serve.config import ServerConfig
 
-WITHOUT_PASSWORD: Final = "a key file without a password: openssl pkey -in KEY -out NEW takes it away"
+WITHOUT_PASSWORD: Final = "a key file without a password; openssl pkey -in KEY -out NEW removes the password"
 
 
 def make_tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """Return the context of a server with these settings; None: it speaks HTTP.
+    """Return the TLS context for these settings, or None for HTTP.
 
-    TLS 1.2 and later. Raises `InvalidConfigError` for files that are not what they should be. A key with a password is
-    refused: a server that starts by itself can ask nobody for it.
+    TLS 1.2 and later. Raises `InvalidConfigError` for unusable files. A key with a password is refused: a server that
+    starts unattended cannot ask for the password.
     """
     certificate, key = config.tls_cert, config.tls_key
     if certificate is None or key is None:
@@ -38,6 +38,6 @@ def make_tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise InvalidConfigError("tls_key", key, f"the key of the certificate {certificate}") from None
-        allowed = "a certificate in PEM form, with those above it behind it, and its key in PEM form"
+        allowed = "a PEM file with the certificate, then its intermediate certificates, and a PEM file with its key"
         raise InvalidConfigError("tls_cert", certificate, allowed) from None
     return context

@@ -1,18 +1,18 @@
-"""Traces: each call that asks for work as spans of OpenTelemetry, sent to a collector by OTLP over HTTP.
+"""Traces: each POST request as spans of OpenTelemetry, sent to a collector by OTLP over HTTP.
 
-    POST /v1/chat/completions      from the arrival of the call to the end of its answer
-    └── llm_request                from when it is ready for the engine, with vLLM's and GenAI's attributes
+    POST /v1/chat/completions      from the arrival of the request to the end of its answer
+    └── llm_request                from the end of tokenization to its last token, with vLLM's and GenAI's attributes
         ├── queue                  until the engine's first step for it
         ├── prefill                until the first token of the answer
         └── decode                 until the last one
 
-Off by default. The SDK is the extra `quire[otel]`, and only this module imports it. Spans are made when a call has
-ended, from times that were noted on the way: a fraction of a millisecond on the event loop. A thread sends them. While
-a collector is slow or away at most `MAX_SPANS` wait, and the oldest are dropped. A span says what the access log says
-and how a text was sampled: no prompt, no text, no key.
+Off by default. The SDK is the extra `quire[otel]`, and only this module imports it. Spans are made when a request has
+ended, from recorded times, which takes a fraction of a millisecond on the event loop. A thread sends them. While the
+collector is slow or away, at most `MAX_SPANS` wait, and the oldest are dropped. A span has the fields of the access log
+and the sampling parameters: no prompt, no text, no key.
 
-A call that brings a `traceparent` continues that trace, and is left out if its caller does not record. Any other call
-begins a trace, with the id that the logs call `trace_id`.
+A request with a `traceparent` continues that trace, and is left out if its caller does not record. Any other request
+begins a trace, with the `trace_id` of the logs.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 INSTALL: Final = "pip install 'quire[otel]'"
 MAX_SPANS: Final = 4096
 SEND_WITHIN_S: Final = 5.0
-"""How long a batch may take to be sent, and how long a server that stops waits for the last one."""
+"""Time limit for sending a batch, and for sending the last batch when the server stops."""
 
 Attributes = dict[str, str | int | float | tuple[str, ...]]
 
 
 class Traces:
-    """Makes spans of calls, and has them sent to `endpoint`. Use it in one event loop.
+    """Makes spans of requests, and sends them to `endpoint`. Use it in one event loop.
 
     Raises `InvalidConfigError` if OpenTelemetry is not installed.
     """
@@ -68,7 +68,7 @@ class Traces:
         self._epoch_s = time.time() - clock.now()
 
     def note(self, context: RequestContext, method: str, route: str, status: int, ended_s: float) -> None:
-        """Make the spans of a call that has ended; they are sent later. Mutates."""
+        """Make the spans of a request that has ended, to be sent later. Mutates."""
         attributes: Attributes = {
             "http.request.method": method,
             "http.route": route,
@@ -91,11 +91,11 @@ class Traces:
         span.end(self._ns(ended_s))
 
     def close(self) -> None:
-        """Send what is left, within some seconds, and end the thread."""
+        """Send the remaining spans, within some seconds, and end the thread."""
         self._provider.shutdown()
 
     def _parent(self, context: RequestContext) -> Context | None:
-        """Return the span of the caller; for a call that begins its trace, have the next span take its ids. Mutates."""
+        """Return the caller's span; for a request that begins its trace, set the next span's ids. Mutates."""
         trace_id, span_id, flags = (int(part, 16) for part in context.traceparent.split("-")[1:4])
         if not context.parent_id:
             self._ids.trace_id, self._ids.span_id = trace_id, span_id
@@ -130,28 +130,28 @@ class Traces:
 
 
 class _Ids:
-    """An `IdGenerator` of OpenTelemetry, which can be given the ids of the next span."""
+    """An `IdGenerator` of OpenTelemetry with settable ids for the next span."""
 
     def __init__(self) -> None:
         self.trace_id = self.span_id = 0
 
     def generate_trace_id(self) -> int:
-        """Return the id of a trace. Mutates."""
+        """Return the id for a new trace. Mutates."""
         planned, self.trace_id = self.trace_id, 0
         return planned or random.getrandbits(128) or 1
 
     def generate_span_id(self) -> int:
-        """Return the id of a span. Mutates."""
+        """Return the id for a new span. Mutates."""
         planned, self.span_id = self.span_id, 0
         return planned or random.getrandbits(64) or 1
 
     def is_trace_id_random(self) -> bool:
-        """Whether ids may be taken for random numbers."""
+        """Whether ids count as random numbers."""
         return False
 
 
 def phases(text: GeneratedText) -> dict[str, tuple[float, float]]:
-    """Return the phases that a text went through, each with its beginning and its end. Pure.
+    """Return the phases of a text, each with its start and end. Pure.
 
     >>> from quire.core.sampling_params import SamplingParams
     >>> phases(GeneratedText(True, "guide", SamplingParams(), 1.0, 1.5, 2.0, 4.0))
@@ -162,7 +162,7 @@ def phases(text: GeneratedText) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {}
     start_s = text.admitted_s
     for name, end_s in (("queue", text.started_s), ("prefill", text.first_token_s), ("decode", text.ended_s)):
-        if end_s is None:  # it ended in this phase
+        if end_s is None:  # the text ended in this phase
             return found | {name: (start_s, text.ended_s)}
         found[name] = start_s, min(max(end_s, start_s), text.ended_s)
         start_s = found[name][1]
@@ -170,7 +170,7 @@ def phases(text: GeneratedText) -> dict[str, tuple[float, float]]:
 
 
 def text_attributes(context: RequestContext, text: GeneratedText) -> Attributes:
-    """Return the attributes of a text: GenAI's, and those that vLLM has under other names. Pure."""
+    """Return the attributes of a text: GenAI's, and vLLM's names for some of them. Pure."""
     sampling = text.sampling
     seconds = {name: end_s - start_s for name, (start_s, end_s) in phases(text).items()}
     attributes: Attributes = {

@@ -1,15 +1,15 @@
-"""The dashboard: a page that shows the memory at work, at `/`, and its files under `/dashboard/`.
+"""The dashboard: a page at `/` that shows the memory live, and its files under `/dashboard/`.
 
     /                    page/index.html
     /dashboard/NAME      page/NAME: style and modules; assets/NAME: colours, and uPlot, which draws the plots
-    /live, /v1/...       what the page then asks for, with a key where keys are set
+    /live, /v1/...       the page's requests, with a key if keys are set
 
-The page is static and needs no key: it holds nothing of a server. It is read once, when the server starts, so that a
-call costs no file and no name of a call ever becomes a path. Nothing is built and nothing comes from elsewhere. The
-policy lets the page run and load what this server sends and nothing else, no script or style inside a document, and
-forbids framing it: what a model writes is text, and could not become more even by a mistake of ours.
+The page is static and needs no key: it contains no data of the server. Its files are read once, when the server starts,
+so requests read no files and no request path becomes a file path. Nothing is built, and nothing is loaded from
+elsewhere. The policy allows only code and data of this server, no inline script or style, and no framing: a model's
+output is text, and could not run as code even if the page had a bug.
 
-The files change with a version of quire, so a browser asks each time and is told that nothing is new.
+The files change with quire's version, so browsers revalidate them each time and usually get 304.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ ETAG_BYTES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file of the page, as it is sent."""
+    """A file of the page, ready to send."""
 
     body: bytes
     headers: Mapping[str, str]
 
     @classmethod
     def of(cls, path: Path) -> PageFile:
-        """Read a file of a kind that is known."""
+        """Read a file of a known type."""
         body = path.read_bytes()
         return cls(
             body,
@@ -78,7 +78,7 @@ class PageFile:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a call for the file: with it, or with 304 to who has it already."""
+        """Answer with the file, or with 304 if the client has it already."""
         known = Request(scope).headers.get("if-none-match", "")
         etag = self.headers["etag"]
         is_known = known.strip() == "*" or etag in {tag.strip().removeprefix("W/") for tag in known.split(",")}
@@ -90,7 +90,7 @@ class PageFile:
 
 
 def dashboard_routes() -> tuple[Route, ...]:
-    """Return the routes of the page, with its files in them: no call reads a file. Does not mutate."""
+    """Return the routes of the page, with its files in memory: no request reads a file. Does not mutate."""
     files = [*PAGE_FOLDER.iterdir(), *ASSETS_FOLDER.iterdir()]
     paths = sorted(path for path in files if path.suffix in MEDIA_TYPES)
     return tuple(_route("/" if path.name == INDEX else f"/dashboard/{path.name}", PageFile.of(path)) for path in paths)

@@ -1,4 +1,4 @@
-"""The endpoints: what each path of the interface does, as routes of the application."""
+"""The endpoints: one function per path of the API, as routes of the application."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quire.serve.openapi import openapi_document
 
 
 async def openapi(request: Request) -> Response:
-    """Answer with the description of the interface."""
+    """Answer with the OpenAPI document."""
     return Response(openapi_document(), media_type="application/json")
 
 
@@ -36,7 +36,7 @@ ROUTES: Final = (
     Route("/v1/embeddings", embeddings, methods=["POST"]),
     Route("/v2/embed", cohere_embed, methods=["POST"]),
     Route("/v1/models", models, methods=["GET"]),
-    Route("/v1/models/{model_id:path}", model, methods=["GET"]),  # names of models have slashes
+    Route("/v1/models/{model_id:path}", model, methods=["GET"]),  # model names contain slashes
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/tokenize", tokenize, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""Adapters loaded and unloaded while the server runs, by operators, from folders below `adapter_root` only."""
+"""Lets operators load and unload adapters while the server runs, only from folders below `adapter_root`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.serve.schemas.adapters import AdapterAnswer, LoadAdapterRequest, Unlo
 
 
 async def load_adapter(request: Request) -> Response:
-    """Answer when an adapter is loaded and can be called by its name."""
+    """Load an adapter; answer when requests can use it by its name."""
     root = _root(request)
     fields, services = await fields_of(request, LoadAdapterRequest)
     services.gate.require_ready()
@@ -40,7 +40,7 @@ async def load_adapter(request: Request) -> Response:
 
 
 async def unload_adapter(request: Request) -> Response:
-    """Take the name of an adapter away; requests that have it go on."""
+    """Remove the name of an adapter; requests that use it continue."""
     _root(request)
     fields, services = await fields_of(request, UnloadAdapterRequest)
     services.gate.require_ready()
@@ -51,7 +51,7 @@ async def unload_adapter(request: Request) -> Response:
 
 
 def _root(request: Request) -> Path:
-    """Return the folder that adapters are loaded from; raises the answer to those who may load none."""
+    """Return the folder that adapters are loaded from; raises `ApiError` if the caller may not load any."""
     models: ModelSet = request.app.state.models
     if not request.state.context.tenant.is_operator:
         raise required(request.url.path)
@@ -62,7 +62,7 @@ def _root(request: Request) -> Path:
 
 
 def _below(root: Path, path: str) -> Path:
-    """Return a folder below the root, or a file of GGUF; raises for any other, also where a link leads."""
+    """Return a folder or GGUF file below the root; raises for any other path, also if a link leads outside."""
     try:
         folder = (root / path).resolve(strict=True)
         files = [*folder.iterdir()] if folder.is_dir() else [folder]

@@ -1,11 +1,11 @@
-"""POST /cache/warm, /cache/export and /cache/import: for operators, who keep prompts and take blocks elsewhere.
+"""POST /cache/warm, /cache/export and /cache/import: operators keep prompts and move blocks between servers.
 
-    warm     prompts ──► computed, or loaded ──► written to the disk, if there is one
+    warm     prompts ──► computed, or loaded ──► written to the disk cache, if there is one
     export   the same with one prompt ──► its blocks, read from the store ──► a bundle
     import   a bundle ──► spool, checked ──► the store of each engine ──► the next request hits it
 
-A bundle has blocks of one prompt in the caller's own scope, and names no tenant: they become those of the caller who
-takes them in. So an operator exports the prompts of no other tenant, and writes into the cache of none.
+A bundle has blocks of one prompt in the caller's own scope, and names no tenant: imported blocks belong to the
+importing caller. So an operator can neither export another tenant's prompts nor write into another tenant's cache.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Fields = TypeVar("Fields", bound=CachePromptFields)
 
 
 async def warm(request: Request) -> Response:
-    """Answer when the prompts are in the cache."""
+    """Compute prompts; answer when they are in the cache."""
     _require_access(request)
     fields, services = await fields_of(request, CacheWarmRequest)
 
@@ -83,7 +83,7 @@ def _warm_prompt(services: Services, index: int, prompt: Add, before: int, kept:
 
 
 async def _computed(request: Request, fields: Fields, services: Services) -> tuple[Generation, list[int]]:
-    """Have prompts computed; return them, and how many tokens of each were cached before."""
+    """Compute prompts; return them, and how many tokens of each were cached before."""
     generation = await admitted(request, services, partial(cache_request, fields))
     before = [0] * len(generation.prepared)
     async with aclosing(generation.steps()) as all_steps:
@@ -94,7 +94,7 @@ async def _computed(request: Request, fields: Fields, services: Services) -> tup
 
 
 async def export(request: Request) -> BundleAnswer:
-    """Answer with the blocks of a prompt, from the engine that holds it."""
+    """Answer with a prompt's blocks, from the engine that holds it."""
     _require_access(request)
     _require_near(request)
     fields, services = await fields_of(request, CacheExportRequest)
@@ -109,7 +109,7 @@ async def export(request: Request) -> BundleAnswer:
     num_full = len(prompt.prompt_token_ids) // services.model.config.block_size * services.model.config.block_size
     if not num_full:
         found = f"{len(prompt.prompt_token_ids)} tokens"
-        raise InvalidRequestError("prompt", found, f"one of at least {services.model.config.block_size}: a block")
+        raise InvalidRequestError("prompt", found, f"at least {services.model.config.block_size} tokens, one block")
 
     async def keep() -> Kept:
         job = CacheJobs(services.model, request.state.context.request_id)
@@ -123,9 +123,9 @@ async def export(request: Request) -> BundleAnswer:
 
 
 class BundleAnswer(LongAnswer):
-    """A bundle on its way: read off the event loop, one piece at a time, as the client takes them.
+    """Sends a bundle: reads it off the event loop, piece by piece, as fast as the client reads.
 
-    One that cannot be read to its end breaks off, short of the length that was announced.
+    A bundle that cannot be read to its end breaks off before its announced length.
     """
 
     def __init__(self, services: Services, bundles: Bundles, prompt: Add, kept: Kept) -> None:
@@ -149,7 +149,7 @@ class BundleAnswer(LongAnswer):
                 while following := await run(lambda: next(pieces, b"")):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     piece = following
-            # The last piece goes out with the turn given back: a client that has it all may ask for the next bundle.
+            # The last piece is sent after the turn ends, so a client that has the whole bundle can request another.
             await send({"type": "http.response.body", "body": piece, "more_body": False})
 
     def _chain(self, store: RunningStore) -> list[KeptBlock]:
@@ -160,7 +160,7 @@ class BundleAnswer(LongAnswer):
 
 
 async def import_(request: Request) -> Response:
-    """Answer when the blocks of a bundle are in the stores of all engines."""
+    """Import a bundle; answer when its blocks are in the stores of all engines."""
     _require_access(request)
     _require_near(request)
     models, context = require_ready(request), _context(request)
@@ -200,7 +200,7 @@ def _context(request: Request) -> RequestContext:
 
 
 def _require_access(request: Request) -> None:
-    """Raise the answer to who may not ask, before a body is read."""
+    """Raise `ApiError` if the caller may not use these paths, before the body is read."""
     models: ModelSet = request.app.state.models
     tenant = _context(request).tenant
     if not tenant.is_operator:
@@ -209,14 +209,14 @@ def _require_access(request: Request) -> None:
 
 
 def _require_near(request: Request) -> None:
-    """Raise the answer of a server whose engines keep their blocks on other machines."""
+    """Raise `ApiError` if the engines keep their blocks on other machines."""
     models: ModelSet = request.app.state.models
     if models.server.config.is_on_cluster:
         raise stores_elsewhere()
 
 
 def _require_disk(services: Services, scope: CacheScope) -> None:
-    """Raise the answer of a server that keeps no blocks on disk, or none of this caller."""
+    """Raise `ApiError` if the server keeps no blocks on disk, or none of this caller's."""
     if services.model.config.disk_cache is None:
         raise no_disk_cache()
     if not may_be_kept(scope):

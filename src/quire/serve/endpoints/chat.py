@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation, and one answer to it or several."""
+"""POST /v1/chat/completions: answers a conversation, once or several times."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from quire.serve.translate.chat import chat_request
 
 
 async def chat_completions(request: Request) -> Response | EventStream:
-    """Answer a call."""
+    """Answer a request."""
     return await answer_text(request, ChatRequest, chat_request, ChatAnswer)

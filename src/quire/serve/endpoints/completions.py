@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts as texts or token ids, one or many, and what follows them."""
+"""POST /v1/completions: continues one or many prompts, given as texts or token ids."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from quire.serve.translate.completions import completion_request
 
 
 async def completions(request: Request) -> Response | EventStream:
-    """Answer a call."""
+    """Answer a request."""
     return await answer_text(request, CompletionRequest, completion_request, CompletionAnswer)

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, and Cohere's /v2/embed: texts become vectors."""
+"""POST /v1/embeddings, and Cohere's /v2/embed: turn texts into vectors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quire.serve.translate.cohere import cohere_embed_request
 from quire.serve.translate.embeddings import embedding_request
 
 SHORT_ANSWER: Final = 64 << 10
-"""Bytes of vectors up to which an answer is written at once: that takes a few milliseconds."""
+"""Up to this many bytes of vectors, the event loop writes the answer itself, in a few milliseconds."""
 
 
 async def answer_vectors(
@@ -36,9 +36,9 @@ async def answer_vectors(
     render: Callable[[Fields, Generation, Sequence[bytes]], msgspec.Struct],
     note: Callable[[Request, Fields, Services], object] = lambda *_: None,
 ) -> Response:
-    """Return the answer to a call for vectors; its work ends when the client goes, and when its time is over.
+    """Return the answer to a request for vectors; its work ends when the client leaves or its time is up.
 
-    `note` does what a call asks for besides, before its model is loaded.
+    `note` is called before the model is loaded, for the request's other effects.
     """
     models: ModelSet = request.app.state.models
     context: RequestContext = request.state.context

@@ -1,16 +1,16 @@
-"""The line that a call goes along. Each verb is a room of its own, and each room is visited once, in this order.
+"""The steps of a call. Each verb has its own module, and a call passes each once, in this order.
 
     read        read/body.py              the bytes, within limits
     parse       schemas/parse.py          bytes ──► fields, with their types
-    translate   translate/                fields ──► GenerationRequest, in the engine's words
-    load        loading/                  the model, where it is not there: the call waits for its turn
-    admit       gate.py                   a place in the queue, or when to come again
-    run         run/                      prompts ──► tokens ──► what the engine generates
-    render      render/                   that ──► an answer, or a stream of events
+    translate   translate/                fields ──► GenerationRequest, in the engine's terms
+    load        loading/                  the model, if it is not loaded: the call waits for its turn
+    admit       gate.py                   a place in the queue, or a time to retry
+    run         run/                      prompts ──► tokens ──► the engine's output
+    render      render/                   output ──► an answer, or a stream of events
 
-Where there is one model, its gate is asked once before: a call that finds no place even as the smallest is refused
-before its body is read. A call is let in before its texts are tokenized. What the engine refuses is named in one place,
-`named`. While a stream is read, it takes turns with the engine: run, render, run, render.
+With one model, its gate is also checked first: if even the smallest call has no place, the call is refused before its
+body is read. A call is admitted before its texts are tokenized. One function, `named`, gives the engine's refusals the
+client's field names. A stream alternates between two steps: run, render, run, render.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ async def answer_text(
     render: Callable[[TextFields, Generation], Answer],
     answer_at_once: Callable[[Request, TextFields, Services], Response | None] = lambda *_: None,
 ) -> Response | EventStream:
-    """Return the answer to a call that generates text; its work ends when the client goes, and when its time is over.
+    """Return the answer to a call that generates text; its work ends when the client leaves or its time is up.
 
-    `answer_at_once` returns the answer to a call that needs no model; None: it needs one. Raises `ApiError` for a call
-    that is not of that kind, or that cannot be served at the moment.
+    `answer_at_once` returns the answer to a call that needs no model, else None. Raises `ApiError` for a call that is
+    not of this kind, or that cannot be served at the moment.
     """
     models: ModelSet = request.app.state.models
     context: RequestContext = request.state.context
@@ -72,7 +72,7 @@ async def answer_text(
 async def admitted(
     request: Request, services: Services, translate: Callable[[Services], GenerationRequest]
 ) -> Generation:
-    """Return a call that can be run: its model is loaded, it has a place, and its prompts are tokens. Mutates."""
+    """Return a call that can run: its model is loaded, it is admitted, and its prompts are tokenized. Mutates."""
     models: ModelSet = request.app.state.models
     context: RequestContext = request.state.context
     context.stay = await models.stay(services, context.tenant)
@@ -85,18 +85,18 @@ async def admitted(
 
 
 def require_ready(request: Request) -> ModelSet:
-    """Return the models of a server that answers calls; raises the answer of one that does not."""
+    """Return the server's models; raises `ApiError` if the server answers no calls at the moment."""
     models: ModelSet = request.app.state.models
     if models.closed() is not None:
-        models.first.gate.require_ready()  # which counts it
+        models.first.gate.require_ready()  # raises, and counts the refusal
     return models
 
 
 async def fields_of(request: Request, kind: type[Fields]) -> tuple[Fields, Services]:
-    """Read the body of a call and parse it, a long one off the event loop; return it with the model that it names."""
+    """Read and parse the body of a call, a long one off the event loop; return its fields and its model."""
     models: ModelSet = request.app.state.models
     num_prompts = models.server.config.max_choices if kind.has_batch else kind.most_prompts
-    # Which model it is for is in the body: until then the one that takes the longest counts.
+    # The body names the model: until it is read, the largest limit of all models applies.
     each = (BodyLimits.of(services, num_prompts=num_prompts, has_text=kind.has_text) for services in models.models)
     limits = max(each, key=lambda limits: limits.max_bytes)
     body = await read_json_body(request, limits, any_media_type=kind.any_media_type)

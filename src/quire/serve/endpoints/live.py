@@ -1,4 +1,4 @@
-"""What happens in the memory, as a stream: `GET /live`."""
+"""`GET /live`: memory events as a stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.serve.loading.model_set import ModelSet
 
 
 async def live(request: Request) -> LiveStream | Response:
-    """Answer with what happens in the memory of a model, from now on; `?model=` names it, `?replica=` its engine."""
+    """Answer with the memory events of a model, from now on; `?model=` names it, `?replica=` its engine."""
     models: ModelSet = request.app.state.models
     services = models.find(request.query_params.get("model"), request.state.context.tenant)
     replica = _replica(request, services.model.report.num_replicas)
@@ -21,7 +21,7 @@ async def live(request: Request) -> LiveStream | Response:
 
 
 def _replica(request: Request, num_replicas: int) -> int:
-    """Return the number of the engine that a caller wants to watch; the first by default."""
+    """Return the number of the requested engine; the first by default."""
     text = request.query_params.get("replica", "0")
     known = {str(number): number for number in range(num_replicas)}
     if text not in known:

@@ -1,4 +1,4 @@
-"""llama-server's own interface: /completion and /props, and what this server does in another way."""
+"""llama-server's own API: /completion and /props, and refusals that name an alternative."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from quire.serve.translate.llama_server import llama_completion_request
 
 ELSEWHERE: Final = {
     "/slots": "there are no slots: requests share one KV memory; GET /live shows them, GET /load counts them",
-    "/slots/{slot}": "there are no slots, and nothing to save: the prefix cache keeps what prompts share",
-    "/infill": "this server fills no gaps: send the model's own tokens for that to POST /completion",
+    "/slots/{slot}": "there are no slots to save: the prefix cache keeps shared prefixes",
+    "/infill": "this server has no infill: send the model's own fill-in-the-middle tokens to POST /completion",
     **dict.fromkeys(("/embedding", "/embeddings"), "send the texts to POST /v1/embeddings"),
     **dict.fromkeys(
         ("/generate", "/generate_stream"), "send the prompt to POST /v1/completions, /completion or /api/generate"
     ),
-    "/lora-adapters": "an adapter is a model of its own name: GET /v1/models lists them",
+    "/lora-adapters": "adapters are served as models: GET /v1/models lists them",
     "/apply-template": "POST /tokenize with messages returns the token ids of a conversation",
 }
 """Paths of llama-server, vLLM and text-generation-inference, and what to do instead."""
 
 
 async def completion(request: Request) -> Response | EventStream:
-    """Answer a call."""
+    """Answer a request."""
     return await answer_text(request, LlamaCompletionRequest, llama_completion_request, LlamaReply)
 
 
 async def props(request: Request) -> Response:
-    """Answer with what there is to know of the server."""
+    """Answer with the properties of the server."""
     models: ModelSet = request.app.state.models
     services = models.find(request.query_params.get("model"), request.state.context.tenant)
     services.gate.require_ready()
@@ -45,7 +45,7 @@ async def props(request: Request) -> Response:
 
 
 async def elsewhere(request: Request) -> Response:
-    """Refuse; no body is read."""
+    """Refuse, and name the alternative; reads no body."""
     raise ApiError(501, ELSEWHERE[request.scope["route"].path], code="unsupported")
 
 

@@ -1,4 +1,4 @@
-"""Ollama's interface: /api/chat and /api/generate, which model there is, and what a server of one model refuses."""
+"""Ollama's API: /api/chat and /api/generate, the lists of models, and refusals of changes to models."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def ollama_embeddings(request: Request) -> Response:
 
 
 def _kept(request: Request, fields: KeptFields, services: Services) -> Response | None:
-    """Keep the model for as long as a call says; return the answer to one that only unloads it. Mutates."""
+    """Apply a request's keep_alive; return the answer to a request that only unloads its model, else None. Mutates."""
     models: ModelSet = request.app.state.models
     seconds, tenant = wanted_keep_alive_s(fields), request.state.context.tenant
     if seconds is None or not models.may_keep(tenant):
@@ -77,17 +77,17 @@ def _kept(request: Request, fields: KeptFields, services: Services) -> Response 
 
 
 async def tags(request: Request) -> Response:
-    """Answer with all models, by all their names."""
+    """Answer with all models, under all their names."""
     return json_answer(listed_models(require_ready(request).models, request.state.context.tenant))
 
 
 async def ps(request: Request) -> Response:
-    """Answer with the models that are loaded, and for how long."""
+    """Answer with the loaded models, and for how long they stay."""
     return json_answer(loaded_models(require_ready(request), request.state.context.tenant))
 
 
 async def show(request: Request) -> Response:
-    """Answer with what there is to know of a model; one that is not loaded is not loaded for that."""
+    """Answer with the details of a model, without loading it."""
     require_ready(request)
     fields, services = await fields_of(request, OllamaShowRequest)
     async with _readable(services) as model:
@@ -95,24 +95,24 @@ async def show(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """Answer with the version of Ollama that a client may take this server for."""
+    """Answer with the version of Ollama whose API this server has."""
     return json_answer(OllamaVersion())
 
 
 async def running(request: Request) -> Response:
-    """Answer as Ollama does: a server without a dashboard has nothing else at this path."""
+    """Answer as Ollama does; a server with a dashboard has that at this path."""
     return PlainTextResponse("Ollama is running")
 
 
 async def no_changes(request: Request) -> Response:
-    """Refuse to change what is stored; no body is read."""
-    message = "this server neither fetches nor changes models; on its machine: quire models pull NAME"
+    """Refuse to change stored models; reads no body."""
+    message = "this server does not download or change models; run quire models pull NAME on its machine"
     raise ApiError(403, message, type=PERMISSION, code="unsupported")
 
 
 @asynccontextmanager
 async def _readable(services: Services) -> AsyncIterator[ServedModel]:
-    """Return a model with its tokenizer, though it may have no engine."""
+    """Return a model with its tokenizer, possibly without an engine."""
     if services.model.state is not ModelState.UNLOADED:
         yield services.model
         return

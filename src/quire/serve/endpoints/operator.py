@@ -1,4 +1,4 @@
-"""What an operator can have the engine do: a path for each of `OPERATOR_COMMANDS`, and a restart."""
+"""Operators' commands to the engines: a path for each of `OPERATOR_COMMANDS`, and a restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.serve.errors import operator_required
 
 
 async def operator_command(request: Request) -> Response:
-    """Have the command done that the path names, before the next step of each loaded model; answers at once."""
+    """Send the path's command to each loaded model, to run before its next step; answer at once."""
     if not request.state.context.tenant.is_operator:
         raise operator_required(request.url.path)
     for services in require_ready(request).loaded:
@@ -20,7 +20,7 @@ async def operator_command(request: Request) -> Response:
 
 
 async def restart_engines(request: Request) -> Response:
-    """Restart the engines of each loaded model, one after another, while requests go on; answers when all are back."""
+    """Restart the engines of each loaded model one by one, while requests continue; answer when all are ready."""
     if not request.state.context.tenant.is_operator:
         raise operator_required(request.url.path)
     for services in require_ready(request).loaded:

@@ -1,4 +1,4 @@
-"""POST /v1/responses: one answer, in the form of OpenAI's newer interface. Nothing is kept: the client sends it all."""
+"""POST /v1/responses: one answer, in OpenAI's newer API. Nothing is stored: clients send the whole conversation."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from quire.serve.translate.responses import response_request
 
 
 async def responses(request: Request) -> Response | EventStream:
-    """Answer a call."""
+    """Answer a request."""
     return await answer_text(request, ResponseRequest, response_request, ResponseReply)

@@ -1,4 +1,4 @@
-"""POST /score, /rerank and /classify: texts are scored in pairs, put in order, or get labels."""
+"""POST /score, /rerank and /classify: score pairs of texts, rank documents, or classify texts."""
 
 from __future__ import annotations
 

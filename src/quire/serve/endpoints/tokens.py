@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize, and which models there are."""
+"""/tokenize, /detokenize, and the list of models."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """Answer with the text of token ids, special ones too."""
+    """Answer with the text of token ids, including special tokens."""
     require_ready(request)
     context: RequestContext = request.state.context
     fields, services = await fields_of(request, DetokenizeRequest)
@@ -67,7 +67,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def _loaded(request: Request, services: Services) -> None:
-    """Return when the model is loaded; it stays until the call ends. Mutates."""
+    """Wait until the model is loaded; it stays loaded until the call ends. Mutates."""
     models: ModelSet = request.app.state.models
     request.state.context.stay = await models.stay(services, request.state.context.tenant)
     services.gate.require_ready()
@@ -80,7 +80,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """Answer with what there is to know of one name."""
+    """Answer with the card of one name."""
     models: ModelSet = request.app.state.models
     name = request.path_params["model_id"]
     services = models.find(name, request.state.context.tenant)

@@ -1,1 +1,1 @@
-"""Several models in one server: which of them are loaded, and who waits for which."""
+"""Several models in one server: which are loaded, and which requests wait for a model."""

@@ -1,12 +1,12 @@
 """The memory of several models: one budget, divided before anything is loaded.
 
-    budget = what is free when the server starts, or max_memory          12 GiB
+    budget = free memory when the server starts, or max_memory           12 GiB
     share  = budget / min(number of models, models_at_once)               4 GiB with three models or more
-    a model takes the fewest shares in which it is useful                 its context, or 8,192 tokens
+    a model takes the fewest shares that fit a useful context             max_model_len, or 8,192 tokens
 
-So the size of a model, its KV memory and its context depend on the settings only, never on what else is loaded when it
-comes. Models of one share fit together, as many as there are shares; a model of several pushes others out. One model
-has one share, which is all: the same plan as ever.
+So a model's size, KV memory and context depend on the settings only, never on which other models are loaded. Models
+that take one share each fit together, one per share; a model that takes several shares displaces others. A single model
+has one share, the whole budget: the same plan as without this module.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
 
 USEFUL_CONTEXT: Final = 8192
-"""Tokens of context for which a model is given more than one share."""
+"""A model gets more than one share if it needs them for a context of this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The plans of all models that can be served, within one budget; of the others, the name and the reason."""
+    """The plans of all models that can be served within one budget, and the names of the others with the reasons."""
 
     budget_bytes: int
     blueprints: tuple[EngineBlueprint, ...]
@@ -37,9 +37,9 @@ class Fleet:
 
 
 def plan_fleet(configs: Sequence[EngineConfig], num_required: int, models_at_once: int) -> Fleet:
-    """Return the plans of the models with these settings; reads their headers, and takes no memory.
+    """Return the plans of models with these settings; reads their headers, and allocates no memory.
 
-    The first `num_required` must be possible: raises what `plan_engine` raises. Of the others a broken one is listed.
+    The first `num_required` must be possible: raises like `plan_engine`. Any other that fails is listed in `broken`.
     """
     from quire.engine.factory import plan_engine  # imported late, because it imports numpy
 
@@ -75,14 +75,14 @@ def plan_fleet(configs: Sequence[EngineConfig], num_required: int, models_at_onc
 
 
 def _free_bytes(blueprint: EngineBlueprint) -> int:
-    """Return the memory of the device that computes a model, as far as it may be taken."""
+    """Return the bytes that a model may take on its device."""
     asked, free = blueprint.config.max_memory, blueprint.report.plan.needs.free_bytes
     free_bytes = UNKNOWN_FREE_BYTES if free is None else free
     return free_bytes if asked is None else min(free_bytes, int(asked))
 
 
 def _sized(blueprint: EngineBlueprint, budget_bytes: int, num_shares: int) -> EngineBlueprint:
-    """Return an engine of the fewest shares in which it is useful; one that needs all of them takes all."""
+    """Return an engine in the fewest shares that fit a useful context, at most all shares."""
     for count in range(1, num_shares):
         share_bytes = budget_bytes * count // num_shares
         try:

@@ -1,4 +1,4 @@
-"""The models of a server, made from the settings of their engines: planned together, none of them loaded yet."""
+"""Builds the models of a server from the settings of their engines: planned together, not loaded yet."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
 
 MAX_READING: Final = 16
-"""Calls that may wait to read about models which are not loaded."""
+"""Requests that may wait to open models that are not loaded."""
 
 
 def only_model(model: ReloadableModel, config: ServerConfig, clock: Clock) -> ModelSet:
-    """Return the set of one model that exists already; it has all the memory there is."""
+    """Return the set of one existing model, which has all the memory."""
     services = make_services(model, config, clock)
     return ModelSet(services, [services], Residency(clock, 0, {services.name: 0}, math.inf))
 
@@ -42,14 +42,14 @@ def only_model(model: ReloadableModel, config: ServerConfig, clock: Clock) -> Mo
 def make_model_set(
     configs: Sequence[EngineConfig], config: ServerConfig, clock: Clock, *, num_named: int = 1
 ) -> ModelSet:
-    """Return the models with these settings; raises for settings that cannot be, and for two models of one name.
+    """Return the models with these settings; raises for wrong settings, and for two models with the same name.
 
-    The first `num_named` were named by the user: they must be possible, and the first of them is loaded at once.
+    The user has named the first `num_named`: they must be possible, and the first one is loaded at once.
     """
     _require_different_names(configs, config)
     start = None
     if config.is_on_cluster:
-        configs, start = _on_cluster(configs, config.least_replicas)  # machines may join for the others
+        configs, start = _on_cluster(configs, config.least_replicas)  # machines for more engines may join later
     elif config.num_replicas > 1:
         configs = [_share_of(configs, config.num_replicas)]
     fleet = plan_fleet(configs, num_named, config.models_at_once)
@@ -78,12 +78,12 @@ def _share_of(configs: Sequence[EngineConfig], num_replicas: int) -> EngineConfi
     from quire.engine.factory import plan_engine  # imported late, because it imports numpy
 
     if len(configs) > 1:
-        raise InvalidConfigError("replicas", num_replicas, "1 in a server of several models")
+        raise InvalidConfigError("replicas", num_replicas, "1 with several models")
     return share_of(plan_engine(configs[0]), num_replicas)
 
 
 def _on_cluster(configs: Sequence[EngineConfig], num_replicas: int) -> tuple[list[EngineConfig], StartElsewhere]:
-    """Connect to a cluster; return the settings of each engine of the only model there, and what starts one."""
+    """Connect to a cluster; return the settings of each engine of the only model, and the function that starts one."""
     from quire.engine.factory import plan_engine
     from quire.serve.replicas.cluster import Cluster
 
@@ -96,7 +96,7 @@ def _on_cluster(configs: Sequence[EngineConfig], num_replicas: int) -> tuple[lis
 
 
 class _ModelMaker:
-    """Makes models that share threads."""
+    """Makes models that share thread pools."""
 
     def __init__(self, config: ServerConfig, start: StartElsewhere | None) -> None:
         patience = Patience(config.max_step_s, config.max_silence_s)
@@ -107,7 +107,7 @@ class _ModelMaker:
         self._load_pool = TenantPool("quire-load", num_threads=1, max_waiting=MAX_READING)
 
     def model(self, blueprint: EngineBlueprint, *, opens: bool) -> LoadableModel:
-        """Return a model; `opens` reads its tokenizer now, so that a server does not start with a broken one."""
+        """Return a model; `opens` reads its tokenizer now, so that the server refuses to start with a broken one."""
         report = self._replicas.shown_in(blueprint.report)
         plan = PlannedModel(blueprint.config, report, blueprint.limits, blueprint.default_sampling)
         return LoadableModel(
@@ -123,12 +123,12 @@ class _ModelMaker:
 
 
 def _require_different_names(configs: Sequence[EngineConfig], config: ServerConfig) -> None:
-    """Raise `InvalidConfigError` where clients could not tell two models apart."""
+    """Raise `InvalidConfigError` if clients could not tell two models apart."""
     if len(configs) > 1 and config.served_model_name:
-        allowed = "one model; several go by their own names"
+        allowed = "one model; several models keep their own names"
         raise InvalidConfigError("served_model_name", config.served_model_name[0], allowed)
     if len(configs) > 1 and (named := next((each.adapter for each in configs if each.adapter), None)):
-        raise InvalidConfigError("adapter", named[0], "none in a server of several models")
+        raise InvalidConfigError("adapter", named[0], "none with several models")
     for name in configs[0].adapter_folders if configs else ():
         if any(same_model(name, own) for own in (*config.served_model_name, model_name(configs[0].model))):
             raise InvalidConfigError("adapter", name, "a name that the model does not have")
@@ -137,4 +137,4 @@ def _require_different_names(configs: Sequence[EngineConfig], config: ServerConf
         name = model_name(each.model)
         other = seen.setdefault(name.removesuffix(LATEST), each.model)
         if other is not each.model:
-            raise InvalidConfigError("model", each.model, f"a name other than {name!r}, which {other} has too")
+            raise InvalidConfigError("model", each.model, f"a name other than {name!r}, which {other} already has")

@@ -1,11 +1,11 @@
-"""The models in a folder: its folders that are models, and its GGUF files.
+"""The models in a folder: model folders and GGUF files.
 
     models/
       qwen3/        config.json, *.safetensors   a model, called qwen3
       phi-4.gguf                                 a model, called phi-4.gguf
       notes/                                     skipped: no config.json and no GGUF file
 
-It is the operator's own folder, so links are followed. What is skipped is told, with the reason.
+It is the operator's own folder, so links are followed. Skipped entries are listed, with the reason.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ GGUF: Final = ".gguf"
 
 @dataclass(frozen=True, slots=True)
 class ModelsInFolder:
-    """The paths of models, sorted, and what was skipped and why."""
+    """The sorted paths of models, and the skipped entries with their reasons."""
 
     paths: tuple[str, ...]
     skipped: tuple[str, ...]
 
 
 def models_in(folder: str) -> ModelsInFolder:
-    """Return the models in a folder; raises `InvalidConfigError` for one that cannot be read or that has none."""
+    """Return the models in a folder; raises `InvalidConfigError` if the folder cannot be read or has no model."""
     top = Path(folder).expanduser()
     try:
         with os.scandir(top) as entries:
@@ -57,7 +57,7 @@ def models_in(folder: str) -> ModelsInFolder:
 
 
 def _why_not(path: Path) -> str:
-    """Return why a path is no model; empty where it may be one."""
+    """Return why a path is not a model; an empty text if it can be one."""
     if not path.name.isprintable():
         return "its name cannot be printed"
     try:
@@ -70,4 +70,4 @@ def _why_not(path: Path) -> str:
         return error.strerror or "cannot be read"
     if LATER_PART.search(path.name):
         return "a later part of a model in several files"
-    return "a projector for images, no model" if path.name.lower().startswith("mmproj") else ""
+    return "a projector for images, not a model" if path.name.lower().startswith("mmproj") else ""

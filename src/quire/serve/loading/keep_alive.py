@@ -1,4 +1,4 @@
-"""How long a model stays loaded after its last call, as people write it.
+"""How long a model stays loaded after its last request: reads the setting.
 
 >>> keep_alive_s("5m"), keep_alive_s("1h30m"), keep_alive_s(10), keep_alive_s("0"), keep_alive_s("never")
 (300.0, 5400.0, 10.0, 0.0, inf)
@@ -11,17 +11,17 @@ import re
 from types import MappingProxyType
 from typing import Final
 
-ALLOWED: Final = 'seconds, or a time such as "90s", "5m" or "1h30m"; 0: unload at once; negative, or "never": keep'
+ALLOWED: Final = 'seconds, or a time such as "90s", "5m" or "1h30m"; 0: unload at once; negative or "never": forever'
 UNITS: Final = MappingProxyType({"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0})
 PART: Final = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 TIME: Final = re.compile(rf"(?:{PART.pattern})+", re.ASCII)
 NUMBER: Final = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 FOREVER_S: Final = 1e9
-"""What is longer, thirty years, is forever."""
+"""A longer time, thirty years, counts as forever."""
 
 
 def keep_alive_s(value: object) -> float:
-    """Return a time in seconds, `math.inf` for one that is negative or never ends; raises ValueError for none."""
+    """Return a time in seconds, `math.inf` for a negative or endless one; raises ValueError if it is not a time."""
     seconds = None
     is_nan = isinstance(value, float) and math.isnan(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and not is_nan:

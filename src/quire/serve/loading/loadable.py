@@ -1,10 +1,10 @@
-"""LoadableModel: a model that is loaded when it is needed, and unloaded again. To endpoints it is one `ServedModel`.
+"""LoadableModel: a model that is loaded on demand and unloaded again. Endpoints see a `ServedModel`.
 
     planned ──► unloaded ── start: tokenizer, in a thread ──► engine process ──► ready ── unload ──► unloaded
                    report, limits and defaults are known in every state, from the plan
 
-What is read in this process, the tokenizer above all, is read in a thread: calls to other models go on meanwhile. The
-weights are read by the engine, which is a process of its own.
+This process reads the tokenizer and other small files in a thread, so requests to other models continue. The engine, in
+its own process, reads the weights.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from quire.serve.model import SupervisedModel
 NOT_LOADED: Final = "the model is not loaded"
 LOADING: Final = "loading"
 READING: Final = "reading"
-"""Jobs in the pool: loading takes turns with those who only read about a model."""
+"""Jobs in the pool: loading a model takes turns with opening one to read about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """All that is known of a model before it is loaded."""
+    """The facts about a model that are known before it is loaded."""
 
     config: ResolvedConfig
     report: EngineReport
@@ -51,10 +51,10 @@ class PlannedModel:
 
 
 class LoadableModel:
-    """A model that is there or not. Implements `ReloadableModel`; use it in one event loop.
+    """A model that may or may not be loaded. Implements `ReloadableModel`; use it in one event loop.
 
     `open_model` reads the tokenizer and returns a model that is not started; it runs in a thread of `load_pool`, which
-    loads one model at a time. `opened`: such a model that is there already.
+    loads one model at a time. `opened`: such a model, if it exists already.
     """
 
     def __init__(
@@ -77,105 +77,105 @@ class LoadableModel:
 
     @property
     def state(self) -> ModelState:
-        """Where it is: unloaded, or where its engine stands."""
+        """The state: unloaded, or the engine's."""
         return self._absent if self._model is None else self._model.state
 
     @property
     def config(self) -> ResolvedConfig:
-        """The settings of its engine."""
+        """The settings of the engine."""
         return self._plan.config if self._model is None else self._model.config
 
     @property
     def report(self) -> EngineReport:
-        """The start-up table: as planned, or that of the engine."""
+        """The start-up table: the plan's, or the engine's."""
         return self._plan.report if self._model is None else self._model.report
 
     @property
     def limits(self) -> RequestLimits:
-        """The limits of requests: as planned, or those of the engine."""
+        """The limits of requests: the plan's, or the engine's."""
         return self._model.limits if self._model is not None and self._model.state.has_engine else self._plan.limits
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None while it is not loaded."""
+        """The tokenizer, or None while the model is not loaded."""
         return None if self._model is None else self._model.tokenizer
 
     def stats(self) -> EngineStats:
-        """Return counts of what the present engine has done; zeros without one."""
+        """Return the present engine's counts; zeros if no engine runs."""
         return EngineStats() if self._model is None else self._model.stats()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return how the makers of the model want it sampled."""
+        """Return the sampling parameters that the model's makers recommend."""
         return self._plan.default_sampling
 
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
-        """Return how to make a vector; raises `InvalidRequestError` if nothing says how."""
+        """Return how to pool a vector; raises `InvalidRequestError` if neither model nor settings specify it."""
         return self._present().pooling_for(kind, dimensions)
 
     async def prepare(
         self, prompt: Prompt, sampling: SamplingParams, ticket: Ticket, *, chat: ChatOptions | None = None
     ) -> PreparedRequest:
-        """Return a request that the engine can serve; raises `InvalidRequestError` for what it cannot."""
+        """Return a request that the engine can serve; raises `InvalidRequestError` for any other."""
         return await self._present().prepare(prompt, sampling, ticket, chat=chat)
 
     def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
-        """Run a request; yield what is new each time it got further."""
+        """Run a request; yield its new output as it arrives."""
         return self._present().deltas(prepared)
 
     @property
     def adapters(self) -> Mapping[str, AdapterFacts]:
-        """The adapters that requests may ask for, by name."""
+        """The adapters that requests can use, by name."""
         return {} if self._model is None else self._model.adapters
 
     async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
-        """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""
+        """Load a folder's adapter under a name, while steps run; raises if it does not fit the model."""
         return await self._present().load_adapter(name, folder)
 
     def unload_adapter(self, name: str) -> None:
-        """Take the name of an adapter away; requests that have it go on."""
+        """Remove the name of an adapter; requests that use it continue."""
         self._present().unload_adapter(name)
 
     def send(self, command: AnyCommand) -> None:
-        """Have the engine carry out a command; one that is not there has nothing to do."""
+        """Send the engine a command; no effect if no engine runs, except that `Add` raises."""
         if self._model is not None:
             self._model.send(command)
         elif isinstance(command, Add):
             raise ExecutionError(NOT_LOADED)
 
     def send_to(self, replica: int, command: AnyCommand) -> None:
-        """Have one engine carry out a command that is not of a request. Mutates."""
+        """Send one engine a command that belongs to no request. Mutates."""
         self._present().send_to(replica, command)
 
     def holder(self, tokens: array[int], scope: CacheScope) -> int:
-        """Return the number of the engine that holds the most of a prompt."""
+        """Return the number of the engine with the longest part of a prompt."""
         return self._present().holder(tokens, scope)
 
     def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
-        """Call `show` with memory events of an engine, now and each time that it was loaded again. Mutates."""
+        """Call `show` with an engine's memory events, also after the model is loaded again. Mutates."""
         self._watched[replica] = every_s, show
         if self._model is not None:
             self._model.watch(every_s, show, replica)
 
     def unwatch(self, replica: int = 0) -> None:
-        """Have nothing of that engine shown any more. Mutates."""
+        """Stop calling `show` for that engine. Mutates."""
         self._watched.pop(replica, None)
         if self._model is not None:
             self._model.unwatch(replica)
 
     async def restart(self) -> None:
-        """Restart its engines one after another; requests go on. Raises `ExecutionError` if one does not come back."""
+        """Restart the engines one by one; requests continue. Raises `ExecutionError` if an engine does not restart."""
         await self._present().restart()
 
     # ---- loading ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to load it; `wait_ready` goes on. Mutates."""
+        """Mark the model as loading; `wait_ready` does the work. Mutates."""
         if self._model is not None and self._model.state is not ModelState.STARTING:
             raise InvariantError("a model was loaded twice")
         self._absent = ModelState.STARTING
 
     async def wait_ready(self) -> None:
-        """Load it, and return when it takes requests. Raises what it cannot be loaded for; it is unloaded then."""
+        """Load the model, and return when it takes requests. On an error, unloads it and raises the error."""
         try:
             if self._model is None:
                 self._model = await self._load_pool.run(LOADING, self._open)
@@ -188,16 +188,16 @@ class LoadableModel:
             raise
 
     async def opened(self) -> SupervisedModel:
-        """Return another one of this model, with its tokenizer and without an engine; the caller closes it."""
+        """Return a second object for this model, with a tokenizer and without an engine; the caller closes it."""
         return await self._load_pool.run(READING, self._open)
 
     async def unload(self) -> None:
-        """End its engine, and forget its tokenizer. Mutates."""
+        """End the engine, and drop the tokenizer. Mutates."""
         model, self._model, self._absent = self._model, None, ModelState.UNLOADED
         if model is not None:
             self._ending = asyncio.create_task(model.close())
         if self._ending is not None:
-            await asyncio.shield(self._ending)  # it goes on if this wait is cancelled, and `close` waits for it
+            await asyncio.shield(self._ending)  # continues if this wait is cancelled; `close` waits for it
 
     async def close(self) -> None:
         """End all requests and the engine for good; may be called twice. Mutates."""

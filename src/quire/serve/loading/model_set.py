@@ -1,9 +1,9 @@
-"""ModelSet: the models of a server, found by name, loaded for the calls that need them.
+"""ModelSet: the models of a server, found by name and loaded for the calls that need them.
 
     body names a model ── find ──► Services ── stay ──► loaded? ──► Stay: not unloaded until the call ends
-                          404                     └──► waits: `Residency` says what is loaded next, one task does it
+                          404                     └──► waits: `Residency` decides what to load next, one task loads it
 
-A server of one model is the same with one entry: it is loaded at once and never unloaded, so no call ever waits here.
+A server with one model has a set of one entry: it is loaded at once and never unloaded, so no call ever waits here.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from quire.serve.tenants import ANYBODY, Tenant
 logger = logging.getLogger("quire.serve")
 
 MAX_WAITING: Final = 256
-"""Calls that may wait for models to be loaded, unless `max_queued_sequences` is given."""
+"""Calls that may wait for models to be loaded, unless `max_queued_sequences` is set."""
 
 FAILED_FOR_S: Final = 30.0
-"""A model that could not be loaded is tried again after this time, however many ask for it."""
+"""A model that could not be loaded is not tried again before this time, however many calls need it."""
 
 LONGEST_LOOK_S: Final = 3600.0
 MAX_REASON: Final = 500
@@ -52,12 +52,12 @@ MAX_NAMES_SHOWN: Final = 5
 
 
 def may_call(tenant: Tenant, name: str) -> bool:
-    """Return whether a tenant may call a model or an adapter by a name. Does not mutate."""
+    """Return whether a tenant may call the model or adapter of a name. Does not mutate."""
     return tenant.models is None or any(same_model(name, each) for each in tenant.models)
 
 
 def names_for(services: Services, tenant: Tenant) -> tuple[str, ...]:
-    """Return the names by which a tenant may call a model and its adapters. Does not mutate."""
+    """Return the names of a model and its adapters that a tenant may call. Does not mutate."""
     return tuple(name for name in (*services.model_names, *services.adapter_names) if may_call(tenant, name))
 
 
@@ -74,7 +74,7 @@ class _Waiter:
 class ModelSet:
     """The models of a server. Use it in one event loop.
 
-    `broken`: names of models that cannot be served, and why. `loads_first`: the first is loaded when the server starts.
+    `broken`: names of models that cannot be served, with reasons. `loads_first`: load the first when the server starts.
     """
 
     def __init__(
@@ -99,41 +99,41 @@ class ModelSet:
         self.is_draining = False
         self.num_loads = dict.fromkeys(self._by_name, 0)
 
-    # ---- what there is ----------------------------------------------------------------------------------------------
+    # ---- models -----------------------------------------------------------------------------------------------------
 
     @property
     def first(self) -> Services:
-        """The model of calls that name none."""
+        """The model for calls that name no model."""
         return self.models[0]
 
     @property
     def loaded(self) -> list[Services]:
-        """The models that are loaded."""
+        """The loaded models."""
         return [each for each in self.models if self._residency.phase(each.name) is Phase.LOADED]
 
     @property
     def num_visits(self) -> int:
-        """Calls that wait for a model, or have come in and not left."""
+        """Calls that wait for a model, or are inside a gate."""
         return self._residency.num_waiting + sum(each.gate.num_visits for each in self.models)
 
     @property
     def residency(self) -> Residency:
-        """Which models are loaded, and for how long: to read."""
+        """Which models are loaded, and for how long; read only."""
         return self._residency
 
     def table(self) -> str:
-        """Return the models and their memory as the start of a server shows them. Does not mutate."""
+        """Return the table of models and their memory that a server prints at its start. Does not mutate."""
         rows = [(each.name, format_bytes(each.model.report.plan.engine_bytes)) for each in self.models]
         rows += [(name, f"cannot be served: {reason}") for name, reason in self.broken]
         width = max(len(name) for name, _ in rows)
         budget = format_bytes(self._residency.budget_bytes)
-        head = f"{len(self.models)} models are loaded when they are asked for, within {budget}"
+        head = f"{len(self.models)} models, loaded on demand within {budget}"
         return "\n".join([head, *(f"  {name:<{width}}  {text}" for name, text in rows)])
 
     def find(self, name: str | None, tenant: Tenant) -> Services:
-        """Return the model that a call of a tenant is for; raises `ApiError` for a name that is none. Does not mutate.
+        """Return the model for a tenant's call; raises `ApiError` for an unknown name. Does not mutate.
 
-        A call without a name is for the first model; a tenant that may not call that one must give a name.
+        A call without a name is for the first model; a tenant that may not call the first model must give a name.
         """
         asked = self.first.name if name is None else name
         for each in self.models:
@@ -147,11 +147,11 @@ class ModelSet:
 
     @staticmethod
     def adapter_of(services: Services, name: str | None) -> str | None:
-        """Return the adapter of a model that a call for a name gets; None: the model itself. Does not mutate."""
+        """Return the adapter that a name refers to, or None for the model itself. Does not mutate."""
         return next((each for each in services.adapter_names if name is not None and same_model(name, each)), None)
 
     def closed(self) -> ApiError | None:
-        """Return the answer of a server that can serve no model at the moment; None: it can. Does not mutate."""
+        """Return the error answer if the server can serve no model at the moment, else None. Does not mutate."""
         if self.is_draining:
             return draining(DRAINING_RETRY_S)
         if len(self.models) > 1 or self.first.gate.is_ready:
@@ -159,7 +159,7 @@ class ModelSet:
         return engine_unavailable(ENGINE_RETRY_S)
 
     def require_place(self, tenant: Tenant) -> None:
-        """Raise the answer to a call that no model can take, before its body is read: there the model is named."""
+        """Refuse a call that no model can take, before its body is read, which names the model."""
         if len(self.models) == 1:
             self.first.gate.require_place(tenant)
         elif self.is_draining:
@@ -168,9 +168,9 @@ class ModelSet:
     # ---- calls ------------------------------------------------------------------------------------------------------
 
     async def stay(self, services: Services, tenant: Tenant) -> Stay:
-        """Return when a model is loaded; it stays until the `Stay` is left. Mutates.
+        """Wait until a model is loaded; it stays loaded until the `Stay` is left. Mutates.
 
-        Raises `ApiError` where it cannot be loaded, not in time, or where too many calls wait.
+        Raises `ApiError` if it cannot be loaded, or not in time, or if too many calls wait.
         """
         self._require_alive(services)
         if self._residency.admits(services.name):
@@ -186,24 +186,24 @@ class ModelSet:
             raise model_not_loaded_in_time(services.name, limit_s, MIN_RESIDENCY_S) from None
 
     def may_keep(self, tenant: Tenant) -> bool:
-        """Return whether a tenant decides how long models stay: of several tenants only an operator. Does not mutate.
+        """Return whether a tenant may decide how long models stay: an operator, or the only tenant. Does not mutate.
 
         The only model of a server always stays.
         """
         return len(self.models) > 1 and (tenant.is_operator or len(self.server.tenants.each) <= 1)
 
     def keep(self, services: Services, seconds: float) -> None:
-        """Keep a model for this long after its last call, until it is unloaded. Mutates."""
+        """Set how long a model stays after its last call; holds until it is unloaded. Mutates."""
         self._residency.keep(services.name, seconds)
         self._changed.set()
 
     def unload_when_idle(self, services: Services) -> None:
-        """Unload a model, after the calls that are at it; one that is not loaded stays so. Mutates."""
+        """Unload a model after its running calls; no effect if it is not loaded. Mutates."""
         if self._residency.phase(services.name) in (Phase.LOADED, Phase.LOADING):
             self.keep(services, 0.0)
 
     def drain(self) -> None:
-        """Let no call in any more, and send away those that wait for a model. Mutates."""
+        """Admit no more calls, and refuse those that wait for a model. Mutates."""
         self.is_draining = True
         for each in self.models:
             each.gate.drain()
@@ -216,7 +216,7 @@ class ModelSet:
         self._task = asyncio.create_task(self._run(), name="quire-models")
 
     async def load(self, services: Services) -> None:
-        """Load a model before anyone asks for it; raises what it cannot be loaded for. Mutates."""
+        """Load a model before a call needs it; raises the error if loading fails. Mutates."""
         try:
             (await self._turn(services.name, ANYBODY)).leave()
         except ApiError as error:
@@ -241,7 +241,7 @@ class ModelSet:
                     await self._news()
 
     async def _news(self) -> None:
-        """Return when something has changed, or when time has."""
+        """Wait until something has changed, or until `Residency` has more to do."""
         look_s = self._residency.next_look_s()
         seconds = LONGEST_LOOK_S if look_s is None else max(look_s - self.server.clock.now(), 0.0)
         with contextlib.suppress(TimeoutError):
@@ -250,7 +250,7 @@ class ModelSet:
         self._changed.clear()
 
     async def _load(self, services: Services) -> None:
-        """Load a model; where that fails, those who wait for it are told. Mutates."""
+        """Load a model; if that fails, refuse the calls that wait for it. Mutates."""
         name, clock = services.name, self.server.clock
         began_s, model = clock.now(), services.model
         try:
@@ -279,7 +279,7 @@ class ModelSet:
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
     async def _turn(self, name: str, tenant: Tenant) -> Stay:
-        """Return when a model admits a call. Mutates."""
+        """Wait until a model admits a call. Mutates."""
         waiter = _Waiter(tenant)
         self._waiters[name].append(waiter)
         self._residency.wait(name, tenant.name)
@@ -299,7 +299,7 @@ class ModelSet:
         self._changed.set()
 
     def _grant(self) -> None:
-        """Let those stay who wait for a model that admits them. Mutates."""
+        """Give a `Stay` to the waiting calls that their model admits. Mutates."""
         for name, waiters in self._waiters.items():
             while waiters and self._residency.admits(name):
                 waiter = waiters.popleft()
@@ -308,7 +308,7 @@ class ModelSet:
                     waiter.future.set_result(self._begin(name))
 
     def _give_up(self, name: str, waiter: _Waiter) -> None:
-        """A call waits no longer; what it was given meanwhile is given back. Mutates."""
+        """Stop waiting for a model; leave the stay that may have been granted meanwhile. Mutates."""
         if waiter in self._waiters[name]:
             self._waiters[name].remove(waiter)
             self._residency.stop_waiting(name, waiter.tenant.name)
@@ -317,7 +317,7 @@ class ModelSet:
             waiter.future.result().leave()
 
     def _refuse_all(self, name: str, answer: ApiError) -> None:
-        """Send away all who wait for a model. Mutates."""
+        """Refuse all calls that wait for a model. Mutates."""
         waiters = self._waiters[name]
         while waiters:
             waiter = waiters.popleft()
@@ -326,7 +326,7 @@ class ModelSet:
                 waiter.future.set_exception(answer)
 
     def _require_alive(self, services: Services) -> None:
-        """Raise the answer where the server ends, or where the model could not be loaded lately. Mutates."""
+        """Raise `ApiError` if the server drains, or if loading the model failed recently. Mutates."""
         if self.is_draining:
             raise draining(DRAINING_RETRY_S)
         until_s, reason = self._failures.get(services.name, (-math.inf, ""))
@@ -336,12 +336,12 @@ class ModelSet:
             self._residency.note_lost(services.name)
 
     def _require_room(self, services: Services, tenant: Tenant) -> None:
-        """Raise the answer where too many calls wait: of all, of the tenant, or of its key. Does not mutate."""
+        """Raise `ApiError` if too many calls wait, in total or of the tenant. Does not mutate."""
         own = self._residency.num_waiting_of(tenant.name)
         if tenant.max_sequences is not None and own >= tenant.max_sequences:
             raise too_many_requests(MIN_RETRY_S)
         most = self.server.config.max_queued_sequences or MAX_WAITING
-        # As at the gate, a tenant may have as much as is still free, so that something always is.
+        # As in the gate, a tenant may have as much as is still free, so some room is always left.
         held = own if len(self.server.tenants.each) > 1 else 0
         if own and self._residency.num_waiting + held + 1 > most:
             raise overloaded(MIN_RETRY_S)

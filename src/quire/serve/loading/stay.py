@@ -1,4 +1,4 @@
-"""Stay: a call at a loaded model."""
+"""Stay: a call that keeps its model loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Stay:
-    """While it lasts, the model is not unloaded. A context manager; `end` is called when it is left the first time."""
+    """Keeps a model loaded while it lasts. A context manager; calls `end` when it is first left."""
 
     __slots__ = ("_end",)
 
@@ -14,7 +14,7 @@ class Stay:
         self._end: Callable[[], None] | None = end
 
     def leave(self) -> None:
-        """The call has ended. May be called more than once. Mutates."""
+        """End the stay. May be called more than once. Mutates."""
         end, self._end = self._end, None
         if end is not None:
             end()

@@ -1,1 +1,1 @@
-"""Read: the bytes of a body, within their limits, and the budget that all bodies share."""
+"""Read: the bytes of a body, within its limits, and the budget that all bodies share."""

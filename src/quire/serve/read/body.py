@@ -1,7 +1,7 @@
-"""The body of a call: how large it may be, and how it is read. Neither size nor time is left to the client.
+"""The body of a request: its limits, and how it is read. The server bounds both size and time.
 
-max_body_bytes = text or ids that the context holds, for each prompt + the other fields     never over `max_body`
-max_values, max_numbers                                    what may be in it, counted before it becomes objects
+max_body_bytes = text or ids that fit the context, for each prompt + the other fields       never over `max_body`
+max_values, max_numbers                                    its content, counted before it becomes objects
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ OTHER_FIELDS_BYTES: Final = 1 << 20
 """Room for everything but prompts: tools, schemas, biases."""
 
 JSON_BYTES_PER_BYTE: Final = 3
-"""Where JSON has escapes for all that is not ASCII, a character of 2 to 4 bytes becomes 6 or 12."""
+"""If JSON escapes everything that is not ASCII, a character of 2 to 4 bytes becomes 6 or 12."""
 
 JSON_BYTES_PER_ID: Final = 12
-"""Of a token id: ten digits, a comma and a space."""
+"""A token id in JSON: ten digits, a comma and a space."""
 
 MAX_NUMBERS: Final = 1 << 18
-"""Numbers in one body, unless a single prompt can have more: Python runs nothing else while they are read."""
+"""Maximum numbers in one body, unless a single prompt can have more: parsing them blocks all Python threads."""
 
 OF_BROWSERS: Final = ("origin", "referer", "sec-fetch-site")
-"""Headers of which a browser sends at least one with every form."""
+"""A browser sends at least one of these headers with every form."""
 
 PLAIN: Final = ("", "application/x-www-form-urlencoded")
-"""What a body is called by clients that do not say what it is: by `curl -d` a form."""
+"""Media types from clients that do not set one; `curl -d` sends that of a form."""
 
 MAX_LENGTH_DIGITS: Final = 20
-"""Of the length that a body announces: a number of more is over every limit."""
+"""Maximum digits of a Content-Length to parse: a longer number is over every limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What a body may have; `why` says to a client where the limit comes from, and what to do."""
+    """The limits of a body; `why` names the limit's source for a client, and what to do."""
 
     max_bytes: int
     why: str = "send less"
@@ -56,21 +56,21 @@ class BodyLimits:
         context, text_bytes = limits.max_model_len, TEXT_BYTES_PER_TOKEN * JSON_BYTES_PER_BYTE
         prompt_bytes = context * (max(text_bytes, JSON_BYTES_PER_ID) if has_text else JSON_BYTES_PER_ID)
         fits = num_prompts * prompt_bytes + OTHER_FIELDS_BYTES
-        why = f"a context of {context} tokens fits no more"
+        why = f"a context of {context} tokens has no room for more"
         if fits > config.max_body_bytes:
             fits, why = config.max_body_bytes, "this server accepts no larger body (max_body)"
         many = "; send less at once" if num_prompts > 1 else "; send less"
-        max_numbers = num_prompts * context + (limits.vocab_size if has_text else 0)  # of ids, and of allowed ones
+        max_numbers = num_prompts * context + (limits.vocab_size if has_text else 0)  # prompt ids, allowed ids
         bounds = JsonBounds(max_numbers=max(context, min(max_numbers, MAX_NUMBERS)))
         return cls(fits, why + many, bounds)
 
 
 async def read_json_body(request: Request, limits: BodyLimits, *, any_media_type: bool = False) -> bytearray:
-    """Return the body of a call that is plain JSON; raises `ApiError` 415 for any other, and as `read_body`.
+    """Return a body of plain JSON; raises `ApiError` 415 for any other body, else like `read_body`.
 
-    A body that says nothing, or that it is a form, as `curl -d` does, or with `any_media_type` anything, is read as
-    JSON too, if no browser sends it: a page of another site can have a form sent without asking, but never JSON, and
-    not without these headers.
+    A body without a media type, with that of a form (as `curl -d` sends), or with `any_media_type` any other, is also
+    read as JSON, unless a browser sent it: a page of another site can submit a form without a preflight, but never
+    JSON, and never without the headers `OF_BROWSERS`.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_free = (any_media_type or media_type in PLAIN) and not any(name in request.headers for name in OF_BROWSERS)
@@ -82,16 +82,16 @@ async def read_json_body(request: Request, limits: BodyLimits, *, any_media_type
 
 
 async def read_body(request: Request, limits: BodyLimits) -> bytearray:
-    """Return the body; raises `ApiError` 413 for one that is too large, and 408 for one that does not come in time.
+    """Return the body; raises `ApiError` 413 if it is too large, and 408 if it does not arrive in time.
 
-    Its bytes are counted before they are kept, and held until the call ends: 503 where all calls together hold too
-    many, 429 where those of the tenant do. What is announced is believed at once, what comes is counted. Raises
-    `ClientDisconnect` where the client leaves.
+    Its bytes are counted before they are kept, and held until the request ends: 503 if all requests together hold too
+    many, 429 if the tenant's do. The announced size is checked at once, arriving bytes as they come. Raises
+    `ClientDisconnect` if the client leaves.
     """
     services: Services = request.app.state.services
     held, announced = request.state.context.body, request.headers.get("content-length", "").lstrip("0")
     if announced.isdecimal():
-        num_bytes = int(announced[:MAX_LENGTH_DIGITS])  # Python refuses to read thousands of digits
+        num_bytes = int(announced[:MAX_LENGTH_DIGITS])  # Python refuses to parse thousands of digits
         if num_bytes > limits.max_bytes:
             raise body_too_large(limits.max_bytes, limits.why)
         held.require(num_bytes)
@@ -103,7 +103,7 @@ async def read_body(request: Request, limits: BodyLimits) -> bytearray:
 
 
 async def _read(receive: Receive, limits: BodyLimits, held: HeldBody) -> bytearray:
-    body = bytearray()  # rather than a list of parts: each of those would cost more than a byte that comes alone
+    body = bytearray()  # not a list of parts: a part of one byte would take much more than a byte
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

@@ -1,13 +1,13 @@
-"""The budget of bytes: how much the bodies of all calls may hold at once, and those of one tenant.
+"""The budget of bytes: how much the bodies of all requests, and of one tenant's requests, may hold at once.
 
-    a body is announced ──► require ──► bytes come ──► take, step by step ──► the call ends: release
-                              │                         │
-                              └──── no room: 503, or 429 where it is the tenant's own share that is full
+    a body is announced ──► require ──► bytes arrive ──► take, step by step ──► the request ends: release
+                              │                           │
+                              └──── no room: 503, or 429 if the tenant's own share is full
 
 The announced size is checked but not reserved, so a client that announces much and sends nothing takes no room from
-others. What has come is held until the call ends, as prompts and messages are needed until then. The first bytes of
-each body cost nothing, so small calls go on where large ones hold everything; how much that can be is bounded by the
-number of connections.
+others. Received bytes are held until the request ends, because prompts and messages are needed until then. The first
+bytes of each body are free, so small requests still pass when large ones hold the whole budget; the number of
+connections bounds the sum of free bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from quire.core.errors import InvariantError
 from quire.serve.errors import too_many_bytes, too_many_bytes_of_key
 
 FREE_BYTES: Final = 16 << 10
-"""Bytes of a body that cost nothing."""
+"""The first bytes of a body, which are free."""
 
 RETRY_S: Final = 1.0
 
 
 class BodyBudget:
-    """Counts the bytes of bodies. Use it in one event loop; all operations but `check` are O(1)."""
+    """Counts the bytes of bodies. Use it in one event loop; all operations except `check` are O(1)."""
 
     def __init__(self, max_bytes: int, max_tenant_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -37,15 +37,15 @@ class BodyBudget:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are held now."""
+        """Bytes held now."""
         return self._held
 
     def open(self, tenant: str) -> HeldBody:
-        """Return the body of a call, of which nothing has come yet."""
+        """Return the empty body of a new request."""
         return HeldBody(self, tenant)
 
     def check(self) -> None:
-        """Raise `InvariantError` unless the counts are those of the bodies."""
+        """Raise `InvariantError` unless the counts match the bodies."""
         held: Counter[str] = Counter()
         for body in self._bodies:
             held[body.tenant] += body.num_counted
@@ -75,7 +75,7 @@ class HeldBody:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that have come, those that cost nothing too."""
+        """Received bytes, including free ones."""
         return self._num_bytes
 
     def require(self, num_bytes: int) -> None:
@@ -85,7 +85,7 @@ class HeldBody:
             self._budget._require(self.tenant, more)
 
     def take(self, num_bytes: int) -> None:
-        """Hold more bytes; raises as `require` does. Mutates."""
+        """Hold more bytes; raises like `require`. Mutates."""
         self.require(num_bytes)
         more = self._num_more(num_bytes)
         self._num_bytes += num_bytes
@@ -96,7 +96,7 @@ class HeldBody:
             self._budget._held += more
 
     def release(self) -> None:
-        """The call has ended: nothing is held any more. May be called twice. Mutates."""
+        """Free the bytes at the end of the request. May be called twice. Mutates."""
         budget, counted = self._budget, self.num_counted
         self._num_bytes = self.num_counted = 0
         if counted:

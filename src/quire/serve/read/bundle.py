@@ -1,4 +1,4 @@
-"""The body of /cache/import: checked and written to a file as it comes, off the event loop."""
+"""The body of /cache/import: checked and written to a file as it arrives, off the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEDIA_TYPE: Final = "application/octet-stream"
 
 
 def require_bundle(request: Request, limits: IntakeLimits) -> None:
-    """Raise `ApiError` for a body of another kind, or one that announces more than the cache can hold."""
+    """Raise `ApiError` for a body of another type, or one that announces more than the cache can hold."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != MEDIA_TYPE:
         raise unsupported_media_type(f"the body must be a bundle, with the header Content-Type: {MEDIA_TYPE}")
     most = MAX_BEGINNING_BYTES + limits.max_blocks * limits.entry_bytes
@@ -31,7 +31,7 @@ def require_bundle(request: Request, limits: IntakeLimits) -> None:
 async def read_bundle(request: Request, services: Services, intake: Intake, bundles: Bundles) -> None:
     """Feed the body to an intake; raises `InvalidRequestError` for a bad one. Mutates.
 
-    Each MiB has the time of a whole body elsewhere: others wait for their turn meanwhile.
+    Each MiB has the time limit of a whole body elsewhere, because other bundles wait meanwhile.
     """
     limit_s, more = services.config.body_timeout_s, True
     while more:

@@ -1,1 +1,1 @@
-"""Render: what the engine has generated becomes an answer, in one piece or as a stream of events."""
+"""Render: turns the engine's output into an answer, in one piece or as a stream of events."""

@@ -1,4 +1,4 @@
-"""What the answers of all endpoints that write text have in common."""
+"""Shared by the answers of all endpoints that generate text."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.common import FinishReason, ModelFields, PromptTokensDetails, Usage
 
 LONG_ANSWER: Final = 2_000
-"""Tokens from which on an answer is written off the event loop."""
+"""An answer of this many tokens or more is encoded off the event loop."""
 
 
 class Answer(Protocol):
-    """How the answer to one call is written. Mutable; use one of the two ways, once."""
+    """Writes the answer to one call. Mutable; call either `whole` or `events`, once."""
 
     def whole(self, results: Results) -> msgspec.Struct:
         """Return the answer in one piece. Mutates."""
         ...
 
     def events(self) -> AsyncGenerator[bytes, None]:
-        """Run the call, and yield the events of its stream, those of one step of the engine together. Mutates."""
+        """Run the call, and yield the events of its stream, those of one engine step together. Mutates."""
         ...
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which went wrong. Mutates."""
+        """Return the event that ends a failed stream. Mutates."""
         ...
 
 
 async def whole_answer(answer: Answer, results: Results, generation: Generation) -> Response:
-    """Return a complete answer, which may have much data per token; a long one is written off the event loop."""
+    """Return a complete answer; a long one, with possibly much data per token, is encoded off the event loop."""
 
     def write() -> Response:
         return json_answer(answer.whole(results))
@@ -55,9 +55,9 @@ def json_answer(value: msgspec.Struct) -> Response:
 async def chunks(
     generation: Generation, envelope: Envelope, render: Callable[[int, CompletionDelta], Iterable[msgspec.Struct]]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream of chunks, those of one step together.
+    """Yield the events of a stream of chunks, those of one engine step together.
 
-    `render` returns what the client gets of the new part of a text, given the index of its prompt.
+    `render` returns the choices for the new part of a text, given the index of its prompt.
     """
     at_end, always = generation.request.stream_usage
     async with aclosing(generation.steps()) as all_steps:
@@ -75,7 +75,7 @@ async def chunks(
 
 
 def usage_of(counts: TokenCounts) -> Usage:
-    """Return the tokens of a call, as a client reads them. Does not mutate."""
+    """Return the token counts of a call in OpenAI's form. Does not mutate."""
     below = {name: count for name, count in (("host", counts.from_host), ("disk", counts.from_disk)) if count}
     tiers = {"device": counts.cached - sum(below.values()), **below} if below else msgspec.UNSET
     details = PromptTokensDetails(counts.cached, tiers)
@@ -83,15 +83,15 @@ def usage_of(counts: TokenCounts) -> Usage:
 
 
 def shown_model(fields: ModelFields, generation: Generation) -> str:
-    """Return the name by which an answer calls the model: the client's own. Does not mutate."""
+    """Return the model's name in an answer: the name that the client used. Does not mutate."""
     return fields.model or generation.services.model_names[0]
 
 
 def shown_id(prefix: str, context: RequestContext, chosen: str | None = None) -> str:
-    """Return the id of an answer; one that the client chose is shown, and used for nothing else. Does not mutate."""
+    """Return the id of an answer; an id chosen by the client is only shown. Does not mutate."""
     return prefix + (chosen or context.request_id.removeprefix("req-"))
 
 
 def shown_reason(output: CompletionDelta) -> FinishReason | None:
-    """Return why a text has ended, for the client; those that did not end well were raised. Does not mutate."""
-    return cast("FinishReason | None", output.finish_reason)  # quoted: it is asked for with every token
+    """Return a text's finish reason for the client; failed texts have raised before. Does not mutate."""
+    return cast("FinishReason | None", output.finish_reason)  # quoted: this runs for every token

@@ -77,7 +77,7 @@ class ChatAnswer:
         return chunks(generation, envelope, self._new_choices)
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which went wrong. Does not mutate."""
+        """Return the event that ends a failed stream. Does not mutate."""
         return error_event(error)
 
     def _prompt_ids(self) -> list[int]:
@@ -94,24 +94,24 @@ class ChatAnswer:
         )
 
     def _new_choices(self, _: int, output: CompletionDelta) -> list[ChatChunkChoice]:
-        """Return the new part of an answer: who speaks, what it says, the end. Mutates."""
+        """Return the new part of an answer: its role, its content, its end. Mutates."""
         index = output.index
         found = []
         if is_first := index not in self._num_calls:
             self._num_calls[index] = 0
-            content = "" if self._form is None else None  # there may be none
+            content = "" if self._form is None else None  # the answer may have no text
             found.append(ChatChunkChoice(index, ChatDelta("assistant", content), None, None))
         deltas = self._deltas(output)
         finish_reason, logprobs = self._reason(output), self._logprobs(output)
         tells_ids = bool(self._fields.return_token_ids and output.token_ids)
-        # A token that has brought no text is told of as well, so that clients can see the pace; the first and the last
-        # ones have a chunk anyway.
+        # A token without new text also gets a chunk, so that clients see the pace; the first and last tokens have a
+        # # chunk anyway.
         if not deltas and (tells_ids or (logprobs and logprobs.content) or not (is_first or finish_reason)):
             deltas = [ChatDelta(content="") if self._form is None else ChatDelta()]
         for number, delta in enumerate(deltas):
-            told = logprobs if number == 0 else None
+            own_logprobs = logprobs if number == 0 else None
             token_ids = output.token_ids if tells_ids and number == 0 else UNSET
-            found.append(ChatChunkChoice(index, delta, told, None, token_ids=token_ids))
+            found.append(ChatChunkChoice(index, delta, own_logprobs, None, token_ids=token_ids))
         if finish_reason is not None:
             found.append(ChatChunkChoice(index, ChatDelta(), None, finish_reason, output.stop_reason))
         return found
@@ -134,7 +134,7 @@ class ChatAnswer:
         )
 
     def _events(self, output: CompletionDelta) -> Sequence[Event]:
-        """Return what a piece of an answer has brought. Mutates."""
+        """Return the events of a piece of an answer. Mutates."""
         if self._form is None:
             return [Text(output.text)] if output.text else []
         reader = self._readers.get(output.index)
@@ -161,7 +161,7 @@ class ChatAnswer:
         return "" if self._form is None else self._form.call_id(self._generation.context.request_id, index, number)
 
     def _reason(self, output: CompletionDelta) -> ChatFinishReason | None:
-        """Return why an answer has ended. One whose function was named by the client ends by "stop", as OpenAI's do."""
+        """Return the finish reason. It is "stop" if the client named the function to call, as in OpenAI's API."""
         reason = shown_reason(output)
         is_named = self._form is not None and self._form.choice.mode == "named"
         return "tool_calls" if reason == "stop" and self._num_calls.get(output.index) and not is_named else reason

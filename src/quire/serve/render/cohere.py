@@ -1,4 +1,4 @@
-"""The answer that has vectors in Cohere's types.
+"""The answer with vectors in Cohere's types.
 
     float, base64     the numbers; their bytes, little-endian float32
     int8              the numbers × 127 / the largest of their magnitudes, rounded
@@ -6,8 +6,8 @@
     ubinary           a bit for each number, 1 if it is above 0; the first is the highest bit of the first byte
     binary            ubinary - 128
 
-Each depends on its own vector alone, so a text has the same bytes in any batch. Cohere scales int8 by ranges that were
-measured for each of its models; other models have none. Rejected: ranges taken from the batch.
+Each depends only on its own vector, so a text has the same bytes in any batch. Cohere scales int8 by ranges measured
+for each of its models; other models have no such ranges. Rejected: ranges of the batch.
 """
 
 from __future__ import annotations

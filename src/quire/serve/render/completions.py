@@ -52,7 +52,7 @@ class CompletionAnswer:
         return chunks(generation, envelope, self._new_choices)
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which went wrong. Does not mutate."""
+        """Return the event that ends a failed stream. Does not mutate."""
         return error_event(error)
 
     def _new_choices(self, prompt_index: int, output: CompletionDelta) -> list[CompletionChoice]:
@@ -115,7 +115,7 @@ class CompletionAnswer:
         return self._generation.prepared[prompt_index].request.prompt_token_ids.tolist()
 
     def _prompt_text(self, prompt_index: int) -> str:
-        """Return the prompt as it was sent; of token ids that is the text of all of them, special ones too."""
+        """Return the prompt as it was sent; for token ids, their text including special tokens."""
         text = self._texts[prompt_index]
         if text is None and self._tokenizer is not None:
             text = self._tokenizer.decode(self._prompt_ids(prompt_index), skip_special_tokens=False)
@@ -123,7 +123,7 @@ class CompletionAnswer:
         return text or ""
 
     def _prompt_offsets(self, prompt_index: int) -> list[int]:
-        """Return where the tokens of a prompt begin in its text; what the tokenizer has put before it takes no room."""
+        """Return where a prompt's tokens begin in its text; a token that the tokenizer added has no length."""
         text, ids = self._prompt_text(prompt_index), self._prompt_ids(prompt_index)
         found: list[int] = []
         tokenizer = self._tokenizer

@@ -1,4 +1,4 @@
-"""The answers that have vectors."""
+"""The answers with vectors."""
 
 from __future__ import annotations
 

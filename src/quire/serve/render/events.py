@@ -1,6 +1,6 @@
 """Events of a stream, as bytes.
 
-Most of an event is the same from token to token, so an `Envelope` writes that part once.
+Most of an event is the same for every token, so an `Envelope` encodes that part once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class Envelope:
-    r"""The events of one stream of chunks: all alike except for one choice, and the usage if it was asked for.
+    r"""Writes the events of one stream of chunks, which differ only in a choice, and the usage if requested.
 
     >>> envelope = Envelope({"id": "cmpl-1"}, tells_usage=True)
     >>> envelope.chunk({"index": 0})
@@ -28,12 +28,12 @@ class Envelope:
         self._tail = b'],"usage":null}\n\n' if tells_usage else b"]}\n\n"
 
     def chunk(self, choice: object, usage: Usage | None = None) -> bytes:
-        """Return the event of what is new of one text. Does not mutate."""
+        """Return the event of a text's new part. Does not mutate."""
         tail = self._tail if usage is None else _usage_tail(usage)
         return self._head + encode(choice) + tail
 
     def usage(self, usage: Usage) -> bytes:
-        """Return the event that tells what the call has taken, and nothing else. Does not mutate."""
+        """Return the event with only the usage of the call. Does not mutate."""
         return self._head + _usage_tail(usage)
 
 
@@ -42,7 +42,7 @@ def _usage_tail(usage: Usage) -> bytes:
 
 
 def named_event(name: str, data: object) -> bytes:
-    r"""Return an event of the kind that has a name.
+    r"""Return an event with a name.
 
     >>> named_event("response.created", {"sequence_number": 0})
     b'event: response.created\ndata: {"sequence_number":0}\n\n'
@@ -51,5 +51,5 @@ def named_event(name: str, data: object) -> bytes:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return the event that ends a stream which went wrong: the body that the answer would have had."""
+    """Return the event that ends a failed stream: the body of an error answer."""
     return b"data: " + encode(ErrorBody(error.detail)) + b"\n\n"

@@ -1,4 +1,4 @@
-"""The answers of llama-server's /completion, in one piece or as a stream, and what there is to know of the server."""
+"""The answers of llama-server's /completion, in one piece or as a stream, and of /props."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class LlamaReply:
                 )
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which went wrong. Does not mutate."""
+        """Return the event that ends a failed stream. Does not mutate."""
         return error_event(error)
 
     def _part(self, output: CompletionDelta, counts: TokenCounts, *, is_whole: bool = False) -> LlamaCompletion:
-        """Return an answer, or a part of one; the last part tells why the text ended. Does not mutate."""
+        """Return an answer, or a part of one; the last part has the finish reason. Does not mutate."""
         is_last = output.finish_reason is not None
         shows_tokens = self._fields.return_tokens or not is_whole
         part: dict[str, Any] = {
@@ -93,11 +93,11 @@ class LlamaReply:
         return found
 
     def _likely(self, token_id: int, entry: Logprob) -> LlamaLikely:
-        name, told_bytes = self._names.name(token_id, entry), self._names.bytes_of(token_id) or []
-        return LlamaLikely(token_id, name, told_bytes, told(entry.logprob))
+        name, token_bytes = self._names.name(token_id, entry), self._names.bytes_of(token_id) or []
+        return LlamaLikely(token_id, name, token_bytes, told(entry.logprob))
 
     def _timings(self, counts: TokenCounts) -> LlamaTimings:
-        """Return how long it took: from the arrival, the wait for a turn counts for the prompt."""
+        """Return the times, from the arrival on: the wait in the queue counts as prompt time."""
         generation = self._generation
         began, first, now = generation.context.arrival_s, generation.first_token_s, generation.services.clock.now()
         prompt_s, text_s = max(first - began, 1e-6), max(now - first, 1e-6)
@@ -113,7 +113,7 @@ class LlamaReply:
 
 
 def llama_props(services: Services) -> LlamaProps:
-    """Return what there is to know of the server. Does not mutate."""
+    """Return the properties of the server. Does not mutate."""
     tokenizer, model = services.model.tokenizer, services.model
     sampling = model.get_default_sampling_params()
     numbers = {theirs: getattr(sampling, ours) for ours, theirs in OPTION_NAMES.items()}

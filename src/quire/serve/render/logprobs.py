@@ -1,7 +1,7 @@
-"""How likely tokens were, in the three forms that clients read: OpenAI's old lists, its new objects, and vLLM's.
+"""Log-probabilities in the three forms that clients read: OpenAI's old lists, its new objects, and vLLM's.
 
-All are the model's own, before temperature, penalties and filters. JSON has neither NaN nor infinity, so the least
-value that is told is -9999. Of each token the engine tells the token itself first, then the likeliest ones.
+All are the model's own, before temperature, penalties and filters. JSON has neither NaN nor infinity, so the lowest
+value is -9999. For each place the engine returns the token itself first, then the likeliest tokens.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from quire.serve.schemas.completions import CompletionLogprobs
 LEAST: Final = -9999.0
 
 Entry = Mapping[int, Logprob]
-"""One token and the likeliest ones at its place, by token id."""
+"""One token and the likeliest tokens at its place, by token id."""
 
 
 class TokenNames:
-    """How tokens are written: as their text, or as "token_id:7" where ids were asked for, or where there is no text."""
+    """Writes tokens: as their text, or as "token_id:7" if ids were requested or there is no tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, as_ids: bool = False) -> None:
         self.tokenizer = tokenizer
         self._as_ids = as_ids or tokenizer is None
 
     def name(self, token_id: int, entry: Logprob) -> str:
-        """Return what a token is called. Does not mutate."""
+        """Return the name of a token. Does not mutate."""
         return f"token_id:{token_id}" if self._as_ids else entry.decoded_token
 
     def name_of(self, token_id: int) -> str:
-        """Return what a token is called of which nothing is known but its id. Does not mutate."""
+        """Return the name of a token, given only its id. Does not mutate."""
         if self._as_ids or self.tokenizer is None:
             return f"token_id:{token_id}"
         return self.tokenizer.token_text(token_id)
 
     def bytes_of(self, token_id: int) -> list[int] | None:
-        """Return the bytes of a token, which may be a part of a character. Does not mutate."""
+        """Return the bytes of a token, possibly a part of a character. Does not mutate."""
         return None if self.tokenizer is None else list(self.tokenizer.token_bytes(token_id))
 
 
 class TextOffsets:
-    """Where in the text each token begins, counted in characters. Mutable; one for each text."""
+    """Finds where in a text each token begins, in characters. Mutable; use one per text."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TextOffsets:
         self._offset = start
 
     def take(self, token_id: int) -> int:
-        """Return where a token begins, which is where the one before it has ended. Mutates."""
+        """Return where a token begins: at the end of the previous one. Mutates."""
         offset = self._offset
         if self._detokenizer is not None:
             self._offset += len(self._detokenizer.append([token_id]))
@@ -77,7 +77,7 @@ def completion_logprobs(
     num_top: int,
     names: TokenNames,
 ) -> CompletionLogprobs:
-    """Return the old form: parallel lists. An entry of None is that of the very first token. Does not mutate."""
+    """Return the old form: parallel lists. The entry of the very first token is None. Does not mutate."""
     return CompletionLogprobs(
         text_offset=list(offsets),
         token_logprobs=[
@@ -93,22 +93,20 @@ def completion_logprobs(
 
 
 def content_logprobs(entries: Sequence[Entry], num_top: int, names: TokenNames) -> list[ContentLogprob]:
-    """Return the new form: an object for each token, with the `num_top` likeliest ones. Does not mutate."""
+    """Return the new form: an object for each token, with the `num_top` likeliest tokens. Does not mutate."""
     found = []
     for entry in entries:
-        told_top = [
+        top = [
             TokenLogprob(names.name(token_id, each), told(each.logprob), names.bytes_of(token_id))
             for token_id, each in likeliest(entry, num_top)
         ]
         token_id, itself = next(iter(entry.items()))
-        found.append(
-            ContentLogprob(names.name(token_id, itself), told(itself.logprob), names.bytes_of(token_id), told_top)
-        )
+        found.append(ContentLogprob(names.name(token_id, itself), told(itself.logprob), names.bytes_of(token_id), top))
     return found
 
 
 def prompt_logprobs(entries: Sequence[Entry | None], num_top: int) -> PromptLogprobs:
-    """Return vLLM's form: for each token of a prompt itself and the `num_top` likeliest, by id. Does not mutate."""
+    """Return vLLM's form: each token of a prompt with the `num_top` likeliest, by id. Does not mutate."""
     return [
         None
         if entry is None
@@ -121,16 +119,16 @@ def prompt_logprobs(entries: Sequence[Entry | None], num_top: int) -> PromptLogp
 
 
 def told(value: float) -> float:
-    """Return a log-probability as JSON can tell it.
+    """Return a log-probability that JSON can represent.
 
     >>> told(-0.5), told(float("-inf")), told(float("nan"))
     (-0.5, -9999.0, -9999.0)
     """
-    return max(LEAST, value)  # in this order NaN loses
+    return max(LEAST, value)  # in this order, NaN becomes LEAST
 
 
 def likeliest(entry: Entry, num_top: int) -> list[tuple[int, Logprob]]:
-    """Return the likeliest tokens at a place, the likeliest first. Does not mutate."""
+    """Return the likeliest tokens at a place, best first. Does not mutate."""
     return sorted(entry.items(), key=lambda item: item[1].rank)[:num_top]
 
 
@@ -139,7 +137,7 @@ def _itself_and_likeliest(entry: Entry, num_top: int) -> dict[int, Logprob]:
 
 
 def _by_name(entry: Entry, num_top: int, names: TokenNames) -> dict[str, float]:
-    """Return log-probabilities by name; where two tokens have the same name, the first is told: that is the token."""
+    """Return log-probabilities by name; of two tokens with one name, the first wins: the token itself comes first."""
     found: dict[str, float] = {}
     for token_id, each in _itself_and_likeliest(entry, num_top).items():
         found.setdefault(names.name(token_id, each), told(each.logprob))

@@ -1,6 +1,6 @@
-"""The answers of Ollama's interface, in one piece or as lines of JSON.
+"""The answers of Ollama's API, in one piece or as lines of JSON.
 
-A call is told whole: its arguments are an object there, of which no part can be told. One that is cut off is left out.
+A call is sent only when complete, because its arguments are a JSON object. A call that is cut off is left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OllamaReply:
         self._reader: AnswerReader | None = None
         if form is not None and generation.prepared:
             self._reader = form.reader(form.thinking(generation.prepared[0].request.prompt_token_ids))
-        self._held: list[Event] = []  # of a call that has begun
+        self._held: list[Event] = []  # of an incomplete call
         self._num_calls = 0
 
     def whole(self, results: Results) -> OllamaAnswer:
@@ -75,11 +75,11 @@ class OllamaReply:
         yield _line(self._answer(ReadAnswer(), None, reason, self._generation.counts))
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the line that ends a stream which went wrong. Does not mutate."""
+        """Return the line that ends a failed stream. Does not mutate."""
         return _line(OllamaErrorBody(error.detail.message))
 
     def _read(self, output: CompletionDelta) -> ReadAnswer:
-        """Return what a piece of the answer has brought, less the call that it leaves open. Mutates."""
+        """Return the new part of the answer, without a call that is still incomplete. Mutates."""
         if self._reader is None:
             return ReadAnswer(text=output.text)
         is_last = output.finish_reason is not None
@@ -95,24 +95,24 @@ class OllamaReply:
         reason: DoneReason | None = None,
         counts: TokenCounts | None = None,
     ) -> OllamaAnswer:
-        """Return an answer, or a part of one; the reason and the tokens end it. Mutates."""
+        """Return an answer, or a part of one; the last part has the reason and the counts. Mutates."""
         text, thinking = answer.text or "", answer.reasoning or UNSET
-        told: dict[str, Any] = {
+        common: dict[str, Any] = {
             "model": shown_model(self._fields, self._generation),
             "created_at": self._created_at,
             "done": counts is not None,
             "logprobs": logprobs or UNSET,
         }
         if counts is not None:
-            told |= {"done_reason": reason, **self._figures(counts)}
+            common |= {"done_reason": reason, **self._figures(counts)}
         if not isinstance(self._fields, OllamaChatRequest):
-            return OllamaGenerateAnswer(**told, response=text, thinking=thinking)
+            return OllamaGenerateAnswer(**common, response=text, thinking=thinking)
         return OllamaChatAnswer(
-            **told, message=OllamaMessage("assistant", text, thinking, self._calls(answer.calls) or UNSET)
+            **common, message=OllamaMessage("assistant", text, thinking, self._calls(answer.calls) or UNSET)
         )
 
     def _calls(self, calls: Sequence[ReadCall]) -> list[OllamaCall]:
-        """Return the calls that are whole. Mutates: they are counted."""
+        """Return the complete calls. Mutates: counts them."""
         found = []
         for call in calls:
             arguments = _object(call.arguments)
@@ -123,7 +123,7 @@ class OllamaReply:
         return found
 
     def _figures(self, counts: TokenCounts) -> dict[str, int]:
-        """Return the tokens and how long they took: from the arrival, the wait for a turn counts for the prompt."""
+        """Return the counts and times, from the arrival on: the wait in the queue counts as prompt time."""
         generation = self._generation
         began, first, now = generation.context.arrival_s, generation.first_token_s, generation.services.clock.now()
         return {
@@ -142,7 +142,7 @@ class OllamaReply:
 
 
 def _without_open_call(events: Sequence[Event]) -> int:
-    """Return how many events come before a call that may go on."""
+    """Return how many events come before an incomplete call."""
     length = len(events)
     if events and isinstance(events[-1], CallBegun | Arguments):
         length = next(index for index in reversed(range(length)) if isinstance(events[index], CallBegun))
@@ -150,7 +150,7 @@ def _without_open_call(events: Sequence[Event]) -> int:
 
 
 def _object(arguments: str) -> dict[str, Any] | None:
-    """Return the arguments of a call; None where they are cut off, or nest deeper than Python's stack."""
+    """Return the arguments of a call; None if they are cut off, or nest deeper than Python's stack."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
@@ -159,7 +159,7 @@ def _object(arguments: str) -> dict[str, Any] | None:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Return a time of which clients make a rate: never 0."""
+    """Return a time in nanoseconds: never 0, because clients divide by it."""
     return max(1, round(seconds * NANOSECONDS))
 
 

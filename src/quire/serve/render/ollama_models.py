@@ -1,4 +1,4 @@
-"""What Ollama's interface tells of models: in lists, and of one name. It comes from their start-up tables."""
+"""Descriptions of models for Ollama's API, in lists and for one name, taken from the start-up tables."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from quire.serve.tenants import Tenant
 from quire.serve.tools import create_tool_format
 
 STAYS: Final = timedelta(days=36_500)
-"""How long a model stays loaded, in the eyes of clients, that is never unloaded."""
+"""The time reported for a model that is never unloaded."""
 
 
 def listed_models(models: Sequence[Services], tenant: Tenant) -> ListedModels:
-    """Return all models that a tenant may call, each under each of its names. Does not mutate."""
+    """Return all models that a tenant may call, under all their names. Does not mutate."""
     return ListedModels([listed for services in models for listed in _listed(services, tenant)])
 
 
@@ -51,7 +51,7 @@ def _listed(services: Services, tenant: Tenant) -> Iterator[ListedModel]:
 
 
 def loaded_models(models: ModelSet, tenant: Tenant) -> LoadedModels:
-    """Return the models that are loaded, each under each of its names, with its memory. Does not mutate."""
+    """Return the loaded models, under all their names, with their memory. Does not mutate."""
     now = datetime.now(UTC)
     return LoadedModels(
         [
@@ -80,20 +80,20 @@ def _loaded(services: Services, tenant: Tenant, expires_in_s: float, now: dateti
 
 
 def unloaded_model(fields: OllamaFields, services: Services) -> OllamaAnswer:
-    """Return the answer to a call that unloads a model. Does not mutate."""
-    told: dict[str, Any] = {
+    """Return the answer to a request that unloads a model. Does not mutate."""
+    common: dict[str, Any] = {
         "model": fields.model or services.name,
         "created_at": datetime.now(UTC),
         "done": True,
         "done_reason": "unload",
     }
     if isinstance(fields, OllamaChatRequest):
-        return OllamaChatAnswer(**told, message=OllamaMessage("assistant", ""))
-    return OllamaGenerateAnswer(**told, response="")
+        return OllamaChatAnswer(**common, message=OllamaMessage("assistant", ""))
+    return OllamaGenerateAnswer(**common, response="")
 
 
 def shown_model(services: Services, model: ServedModel, name: str | None) -> ShownModel:
-    """Return what there is to know of `model`, that of the services or a copy without an engine. Does not mutate."""
+    """Return the details of `model`: the services' own, or a second object without an engine. Does not mutate."""
     report, tokenizer, config = model.report, model.tokenizer, services.config
     template, details = "" if tokenizer is None else tokenizer.template_source(), _details(services)
     with_tools = "" if tokenizer is None else tokenizer.template_source(with_tools=True)
@@ -119,7 +119,7 @@ def shown_model(services: Services, model: ServedModel, name: str | None) -> Sho
 
 
 def _names(services: Services, tenant: Tenant) -> list[str]:
-    """Return the names as Ollama writes them: with a tag."""
+    """Return the names in Ollama's form: with a tag."""
     names = names_for(services, tenant)
     return [name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}" for name in names]
 
@@ -129,10 +129,10 @@ def _began(services: Services) -> datetime:
 
 
 def _digest(services: Services) -> str:
-    """Return what clients tell models apart by, in the form that they expect; no file has it."""
+    """Return an id of the model in the form of a file's digest, which no file has."""
     report = services.model.report
-    told = (report.model, report.architecture, report.weight_type, report.num_parameters)
-    return hashlib.sha256(repr(told).encode()).hexdigest()
+    facts = (report.model, report.architecture, report.weight_type, report.num_parameters)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _details(services: Services) -> ModelDetails:
@@ -148,7 +148,7 @@ def _details(services: Services) -> ModelDetails:
 
 
 def parameter_size(count: int) -> str:
-    """Return a number of parameters as Ollama writes it.
+    """Return a number of parameters in Ollama's form.
 
     >>> parameter_size(134_515_008), parameter_size(8_030_261_248)
     ('134.52M', '8.0B')
@@ -157,7 +157,7 @@ def parameter_size(count: int) -> str:
 
 
 def _parameters(sampling: SamplingParams) -> Iterable[str]:
-    """Yield the defaults that the makers of the model have chosen, a line each."""
+    """Yield the defaults that the model's makers chose, one per line."""
     for ours, theirs in OPTION_NAMES.items():
         value = getattr(sampling, ours)
         if value != PARAMETERS[ours].default:

@@ -1,7 +1,7 @@
-"""The stream of /v1/responses: each item is opened, grows, and is closed, in events that are numbered.
+"""The stream of /v1/responses: numbered events that open each item, extend it and close it.
 
 created, in_progress                        with the first token
-  output_item.added                         what comes is reasoning, a message or a call
+  output_item.added                         of reasoning, a message or a call
     content_part.added                      of a message
       output_text.delta …                   or reasoning_text.delta, function_call_arguments.delta
     output_text.done, content_part.done     or reasoning_text.done, function_call_arguments.done
@@ -33,21 +33,21 @@ Logprobs = Callable[[CompletionDelta], list[ContentLogprob]]
 
 
 class ResponseEvents:
-    """The events of one stream. Mutable. `whole` makes the answer at any point, `logprobs` tells those of a piece."""
+    """Makes the events of one stream. Mutable. `whole` returns the answer so far, `logprobs` those of a piece."""
 
     def __init__(self, items: Items, reader: AnswerReader | None, whole: Whole, logprobs: Logprobs) -> None:
         self._items = items
         self._reader = reader
         self._whole = whole
         self._logprobs = logprobs
-        self._num_told = 0
+        self._num_sent = 0
 
     async def of(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Yield the events: the beginning with the first token, the end with the last."""
+        """Yield the events: the first ones with the first token, the last ones with the last."""
         status: Status = "completed"
         async with aclosing(generation.steps()) as all_steps:
             async for steps in all_steps:
-                events = [] if self._num_told else self._beginning()
+                events = [] if self._num_sent else self._beginning()
                 for output in (output for _, delta in steps for output in delta.outputs):
                     status = status_of(output)
                     events += self._piece(output)
@@ -56,10 +56,10 @@ class ResponseEvents:
         yield b"".join(self._end(status, generation.counts))
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which went wrong; clients look for one of its two forms. Mutates."""
+        """Return the event that ends a failed stream, in both forms that clients look for. Mutates."""
         detail = error.detail
-        told = {"code": detail.code, "message": detail.message, "param": detail.param, "error": detail}
-        return self._event("error", told)
+        data = {"code": detail.code, "message": detail.message, "param": detail.param, "error": detail}
+        return self._event("error", data)
 
     def _beginning(self) -> list[bytes]:
         begun = self._whole("in_progress", self._items, None)
@@ -67,7 +67,7 @@ class ResponseEvents:
             self._event("response.created", {"response": begun}),
             self._event("response.in_progress", {"response": begun}),
         ]
-        if self._reader is None:  # it will be one message
+        if self._reader is None:  # the answer is one message
             events += self._opened(self._items.open("message"))
         return events
 
@@ -79,8 +79,8 @@ class ResponseEvents:
             item.text += output.text
             item.logprobs += logprobs
             return [self._text_delta(item, output.text, logprobs)] if output.text or logprobs else []
-        told = self._reader.read(output.text, is_last=output.finish_reason is not None)
-        return [event for each in told for event in self._taken(each)]
+        pieces = self._reader.read(output.text, is_last=output.finish_reason is not None)
+        return [event for each in pieces for event in self._taken(each)]
 
     def _taken(self, event: Event) -> list[bytes]:
         last = self._items.all[-1:]
@@ -102,8 +102,8 @@ class ResponseEvents:
         return [*events, self._event(f"response.{status}", {"response": whole})]
 
     def _opened(self, item: Item) -> list[bytes]:
-        told = {"output_index": item.index, "item": item.told("in_progress")}
-        events = [self._event("response.output_item.added", told)]
+        data = {"output_index": item.index, "item": item.told("in_progress")}
+        events = [self._event("response.output_item.added", data)]
         if item.kind == "message":
             part = OutputText("output_text", "", [], [])
             events.append(self._event("response.content_part.added", {**_place(item), "part": part}))
@@ -120,24 +120,24 @@ class ResponseEvents:
         elif item.kind == "reasoning":
             events = [self._event("response.reasoning_text.done", {**place, "text": item.text})]
         else:
-            told = {**place, "name": item.name, "arguments": item.text}
-            events = [self._event("response.function_call_arguments.done", told)]
+            data = {**place, "name": item.name, "arguments": item.text}
+            events = [self._event("response.function_call_arguments.done", data)]
         done = {"output_index": item.index, "item": item.told(status)}
         return [*events, self._event("response.output_item.done", done)]
 
     def _text_delta(self, item: Item, text: str, logprobs: list[ContentLogprob]) -> bytes:
-        number = self._num_told
-        self._num_told += 1
+        number = self._num_sent
+        self._num_sent += 1
         return named_event(DELTA, TextDelta(DELTA, number, item.id, item.index, 0, text, logprobs))
 
-    def _event(self, name: str, told: dict[str, Any]) -> bytes:
-        number = self._num_told
-        self._num_told += 1
-        return named_event(name, {"type": name, "sequence_number": number, **told})
+    def _event(self, name: str, data: dict[str, Any]) -> bytes:
+        number = self._num_sent
+        self._num_sent += 1
+        return named_event(name, {"type": name, "sequence_number": number, **data})
 
 
 def status_of(output: CompletionDelta) -> Status:
-    """Return the status of an answer of which this is the last piece. Does not mutate."""
+    """Return the status of an answer, given its last piece. Does not mutate."""
     return "incomplete" if output.finish_reason == "length" else "completed"
 
 

@@ -1,4 +1,4 @@
-"""The items of an answer of /v1/responses: reasoning, message and calls, in the order in which the model wrote them."""
+"""The items of an answer of /v1/responses: reasoning, message and calls, in the order of the model's output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PREFIXES = {"reasoning": "rs_", "message": "msg_", "call": "fc_"}
 
 @dataclass(slots=True)
 class Item:
-    """One item, as far as it has been written. `text` is that of a message or reasoning, or the arguments of a call."""
+    """One item, as far as it has been generated. `text`: of a message or reasoning, or the arguments of a call."""
 
     kind: Kind
     id: str
@@ -40,7 +40,7 @@ class Item:
         return OutputText("output_text", self.text, [], self.logprobs)
 
     def told(self, status: Status) -> OutputItem:
-        """Return it as the client sees it; one that has only begun has nothing in it yet. Does not mutate."""
+        """Return the item as the client sees it: without content while in progress. Does not mutate."""
         has_begun = status != "in_progress"
         if self.kind == "message":
             return OutputMessage(self.id, status, "assistant", [self.part()] if has_begun else [])
@@ -50,7 +50,7 @@ class Item:
 
 
 class Items:
-    """The items of one answer. Mutable. `suffix` is that of its ids, and nobody else's."""
+    """The items of one answer. Mutable. `suffix` makes their ids unique."""
 
     def __init__(self, suffix: str, form: AnswerForm | None) -> None:
         self.all: list[Item] = []
@@ -58,16 +58,16 @@ class Items:
         self._form = form
 
     def open(self, kind: Kind, name: str = "") -> Item:
-        """Return a new item. Mutates."""
+        """Add and return a new item. Mutates."""
         index = len(self.all)
-        # The message of an answer that is one message has an id as plain as can be.
+        # The first item, often the only one, has an id without an index.
         own_id = PREFIXES[kind] + self._suffix + (f"_{index}" if index else "")
         call_id = "" if self._form is None or kind != "call" else self._form.call_id(self._suffix, index)
         self.all.append(Item(kind, own_id, index, name, call_id))
         return self.all[-1]
 
     def take(self, event: Event) -> tuple[Item, bool]:
-        """Put what is new where it belongs; return that item, and whether it is new. Mutates."""
+        """Add an event to its item; return that item, and whether it is new. Mutates."""
         if isinstance(event, CallBegun):
             return self.open("call", event.name), True
         kind: Kind = "call" if isinstance(event, Arguments) else "message"
@@ -79,12 +79,12 @@ class Items:
         return item, is_new
 
     def told(self, status: Status) -> list[OutputItem]:
-        """Return all items as the client sees them, the last one with the status of the answer. Does not mutate."""
+        """Return all items as the client sees them; the last has the status of the answer. Does not mutate."""
         last = len(self.all) - 1
         return [item.told(status if item.index == last else "completed") for item in self.all]
 
     def read(self, events: Iterable[Event]) -> None:
-        """Take in a whole answer; it has a message where it has nothing else. Mutates."""
+        """Add all events of an answer; an answer without items gets an empty message. Mutates."""
         for event in events:
             self.take(event)
         if not self.all:

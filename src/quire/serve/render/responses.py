@@ -26,7 +26,7 @@ from quire.serve.schemas.responses import (
 
 
 class ResponseReply:
-    """The answer to one call, at any point of its way. Mutable."""
+    """The answer to one call, complete or in progress. Mutable."""
 
     def __init__(self, fields: ResponseRequest, generation: Generation) -> None:
         self._fields = fields
@@ -54,7 +54,7 @@ class ResponseReply:
         return self._events.of(self._generation)
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which went wrong. Mutates."""
+        """Return the event that ends a failed stream. Mutates."""
         return self._events.failed(error)
 
     def _logprobs(self, output: CompletionDelta) -> list[ContentLogprob]:
@@ -63,7 +63,7 @@ class ResponseReply:
         return content_logprobs(output.logprobs, self._fields.top_logprobs or 0, self._names)
 
     def _as_far(self, status: Status, items: Items, counts: TokenCounts | None) -> ResponseAnswer:
-        """Return the answer as far as it exists. Does not mutate."""
+        """Return the answer so far. Does not mutate."""
         fields, generation = self._fields, self._generation
         return ResponseAnswer(
             id=shown_id("resp_", generation.context, fields.request_id),

@@ -1,4 +1,4 @@
-"""The answers that have scores, documents in order, or labels."""
+"""The answers with scores, ranked documents, or labels."""
 
 from __future__ import annotations
 

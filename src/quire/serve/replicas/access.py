@@ -1,8 +1,8 @@
-"""Access to a cluster: its token and its address, looked at before Ray does, which takes minutes to say what is wrong.
+"""Access to a cluster: checks its token and address before Ray does, which takes minutes to report an error.
 
-Who has the token can run code on the machines, so it is in a file that only its owner may read. Ray takes it from
-RAY_AUTH_TOKEN, from the file that RAY_AUTH_TOKEN_PATH names, or from ~/.ray/auth_token. Without one, Ray obeys all who
-reach its port, so quire always has it ask.
+A client with the token can run code on the machines, so it is in a file that only its owner can read. Ray takes it from
+RAY_AUTH_TOKEN, from the file that RAY_AUTH_TOKEN_PATH names, or from ~/.ray/auth_token. Without a token, Ray obeys
+every client that reaches its port, so quire always makes Ray require one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def require_ray() -> None:
 
 
 def require_token(environ: MutableMapping[str, str], *, may_make: bool) -> str:
-    """Have Ray ask for the token, and tell nobody that it runs; return where the token is. Mutates `environ`.
+    """Make Ray require the token and send no usage reports; return where the token is. Mutates `environ`.
 
-    `may_make`: a missing file is made, for a cluster that begins. Raises `InvalidConfigError` without a token, or if
-    others may read it.
+    `may_make`: create a missing file, for a new cluster. Raises `InvalidConfigError` if there is no token, or if others
+    can read it.
     """
     environ.update(ALWAYS)
     if environ.get(TOKEN):
@@ -48,23 +48,21 @@ def require_token(environ: MutableMapping[str, str], *, may_make: bool) -> str:
             _make(path)
         status = path.stat()
     except FileNotFoundError:
-        allowed = (
-            f"a file with the token of the cluster: copy it from the machine of quire cluster start, or set {TOKEN}"
-        )
+        allowed = f"the cluster's token file: copy it from the machine where quire cluster start ran, or set {TOKEN}"
         raise InvalidConfigError(TOKEN_PATH, str(path), allowed) from None
     except OSError as error:
         raise InvalidConfigError(TOKEN_PATH, str(path), f"a file that can be read ({error.strerror})") from None
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise InvalidConfigError(TOKEN_PATH, str(path), f"a file of this user alone: chmod go-rwx {path}")
+        raise InvalidConfigError(TOKEN_PATH, str(path), f"a file that only this user can read: chmod go-rwx {path}")
     environ[TOKEN_PATH] = str(path)
     return str(path)
 
 
 def address_of(environ: Mapping[str, str]) -> str:
-    """Return the address of RAY_ADDRESS, or of the cluster that this machine belongs to; empty: there is none.
+    """Return RAY_ADDRESS, or the address of the cluster of this machine; an empty text if there is none.
 
-    Raises `ExecutionError` where RAY_ADDRESS names a cluster that does not answer. The address of one that was begun
-    here may be left when that is gone.
+    Raises `ExecutionError` if the cluster at RAY_ADDRESS does not answer. The file of this machine's cluster may be
+    left over from one that has ended.
     """
     given = environ.get(ADDRESS, "")
     if given == HERE:
@@ -82,10 +80,10 @@ def address_of(environ: Mapping[str, str]) -> str:
 
 
 def require_reachable(address: str) -> None:
-    """Raise `InvalidConfigError` for what is no address, and `ExecutionError` where nobody listens."""
+    """Raise `InvalidConfigError` if the text is not an address, and `ExecutionError` if no process listens there."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
-        raise InvalidConfigError(ADDRESS, address, "HOST:PORT, of the machine where quire cluster start ran")
+        raise InvalidConfigError(ADDRESS, address, "HOST:PORT of the machine where quire cluster start ran")
     try:
         socket.create_connection((host, int(port)), ANSWER_S).close()
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Cluster: the machines that Ray joins, and relays on them.
+"""Cluster: the machines that Ray connects, and the relays on them.
 
-    RAY_ADDRESS ─► that cluster     quire cluster start ─► the one of this machine     neither ─► one is started here
+    RAY_ADDRESS ─► that cluster     quire cluster start ─► this machine's cluster     neither ─► a new one, here
 
-Ray finds a machine for each relay, starts it and tells when it is gone. It carries calls with bytes, and one stream of
-bytes back. It restarts nothing, knows no requests, and shows no dashboard. It reads the environment when it is
-imported, so each function here imports it by itself, after that is set.
+Ray finds a machine for each relay, starts the relay and reports its end. It carries calls with bytes, and one stream of
+bytes back. It restarts nothing, does not see requests, and shows no dashboard. It reads the environment when it is
+imported, so each function here imports it after the environment is set.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from quire.serve.replicas.remote_engine import LandingStore, RemoteEngine
 logger = logging.getLogger("quire.engine")
 
 LINGER_S: Final = 60.0
-"""How long a relay stays after its engine, so that its server can take the last frames."""
+"""How long a relay outlives its engine, so that the server can read the last frames."""
 PLACED_S: Final = 30.0
-NO_ROOM: Final = "an engine has waited for %g s for a machine of the cluster with room for it; see quire cluster status"
+NO_ROOM: Final = "an engine has waited %g s for a machine of the cluster with enough room; see quire cluster status"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine of a cluster, and what Ray gives away there."""
+    """A machine of a cluster, with the resources that Ray can assign there."""
 
     address: str
     num_cpus: int
@@ -49,21 +49,21 @@ class Machine:
 
 
 class Cluster:
-    """The cluster that this process is connected to: one, until the process ends."""
+    """The cluster that this process is connected to. A process has one cluster until it ends."""
 
     def __init__(self, machines: list[Machine]) -> None:
         self.machines = machines
 
     @classmethod
     def connect(cls, *, may_start: bool = True) -> Cluster:
-        """Connect to the cluster of RAY_ADDRESS or of this machine, else start one; raises `ExecutionError`.
+        """Connect to the cluster of RAY_ADDRESS or of this machine, else start a cluster; raises `ExecutionError`.
 
-        `may_start`: without it, only to one that is there.
+        `may_start` False: start no cluster.
         """
         require_ray()
         address = address_of(os.environ)
         if not address and not may_start:
-            raise ExecutionError("no cluster at this machine; see quire cluster start")
+            raise ExecutionError("no cluster on this machine; see quire cluster start")
         token = require_token(os.environ, may_make=not address)
         import ray
 
@@ -79,23 +79,23 @@ class Cluster:
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError, AssertionError) as error:
             where = address or "this machine"
             raise ExecutionError(
-                f"no cluster at {where} answers to the token in {token}: {_in_one_line(error)}"
+                f"no cluster at {where} accepts the token in {token}: {_in_one_line(error)}"
             ) from error
         return cls([_machine(node) for node in nodes])
 
     def num_per_machine(self, num_replicas: int) -> int:
-        """Return how many engines a machine has to hold, if all hold as many. Does not mutate."""
+        """Return how many engines each machine must hold if all hold the same number. Does not mutate."""
         able = [each for each in self.machines if each.num_cpus]
         return -(-num_replicas // max(1, len(able)))
 
     def engines(self, num_cpus: int, num_gpus: int) -> StartElsewhere:
-        """Return what starts engines, each on a machine that has so much free for it. Does not mutate."""
+        """Return a function that starts engines, each on a machine with these free resources. Does not mutate."""
         import ray
 
         actor = ray.remote(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
-            max_restarts=-1,  # else one that is sent to a machine which is about to be found dead never comes
+            max_restarts=-1,  # else a relay that was sent to a dying machine would never start
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )(Relay)
@@ -107,13 +107,13 @@ async def _start(actor: Any, folder: str, configure: Configure) -> EngineConnect
 
 
 class RayLink:
-    """The way to a relay that is a Ray actor. Implements `RelayLink`."""
+    """The link to a relay that is a Ray actor. Implements `RelayLink`."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """Start its engine, and yield what that says; raises `ExecutionError` when the relay is gone."""
+        """Start the relay's engine, and yield its output; raises `ExecutionError` when the relay is gone."""
         from ray.exceptions import RayError
 
         notice = asyncio.get_running_loop().call_later(PLACED_S, logger.warning, NO_ROOM, PLACED_S)
@@ -131,7 +131,7 @@ class RayLink:
         self._actor.send.options(num_returns=0).remote(number, data)
 
     async def end(self, patience_s: float) -> int:
-        """Have it end its engine; returns the exit status. Raises `ExecutionError` if it is gone."""
+        """End the relay's engine; return its exit status. Raises `ExecutionError` if the relay is gone."""
         from ray.exceptions import RayError
 
         try:
@@ -140,11 +140,11 @@ class RayLink:
             raise ExecutionError(f"its relay is gone: {_in_one_line(error)}") from error
 
     def lend(self, store: str, slots: tuple[int, ...], tokens: bytes, scope: CacheScope) -> object:
-        """Have the relay read blocks; returns a reference to their bundle in Ray's object store."""
+        """Make the relay read blocks; return a reference to their bundle in Ray's object store."""
         return self._actor.lend.remote(store, slots, tokens, scope)
 
     async def land(self, number: int, lent: object, store: LandingStore, scope: CacheScope) -> Landed:
-        """Have the relay put what was lent next to a store of its machine; raises `FetchError`, `ExecutionError`."""
+        """Make the relay write a lent bundle next to a store of its machine; raises `FetchError`, `ExecutionError`."""
         from ray.exceptions import RayError, RayTaskError
 
         try:
@@ -156,18 +156,18 @@ class RayLink:
         return landed
 
     def take_off(self, number: int) -> None:
-        """Have the relay delete what was landed under a number, or will be."""
+        """Make the relay delete the bundle of a number, even if it lands later."""
         self._actor.take_off.options(num_returns=0).remote(number)
 
     def kill(self) -> None:
-        """End the relay by force."""
+        """Kill the relay."""
         import ray
 
         ray.kill(self._actor)
 
 
 def leave_later() -> None:
-    """End this process, a relay, when its server has had time to take the last frames."""
+    """End this process, a relay, after its server has had time to read the last frames."""
     timer = threading.Timer(LINGER_S, os._exit, (0,))
     timer.daemon = True
     timer.start()
@@ -175,7 +175,7 @@ def leave_later() -> None:
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Drop what Ray's native code writes to stderr: a line for each second in which it was refused. Mutates stderr."""
+    """Drop the stderr of Ray's native code: a line for each second of refused connections. Mutates stderr."""
     kept = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -195,5 +195,5 @@ def _machine(node: dict[str, Any]) -> Machine:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the first sentence of what Ray says, which may be pages."""
+    """Return the first sentence of Ray's error, which may be pages long."""
     return " ".join(str(error).split()).partition(". ")[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Landing: blocks of another engine on their way into the store of one, on its machine. Its methods are for a thread.
+"""Landing: receives blocks of another engine into a store, on the store's machine. Call its methods in a thread.
 
 read_chain(store) ── pieces of a bundle, checked ──► Landing: spool, checked ──► TakeBlocks ──► the engine's store
 """
@@ -26,7 +26,7 @@ LOST: Final = "engine lost"
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Blocks in a file that an engine can read; the `slot` of each is its place. `num_bytes`: of the bundle."""
+    """Blocks in a file that an engine can read; a `slot` is a place in the file. `num_bytes`: the bundle's size."""
 
     path: str
     blocks: tuple[KeptBlock, ...]
@@ -35,7 +35,7 @@ class Landed:
 
 @contextmanager
 def fetch_errors() -> Iterator[None]:
-    """Make a `FetchError` of what may go wrong with files and engines."""
+    """Turn the errors of files and engines into `FetchError`."""
     try:
         yield
     except (DamagedBlockError, InvalidRequestError, KeyError, ValueError) as error:
@@ -57,14 +57,14 @@ def read_chain(store: Path, slots: tuple[int, ...], tokens: bytes, scope: CacheS
 
 
 class Landing:
-    """A bundle that comes in next to a store, of at most `max_blocks` blocks. Its methods raise `FetchError`."""
+    """A bundle received next to a store, of at most `max_blocks` blocks. Its methods raise `FetchError`."""
 
     def __init__(self, store: Path, max_blocks: int, vocab_size: int) -> None:
         self._store, self._max_blocks, self._vocab_size = store, max_blocks, vocab_size
         self._spool: Spool | None = None
 
     def take(self, pieces: Iterable[bytes], scope: CacheScope) -> Landed:
-        """Take in a whole bundle, for requests of a scope. Mutates."""
+        """Receive a whole bundle, for requests of a scope. Mutates."""
         with fetch_errors():
             limits = IntakeLimits(meta_of(self._store), self._max_blocks, self._vocab_size)
             self._spool = Spool(self._store.parent)
@@ -76,6 +76,6 @@ class Landing:
             return Landed(str(self._spool.path), intake.blocks(0, intake.num_blocks, scope), num_bytes)
 
     def close(self) -> None:
-        """Delete what came; may be called twice."""
+        """Delete the received bundle; may be called twice."""
         if self._spool is not None:
             self._spool.close()

@@ -1,14 +1,14 @@
-"""Relay: the process on a machine of the cluster that starts an engine there and carries its bytes, unread.
+"""Relay: a process on a machine of the cluster that starts an engine there and passes its bytes on unread.
 
     server: RemoteEngine ── send(number, bytes) ──► Relay ── socketpair ──► engine_host
                          ◄── frames(): one stream ──      ◄──────────────
 
-A relay has one engine in its life and ends after it: the next epoch of a replica is another relay. So nothing of an
-epoch is heard after it. Only the server starts an engine: a relay that Ray has started again has none, and is ended.
-Ray ends a relay whose server is gone. Where Ray does not notice, the engine does: it hears no beats any more and ends
-(`heartbeat`), and its relay after it.
+A relay has one engine and ends after it: a replica's next epoch has another relay. So no message of an epoch arrives
+after it. Only the server starts an engine: a relay that Ray has restarted has none, and is ended. Ray ends a relay
+whose server is gone. If Ray does not notice, the engine does: without heartbeats it ends (`heartbeat`), and then its
+relay.
 
-Calls may arrive in another order than they were made, because long ones travel apart; so they have numbers.
+Calls can arrive out of order, because long ones take another path; so they are numbered.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ FRAME_BYTES: Final = 4 << 20
 LOOK_S: Final = 0.01
 PIECE_BYTES: Final = 1 << 20
 MOST_LENT_BYTES: Final = 1 << 30
-"""A bundle is in memory, of the relay and of Ray."""
+"""The maximum bundle, which is in the memory of the relay and of Ray."""
 CLUSTER_VARIABLES: Final = "RAY_"
 
 
 class Relay:
-    """Starts an engine, and carries bytes to it and from it. Its methods are called through Ray, in one event loop.
+    """Starts an engine, and passes bytes to and from it. Its methods are called through Ray, in one event loop.
 
-    `folder`: where the server runs; paths in settings start there, if it exists here. `note_end` is called when the
-    engine is gone.
+    `folder`: the server's working folder; relative paths in settings start there, if it exists here. `note_end` is
+    called when the engine is gone.
     """
 
     def __init__(self, folder: str, note_end: Callable[[], None]) -> None:
@@ -55,7 +55,7 @@ class Relay:
         self._writer: asyncio.StreamWriter | None = None
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """Start the engine, and yield what it says as it comes, until it is gone. Mutates."""
+        """Start the engine, and yield its output until it is gone. Mutates."""
         if self._process is not None:
             raise ExecutionError("a relay starts one engine only")
         ours, theirs = socket.socketpair()
@@ -73,12 +73,12 @@ class Relay:
             while frame := await reader.read(FRAME_BYTES):
                 yield frame
         except ConnectionError:
-            pass  # it has ended without reading everything
+            pass  # the engine ended without reading all input
         finally:
             self._note_end()
 
     async def send(self, number: int, data: bytes) -> None:
-        """Pass bytes on to the engine, after those of all smaller numbers. Mutates."""
+        """Pass bytes to the engine, in the order of their numbers. Mutates."""
         self._early[number] = data
         self._write()
 
@@ -98,7 +98,7 @@ class Relay:
 
     async def lend(self, store: str, slots: tuple[int, ...], tokens: bytes, scope: CacheScope) -> bytes:
         """Return the bundle of some tokens, from a store of this machine; raises `FetchError`. Does not mutate."""
-        from quire.serve.replicas.landing import read_chain  # late: most relays only carry messages, without numpy
+        from quire.serve.replicas.landing import read_chain  # late: most relays only pass messages, without numpy
 
         path = self._path(store)
 
@@ -113,7 +113,7 @@ class Relay:
         return await asyncio.to_thread(read)
 
     async def land(self, number: int, lent: bytes, store: tuple[str, int, int], scope: CacheScope) -> Landed:
-        """Put a bundle next to a store of this machine, until `take_off`; raises `FetchError`. Mutates."""
+        """Write a bundle next to a store of this machine, until `take_off`; raises `FetchError`. Mutates."""
         from quire.serve.replicas.landing import Landing
 
         landing = Landing(self._path(store[0]), *store[1:])
@@ -129,7 +129,7 @@ class Relay:
         return landed
 
     async def take_off(self, number: int) -> None:
-        """Delete what was landed under a number, or will be: this call may come first. Mutates."""
+        """Delete the bundle of a number, even if it lands later: this call may arrive first. Mutates."""
         self._last_taken_off = max(number, self._last_taken_off)
         landing = self._landings.pop(number, None)
         if landing is not None:
@@ -145,5 +145,5 @@ class Relay:
 
 
 def engine_environment() -> dict[str, str]:
-    """Return the environment of an engine: without what belongs to the cluster, its token above all."""
+    """Return the environment of an engine: without the cluster's variables, above all its token."""
     return {name: value for name, value in os.environ.items() if not name.startswith(CLUSTER_VARIABLES)}

@@ -1,9 +1,9 @@
-"""RemoteEngine: an engine on another machine, over a relay there.
+"""RemoteEngine: an engine on another machine, reached through a relay there.
 
     Replica ── send, receive, end, kill ──► RemoteEngine ── RelayLink ──► Relay ──► engine
 
-What is sent in one turn of the event loop travels in one call. What comes is one stream of bytes in order, which
-is cut into messages here. The server waits for nobody, and an engine never waits for the server.
+All messages sent in one turn of the event loop travel in one call. The engine's output is one ordered stream of bytes,
+which this module splits into messages. The server never waits for an engine, nor an engine for the server.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from quire.engine.process.ownership import Home
 from quire.serve.replicas.landing import Landed
 
 ROUND_TRIP_S: Final = 2.0
-"""How long an answer of a relay may take, beyond what it was asked to wait for."""
+"""How long a relay may take to answer, in addition to a wait that was requested."""
 LOST: Final = -9
-"""The exit status of an engine whose relay does not tell it."""
+"""The exit status of an engine whose relay does not report it."""
 LandingStore = tuple[str, int, int]
-"""A store, the most blocks that may come, and how many tokens the model has."""
+"""A store, the maximum number of blocks, and the model's vocabulary size."""
 
 
 class RelayLink(Protocol):
-    """The way to a relay, and back."""
+    """The link to a relay, in both directions."""
 
     def frames(self) -> AsyncIterator[bytes]:
-        """Start its engine, and yield what that says; raises `ExecutionError` when the relay is gone."""
+        """Start the relay's engine, and yield its output; raises `ExecutionError` when the relay is gone."""
         ...
 
     def send(self, number: int, data: bytes) -> None:
-        """Send bytes; if the relay is gone, they are lost. Numbers begin with 0."""
+        """Send bytes; if the relay is gone, they are lost. Numbers start at 0."""
         ...
 
     async def end(self, patience_s: float) -> int:
-        """Have it end its engine; returns the exit status. Raises `ExecutionError` if it is gone."""
+        """End the relay's engine; return its exit status. Raises `ExecutionError` if the relay is gone."""
         ...
 
     def lend(self, store: str, slots: tuple[int, ...], tokens: bytes, scope: CacheScope) -> object:
-        """Have the relay read the blocks of some tokens from a store there; returns what another `land` takes."""
+        """Make the relay read the blocks of some tokens from a store; return an argument for a relay's `land`."""
         ...
 
     async def land(self, number: int, lent: object, store: LandingStore, scope: CacheScope) -> Landed:
-        """Have the relay put what was lent next to a store of its machine; raises `FetchError`, `ExecutionError`."""
+        """Make the relay write a lent bundle next to a store of its machine; raises `FetchError`, `ExecutionError`."""
         ...
 
     def take_off(self, number: int) -> None:
-        """Have the relay delete what was landed under a number, or will be."""
+        """Make the relay delete the bundle of a number, even if it lands later."""
         ...
 
     def kill(self) -> None:
-        """End the relay by force."""
+        """Kill the relay."""
         ...
 
 
 class RemoteEngine:
-    """An engine behind a relay. Implements `EngineConnection`; use it in one event loop. `link`: to its relay."""
+    """An engine behind a relay, reached by `link`. Implements `EngineConnection`; use it in one event loop."""
 
     def __init__(self, link: RelayLink, configure: Configure) -> None:
         self.link = link
@@ -87,16 +87,16 @@ class RemoteEngine:
         self._outgoing.append(encode_message(message))
 
     async def receive(self) -> FromEngine | None:
-        """Wait for a message; None when the engine is gone. Raises `ExecutionError` when its relay is."""
+        """Wait for a message; return None when the engine is gone. Raises `ExecutionError` when its relay is gone."""
         message = await read_message(self._reader)
         if message is None and self._failure:
             raise ExecutionError(self._failure)
         return message
 
     async def end(self, patience_s: float) -> int:
-        """Wait this long for the engine to end, then end it by force; return its exit status.
+        """Wait this long for the engine to end, then kill it; return its exit status.
 
-        Waits for none that has said nothing yet: there may be no machine for it.
+        Does not wait for an engine that has sent nothing yet: there may be no machine for it.
         """
         if not self._home.is_here:
             return 0
@@ -112,7 +112,7 @@ class RemoteEngine:
             self.link.kill()
 
     def kill(self) -> None:
-        """Hear nothing more of the engine; `end` ends it by force."""
+        """Stop listening to the engine; `end` kills it."""
         self._is_killed = True
         self._carrier.cancel()
 
@@ -123,7 +123,7 @@ class RemoteEngine:
             self._outgoing.clear()
 
     async def _carry(self) -> None:
-        """Take in the stream until it ends."""
+        """Read the stream until it ends."""
         try:
             async for frame in self.link.frames():
                 self._is_heard = True

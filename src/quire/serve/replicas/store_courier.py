@@ -1,11 +1,11 @@
-"""StoreCourier, RelayCourier: copy blocks from the store of an engine to that of another. They implement `Courier`.
+"""StoreCourier, RelayCourier: copy blocks from one engine's store to another's. They implement `Courier`.
 
-    ask    KeepPrompt at both engines ──► what the source has is on its disk; what the target has need not come
+    ask    KeepPrompt to both engines ──► the source's blocks are on its disk; the target reports what it has
     move   store of the source ──► Landing at the target's machine ──► TakeBlocks ──► store of the target
 
-It is what `/cache/export` and `/cache/import` do one after the other, so blocks are believed as little as theirs. On
-one machine the server copies from file to file. On a cluster relays do: the bytes go from one to the other through
-Ray's object store, and never through the server.
+This is `/cache/export` followed by `/cache/import`, with the same checks of every block. On one machine the server
+copies from file to file. On a cluster, relays copy: the bytes go from one relay to the other through Ray's object
+store, and never through the server.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ NO_ROOM: Final = "no room"
 
 
 class BundleCourier(ABC):
-    """Has engines write blocks and take some in. How these get from here to there is up to others."""
+    """Makes engines write and import blocks. Subclasses carry the bytes between them."""
 
     def __init__(self) -> None:
         self._num_errands = 0
 
     @abstractmethod
     def landed(self, errand: Errand, stored: StoredBlocks) -> AbstractAsyncContextManager[Landed]:
-        """Bring blocks to the machine of the target, for the time of a block; raises `FetchError`."""
+        """Copy blocks to the target's machine, for the time of a `with` block; raises `FetchError`."""
 
     async def ask(self, engines: Engines, errand: Errand) -> StoredBlocks | None:
-        """Have the source write the blocks to its disk; None: the target has them all."""
+        """Make the source write the blocks to its disk; return None if the target has them all."""
         there = [errand.source.index, errand.target.index]
         with fetch_errors():
             jobs = self._jobs(engines)
@@ -52,7 +52,7 @@ class BundleCourier(ABC):
         return StoredBlocks(source.engine.disk_store, target.engine.disk_store, source.job.slots)
 
     async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
-        """Copy blocks, and have the target take them in; return how many bytes that were."""
+        """Copy blocks, and make the target import them; return the number of bytes."""
         async with self.landed(errand, stored) as landed:
 
             async def some(first: int, end: int) -> tuple[KeptBlock, ...]:
@@ -71,7 +71,7 @@ class BundleCourier(ABC):
 
 
 class StoreCourier(BundleCourier):
-    """Carries blocks between stores of this machine, in a thread."""
+    """Copies blocks between stores of this machine, in a thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,11 +91,11 @@ class StoreCourier(BundleCourier):
 
 
 class RelayCourier(BundleCourier):
-    """Has the relays of two engines carry blocks from one machine to the other."""
+    """Makes two engines' relays copy blocks from one machine to the other."""
 
     @asynccontextmanager
     async def landed(self, errand: Errand, stored: StoredBlocks) -> AsyncGenerator[Landed, None]:
-        """Have the one relay lend a bundle, and the other one land it."""
+        """Make one relay lend a bundle, and the other land it."""
         source, target = errand.source.connection, errand.target.connection
         if not isinstance(source, RemoteEngine) or not isinstance(target, RemoteEngine):
             raise FetchError(LOST)

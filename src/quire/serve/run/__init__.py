@@ -1,1 +1,1 @@
-"""Run: prompts become tokens, and the engine generates. Nothing here knows how a client writes or reads."""
+"""Run: turns prompts into tokens and generates. Nothing here depends on the API that a client uses."""

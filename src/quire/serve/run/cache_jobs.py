@@ -1,12 +1,12 @@
-"""Jobs of the cache: an operator's call has engines write prompts to the disk, or take blocks in, and waits for them.
+"""Cache jobs: an operator's request makes engines write prompts to disk or import blocks, and waits for them.
 
     keep   a prompt ──► the engine that holds its blocks ──┐
-    take   a bundle ──► every engine that is there ────────┴─► EngineStats.jobs: how far it is ──► the call goes on
+    take   a bundle ──► every running engine ──────────────┴─► EngineStats.jobs: progress ──► the request continues
 
-Each engine has a cache and a store of its own. A prompt is kept where it is, which is where the router sends the next
-request that begins like it. A bundle goes to all: the router does not know what is on a disk.
+Each engine has its own cache and store. A prompt is stored by the engine that holds it, to which the router also sends
+the next request with that prefix. A bundle goes to all engines: the router does not know what is on a disk.
 
-An engine tells ten times a second, and at once when it has nothing else to do. A job ends with its call.
+An engine reports ten times a second, and at once when it is idle. A job ends with its request.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from quire.engine.replicas.fetches import Engines
 LOOK_S: Final = 0.01
 ReadBlocks = Callable[[int, int], Awaitable[tuple[KeptBlock, ...]]]
 BLOCKS_AT_ONCE: Final = 128
-"""Blocks of a bundle that an engine takes note of between two steps."""
+"""Blocks of a bundle that an engine registers between two steps."""
 
 
 def engines_of(model: Engines) -> dict[int, ReplicaStats]:
-    """Return the engines of a model that are there, by number. Does not mutate."""
+    """Return a model's running engines, by number. Does not mutate."""
     stats = model.stats()
     alone = ReplicaStats(model.state, "", stats.num_running, stats.restarts_total, {}, stats)
     return {index: each for index, each in enumerate(stats.replicas or (alone,)) if each.state.has_engine}
@@ -40,7 +40,7 @@ def engines_of(model: Engines) -> dict[int, ReplicaStats]:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A prompt that was kept: where, and how far that went."""
+    """A stored prompt: its engine and the job's result."""
 
     replica: int
     engine: EngineStats
@@ -50,11 +50,11 @@ class Kept:
 @dataclass(frozen=True, slots=True)
 class _Job:
     name: str
-    restarts: Mapping[int, int]  # of the engines that do it, when it began
+    restarts: Mapping[int, int]  # of its engines, when it began
 
 
 class CacheJobs:
-    """The jobs of one call at a model. `name`: that of the call."""
+    """The jobs of one request to a model. `name`: the id of the request."""
 
     def __init__(self, model: Engines, name: str) -> None:
         self._model = model
@@ -62,7 +62,7 @@ class CacheJobs:
         self._num_jobs = 0
 
     async def keep(self, prompts: Sequence[Add], *, wants_slots: bool = False) -> list[Kept]:
-        """Have what the cache has of prompts written to the disk; return how far that went."""
+        """Write the cached blocks of prompts to disk; return the results."""
         found = []
         for prompt in prompts:
             replica = self._model.holder(prompt.prompt_token_ids, prompt.scope)
@@ -72,7 +72,7 @@ class CacheJobs:
     async def keep_at(
         self, replicas: Sequence[int], tokens: array[int], scope: CacheScope, *, wants_slots: bool = False
     ) -> list[Kept]:
-        """Have what the caches of some engines have of a prompt written to their disks; return how far each is."""
+        """Write a prompt's blocks in the caches of some engines to their disks; return each engine's result."""
         with self._job(replicas) as job:
             for replica in replicas:
                 self._model.send_to(replica, KeepPrompt(job.name, tokens, scope, wants_slots))
@@ -81,9 +81,9 @@ class CacheJobs:
     async def take(
         self, bundle: str, num_blocks: int, read: ReadBlocks, replicas: Sequence[int] | None = None
     ) -> list[CacheJob]:
-        """Have engines, all by default, take in a bundle that was checked; return what became of its blocks in each.
+        """Import a checked bundle into engines, all by default; return each engine's result.
 
-        `bundle`: its file, of which `read` returns blocks from a place to another.
+        `bundle`: the path of its file. `read(first, end)` returns a range of its blocks.
         """
         states = list[CacheJob]()
         with self._job(list(engines_of(self._model)) if replicas is None else replicas) as job:
@@ -101,7 +101,7 @@ class CacheJobs:
         there = engines_of(self._model)
         if not replicas or not there.keys() >= set(replicas):
             raise ExecutionError("the engine is not running")
-        # The name is never used again: what is told may be of a moment ago.
+        # A name is never reused, because an engine's report may be a moment old.
         job = _Job(f"{self._name}-{self._num_jobs}", {index: there[index].restarts_total for index in replicas})
         try:
             yield job
@@ -110,7 +110,7 @@ class CacheJobs:
                 self._model.send_to(replica, EndJob(job.name))
 
     async def _ended(self, job: _Job, replica: int, num_seen: int = 0) -> tuple[EngineStats, CacheJob]:
-        """Return a job that has seen `num_seen` blocks, when all are written; raises if its engine is lost."""
+        """Wait until a job has seen `num_seen` blocks and written them; return it. Raises if its engine is lost."""
         while True:
             there = engines_of(self._model).get(replica)
             if there is None or there.restarts_total != job.restarts[replica]:

@@ -1,12 +1,12 @@
-"""Generation: all prompts of one call, from the check of the first to the last token of the last.
+"""Generation: all prompts of one call, from their checks to the last token.
 
     admitted call ──► prepare all prompts ──────────► deltas ─┐
-                      a bad one refuses the call      deltas ─┼──► steps: what is new, whenever anything is
+                      a bad one refuses the call      deltas ─┼──► steps: new output, as it arrives
                       before anything is enqueued     deltas ─┘
 
-A call is one thing to its client: it is refused as a whole, it fails as a whole, and when its reader leaves, all its
-parts end at once. So the reader of `steps` must close them (`aclosing`); then nothing of the call is left in the
-engine. A stream passes each step on; an answer in one piece is the sum of the same steps, so the two cannot differ.
+A client sees a call as a unit: the whole call is refused, the whole call fails, and if its reader leaves, all its
+requests end at once. So the reader of `steps` must close them (`aclosing`); then the engine keeps nothing of the call.
+A stream passes each step on; an answer in one piece is the sum of the same steps, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quire.serve.services import Services
 
 
 class TokenCounts(NamedTuple):
-    """Tokens of a call so far: all its prompts and all its texts together."""
+    """Tokens of a call so far: of all its prompts and all its texts."""
 
     prompt: int
     output: int
@@ -43,21 +43,21 @@ class TokenCounts(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What is new of one prompt of a call."""
+    """New output for one prompt of a call."""
 
     prompt_index: int
     delta: RequestDelta
 
 
 class Results(NamedTuple):
-    """The texts of a call that has ended, each whole and with the index of its prompt, and its tokens."""
+    """The complete texts of a call, each with the index of its prompt, and its token counts."""
 
     texts: list[tuple[int, CompletionDelta]]
     counts: TokenCounts
 
 
 async def prepare(services: Services, context: RequestContext, request: GenerationRequest) -> Generation:
-    """Return an admitted call that can be run; raises `RefusedPrompt` for one that cannot, before any is enqueued."""
+    """Return an admitted call that can run; raises `RefusedPrompt` for a bad prompt, before any is enqueued."""
     visit = context.visit
     if visit is None:
         raise InvariantError("a request was prepared before it was admitted")
@@ -72,7 +72,7 @@ async def prepare(services: Services, context: RequestContext, request: Generati
     prepared = []
     for index, each in enumerate(prompts):
         if index:
-            await asyncio.sleep(0)  # other calls go on meanwhile
+            await asyncio.sleep(0)  # let other calls run
         with _refused(index if len(prompts) > 1 else None):
             made = await services.model.prepare(each.prompt, each.sampling, ticket, chat=request.chat)
         prepared.append(replace(made, shown_token_ids=shown))
@@ -83,7 +83,7 @@ async def prepare(services: Services, context: RequestContext, request: Generati
 
 @contextmanager
 def _refused(prompt_index: int | None = None) -> Iterator[None]:
-    """Say of a refusal which prompt it is about."""
+    """Add the index of the refused prompt to the error."""
     try:
         yield
     except InvalidRequestError as error:
@@ -91,7 +91,7 @@ def _refused(prompt_index: int | None = None) -> Iterator[None]:
 
 
 class Generation:
-    """A call that can be run, once."""
+    """A call that is ready to run. It can run once."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class Generation:
         self.request = request
         self.prepared = prepared
         self.prompt_texts = prompt_texts
-        """The prompts as texts; None for one that came as token ids, or was cut."""
+        """The prompts as texts; None for a prompt of token ids, or one that was cut."""
         self.created_s = int(time.time())
-        """The time of day at which it was prepared, in seconds as Unix counts them."""
+        """The Unix time at which the call was prepared."""
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
-        """Those of the prompts that they are known of, by the index of the prompt."""
+        """Log-probabilities of prompts, by prompt index, once known."""
         self.first_token_s = context.arrival_s
-        """The time of the clock at which the first token came."""
+        """The clock's time of the first token."""
         self._visit = visit
         self._text = GeneratedText(
             request.chat is not None, services.model_names[0], request.sampling, services.clock.now()
@@ -121,16 +121,16 @@ class Generation:
         self._known: list[RequestDelta | None] = [None] * len(prepared)
         self._seen_s = [context.arrival_s] * len(prepared)
         self._reasons: list[str] = []
-        self._left = "abort"  # why texts end that are left when nobody reads on
+        self._left = "abort"  # finish reason for texts whose reader left
 
     @property
     def num_choices(self) -> int:
-        """How many texts are returned."""
+        """The number of returned texts."""
         return sum(each.wanted.n for each in self.prepared)
 
     @property
     def counts(self) -> TokenCounts:
-        """The tokens of the call so far, as the client may know them."""
+        """The call's tokens so far, as reported to the client."""
         known = [delta for delta in self._known if delta is not None]
         return TokenCounts(
             sum(len(each.request.prompt_token_ids) for each in self.prepared),
@@ -141,13 +141,13 @@ class Generation:
         )
 
     def index_of(self, prompt_index: int, output: CompletionDelta) -> int:
-        """Return the index that a text has among those of all prompts. Does not mutate."""
+        """Return a text's index among the texts of all prompts. Does not mutate."""
         return prompt_index * self.prepared[prompt_index].wanted.n + output.index
 
     async def steps(self) -> AsyncGenerator[Sequence[Step], None]:
-        """Run the call; yield new output as it comes. A reader that leaves early must close the iterator.
+        """Run the call; yield new output as it arrives. A reader that leaves early must close the iterator.
 
-        Raises `ApiError` if a text fails or is aborted from elsewhere.
+        Raises `ApiError` if a text fails, or is aborted other than by its reader.
         """
         with self._visit as visit:
             try:
@@ -162,7 +162,7 @@ class Generation:
                 self._tell()
 
     async def collect(self) -> Results:
-        """Run the call to its end; return its texts in their order."""
+        """Run the call to its end; return its texts in order."""
         parts: list[tuple[int, list[CompletionDelta]]] = [
             (index, []) for index, each in enumerate(self.prepared) for _ in range(each.wanted.n)
         ]
@@ -183,9 +183,9 @@ class Generation:
         return found
 
     async def _merged(self) -> AsyncGenerator[Sequence[Step], None]:
-        """The deltas of all prompts. Those of one step of the engine come together."""
+        """Yield the deltas of all prompts, those of one engine step together."""
         model = self.services.model
-        if len(self.prepared) == 1:  # the usual call needs no task but its own
+        if len(self.prepared) == 1:  # the usual call needs no extra task
             async with aclosing(model.deltas(self.prepared[0])) as deltas:
                 async for delta in deltas:
                     yield (Step(0, delta),)
@@ -201,7 +201,7 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _take_in(self, steps: Sequence[Step], visit: Visit) -> None:
-        """Keep what is told later, and count. Mutates."""
+        """Keep the new state of each prompt, and count. Mutates."""
         now = self.services.clock.now()
         for index, delta in steps:
             self._count(self._known[index], delta, now - self._seen_s[index])
@@ -217,7 +217,7 @@ class Generation:
             visit.begin()
 
     def _count(self, known: RequestDelta | None, delta: RequestDelta, seconds: float) -> None:
-        """Count the tokens of a delta, and the time since the one before it: `known`, or None at the first. Mutates."""
+        """Count a delta's tokens, and the time since the previous delta: `known`, or None for the first. Mutates."""
         metrics, live, tenant = self.services.metrics, self.services.live, self.context.tenant
         num_prompt = num_cached = 0
         num_generated = 0 if self.request.prompts_only else delta.num_generated_tokens
@@ -236,7 +236,7 @@ class Generation:
         live.note_tokens(tenant, num_prompt, num_generated, num_cached)
 
     def _finish(self, output: CompletionDelta, now: float) -> None:
-        """A text has ended: count it, and raise where it did not end well. Mutates."""
+        """Count a finished text, and raise if it failed. Mutates."""
         reason = output.finish_reason or ""
         self._reasons.append(reason)
         self.services.metrics.note_finish(reason, now - self.context.arrival_s)
@@ -248,7 +248,7 @@ class Generation:
             raise generation_aborted()
 
     def _tell(self) -> None:
-        """Tell the log what the call has taken; texts that have not ended were given up. Mutates."""
+        """Fill in the context for log and trace; unfinished texts count as abandoned. Mutates."""
         counts, context, metrics = self.counts, self.context, self.services.metrics
         for _ in range(self.num_choices - len(self._reasons)):
             self._reasons.append(self._left)
@@ -263,7 +263,7 @@ class Generation:
 
 
 class _Inbox:
-    """Deltas of several prompts on their way to one reader. A slow reader holds the prompts up, not their texts."""
+    """Merges the deltas of several prompts for one reader. A slow reader holds back deltas, not generation."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
@@ -271,7 +271,7 @@ class _Inbox:
         self._taken = asyncio.Event()
 
     async def fill(self, index: int, model: ServedModel, prepared: PreparedRequest) -> None:
-        """Run a prompt and put its deltas in, each when the one before it is out. Mutates."""
+        """Run a prompt and add its deltas, each after the previous one was taken. Mutates."""
         try:
             async with aclosing(model.deltas(prepared)) as deltas:
                 async for delta in deltas:
@@ -283,7 +283,7 @@ class _Inbox:
             self._changed.set()
 
     async def take(self, tasks: Sequence[asyncio.Task[None]]) -> list[Step]:
-        """Return what is new; nothing once all tasks have ended. Raises what one of them has raised. Mutates."""
+        """Return new steps, or none once all tasks have ended. Raises the error of a failed task. Mutates."""
         while not self._steps:
             for task in tasks:
                 if task.done():
@@ -299,7 +299,7 @@ class _Inbox:
 
 
 def joined(parts: Sequence[CompletionDelta]) -> CompletionDelta:
-    """Return the whole of a text from all its pieces. Does not mutate.
+    """Return a whole text from all its pieces. Does not mutate.
 
     >>> whole = joined([CompletionDelta(0, "so ", [1]), CompletionDelta(0, "it is", [2, 3], finish_reason="stop")])
     >>> whole.text, whole.token_ids, whole.finish_reason

@@ -1,4 +1,4 @@
-"""Prompts become tokens, where the engine's own door does not do it: cut, with a tool format, or held by a grammar."""
+"""Tokenizes prompts that the engine's door cannot: ones to cut, with a tool format, or with a grammar."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from quire.serve.run.request import GenerationRequest
 from quire.serve.services import Services
 
 LONG_TEXT: Final = 10_000
-"""Bytes of a body from which on its texts are encoded or decoded off the event loop."""
+"""The texts of a body of this many bytes or more are encoded and decoded off the event loop."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyPrompt:
-    """A prompt as the engine's door takes it, with its sampling parameters.
+    """A prompt in a form that the engine's door accepts, with its sampling parameters.
 
-    `text` is the whole prompt as text; None: it came as token ids or as a conversation, or was cut.
+    `text` is the whole prompt as text; None for token ids, a conversation, or a prompt that was cut.
     """
 
     prompt: Prompt
@@ -38,13 +38,13 @@ class ReadyPrompt:
 async def ready_prompt(
     services: Services, context: RequestContext, request: GenerationRequest, prompt: Prompt
 ) -> ReadyPrompt:
-    """Return a prompt of an admitted call, encoded where the door could not do it as the call asks."""
+    """Return a prompt of an admitted call, encoded here if the door could not do what the call requests."""
     if request.chat is not None:
         return await _ready_conversation(services, context, request, cast(Sequence[Message], prompt))
     if not isinstance(prompt, str):
         return ReadyPrompt(truncated(cast(list[int], prompt), request, services), request.sampling)
     cut = request.truncation
-    if cut is not None and cut.keeps_start:  # of a text that no tokenizer would take, the beginning is enough
+    if cut is not None and cut.keeps_start:  # the beginning of a too long text is enough
         most_bytes = TEXT_BYTES_PER_TOKEN * services.model.limits.max_model_len
         prompt = prompt.encode()[:most_bytes].decode(errors="ignore")
     tokenizer, special = services.model.tokenizer, request.add_special_tokens
@@ -61,7 +61,7 @@ async def ready_prompt(
 
 
 def _with_special(ids: list[int], plain: list[int], kept: list[int], *, keeps_start: bool) -> list[int]:
-    """Return as many tokens as are kept of `ids`, with all special ones: a vector may come from the last of them.
+    """Return `len(kept)` tokens of `ids`, including all special ones: a vector may be that of the last special token.
 
     `plain`: the tokens of the text alone.
     """
@@ -76,9 +76,9 @@ def _with_special(ids: list[int], plain: list[int], kept: list[int], *, keeps_st
 async def _ready_conversation(
     services: Services, context: RequestContext, request: GenerationRequest, messages: Sequence[Message]
 ) -> ReadyPrompt:
-    """Return a conversation, with the grammar that holds its answers.
+    """Return a conversation, with the grammar for its answers.
 
-    The grammar depends on the end of the prompt, where a template may have begun the reasoning.
+    The grammar depends on the end of the prompt, where the template may have opened the reasoning.
     """
     form, sampling = request.form, request.sampling
     is_plain = form is None or not (form.tools or form.teller or sampling.grammar)
@@ -92,9 +92,9 @@ async def _ready_conversation(
 
 
 def truncated(token_ids: list[int], request: GenerationRequest, services: Services) -> list[int]:
-    """Return the end of a prompt, or its start, as long as the request wants it. Does not mutate.
+    """Return a prompt cut to the requested length, at its start or its end. Does not mutate.
 
-    Raises `InvalidRequestError` for one that is longer, if the request wants that.
+    Raises `InvalidRequestError` for a longer one if `truncation.refuses`.
     """
     cut = request.truncation
     if cut is None:
@@ -103,7 +103,7 @@ def truncated(token_ids: list[int], request: GenerationRequest, services: Servic
     if length is None:
         length = max(1, services.model.limits.max_model_len - (request.sampling.max_tokens or 1))
     if cut.refuses and len(token_ids) > length:
-        raise InvalidRequestError("prompt", f"{len(token_ids):,} tokens", f"at most {length:,}, as max_tokens says")
+        raise InvalidRequestError("prompt", f"{len(token_ids):,} tokens", f"at most {length:,} (max_tokens)")
     return token_ids[:length] if cut.keeps_start else token_ids[-length:]
 
 
@@ -143,7 +143,7 @@ async def conversation_ids(
 
 
 async def off_loop_if_long(services: Services, context: RequestContext, work: Callable[[], Result]) -> Result:
-    """Return what `work` on the texts of a call returns; for a long body it runs off the event loop, in turn."""
+    """Return the result of `work` on a call's texts; for a long body, run it off the event loop, in turn."""
     if context.body.num_bytes < LONG_TEXT:
         return work()
     return await services.model.text_pool.run(context.tenant.name, work)

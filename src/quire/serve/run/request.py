@@ -1,4 +1,4 @@
-"""GenerationRequest: a call in the engine's words. `translate` makes it, the gate admits it, and it is run as it is."""
+"""GenerationRequest: a call in the engine's terms. `translate` makes it, the gate admits it, and `run` runs it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from quire.serve.answer_form import AnswerForm
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How many tokens of a prompt to keep, None for as many as fit, and from which end.
+    """How many tokens of a prompt to keep, from its start or its end. `length` None: as many as fit.
 
-    `refuses`: a prompt that is longer is not cut, but refused.
+    `refuses`: a longer prompt is refused, not cut.
     """
 
     length: int | None
@@ -26,12 +26,12 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What one call asks of the engine.
+    """One call's request to the engine.
 
-    `num_sequences` and `num_tokens` are for the gate; the tokens of the prompts are estimated. `names` are the client's
-    names for fields of the engine. `form` is that of the answers; None: plain text. With `prompts_only` the generated
-    texts are not shown, and their tokens are not counted. `stream_usage`: whether a stream gives the usage at its end,
-    and whether it does so in every chunk. With `pooling` each prompt becomes a vector.
+    `num_sequences` and `num_tokens` are for the gate; prompt tokens are estimated. `names` are the client's names for
+    fields of the engine. `form` is the answers' form; None: plain text. With `prompts_only`, generated texts are not
+    shown and their tokens are not counted. `stream_usage`: whether a stream reports usage at its end, and whether in
+    every chunk. With `pooling`, each prompt becomes a vector.
     """
 
     prompts: Sequence[Prompt]
@@ -51,9 +51,9 @@ class GenerationRequest:
 
 
 class RefusedPrompt(Exception):
-    """The engine refuses a prompt, or what a call asks for it. `prompt_index` says which of several prompts.
+    """The engine refuses a prompt or its parameters. `prompt_index`: which of several prompts.
 
-    The error names a field of the engine. `translate` puts in the client's name.
+    The error names the engine's field; `translate` replaces it with the client's name.
     """
 
     def __init__(self, error: InvalidRequestError, prompt_index: int | None = None) -> None:

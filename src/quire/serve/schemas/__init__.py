@@ -1,1 +1,1 @@
-"""What requests and answers look like, as msgspec structs; `parse` turns a body into one of them."""
+"""The forms of requests and answers, as msgspec structs; `parse` turns a body into a request."""

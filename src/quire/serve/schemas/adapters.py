@@ -8,20 +8,20 @@ from quire.serve.schemas.common import ModelFields
 
 
 class LoadAdapterRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
-    """An adapter to load: its name from then on, and its folder below `adapter_root`."""
+    """An adapter to load: its future name, and its folder below `adapter_root`."""
 
     lora_name: str
     lora_path: str
 
 
 class UnloadAdapterRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
-    """An adapter whose name shall be gone."""
+    """The name of an adapter to unload."""
 
     lora_name: str
 
 
 class AdapterAnswer(msgspec.Struct, frozen=True):
-    """What was loaded or unloaded; `rank` and `bytes` are 0 for the latter."""
+    """The loaded or unloaded adapter; `rank` and `bytes` are 0 after an unload."""
 
     status: str
     lora_name: str

@@ -1,4 +1,4 @@
-"""/cache/warm, /cache/export and /cache/import: what operators have the cache keep, give away and take in."""
+"""/cache/warm, /cache/export and /cache/import: operators keep, export and import prompts' blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from quire.serve.schemas.common import ModelFields
 
 MAX_PROMPTS: Final = 128
-"""The most prompts of a call."""
+"""Maximum prompts per request."""
 
 
 class CachePromptFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
@@ -32,13 +32,13 @@ class CacheWarmRequest(CachePromptFields, kw_only=True, forbid_unknown_fields=Tr
 
 
 class CacheExportRequest(CachePromptFields, kw_only=True, forbid_unknown_fields=True):
-    """One prompt whose blocks are wanted as a bundle."""
+    """One prompt whose blocks to export as a bundle."""
 
 
 class WarmPrompt(msgspec.Struct, frozen=True):
-    """A prompt: how many of its tokens were cached before, are now, and are on disk; null: there is no disk cache.
+    """A prompt: how many of its tokens were cached before, are cached now, and are on disk; null without a disk cache.
 
-    `replica`: the engine that holds them.
+    `replica`: the number of the engine that holds them.
     """
 
     index: int
@@ -50,7 +50,7 @@ class WarmPrompt(msgspec.Struct, frozen=True):
 
 
 class CacheWarmAnswer(msgspec.Struct, frozen=True):
-    """The prompts, in their order."""
+    """The prompts, in order."""
 
     object: Literal["list"]
     model: str
@@ -58,9 +58,9 @@ class CacheWarmAnswer(msgspec.Struct, frozen=True):
 
 
 class CacheImportAnswer(msgspec.Struct, frozen=True):
-    """What became of the blocks of a bundle: taken in, on disk before, or left out for lack of room.
+    """The counts of a bundle's blocks: added, already on disk, or left out for lack of room.
 
-    `replicas`: how many engines took it in. Of several, `known` is the least of any and `left_out` the most.
+    `replicas`: how many engines imported the bundle. `known` is the minimum over them, `left_out` the maximum.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: what comes in, what goes out."""
+"""POST /v1/chat/completions: its requests and answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class ChatRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
-    """A conversation, to be answered."""
+    """A conversation to answer."""
 
     messages: list[dict[str, Any]]
     max_tokens: TokenCount | None = None
@@ -30,7 +30,7 @@ class ChatRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """The function that is called, and its arguments as the JSON text that the model wrote."""
+    """The called function, and its arguments as the JSON text that the model wrote."""
 
     name: str
     arguments: str
@@ -45,7 +45,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """An answer. Where there may be calls or reasoning, it may have no text."""
+    """An answer. If it has calls or reasoning, it may have no text."""
 
     role: Literal["assistant"]
     content: str | None
@@ -55,14 +55,14 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """The name of a function, which comes once, and a piece of its arguments."""
+    """The name of a function, sent once, and a piece of its arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new of a call; its id and its type come once."""
+    """The new part of a call; its id and type are sent once."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -71,7 +71,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
-    """What is new of an answer."""
+    """The new part of an answer."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -80,7 +80,7 @@ class ChatDelta(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """How likely the tokens of an answer were."""
+    """The log-probabilities of an answer's tokens."""
 
     content: list[ContentLogprob]
     refusal: None = None
@@ -98,7 +98,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
-    """What is new of one answer of several."""
+    """The new part of one answer of several."""
 
     index: int
     delta: ChatDelta
@@ -109,7 +109,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """The answer to a call."""
+    """The answer to a request."""
 
     id: str
     object: Literal["chat.completion"]

@@ -1,4 +1,4 @@
-"""POST /v2/embed, as Cohere has it: what comes in, what goes out. Its /v2/rerank is in `scores`."""
+"""POST /v2/embed, as Cohere defines it: its requests and answers. Cohere's /v2/rerank is in `scores`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ EmbeddingType = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
 
 class CohereText(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of an input. Of the kinds that Cohere has, only text."""
+    """A part of an input. Of Cohere's kinds, only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
 class CohereInput(msgspec.Struct, forbid_unknown_fields=True):
-    """An input in parts, which are lines of one text."""
+    """An input in parts, which become lines of one text."""
 
     content: Annotated[list[CohereText], Meta(min_length=1)]
 
 
 class CohereEmbedRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
-    """Texts, each to become a vector of one or more types. By default one that is too long loses its end."""
+    """Texts to turn into vectors of one or more types. By default, the end of a too long text is cut off."""
 
     most_prompts: ClassVar[int] = MAX_INPUTS
 
@@ -47,14 +47,14 @@ class CohereEmbedRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def place(self) -> str:
-        """The field that has the texts; raises `InvalidRequestError` unless exactly one has."""
+        """The field with the texts; raises `InvalidRequestError` unless exactly one field has texts."""
         if (self.texts is None) == (self.inputs is None):
             found = "neither texts nor inputs" if self.texts is None else "both texts and inputs"
             raise InvalidRequestError("texts", found, "one of the two")
         return "inputs" if self.texts is None else "texts"
 
     def all_texts(self) -> list[str]:
-        """Return the texts, in order; those of an input are its lines. Does not mutate."""
+        """Return the texts, in order; the parts of an input are its lines. Does not mutate."""
         if self.texts is not None:
             return self.texts
         return ["\n".join(part.text for part in each.content) for each in self.inputs or ()]
@@ -65,7 +65,7 @@ class CohereEmbedRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class CohereVectors(msgspec.Struct, frozen=True, rename={"floats": "float"}):
-    """The vectors by type, in the order of the texts; a type that was not asked for is absent."""
+    """The vectors by type, in the order of the texts; types that were not requested are absent."""
 
     floats: list[list[float]] | UnsetType = UNSET
     base64: list[str] | UnsetType = UNSET
@@ -76,7 +76,7 @@ class CohereVectors(msgspec.Struct, frozen=True, rename={"floats": "float"}):
 
 
 class CohereEmbedMeta(msgspec.Struct, frozen=True):
-    """The counts of a call."""
+    """The counts of a request."""
 
     api_version: ApiVersion
     billed_units: CohereTokens
@@ -84,7 +84,7 @@ class CohereEmbedMeta(msgspec.Struct, frozen=True):
 
 
 class CohereEmbedAnswer(msgspec.Struct, frozen=True):
-    """The vectors, and the texts as they came."""
+    """The vectors, and the texts as received."""
 
     id: str
     embeddings: CohereVectors

@@ -1,4 +1,4 @@
-"""What answers of several endpoints have in common."""
+"""The parts that requests and answers of several endpoints share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """Of the tokens of prompts: how many had their keys and values in the cache.
+    """How many prompt tokens had their keys and values in the cache.
 
-    `by_tier`: how many of those were on the device, and how many came from the host or from disk for this call; absent
-    if none did.
+    `by_tier`: how many of those were on the device, and how many were loaded from host memory or disk for this request;
+    absent if none were loaded.
     """
 
     cached_tokens: int
@@ -19,7 +19,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a call has taken; all its prompts and all its texts together."""
+    """The tokens of a request: of all its prompts and all its texts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -28,7 +28,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """How likely a token was; `bytes` is None where the server has no tokenizer."""
+    """A token's log-probability; `bytes` is None if the server has no tokenizer."""
 
     token: str
     logprob: float
@@ -36,7 +36,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ContentLogprob(msgspec.Struct, frozen=True):
-    """How likely a token of the text was, and the likeliest ones at its place."""
+    """The log-probability of a token of the text, and the likeliest tokens at its place."""
 
     token: str
     logprob: float
@@ -45,7 +45,7 @@ class ContentLogprob(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """How likely a token of the prompt was, as vLLM tells it."""
+    """The log-probability of a token of the prompt, in vLLM's form."""
 
     logprob: float
     rank: int
@@ -53,17 +53,17 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of a prompt itself and the likeliest ones, by token id; None for the first."""
+"""For each token of a prompt: that token and the likeliest ones, by token id; None for the first token."""
 
 FinishReason = Literal["stop", "length"]
 
 
 LATEST: Final = ":latest"
-"""The tag of a name that has none: Ollama lists names with it, and some of its clients then call /v1."""
+"""The tag of a name without a tag: Ollama lists names with it, and some of its clients then call /v1."""
 
 
 def same_model(asked: str, served: str) -> bool:
-    """Return whether a client that asks for one name means the other.
+    """Return whether two names mean the same model: the tag `LATEST` counts as no tag.
 
     >>> same_model("guide:latest", "guide"), same_model("qwen3", "qwen3:0.6b")
     (True, False)
@@ -72,19 +72,19 @@ def same_model(asked: str, served: str) -> bool:
 
 
 class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every call says: which model it is for. None: the first that is served."""
+    """The field of every request: its model. None: the first served model."""
 
-    has_batch: ClassVar[bool] = False  # several prompts in one body, each with a text
-    most_prompts: ClassVar[int] = 1  # of other bodies
+    has_batch: ClassVar[bool] = False  # one body can have several prompts with several texts
+    most_prompts: ClassVar[int] = 1  # in bodies without a batch
     has_text: ClassVar[bool] = True
-    any_media_type: ClassVar[bool] = False  # a body may be JSON that says it is something else
-    paths: ClassVar[tuple[str, ...]] = ()  # of fields within fields, to suggest for one that is not known
+    any_media_type: ClassVar[bool] = False  # accept a JSON body with another Content-Type
+    paths: ClassVar[tuple[str, ...]] = ()  # of nested fields, to suggest for an unknown field
 
     model: str | None = None
 
 
 class StreamFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
-    """What every call for text says: whether the answer comes in pieces."""
+    """The field of every request for text: whether to stream the answer."""
 
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
 

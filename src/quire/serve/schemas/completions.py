@@ -1,4 +1,4 @@
-"""POST /v1/completions: what comes in, what goes out."""
+"""POST /v1/completions: its requests and answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.serve.schemas.sampling import ChoiceFields, LogprobCount, TokenCount
 
 
 class CompletionRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
-    """One prompt or several, to be continued."""
+    """One or several prompts to continue."""
 
     has_batch: ClassVar[bool] = True
 
@@ -25,7 +25,7 @@ class CompletionRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Parallel lists over tokens; with `echo` those of the prompt come first, and the very first has no value."""
+    """Parallel lists over tokens; with `echo`, prompt tokens come first, and the very first token has no value."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -47,7 +47,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """The answer; in a stream every chunk has this form, with `usage` where it was asked for."""
+    """The answer; in a stream, every chunk has this form, with `usage` if requested."""
 
     id: str
     object: Literal["text_completion"]

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings: what comes in, what goes out."""
+"""POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings: their requests and answers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from quire.serve.schemas.common import ModelFields, PromptTokensDetails
 from quire.serve.schemas.ollama import OllamaModelFields, OllamaOptions
 
 MAX_INPUTS: Final = 2048
-"""The most texts of a call, as with OpenAI."""
+"""Maximum texts per request: OpenAI's limit."""
 
 Dimensions = Annotated[int, Meta(ge=1)]
 
 
 class EmbeddingRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
-    """Texts or token ids, each to become a vector."""
+    """Texts or token ids to turn into vectors."""
 
     most_prompts: ClassVar[int] = MAX_INPUTS
 
@@ -39,7 +39,7 @@ class Embedding(msgspec.Struct, frozen=True):
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True):
-    """The tokens of all texts, and how many had their keys and values in the cache."""
+    """The tokens of all texts, and how many of them had their keys and values in the cache."""
 
     prompt_tokens: int
     total_tokens: int
@@ -56,7 +56,7 @@ class EmbeddingAnswer(msgspec.Struct, frozen=True):
 
 
 class OllamaEmbedRequest(OllamaModelFields, kw_only=True, forbid_unknown_fields=True):
-    """A text or several. With `truncate`, the default, a text that is too long loses its end."""
+    """One or several texts. With `truncate`, the default, the end of a too long text is cut off."""
 
     most_prompts: ClassVar[int] = MAX_INPUTS
 
@@ -68,7 +68,7 @@ class OllamaEmbedRequest(OllamaModelFields, kw_only=True, forbid_unknown_fields=
 
 
 class OllamaEmbedAnswer(msgspec.Struct, frozen=True):
-    """The vectors, and the nanoseconds that they took."""
+    """The vectors, and their time in nanoseconds."""
 
     model: str
     embeddings: list[list[float]]

@@ -1,8 +1,8 @@
-"""The fields that a request may have but that are ignored, and those that are refused by name.
+"""Fields that requests may have but the server ignores, and fields that it refuses by name.
 
-Clients send fields that this server does not have. One that cannot change the output is ignored: the list is `IGNORED`,
-and there is no other. One that would change it is refused: a client that asks for JSON must not get prose. Fields that
-clients are known to send are in `REFUSED` with the reason; any other unknown field is refused as unknown.
+Clients send fields that this server does not support. A field that cannot change the output is ignored: `IGNORED` is
+the complete list. A field that would change the output is refused: a client that requests JSON must not get prose.
+`REFUSED` has the fields that clients are known to send, with reasons; any other unknown field is refused as unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 IGNORED: Final = frozenset(
     {
-        # for the books of a service: who asked, what it costs, how long it is kept
+        # for a service's bookkeeping: user, price, retention
         "metadata",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -24,18 +24,18 @@ IGNORED: Final = frozenset(
         "session_id",
         "store",
         "user",
-        # hints that may make an answer come faster, or in other pieces, and do not change it
+        # hints that may speed up or split an answer, but do not change it
         "prediction",
         "stream_interval",
-        # about tools, where an endpoint has none, and a bound that no model is told of
+        # about tools, on endpoints without tools, and a bound that no model sees
         "max_tool_calls",
         "parallel_tool_calls",
-        # about a model's style, where the model has no such choice, and about the way in which slow tokenizers decode
+        # about a style that models here do not offer, and about how slow tokenizers decode
         "spaces_between_special_tokens",
         "verbosity",
     }
 )
-"""Fields that are accepted, and that change nothing."""
+"""Fields that are accepted and change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
         "images": Refusal(_TEXT_ONLY, ([],)),
         "kv_transfer_params": Refusal("keys and values are never transferred", ({},)),
         "logits_processors": Refusal("this server runs no code from clients", ([],)),
-        "logprob_token_ids": Refusal("log-probabilities are those of the likeliest tokens", ([],)),
+        "logprob_token_ids": Refusal("only the likeliest tokens have log-probabilities", ([],)),
         "mm_processor_kwargs": Refusal(_TEXT_ONLY, ({},)),
         "moderation": Refusal("this server does not moderate"),
         "modalities": Refusal(_TEXT_ONLY, (["text"],)),
@@ -81,9 +81,9 @@ REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
         "prompt_embeds": Refusal("prompts are texts or token ids"),
         "reasoning_effort": Refusal("a plain completion has no chat template", ("none",)),
         "repetition_detection": Refusal("use repetition_penalty, frequency_penalty or stop"),
-        "shift": Refusal("a text ends where the context does", (False,)),
+        "shift": Refusal("a text ends at the end of the context", (False,)),
         "structured_outputs": Refusal("only text.format can constrain the output here"),
-        "suffix": Refusal("text is inserted only at the end", ("",)),
+        "suffix": Refusal("this server can only append text", ("",)),
         "template": Refusal("the chat template comes from the model, never from a client", ("",)),
         "thinking_token_budget": Refusal("use max_tokens"),
         "truncate": Refusal("this server never truncates a conversation", (False,)),
@@ -91,4 +91,4 @@ REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
         "web_search_options": Refusal("this server does not search the web"),
     }
 )
-"""Fields that are refused with a reason by every endpoint that does not have them itself."""
+"""Fields that every endpoint without its own definition refuses, with the reason."""

@@ -1,10 +1,10 @@
-"""What a client may hold a text to, in OpenAI's words and in vLLM's.
+"""Constraints on a text that a client can set, in OpenAI's and vLLM's forms.
 
     chat, completions   response_format      {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}
                         structured_outputs   {"json": {…}}, {"regex": …}, {"choice": […]}, {"grammar": …}
     responses           text.format          {"type": "json_schema", "name": …, "schema": {…}}
 
-`strict` is read and changes nothing: a text that is held to a schema is held to it.
+`strict` is accepted and changes nothing: a schema is always enforced.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 
 
 class JsonObjectFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """Some JSON object."""
+    """Any JSON object."""
 
 
 class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A schema with its name. Without the schema itself: some JSON object."""
+    """A schema with its name. Without a schema: any JSON object."""
 
     name: SchemaName
     schema: dict[str, Any] | None = None
@@ -37,13 +37,13 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON of a schema, as chat names it."""
+    """JSON that follows a schema, in chat's form."""
 
     json_schema: JsonSchema
 
 
 class NamedSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON of a schema, as responses name it."""
+    """JSON that follows a schema, in the form of responses."""
 
     name: SchemaName
     schema: dict[str, Any]
@@ -56,9 +56,9 @@ OutputFormat = TextFormat | JsonObjectFormat | NamedSchemaFormat
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a text is held to, as vLLM names it: exactly one of these.
+    """The constraint on a text, in vLLM's form: exactly one of these.
 
-    `json` is a schema, or its text; `grammar` is written in Lark, as llguidance reads it, or in GBNF.
+    `json` is a schema, or its text; `grammar` is written in llguidance's Lark, or in GBNF.
     """
 
     json: dict[str, Any] | str | None = None

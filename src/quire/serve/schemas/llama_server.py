@@ -1,4 +1,4 @@
-"""llama-server's own interface, /completion and /props: what comes in, what goes out."""
+"""llama-server's own API, /completion and /props: its requests and answers."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ OPTION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "ignore_eos": "ignore_eos",
     }
 )
-"""A sampling parameter → the field that is the same."""
+"""Sampling parameter → the equivalent field."""
 
 StopType = Literal["none", "eos", "limit", "word"]
 
 
 class LlamaCompletionRequest(StreamFields, kw_only=True, forbid_unknown_fields=True):
-    """A text to be continued. What cannot change a text here is accepted, and ignored."""
+    """A text to continue. Fields that cannot change the text are accepted and ignored."""
 
-    any_media_type: ClassVar[bool] = True  # curl -d says that it sends a form
+    any_media_type: ClassVar[bool] = True  # curl -d sends the Content-Type of a form
 
     prompt: str | list[Any]
     n_predict: int | None = None
@@ -56,7 +56,7 @@ class LlamaCompletionRequest(StreamFields, kw_only=True, forbid_unknown_fields=T
     json_schema: dict[str, Any] | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     return_tokens: bool | None = None
-    # refused, unless they say nothing
+    # refused unless neutral
     dry_multiplier: float | None = None
     dynatemp_range: float | None = None
     image_data: list[Any] | None = None
@@ -66,7 +66,7 @@ class LlamaCompletionRequest(StreamFields, kw_only=True, forbid_unknown_fields=T
     t_max_predict_ms: int | None = None
     typical_p: float | None = None
     xtc_probability: float | None = None
-    # ignored: where a text is computed, and how finely a stream is cut
+    # ignored: the place of computation, and the size of stream pieces
     cache_prompt: bool | None = None
     dry_allowed_length: int | None = None
     dry_base: float | None = None
@@ -99,11 +99,11 @@ REFUSED_OPTIONS: Final[Mapping[str, Refusal]] = MappingProxyType(
         "xtc_probability": Refusal("use temperature, top_p or min_p", (0.0,)),
     }
 )
-"""Options that would change a text, that this server does not have, and their neutral values."""
+"""Unsupported options that would change a text, with the reasons and their neutral values."""
 
 
 class LlamaTimings(msgspec.Struct, frozen=True):
-    """How long the prompt and the text have taken."""
+    """The times of the prompt and of the text."""
 
     cache_n: int
     prompt_n: int
@@ -124,7 +124,7 @@ class LlamaLikely(msgspec.Struct, frozen=True):
 
 
 class LlamaProbability(msgspec.Struct, frozen=True):
-    """How likely a token of the text was, and the likeliest ones at its place."""
+    """The log-probability of a token of the text, and the likeliest tokens at its place."""
 
     id: int
     token: str
@@ -134,7 +134,7 @@ class LlamaProbability(msgspec.Struct, frozen=True):
 
 
 class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """A text, or in a stream its new part; the last part tells why it ended, and what it took."""
+    """A text, or in a stream its new part; the last part has the finish reason, counts and times."""
 
     index: int = 0
     content: str
@@ -152,14 +152,14 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LlamaDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """How text is written where a call says nothing."""
+    """The default sampling parameters."""
 
     n_ctx: int
     params: dict[str, float | int]
 
 
 class LlamaProps(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to know of the server."""
+    """The properties of the server."""
 
     default_generation_settings: LlamaDefaults
     total_slots: int

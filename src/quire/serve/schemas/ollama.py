@@ -1,4 +1,4 @@
-"""Ollama's interface, /api/chat and the other paths: what comes in, what goes out. Streams are lines of JSON."""
+"""Ollama's API, /api/chat and the other paths: its requests and answers. Streams are lines of JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.serve.schemas.common import ContentLogprob, FinishReason, ModelFields
 from quire.serve.schemas.fields import Refusal
 
 VERSION: Final = "0.12.11"
-"""Of the Ollama that has this interface: clients compare it with the one that they need. Ours is at /version."""
+"""The version of Ollama with this API: clients compare it with the version that they need. quire's is at /version."""
 
 OPTION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -31,13 +31,13 @@ OPTION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "max_tokens": "num_predict",
     }
 )
-"""A sampling parameter → the option that is the same."""
+"""Sampling parameter → the equivalent option."""
 
 DoneReason = FinishReason | Literal["load", "unload"]
 
 
 class OllamaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How text is written, and how a model is loaded. What cannot change a text here is accepted, and ignored."""
+    """Options for sampling and for loading a model. Options that cannot change the text are accepted and ignored."""
 
     num_predict: int | None = None
     temperature: float | None = None
@@ -51,7 +51,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frequency_penalty: float | None = None
     repeat_last_n: int | None = None
     num_ctx: Annotated[int, Meta(ge=1)] | None = None
-    # refused, unless they say nothing
+    # refused unless neutral
     embedding_only: bool | None = None
     mirostat: int | None = None
     penalize_newline: bool | None = None
@@ -81,26 +81,26 @@ REFUSED_OPTIONS: Final[Mapping[str, Refusal]] = MappingProxyType(
         "penalize_newline": Refusal("penalties treat all tokens alike", (True,)),
         "tfs_z": Refusal("use top_p or min_p", (1.0,)),
         "typical_p": Refusal("use top_p or min_p", (1.0,)),
-        "vocab_only": Refusal("this server has the whole model", (False,)),
+        "vocab_only": Refusal("this server always loads the whole model", (False,)),
     }
 )
-"""Options that would change a text, that this server does not have, and their neutral values."""
+"""Unsupported options that would change a text, with the reasons and their neutral values."""
 
 
 class KeptFields(Protocol):
-    """Calls that say for how long their model is to stay loaded."""
+    """Requests with `keep_alive`: how long their model stays loaded."""
 
     keep_alive: float | str | None
 
 
 class OllamaModelFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
-    """What every call of Ollama's interface says."""
+    """The base of all requests of Ollama's API."""
 
-    any_media_type: ClassVar[bool] = True  # curl -d says that it sends a form
+    any_media_type: ClassVar[bool] = True  # curl -d sends the Content-Type of a form
 
 
 class OllamaFields(StreamFields, OllamaModelFields, kw_only=True, forbid_unknown_fields=True):
-    """How text is written. Without `stream` the answer is a stream."""
+    """The options of requests for text. Without `stream`, the answer is a stream."""
 
     stream_type: ClassVar[str] = "application/x-ndjson"
     paths: ClassVar[tuple[str, ...]] = tuple(f"options.{name}" for name in OllamaOptions.__struct_fields__)
@@ -111,7 +111,7 @@ class OllamaFields(StreamFields, OllamaModelFields, kw_only=True, forbid_unknown
     keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    # options that some clients write here; `options` goes before them
+    # options that some clients write here; `options` takes precedence
     temperature: float | None = None
     top_p: float | None = None
     max_output_tokens: int | None = None
@@ -121,14 +121,14 @@ class OllamaFields(StreamFields, OllamaModelFields, kw_only=True, forbid_unknown
 
 
 class OllamaChatRequest(OllamaFields, kw_only=True, forbid_unknown_fields=True):
-    """A conversation, to be answered. Without messages: the model is to be loaded."""
+    """A conversation to answer. Without messages: load the model."""
 
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
 class OllamaGenerateRequest(OllamaFields, kw_only=True, forbid_unknown_fields=True):
-    """A text, to be answered, or continued if it is raw. Without a text: the model is to be loaded."""
+    """A text to answer, or to continue if `raw`. Without a text: load the model."""
 
     prompt: str | None = None
     system: str | None = None
@@ -136,7 +136,7 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True, forbid_unknown_fields=Tr
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
-    """The function that is called; `index` counts the calls of an answer."""
+    """The called function; `index` counts the calls of an answer."""
 
     index: int
     name: str
@@ -160,7 +160,7 @@ class OllamaMessage(msgspec.Struct, frozen=True):
 
 
 class OllamaAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What all answers have. The last line of a stream tells the reason, the tokens and the nanoseconds they took."""
+    """The base of all answers. The last line of a stream has the finish reason, token counts and nanoseconds."""
 
     model: str
     created_at: datetime
@@ -176,20 +176,20 @@ class OllamaAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaChatAnswer(OllamaAnswer, frozen=True, kw_only=True):
-    """The answer to a conversation; in a stream every line has this form."""
+    """The answer to a conversation; in a stream, every line has this form."""
 
     message: OllamaMessage
 
 
 class OllamaGenerateAnswer(OllamaAnswer, frozen=True, kw_only=True):
-    """The answer to a text; in a stream every line has this form."""
+    """The answer to a text; in a stream, every line has this form."""
 
     response: str
     thinking: str | UnsetType = UNSET
 
 
 class OllamaShowRequest(OllamaModelFields, kw_only=True, forbid_unknown_fields=True):
-    """Which model to describe; `name` is the old word for `model`. The rest is for Ollama's own files."""
+    """The model to describe; `name` is the old name of `model`. The other fields are for Ollama's own files."""
 
     has_text: ClassVar[bool] = False
 
@@ -203,7 +203,7 @@ class OllamaShowRequest(OllamaModelFields, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What kind of model it is."""
+    """The kind of a model."""
 
     parent_model: str = ""
     format: str
@@ -214,7 +214,7 @@ class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that can be asked for."""
+    """A model that requests can use."""
 
     name: str
     model: str
@@ -225,7 +225,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is loaded, with the memory it takes, its share of a GPU, and when it will be unloaded."""
+    """A loaded model, with its memory, its share of that on a GPU, and the time when it will be unloaded."""
 
     name: str
     model: str
@@ -238,19 +238,19 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedModels(msgspec.Struct, frozen=True):
-    """The models that can be asked for."""
+    """The models that requests can use."""
 
     models: list[ListedModel]
 
 
 class LoadedModels(msgspec.Struct, frozen=True):
-    """The models that are loaded."""
+    """The loaded models."""
 
     models: list[LoadedModel]
 
 
 class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to know of a model; `parameters` are its defaults, in the form of a Modelfile."""
+    """The details of a model; `parameters` are its defaults, in the form of a Modelfile."""
 
     modelfile: str
     parameters: str
@@ -262,6 +262,6 @@ class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaVersion(msgspec.Struct, frozen=True):
-    """The version of the interface."""
+    """The version of the API."""
 
     version: str = VERSION

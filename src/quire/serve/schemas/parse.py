@@ -1,13 +1,13 @@
-r"""A body becomes a request: one strict reader for every endpoint.
+r"""Turns a body into a request: one strict reader for all endpoints.
 
-    bytes ── counted ──► UTF-8 ──► text ── JSON ──► object ── fields that nobody needs, and that nobody has ──► struct
+    bytes ── counted ──► UTF-8 ──► text ── JSON ──► object ── ignored and unknown fields ──► struct
 
-A body becomes objects only where they are few: `require_bounded` has counted them before. That holds for fields that
-are ignored, too. msgspec alone would read the bytes of a struct faster, and would take the last of two equal keys.
+`require_bounded` counts a body's values before any becomes an object, also in ignored fields. msgspec alone would parse
+a struct faster, but of two equal keys it would silently take the last.
 
-Standard readers of JSON are kinder than a server can be. Here a key that stands twice is an error (two readers would
-see two requests), as are NaN and Infinity (no JSON), half a surrogate pair and NUL (no text that a tokenizer could
-take), and what nests deeper than Python's stack. null stands for "not given". An error names the field that is wrong.
+Standard JSON parsers are too lenient for a server. Here a repeated key is an error (two parsers would see two different
+requests), as are NaN and Infinity (not JSON), half a surrogate pair and NUL (no tokenizer takes them), and nesting
+deeper than Python's stack. null means "not set". An error names the field at fault.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.serve.schemas.fields import IGNORED, REFUSED
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 SHORT_BODY: Final = 16 << 10
-"""Bytes below which a body is read at once: whatever is in it, that takes few milliseconds."""
+"""The event loop parses bodies of fewer bytes itself: that takes a few milliseconds at most."""
 
 MAX_MESSAGE: Final = 200
 _FIELD: Final = re.compile(r"(?:unknown|required) field `(?P<name>.*)`\Z", re.DOTALL)
@@ -36,7 +36,7 @@ _HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 
 
 def parse(body: bytes | bytearray, kind: type[Request], bounds: JsonBounds = DEFAULT_BOUNDS) -> Request:
-    """Return the request in a body; raises `ApiError` for what is none. Does not mutate.
+    """Return the request in a body; raises `ApiError` if it is not a valid request. Does not mutate.
 
     Also raises `InvalidRequestError`, before building any object, for a body with more values than the bounds.
 
@@ -70,11 +70,11 @@ def parse(body: bytes | bytearray, kind: type[Request], bounds: JsonBounds = DEF
 
 
 def _is_ignored(name: str) -> bool:
-    return name in IGNORED or name in REFUSED  # what is left of the refused ones says nothing
+    return name in IGNORED or name in REFUSED  # refused fields that are left have neutral values
 
 
 def _says_nothing(name: str, value: object) -> bool:
-    """Return whether the value of a refused field is what holds without it."""
+    """Return whether the value of a refused field is neutral: as if the field were absent."""
     return value is None or any(type(value) is type(nothing) and value == nothing for nothing in REFUSED[name].nothing)
 
 
@@ -82,18 +82,18 @@ def _read_object(body: bytes | bytearray) -> dict[str, Any]:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _not_json(f"byte {error.start} is no UTF-8") from None
+        raise _not_json(f"byte {error.start} is not UTF-8") from None
     if not text.strip():
         raise _not_json("it is empty")
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError:
         raise _too_deep() from None
-    except ValueError as error:  # of the reader itself, or an integer of thousands of digits
+    except ValueError as error:  # from the parser, or for an integer of thousands of digits
         raise _not_json(" ".join(str(error).split())[:200]) from None
     if not isinstance(value, dict):
         raise _not_json(f"it is a JSON {_name_of(value)}, not an object")
-    if "\\u" in text:  # only an escape can write what is no character
+    if "\\u" in text:  # only an escape can write a non-character
         _require_characters(value)
     return value
 
@@ -120,7 +120,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _require_characters(fields: Mapping[str, Any]) -> None:
-    """Raise for half a surrogate pair and for NUL, wherever they stand."""
+    """Raise for half a surrogate pair and for NUL, anywhere in the fields."""
     for name, value in fields.items():
         left = [name, value]
         while left:
@@ -137,7 +137,7 @@ def _require_characters(fields: Mapping[str, Any]) -> None:
 
 
 def _has_utf8(text: str) -> bool:
-    """Return whether a text is all characters. Encoding it is ten times as fast as a search."""
+    """Return whether a text has only valid characters. Encoding it is ten times as fast as a search."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -146,7 +146,7 @@ def _has_utf8(text: str) -> bool:
 
 
 def _invalid(message: str, names: Sequence[str]) -> ApiError:
-    """Return the error for what msgspec says: "Expected `int`, got `str` - at `$.n`"; `names` are those of fields."""
+    """Return the error for a message of msgspec: "Expected `int`, got `str` - at `$.n`"; `names`: known fields."""
     what, _, path = message.rpartition(" - at `$") if message.endswith("`") else (message, "", "")
     if not what:
         what, path = message, ""
@@ -158,7 +158,7 @@ def _invalid(message: str, names: Sequence[str]) -> ApiError:
         near = [f"; did you mean {name}?" for name in (within or get_close_matches(param, names, n=1))[:1]]
         unknown = "".join([f"{param} is not a field of this request", *near])
         return ApiError(400, f"{param} is required" if "required" in what else unknown, code=code, param=param)
-    what = what[:MAX_MESSAGE]  # it may show a text of the client
+    what = what[:MAX_MESSAGE]  # it may contain a client's text
     return ApiError(400, f"{param}: {what}" if param else what, code="invalid_type", param=param or None)
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses: what comes in, what goes out, and the events of its streams. Nothing is kept."""
+"""POST /v1/responses: its requests, answers and stream events. The server stores nothing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Status = Literal["completed", "incomplete", "in_progress"]
 
 
 class TextWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the text of an answer is held to. A verbosity is accepted, and changes nothing."""
+    """The constraint on the text of an answer. `verbosity` is accepted and changes nothing."""
 
     format: OutputFormat | None = None
     verbosity: str | None = None
 
 
 class ResponseRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """A text or a conversation, to be answered."""
+    """A text or a conversation to answer."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -40,7 +40,7 @@ class ResponseRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def wanted_format(self) -> OutputFormat:
-        """What the text of the answer is held to."""
+        """The constraint on the text of the answer."""
         return TextFormat() if self.text is None or self.text.format is None else self.text.format
 
 
@@ -54,7 +54,7 @@ class OutputText(msgspec.Struct, frozen=True):
 
 
 class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """The message that answers."""
+    """The message of an answer."""
 
     id: str
     status: Status
@@ -63,14 +63,14 @@ class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"
 
 
 class ReasoningText(msgspec.Struct, frozen=True):
-    """What the model has thought."""
+    """The text of the model's reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """The reasoning before an answer. It is complete; there is no summary."""
+    """The reasoning before an answer: complete, without a summary."""
 
     id: str
     status: Status
@@ -92,20 +92,20 @@ OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    """Of the tokens of the input: those whose keys and values were in the cache. Writing there costs nothing."""
+    """The input tokens whose keys and values were in the cache. Writing to the cache is free."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """Of the tokens of the output: those of a reasoning that is counted apart. None is."""
+    """The output tokens of reasoning that is counted separately: always 0."""
 
     reasoning_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
-    """What the call has taken."""
+    """The tokens of the request."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -115,19 +115,19 @@ class ResponseUsage(msgspec.Struct, frozen=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
-    """Why an answer is not whole."""
+    """Why an answer is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class TextSettings(msgspec.Struct, frozen=True):
-    """What the text is held to."""
+    """The constraint on the text."""
 
     format: OutputFormat = TextFormat()
 
 
 class ResponseAnswer(msgspec.Struct, frozen=True):
-    """The answer, whole or on its way."""
+    """The answer, complete or in progress."""
 
     id: str
     object: Literal["response"]
@@ -153,7 +153,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """What is new of the text: the one event that comes with every token."""
+    """The new part of the text: the only event that is sent for every token."""
 
     type: Literal["response.output_text.delta"]
     sequence_number: int

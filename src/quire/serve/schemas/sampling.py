@@ -1,7 +1,7 @@
-"""The fields that say how text is written, shared by all endpoints that write some.
+"""The sampling fields of all endpoints that generate text.
 
-Types are checked when a body is read. Values are checked by `quire.core.validate` alone, as for every other door. Most
-fields are made from the declarations in `quire.core.sampling_params`, with the ranges for the OpenAPI document.
+Types are checked when a body is parsed. Values are checked only by `quire.core.validate`, as for the Python API. Most
+fields are generated from the declarations in `quire.core.sampling_params`, with ranges for the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.core.validate import MAX_NAME_LENGTH, MAX_PRIORITY, MAX_SALT_LENGTH
 from quire.serve.schemas.common import StreamFields
 from quire.serve.schemas.formats import ResponseFormat, StructuredOutputs
 
-MAX_STOPS: Final = 4  # as OpenAI has it
+MAX_STOPS: Final = 4  # OpenAI's limit
 TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -28,7 +28,7 @@ def within(low: float, high: float) -> Meta:
 
 
 def at_most(count: int | None) -> Meta:
-    """Return the greatest length of a list, for the OpenAPI document; None: any length."""
+    """Return the maximum length of a list, for the OpenAPI document; None: any length."""
     return Meta(extra_json_schema={} if count is None else {"maxItems": count})
 
 
@@ -41,7 +41,7 @@ StopString = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength":
 
 
 def _field_type(kind: Kind) -> Any:
-    """Return the type of the field of a parameter."""
+    """Return the type of a parameter's field."""
     match kind:
         case Integer():
             return Annotated[int, within(kind.low, kind.high)]
@@ -60,16 +60,16 @@ def _field_type(kind: Kind) -> Any:
         case Biases():
             token_id = Annotated[str, Meta(extra_json_schema={"pattern": f"^({TOKEN_ID.pattern})$"})]
             return Annotated[dict[token_id, float], Meta(extra_json_schema={"maxProperties": kind.most})]
-    raise TypeError(f"no field of a body is a {type(kind).__name__}")
+    raise TypeError(f"no field type for a {type(kind).__name__}")
 
 
 def names_in(*places: Place) -> tuple[str, ...]:
-    """Return the names of the parameters that are declared for these places."""
+    """Return the names of the parameters declared for these places."""
     return tuple(name for name, declared in PARAMETERS.items() if declared.place in places)
 
 
 def _with_parameters(base: type[msgspec.Struct], name: str, *places: Place) -> type[msgspec.Struct]:
-    """Return a struct that also has the parameters of these places as fields; None: the field is not given."""
+    """Return a struct that also has the parameters of these places as fields; None: not set."""
     fields = [
         (each, Annotated[_field_type(PARAMETERS[each].kind) | None, Meta(description=PARAMETERS[each].help)], None)
         for each in names_in(*places)
@@ -78,7 +78,7 @@ def _with_parameters(base: type[msgspec.Struct], name: str, *places: Place) -> t
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream tells besides the text. Obfuscation is accepted and not done."""
+    """What a stream reports in addition to the text. `include_obfuscation` is accepted and ignored."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -88,7 +88,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 if TYPE_CHECKING:
 
     class TextParameters(StreamFields):
-        """The parameters that every endpoint takes."""
+        """The parameters of every endpoint."""
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -97,7 +97,7 @@ else:
 
 
 class SamplingFields(TextParameters, kw_only=True, forbid_unknown_fields=True):
-    """How text is written. A field that is not given has the value that the makers of the model chose for it."""
+    """The fields of sampling. A field that is not set has the value that the model's makers recommend."""
 
     stop: StopString | Annotated[list[StopString], at_most(MAX_STOPS)] | None = None
     priority: Annotated[int, within(-MAX_PRIORITY, MAX_PRIORITY)] | None = None
@@ -110,14 +110,14 @@ class SamplingFields(TextParameters, kw_only=True, forbid_unknown_fields=True):
 if TYPE_CHECKING:
 
     class ChoiceParameters(SamplingFields):
-        """The parameters of endpoints that write several texts."""
+        """The parameters of endpoints that generate several texts."""
 
 else:
     ChoiceParameters = _with_parameters(SamplingFields, "ChoiceParameters", Place.CHOICES)
 
 
 class ChoiceFields(ChoiceParameters, kw_only=True, forbid_unknown_fields=True):
-    """How many texts are written, what they are held to, how they are found, and what is told of their tokens."""
+    """The fields for several texts, for constraints on them, for beam search, and for reports about their tokens."""
 
     use_beam_search: bool | None = None
     stream_options: StreamOptions | None = None

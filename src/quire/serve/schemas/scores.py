@@ -1,4 +1,4 @@
-"""/score, /rerank and /classify: as vLLM, Jina and Cohere have them."""
+"""/score, /rerank and /classify, as vLLM, Jina and Cohere define them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCUMENT_FIELDS: Final = frozenset({"text"})
 
 
 class _Texts(ModelFields, kw_only=True, forbid_unknown_fields=True):
-    """What calls about several texts have in common. A text that is too long is refused, or cut to as many tokens."""
+    """The fields of requests about several texts. A too long text is refused, or cut to `truncate_prompt_tokens`."""
 
     most_prompts: ClassVar[int] = MAX_INPUTS
 
@@ -33,14 +33,14 @@ class _Texts(ModelFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class ScoreRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
-    """Pairs of texts: one with each of the other side, or as many on both sides."""
+    """Pairs of texts: one text with each of the other side, or equally many on both sides."""
 
     text_1: str | list[str]
     text_2: str | list[str]
     instruction: str | None = None
 
     def pairs(self) -> Pairs:
-        """Return the pairs; raises `InvalidRequestError` where the sides do not fit. Does not mutate."""
+        """Return the pairs; raises `InvalidRequestError` if the sides do not match. Does not mutate."""
         ones, others = ([side] if isinstance(side, str) else side for side in (self.text_1, self.text_2))
         if len(ones) != len(others) and 1 not in (len(ones), len(others)):
             raise InvalidRequestError("text_2", f"{len(others)} texts", f"one, or {len(ones)} as in text_1")
@@ -49,7 +49,7 @@ class ScoreRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """How well the texts of a pair fit."""
+    """How well the texts of a pair match."""
 
     index: int
     object: Literal["score"]
@@ -75,7 +75,7 @@ class ScoreAnswer(msgspec.Struct, frozen=True):
 
 
 class RerankRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
-    """A query, and documents to be put in order: texts, or objects with a `text`."""
+    """A query, and documents to rank: texts, or objects with a `text`."""
 
     query: str
     documents: list[Any]
@@ -84,7 +84,7 @@ class RerankRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
     instruction: str | None = None
 
     def texts(self) -> list[str]:
-        """Return the texts of the documents; raises `InvalidRequestError` for what is none. Does not mutate."""
+        """Return the texts of the documents; raises `InvalidRequestError` for any that has no text. Does not mutate."""
         texts = []
         for index, each in enumerate(self.documents):
             text: Any = each["text"] if isinstance(each, dict) and each.keys() == DOCUMENT_FIELDS else each
@@ -95,13 +95,13 @@ class RerankRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A document, as it came."""
+    """A document, as received."""
 
     text: str
 
 
 class RankedDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A document by its place in the call, and how well it answers the query."""
+    """A document, by its index in the request, and how well it answers the query."""
 
     index: int
     relevance_score: float
@@ -109,7 +109,7 @@ class RankedDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RerankAnswer(msgspec.Struct, frozen=True):
-    """The documents, the best first."""
+    """The documents, best first."""
 
     id: str
     model: str
@@ -118,25 +118,25 @@ class RerankAnswer(msgspec.Struct, frozen=True):
 
 
 class ApiVersion(msgspec.Struct, frozen=True):
-    """The release of Cohere's interface."""
+    """The version of Cohere's API."""
 
     version: str
 
 
 class BilledUnits(msgspec.Struct, frozen=True):
-    """What Cohere counts: a query with up to 100 documents is one unit."""
+    """Cohere's billing units: a query with up to 100 documents is one unit."""
 
     search_units: int
 
 
 class CohereTokens(msgspec.Struct, frozen=True):
-    """The tokens of all texts, as Cohere calls them."""
+    """The tokens of all texts, in Cohere's form."""
 
     input_tokens: int
 
 
 class CohereMeta(msgspec.Struct, frozen=True):
-    """The counts of a call."""
+    """The counts of a request."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
@@ -144,7 +144,7 @@ class CohereMeta(msgspec.Struct, frozen=True):
 
 
 class CohereRerankAnswer(msgspec.Struct, frozen=True):
-    """The documents, the best first, as Cohere's second interface has them: without their texts unless asked for."""
+    """The documents, best first, in the form of Cohere's API version 2: without their texts unless requested."""
 
     id: str
     results: list[RankedDocument]
@@ -152,14 +152,14 @@ class CohereRerankAnswer(msgspec.Struct, frozen=True):
 
 
 class ClassifyRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
-    """Texts or token ids, each to get a label."""
+    """Texts or token ids to classify."""
 
     input: str | list[Any]
     add_special_tokens: bool | None = None
 
 
 class Classified(msgspec.Struct, frozen=True):
-    """The likeliest label of a text, and the share of each."""
+    """The likeliest label of a text, and the probability of each label."""
 
     index: int
     label: str

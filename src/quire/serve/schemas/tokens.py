@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /v1/models, as vLLM has them."""
+"""/tokenize, /detokenize and /v1/models, as vLLM defines them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.serve.schemas.sampling import TokenId
 
 
 class TokenizeRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
-    """A text or a conversation, to be told in token ids."""
+    """A text or a conversation to tokenize."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -23,7 +23,7 @@ class TokenizeRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class TokenizeAnswer(msgspec.Struct, frozen=True):
-    """The token ids, and their texts where they were asked for."""
+    """The token ids, and their texts if requested."""
 
     count: int
     max_model_len: int
@@ -32,7 +32,7 @@ class TokenizeAnswer(msgspec.Struct, frozen=True):
 
 
 class DetokenizeRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
-    """Token ids, to be told as text."""
+    """Token ids to turn into text."""
 
     has_text: ClassVar[bool] = False
 
@@ -46,7 +46,7 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """A model that is served. `state` is ready, or what it is instead: unloaded, starting, restarting."""
+    """A served model. `state`: ready, unloaded, starting, restarting, and so on."""
 
     id: str
     object: Literal["model"]
@@ -59,7 +59,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    """The models that are served."""
+    """The served models."""
 
     object: Literal["list"]
     data: list[ModelCard]

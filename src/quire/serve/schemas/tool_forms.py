@@ -1,4 +1,4 @@
-"""Tools, calls and their answers, as the OpenAPI document describes them. What they must be is checked elsewhere."""
+"""Schemas of tools, calls and their results, for the OpenAPI document. Requests are checked elsewhere."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ MAX_TOOLS: Final = 128
 
 
 def chat_tools() -> Schema:
-    """Return the form of the tools of chat."""
+    """Return the schema of chat's tools."""
     return _tools(_object({"type": {"const": "function"}, "function": _object(_function(), ["name"])}))
 
 
 def response_tools() -> Schema:
-    """Return the form of the tools of responses."""
+    """Return the schema of the tools of responses."""
     return _tools(_object({"type": {"const": "function"}, **_function()}, ["type", "name"]))
 
 
 def tool_choice(*path: str) -> Schema:
-    """Return the form of a choice, in which a function is named at the end of a path."""
+    """Return the schema of a tool choice; `path` leads to the name of a function."""
     named: Schema = {"name": _name()}
     for key in path:
         named = {key: _object(named)}
@@ -29,7 +29,7 @@ def tool_choice(*path: str) -> Schema:
 
 
 def tool_messages() -> list[Schema]:
-    """Return the forms of the messages that only chat with tools has."""
+    """Return the schemas of the messages that occur only in chats with tools."""
     function = _object({"name": {"type": "string"}, "arguments": _arguments()})
     call = _object({"id": {"type": "string"}, "type": {"const": "function"}, "function": function}, ["function"])
     calls = {"type": "array", "minItems": 1, "items": call}
@@ -41,7 +41,7 @@ def tool_messages() -> list[Schema]:
 
 
 def tool_items() -> list[Schema]:
-    """Return the forms of the items that only responses with tools, or with reasoning, have."""
+    """Return the schemas of the items that occur only in responses with tools or reasoning."""
     part = _object({"type": {"const": "reasoning_text"}, "text": {"type": "string"}})
     thought = {"type": "array", "items": part}
     call = {"call_id": _text(), "name": _text(), "arguments": _arguments()}

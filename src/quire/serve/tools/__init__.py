@@ -1,4 +1,4 @@
-"""Tool formats: how models write calls of functions, made by name or recognised by a chat template."""
+"""Tool formats: how models write tool calls. A format is chosen by name, or recognised by the chat template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (HERMES, LLAMA3, MISTRAL, MISTRAL_
 
 
 def create_tool_format(name: str, template: str) -> ToolFormat | None:
-    """Return the format of that name; for "auto" the one that a chat template shows, None if it shows none.
+    """Return the format of a name; for "auto", the format of the chat template, or None if it has none.
 
     >>> create_tool_format("mistral", "").name, create_tool_format("none", "<tool_call> arguments")
     ('mistral', None)

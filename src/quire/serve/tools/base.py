@@ -1,11 +1,11 @@
-"""What a tool format is: how a model writes its calls, and how they are parsed.
+"""The interface of a tool format: how a model writes its calls, and how they are parsed.
 
     template ──► a format recognises itself            tools ──► rules of a grammar, in llguidance's dialect of Lark
-    text in pieces ──► ToolParser ──► Text, CallBegun, Arguments, …        lost is nothing: a wrong call is text
+    text in pieces ──► ToolParser ──► Text, CallBegun, Arguments, …        nothing is lost: a wrong call is text
 
-A format is the words that stand around a call; the call itself is always a name and a JSON object. What must hold for
-every format, and is tested for all of them: pieces may be cut anywhere and the events add up to the same; what is no
-call comes out as text; the arguments, put together, are exactly the characters that the model wrote.
+A format is the text around a call; the call itself is always a name and a JSON object. Tests check three rules for
+every format: pieces may be cut anywhere with the same result; anything that is not a call is passed on as text; the
+joined arguments are exactly the characters that the model wrote.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import Any, Final, Literal, Protocol
 Message = Mapping[str, Any]
 
 Mark = Callable[[str], str]
-"""Returns how a grammar says a mark such as "<tool_call>": as the token that it is, or else letter by letter."""
+"""Returns a mark such as "<tool_call>" in a grammar: as its token if it has one, else letter by letter."""
 
 MAX_CALLS: Final = 32
-"""Calls in one answer: a small model that must call something would not stop by itself."""
+"""Maximum calls in one answer: a small model that must call something would not stop on its own."""
 
 Mode = Literal["none", "auto", "required", "named"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. A strict one is refused where its schema cannot be kept to the letter."""
+    """A function that the model may call. A strict one is refused if its schema cannot be enforced exactly."""
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
     place: str = "tools"
-    """Where the request has its parameters."""
+    """The request's field that has the parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What may be called. `shown` is what the template is told, in the form of chat; `tools` are those to call."""
+    """Which tools the model may call: `tools`. `shown` are the tools for the template, in chat form."""
 
     mode: Mode
     tools: tuple[Tool, ...] = ()
@@ -48,28 +48,28 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's reasoning before its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of what the model says."""
+    """A piece of the model's answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """The model calls a function."""
+    """The start of a function call."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A piece of the arguments of the call that began last."""
+    """A piece of the arguments of the latest call."""
 
     text: str
 
@@ -78,43 +78,43 @@ Event = Reasoning | Text | CallBegun | Arguments
 
 
 class ToolParser(Protocol):
-    """Reads one text that may have calls. Mutable."""
+    """Reads one text that may contain calls. Mutable."""
 
     def push(self, text: str) -> list[Event]:
-        """Add text; return what it has brought. Mutates."""
+        """Add text; return the new events. Mutates."""
         ...
 
     def finish(self) -> list[Event]:
-        """Return what is left: the text has ended. Mutates."""
+        """End the text; return the remaining events. Mutates."""
         ...
 
 
 class ToolFormat(Protocol):
-    """One way in which models write calls. Immutable."""
+    """One way of writing calls. Immutable."""
 
     @property
     def name(self) -> str:
-        """What the setting calls it."""
+        """The format's name in the settings."""
         ...
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks of a call. Those that are tokens are shown to the parser, though a text does not have them."""
+        """The marks of a call. The parser also sees those that are special tokens, which texts omit."""
         ...
 
     def is_of(self, template: str) -> bool:
-        """Return whether a chat template tells the model to write its calls so."""
+        """Return whether a chat template uses this format."""
         ...
 
     @property
     def tells(self) -> bool:
-        """Whether its templates want a conversation in a form of their own: `told`."""
+        """Whether its templates need conversations in their own form: `told`."""
         ...
 
     def told(
         self, messages: Sequence[Message], tools: Sequence[Message] | None
     ) -> tuple[Sequence[Message], Sequence[Message] | None]:
-        """Return a conversation that was validated as the templates want it. Does not mutate."""
+        """Return a validated conversation in the templates' form. Does not mutate."""
         ...
 
     def rules(self, tools: Sequence[Tool], most: int, mark: Mark) -> str:
@@ -126,7 +126,7 @@ class ToolFormat(Protocol):
         ...
 
     def call_id(self, digits: str) -> str:
-        """Return the id of a call, made of hexadecimal digits that nobody else has."""
+        """Return the id of a call, made from unique hexadecimal digits."""
         ...
 
 

@@ -1,10 +1,10 @@
-"""Hermes, Qwen2.5, Qwen3, and the built-in guide: each call is between a pair of marks.
+"""Hermes, Qwen2.5, Qwen3 and the built-in guide: each call is between two marks.
 
     <tool_call>
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-Qwen3-Coder and GLM have the same marks around no JSON; those are not this format.
+Qwen3-Coder and GLM use the same marks around calls that are not JSON: those are other formats.
 """
 
 from __future__ import annotations

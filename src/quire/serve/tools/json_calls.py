@@ -1,18 +1,17 @@
-r"""Calls that are JSON objects, as nearly all models write them: {"name": "add", "arguments": {"a": 1}}.
+r"""Calls as JSON objects, as nearly all models write them: {"name": "add", "arguments": {"a": 1}}.
 
-What stands around the objects differs, and is a `CallShape`:
+The text around the objects differs. A `CallShape` describes it:
 
     hermes    <tool_call>\n{…}\n</tool_call>     one object in each pair of marks
     mistral   [TOOL_CALLS] [{…}, {…}]            a list after one mark
     llama3    {…}; {…}                           the whole text, with or without the mark <|python_tag|>
 
-The parser goes through a call letter by letter, in coroutines that read like the grammar. Until a name that is known
-and the beginning of its arguments have come, everything is held back: if it turns out to be no call, it is text, and
-is searched again behind its first letter. A text that ends there had a call that broke off, of which nothing is shown.
-From then on the arguments go out as they come. Space before a call, after the last one and around the marks belongs to
-neither text nor call.
+The parser reads a call letter by letter, in coroutines that mirror the grammar. It holds everything back until it has
+read a known name and the start of the arguments: if the text turns out not to be a call, it is passed on as text, and
+searched again after its first letter. If the text ends there, the incomplete call is dropped. After that, arguments are
+passed on as they arrive. Space before a call, after the last one and around the marks belongs to neither text nor call.
 
-Rejected: regular expressions over the text so far. They are quadratic, and what they match depends on the pieces.
+Rejected: regular expressions over the text so far. They are quadratic, and their matches depend on the pieces.
 """
 
 from __future__ import annotations
@@ -34,45 +33,45 @@ Reading = Generator[None, str, None]
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """What stands around the objects. `is_bare`: at the very beginning of a text the opener may be missing."""
+    """The text around the objects. `is_bare`: the opener may be missing at the very start of a text."""
 
     opener: str
     closer: str = ""
     key: str = "arguments"
-    before: str = ""  # rule of what the model writes between opener and object, or list
+    before: str = ""  # rule for the text between opener and object, or list
     after: str = ""  # between object, or list, and closer
     is_list: bool = False
-    separator: str = ""  # between objects that share an opener and are no list
+    separator: str = ""  # between objects that share an opener outside a list
     is_bare: bool = False
-    has_id: bool = False  # an id may stand after the arguments
+    has_id: bool = False  # an id may follow the arguments
 
 
 class _WrongCall(Exception):
-    """What was read is no call."""
+    """The text is not a call."""
 
 
 class JsonCallParser:
-    """Reads calls of one shape out of a text. Mutable."""
+    """Reads calls of one shape from a text. Mutable."""
 
     def __init__(self, shape: CallShape, names: Collection[str]) -> None:
         self._shape = shape
         self._names = names
         self._events: list[Event] = []
         self._reading: Reading | None = None
-        self._held = ""  # space and the beginning of an opener; within a call: what is given back if it is none
-        self._is_safe = False  # the calls so far are whole, what is held only closes them
+        self._held = ""  # space and the start of an opener; within a call: the text to pass on if it is not a call
+        self._is_safe = False  # the calls so far are complete, the held text only closes them
         self._has_text = False
         self._has_call = False
         self._ends_with_call = False
 
     def push(self, text: str) -> list[Event]:
-        """Add text; return what it has brought. Mutates."""
+        """Add text; return the new events. Mutates."""
         while text:
             text = self._look(text) if self._reading is None else self._go_on(self._reading, text)
         return self._taken()
 
     def finish(self) -> list[Event]:
-        """Return what is left: the text has ended. A call that broke off before its arguments is dropped. Mutates."""
+        """End the text; return the remaining events. Drops a call that broke off before its arguments. Mutates."""
         held = self._held.lstrip(SPACE)
         may_be_text = self._shape.is_bare and not self._has_call and held.startswith("{")
         closes = not may_be_text if self._reading else self._ends_with_call and not held
@@ -84,7 +83,7 @@ class JsonCallParser:
     # ---- text ---------------------------------------------------------------------------------
 
     def _look(self, text: str) -> str:
-        """Look for a call; return the text that has not been gone through."""
+        """Look for a call; return the rest of the text."""
         text, opener = self._held + text, self._shape.opener
         bare = len(text) - len(text.lstrip(SPACE))
         if self._shape.is_bare and not (self._has_text or self._has_call) and text[bare : bare + 1] == "{":
@@ -93,15 +92,15 @@ class JsonCallParser:
         if place >= 0:
             return self._begin(text[:place], opener, text[place + len(opener) :])
         length = next(k for k in range(min(len(opener) - 1, len(text)), -1, -1) if text.endswith(opener[:k]))
-        said = text[: len(text) - length].rstrip(SPACE)
-        self._say(said)
-        self._held = text[len(said) :]
+        plain = text[: len(text) - length].rstrip(SPACE)
+        self._say(plain)
+        self._held = text[len(plain) :]
         return ""
 
     def _begin(self, before: str, opener: str, rest: str) -> str:
-        said = before.rstrip(SPACE)
-        self._say(said)
-        self._held = before[len(said) :] + opener
+        plain = before.rstrip(SPACE)
+        self._say(plain)
+        self._held = before[len(plain) :] + opener
         self._is_safe = False
         self._reading = self._calls()
         next(self._reading)
@@ -120,7 +119,7 @@ class JsonCallParser:
     # ---- calls --------------------------------------------------------------------------------
 
     def _go_on(self, reading: Reading, text: str) -> str:
-        """Go on with a call; return the text that has not been gone through."""
+        """Continue a call; return the rest of the text."""
         for position, letter in enumerate(text):
             self._held += letter
             try:
@@ -133,20 +132,20 @@ class JsonCallParser:
         return ""
 
     def _give_back(self) -> str:
-        """What was held is no call: say its first letter; return the rest, in which a call may begin."""
+        """Pass on the first letter of held text that is not a call; return the rest, in which a call may begin."""
         held, self._held, self._reading = self._held, "", None
         end = len(held) - len(held.lstrip(SPACE)) + 1
         self._say(held[:end])
         return held[end:]
 
     def _keep(self, *, safe: bool) -> None:
-        """What was read belongs to a call for good."""
+        """Mark the held text as part of a call."""
         self._held, self._is_safe = "", safe
 
     def _calls(self) -> Reading:
         shape = self._shape
         letter = yield from _letter()
-        is_list = shape.is_list and letter == "["  # one alone may have no list around it
+        is_list = shape.is_list and letter == "["  # a single call may have no list around it
         if is_list:
             letter = yield from _letter()
         while True:
@@ -165,7 +164,7 @@ class JsonCallParser:
             yield from _letters(shape.closer[1:])
 
     def _call(self, letter: str) -> Reading:
-        """Read an object, the first letter of which has come."""
+        """Read an object whose first letter has been read."""
         _require(letter == "{")
         _require((yield from _name()) == "name")
         _require((yield from _letter()) == ":")
@@ -191,7 +190,7 @@ class JsonCallParser:
         self._has_call = self._ends_with_call = True
 
     def _arguments(self) -> Reading:
-        """Pass an object on, the first letter of which has come."""
+        """Pass on an object whose first letter has been read."""
         self._keep(safe=False)
         self._events.append(Arguments("{"))
         depth, in_string, is_escaped = 1, False, False
@@ -213,9 +212,9 @@ class JsonCallParser:
 
 
 class NamedCallParser(JsonCallParser):
-    """Reads calls whose name stands before their arguments, and perhaps an id between the two. Mutable.
+    """Reads calls whose name comes before the arguments, possibly with an id between the two. Mutable.
 
-    After the name comes a mark, or else the arguments; after the mark of an id, that and the mark of the arguments.
+    The name is followed by the arguments, by their mark, or by an id with its mark and then the arguments' mark.
     """
 
     def __init__(self, shape: CallShape, names: Collection[str], own_id: str, mark: str) -> None:
@@ -242,7 +241,7 @@ class NamedCallParser(JsonCallParser):
 
 
 def _letter() -> Generator[None, str, str]:
-    """Return the next letter that is no space."""
+    """Return the next letter that is not space."""
     while (letter := (yield)) in SPACE:
         pass
     return letter
@@ -264,7 +263,7 @@ def _name() -> Generator[None, str, str]:
 
 
 def _word(letter: str) -> Generator[None, str, tuple[str, str]]:
-    """Return the letters of a name or an id, the first of which has come, and the letter that ends it."""
+    """Return a name or an id whose first letter has been read, and the letter after it."""
     word = ""
     while letter in _NAME_LETTERS:
         _require(len(word) < MAX_NAME_LENGTH)

@@ -1,4 +1,4 @@
-"""JsonFormat: a tool format whose calls are JSON objects, told by its shape and by what its templates contain."""
+"""JsonFormat: a tool format whose calls are JSON objects, defined by its shape and by the marks of its templates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.serve.tools.json_calls import CallShape, JsonCallParser, json_call_ru
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """A format, of which a template is where it contains all of `signs` and none of `others`. Immutable."""
+    """A format; its templates contain all of `signs` and none of `others`. Immutable."""
 
     name: str
     shape: CallShape
@@ -24,18 +24,18 @@ class JsonFormat:
         return tuple(mark for mark in (self.shape.opener, self.shape.closer) if mark)
 
     def is_of(self, template: str) -> bool:
-        """Return whether a chat template tells the model to write its calls so."""
+        """Return whether a chat template uses this format."""
         return all(sign in template for sign in self.signs) and not any(sign in template for sign in self.others)
 
     @property
     def tells(self) -> bool:
-        """Whether its templates want a conversation in a form of their own."""
+        """Whether its templates need conversations in their own form."""
         return False
 
     def told(
         self, messages: Sequence[Message], tools: Sequence[Message] | None
     ) -> tuple[Sequence[Message], Sequence[Message] | None]:
-        """Return the conversation as it is: the templates know tools. Does not mutate."""
+        """Return the conversation unchanged: the templates support tools. Does not mutate."""
         return messages, tools
 
     def rules(self, tools: Sequence[Tool], most: int, mark: Mark) -> str:

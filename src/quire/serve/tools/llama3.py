@@ -1,10 +1,10 @@
-"""Llama 3.1, 3.2 and 3.3: the whole answer is the call, with or without a mark before it.
+"""Llama 3.1, 3.2 and 3.3: the whole answer is the call, with or without a leading mark.
 
     {"name": "add", "parameters": {"a": 1, "b": 2}}
     <|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}
 
-These models were trained on one call at a time; several are told apart by a semicolon, as other servers read them, but
-their template refuses a conversation that has two calls in one message.
+These models were trained on one call at a time. A semicolon separates several calls, as in other servers, but the
+models' template refuses a conversation with two calls in one message.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Mistral: a mark that is a token, then all calls as one list. Ids of calls have nine letters, or its template refuses.
+"""Mistral: a mark that is a token, then all calls as one list. Its template requires call ids of nine letters.
 
     [TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "now", "arguments": {}}]
 
-From 2025 on (Magistral, Mistral Small 3.2) each call has its own mark, and its name stands before another one; some
-models write an id between the two:
+From 2025 on (Magistral, Mistral Small 3.2) each call has its own mark, then its name, then a second mark; some
+models write an id in between:
 
     [TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}[TOOL_CALLS]now[CALL_ID]a1b2c3d4e[ARGS]{}
 """
@@ -27,7 +27,7 @@ ID_LENGTH: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class MistralFormat(JsonFormat):
-    """The list of objects."""
+    """Calls as a list of objects."""
 
     def call_id(self, digits: str) -> str:
         """Return the id of a call: nine letters and digits."""
@@ -36,7 +36,7 @@ class MistralFormat(JsonFormat):
 
 @dataclass(frozen=True, slots=True)
 class MistralArgsFormat(MistralFormat):
-    """The name before its arguments."""
+    """Calls as a name before the arguments."""
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Phi-4-mini: calls are a list between two marks, and its template reads the tools out of the system message.
+"""Phi-4-mini: calls are a list between two marks, and its template reads the tools from the system message.
 
     <|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": 2}}]<|/tool_call|>
 
-The template knows neither calls nor answers of tools. A call of before is told as the text that it was.
+The template supports neither calls nor tool results. An earlier call is shown as its original text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Phi4Format(JsonFormat):
 
     @property
     def tells(self) -> bool:
-        """Whether its templates want a conversation in a form of their own."""
+        """Whether its templates need conversations in their own form."""
         return True
 
     def told(

@@ -1,9 +1,9 @@
-r"""Pieces of grammars in llguidance's dialect of Lark.
+r"""Parts of grammars in llguidance's dialect of Lark.
 
-llguidance treats every token that a tokenizer has in addition to its vocabulary as special, if it is called so or looks
-like "<tool_call>": text never matches it, letter by letter, and only a rule can say it, by its id. So a mark is written
-as the token that it is. Free text may not have such a token, and the first one begins a call; where a model spells the
-mark out, a lazy rule finds its end, so that it begins a call as well.
+llguidance treats a tokenizer's added token as special if it is marked so or looks like "<tool_call>": text never
+matches such a token letter by letter; only a rule with its id can. So a mark is written as its token. Free text cannot
+contain the token, so its first occurrence begins a call; if a model spells the mark out, a lazy rule finds its end, so
+that it also begins a call.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any, Final
 from quire.serve.tools.base import Mark, Tool
 
 SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""Space as models are trained to write it, and no room for more: a small model would not find the way out."""
+"""Only the space that models are trained to write: with more allowed, a small model might never stop writing it."""
 
 NOTES: Final = frozenset(
     {"$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"}
 )
 LOOKS_AROUND: Final = re.compile(r"\(\?<?[=!]|\\[1-9]")
 NAMED: Final = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
-"""Keywords whose keys are names of the client's own."""
+"""Keywords whose keys are names that the client chose."""
 
 OPEN: Final = frozenset(
     {"additionalProperties", "allOf", "anyOf", "else", "if", "minProperties", "not", "oneOf", "patternProperties"}
     | {"propertyNames", "$ref", "then", "unevaluatedProperties"}
 )
-"""Keywords that may give a meaning to properties that are not named."""
+"""Keywords that may give a meaning to properties without a name in `properties`."""
 
 
 def literal(text: str) -> str:
-    r"""Return a text as a grammar has it.
+    r"""Return a text as a literal of a grammar.
 
     >>> literal('"a"')
     '"\\"a\\""'
@@ -42,7 +42,7 @@ def literal(text: str) -> str:
 
 
 def pattern(text: str) -> str:
-    r"""Return a text as the regular expression of a grammar.
+    r"""Return a text as a regular expression of a grammar.
 
     >>> pattern("</think>"), pattern("<|a|>")
     ('<\\/think>', '<\\|a\\|>')
@@ -51,7 +51,7 @@ def pattern(text: str) -> str:
 
 
 def make_mark(id_of: Callable[[str], int | None]) -> Mark:
-    """Return how a grammar says marks, of which some are tokens.
+    """Return a function that writes marks in a grammar: as tokens if they have one.
 
     >>> mark = make_mark({"<tool_call>": 7}.get)
     >>> mark("<tool_call>"), mark("functions")
@@ -66,7 +66,7 @@ def make_mark(id_of: Callable[[str], int | None]) -> Mark:
 
 
 def repeated(element: str, most: int) -> str:
-    """Return what follows the first of several elements.
+    """Return the rule for the elements after the first.
 
     >>> repeated('"," call', 3), repeated('"," call', 1)
     (' ("," call){0,2}', '')
@@ -75,7 +75,7 @@ def repeated(element: str, most: int) -> str:
 
 
 def arguments_schema(tool: Tool) -> str:
-    """Return the arguments of a call. Keywords that cannot be kept are passed over, unless the tool is a strict one."""
+    """Return the rule for a call's arguments. Ignores keywords that cannot be enforced, unless the tool is strict."""
     schema = _without_notes(tool.parameters, keeps_all=tool.strict)
     schema = schema if _adds_up(schema) else _closed(schema)
     schema |= {"type": "object", "x-guidance": {**SEPARATORS, "lenient": not tool.strict}}
@@ -83,10 +83,10 @@ def arguments_schema(tool: Tool) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """Return a schema whose objects have the properties that it names and no others, where it leaves that open.
+    """Return a schema that allows only named properties in objects where it leaves that open.
 
-    Whatever is written then is allowed by the schema as it came. A function has no use for arguments that it does not
-    know, and a small model would go on inventing some. Does not mutate.
+    Every value that it allows is also allowed by the original schema. A function has no use for unknown arguments, and
+    a small model would keep inventing some. Does not mutate.
     """
     if not isinstance(schema, Mapping):
         return schema
@@ -106,7 +106,7 @@ def _names(properties: Mapping[str, Any], required: list[Any]) -> bool:
 
 
 def _adds_up(schema: Any) -> bool:
-    """Return whether the properties of some object may be in several places. Does not mutate."""
+    """Return whether a schema may define some object's properties in several places. Does not mutate."""
     if isinstance(schema, list):
         return any(map(_adds_up, schema))
     if not isinstance(schema, Mapping):
@@ -116,9 +116,9 @@ def _adds_up(schema: Any) -> bool:
 
 
 def _without_notes(schema: Any, *, keeps_all: bool) -> Any:
-    """Return a schema without what it says to readers only, which would fill a grammar. Does not mutate.
+    """Return a schema without annotations for readers, which would bloat a grammar. Does not mutate.
 
-    Unless it keeps all, patterns go that look around: no automaton can.
+    Also drops patterns with lookaround or back references, which no automaton supports, unless `keeps_all`.
     """
     if isinstance(schema, list):
         return [_without_notes(each, keeps_all=keeps_all) for each in schema]
@@ -136,12 +136,12 @@ def _without_notes(schema: Any, *, keeps_all: bool) -> Any:
 
 
 def text_before(opener: str, mark: Mark) -> str:
-    """Return free text with a mark at its end, be that a token or letters; needs the rules of `free_text`."""
-    said = mark(opener)
-    return "spelled" if said == literal(opener) else f"(FREE? {said} | spelled)"
+    """Return the rule for free text that ends with a mark, as a token or in letters; needs the rules of `free_text`."""
+    opener_rule = mark(opener)
+    return "spelled" if opener_rule == literal(opener) else f"(FREE? {opener_rule} | spelled)"
 
 
 def free_text(opener: str, *, is_bare: bool) -> str:
-    """Return the rules of free text; where calls may be bare, it begins as no call does."""
+    """Return the rules of free text; if calls may be bare, it cannot start like a call."""
     first = r"FREE: /\s*[^\s{](.|\n)*/" if is_bare else r"FREE: /(.|\n)+/"
     return "\n".join(["free: FREE?", first, f"spelled[lazy]: /(.|\\n)*{pattern(opener)}/", r"GAP: /[ \n]?/"])

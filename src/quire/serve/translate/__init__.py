@@ -1,1 +1,1 @@
-"""Translate: the fields of a request become a `GenerationRequest`. Nothing else knows both HTTP and engine names."""
+"""Translate: turns a request's fields into a `GenerationRequest`. No other code knows both HTTP and engine names."""

@@ -1,4 +1,4 @@
-"""Prompts for the cache become a `GenerationRequest`: the engine also writes a token, which is dropped."""
+"""Turns prompts for the cache into a `GenerationRequest`: the engine also generates one token, which is dropped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_TOKEN: Final = SamplingParams(max_tokens=1, temperature=0)
 
 
 def cache_request(fields: CachePromptFields, services: Services) -> GenerationRequest:
-    """Return what a call for the cache asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for prompts of the cache; raises if a field is not valid. Does not mutate."""
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidRequestError("prompt", fields.prompt, "either a prompt or messages, not both")
     made = _of_messages(fields, services) if fields.prompt is None else _of_prompts(fields, services)
@@ -44,7 +44,7 @@ def _of_prompts(fields: CachePromptFields, services: Services) -> GenerationRequ
     prompts = prompts_of(fields.prompt or [])
     most = 1 if isinstance(fields, CacheExportRequest) else MAX_PROMPTS
     if len(prompts) > most:
-        raise InvalidRequestError("prompt", f"{len(prompts)} of them", f"at most {most} in one call")
+        raise InvalidRequestError("prompt", f"{len(prompts)} prompts", f"at most {most} per request")
     return _request(services, prompts, {})
 
 

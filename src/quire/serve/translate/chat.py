@@ -1,4 +1,4 @@
-"""A request of /v1/chat/completions becomes a `GenerationRequest`."""
+"""Turns a request of /v1/chat/completions into a `GenerationRequest`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.serve.translate.tools import answer_form, tool_choice_of
 
 
 def chat_request(fields: ChatRequest, services: Services) -> GenerationRequest:
-    """Return what a chat asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a chat; raises if a field is not valid. Does not mutate."""
     model, usage = services.model, include_usage(fields)
     if fields.stream and fields.prompt_logprobs is not None:
         message = "prompt_logprobs need stream: false"
@@ -54,7 +54,7 @@ def chat_request(fields: ChatRequest, services: Services) -> GenerationRequest:
     }
     return GenerationRequest(
         prompts=[fields.messages],
-        num_sequences=max(1, sampling.num_sequences),  # a number that cannot be is refused later
+        num_sequences=max(1, sampling.num_sequences),  # an invalid number is refused later
         num_tokens=estimated_tokens([fields.messages, choice.shown], model.limits.max_model_len),
         sampling=sampling,
         names=names,

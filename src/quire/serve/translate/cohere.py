@@ -1,4 +1,4 @@
-"""Cohere's calls for vectors become `GenerationRequest`s that sample nothing."""
+"""Turns Cohere's requests for vectors into `GenerationRequest`s that sample nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BITS_PER_BYTE: Final = 8
 
 
 def cohere_embed_request(fields: CohereEmbedRequest, services: Services) -> GenerationRequest:
-    """Return what /v2/embed asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a request of /v2/embed; raises if a field is not valid. Does not mutate."""
     place, size = fields.place, services.model.limits.vector_size
     made = vector_request(services, fields.all_texts(), place, fields.output_dimension, _truncation(fields, services))
     _require_bytes(fields, fields.output_dimension or size)
@@ -25,7 +25,7 @@ def cohere_embed_request(fields: CohereEmbedRequest, services: Services) -> Gene
 
 
 def _truncation(fields: CohereEmbedRequest, services: Services) -> Truncation | None:
-    """Return what becomes of a text that is too long for the model, or for `max_tokens`."""
+    """Return how to cut or refuse a text that is too long for the model, or for `max_tokens`."""
     most = fields.max_tokens
     if most is not None and most >= services.model.limits.max_model_len:
         most = None
@@ -35,7 +35,7 @@ def _truncation(fields: CohereEmbedRequest, services: Services) -> Truncation | 
 
 
 def _require_bytes(fields: CohereEmbedRequest, size: int) -> None:
-    """Raise if bits are asked for that fill no whole bytes."""
+    """Raise if the requested bits do not fill whole bytes."""
     for index, each in enumerate(fields.embedding_types or ()):
         if each in PACKED and size % BITS_PER_BYTE:
             allowed = f"another type, or an output_dimension that is a multiple of 8: the vectors have {size} numbers"

@@ -1,4 +1,4 @@
-"""A request of /v1/completions becomes a `GenerationRequest`."""
+"""Turns a request of /v1/completions into a `GenerationRequest`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
 
 
 def completion_request(fields: CompletionRequest, services: Services) -> GenerationRequest:
-    """Return what a completion asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a completion; raises if a field is not valid. Does not mutate."""
     usage = include_usage(fields)
     if fields.stream and fields.prompt_logprobs is not None:
         message = "prompt_logprobs need stream: false; in a stream, use echo with logprobs"
@@ -33,10 +33,10 @@ def completion_request(fields: CompletionRequest, services: Services) -> Generat
     held = held_to(fields.response_format, fields.structured_outputs, fields.grammar)
     sampling, prompts = _sampling(fields, services, held), prompts_of(fields.prompt)
     require_few_choices(len(prompts), sampling, services.config.max_choices)
-    longest = services.model.limits.max_model_len  # a prompt that is longer will be refused
+    longest = services.model.limits.max_model_len  # a longer prompt is refused later
     return GenerationRequest(
         prompts=prompts,
-        num_sequences=max(1, len(prompts) * sampling.num_sequences),  # a number that cannot be is refused later
+        num_sequences=max(1, len(prompts) * sampling.num_sequences),  # an invalid number is refused later
         num_tokens=sum(estimated_tokens(prompt, longest) for prompt in prompts),
         sampling=sampling,
         names={"beam_search": "use_beam_search", "grammar": held.field},
@@ -50,7 +50,7 @@ def completion_request(fields: CompletionRequest, services: Services) -> Generat
 
 
 def _wants_prompts_only(fields: CompletionRequest) -> bool:
-    """Return whether only the prompt is wanted back, with its log-probabilities."""
+    """Return whether the client wants only the prompt, with its log-probabilities."""
     return bool(fields.echo) and max_tokens_of(fields.max_tokens, fields.max_completion_tokens) == 0
 
 
@@ -58,7 +58,7 @@ def _sampling(fields: CompletionRequest, services: Services, held: Held) -> Samp
     asked = max_tokens_of(fields.max_tokens, fields.max_completion_tokens)
     max_tokens = DEFAULT_MAX_TOKENS if asked is None else asked
     if _wants_prompts_only(fields):
-        max_tokens = 1  # the engine cannot write less; the text is not shown
+        max_tokens = 1  # the engine generates at least one token; it is not shown
     elif max_tokens == 0:
         raise InvalidRequestError("max_tokens", 0, "an integer of at least 1, or 0 if echo is true")
     changes: dict[str, object] = {"max_tokens": max_tokens, "logprobs": fields.logprobs, "grammar": held.grammar}
@@ -68,9 +68,9 @@ def _sampling(fields: CompletionRequest, services: Services, held: Held) -> Samp
 
 
 def prompts_of(prompt: str | list[Any], place: str = "prompt") -> list[str | list[int]]:
-    """Return the prompts of a call one by one; raises `InvalidRequestError` for what is none. Does not mutate.
+    """Return the prompts of a request as a list; raises `InvalidRequestError` if one is not a prompt. Does not mutate.
 
-    `place`: the field that has them.
+    `place`: the name of their field.
 
     >>> prompts_of("one"), prompts_of([1, 2]), prompts_of(["one", "two"]), prompts_of([[1], [2]])
     (['one'], [[1, 2]], ['one', 'two'], [[1], [2]])

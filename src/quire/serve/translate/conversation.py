@@ -1,4 +1,4 @@
-"""Conversations, as chat and /tokenize take them: which messages there may be, and how a template writes them."""
+"""Conversations of chat and /tokenize: the allowed messages, and the options of the chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.serve.errors import unsupported
 EFFORT: Final = "reasoning_effort"
 NO_EFFORT: Final = (None, "none")
 REFUSED_IN_MESSAGES: Final = ("audio", "function_call", "refusal")
-"""Keys of a message that no template would show the model."""
+"""Keys of a message that templates do not pass to the model."""
 
 
 def chat_options(
@@ -25,9 +25,9 @@ def chat_options(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool | None = None,
 ) -> ChatOptions:
-    """Return how a conversation becomes a prompt; raises for what the model's template does not know.
+    """Return the options of the chat template; raises for variables that the model's template does not use.
 
-    A client may set variables of the template, to plain values. It can never bring a template, nor reach the renderer.
+    A client can set the template's variables to plain values. It can never send a template, or access the renderer.
     """
     known = frozenset[str]() if tokenizer is None else tokenizer.template_variables
     values = dict(variables or {})
@@ -35,17 +35,17 @@ def chat_options(
         if name not in known:
             allowed = f"names that the chat template of this model uses: {', '.join(sorted(known)) or 'it has none'}"
             raise InvalidRequestError("chat_template_kwargs", name, allowed)
-        if not (value is None or isinstance(value, str | int | float)):  # a truth is an integer, too
+        if not (value is None or isinstance(value, str | int | float)):  # bool is a kind of int
             raise InvalidRequestError(f"chat_template_kwargs.{name}", value, "a text, a number, true, false or null")
     if effort not in NO_EFFORT:
         if EFFORT not in known:
-            raise unsupported(effort_field, "a field that the chat template of this model supports")
+            raise unsupported(effort_field, "the chat template of this model does not use it")
         values.setdefault(EFFORT, effort)
     return ChatOptions(add_generation_prompt is not False, tools, values)
 
 
 def require_plain_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise for a message with something that no template would show. Does not mutate."""
+    """Raise for a message with a key in `REFUSED_IN_MESSAGES`. Does not mutate."""
     if not messages:
         raise InvalidRequestError("messages", messages, "at least one message")
     for index, message in enumerate(messages):

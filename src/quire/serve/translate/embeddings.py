@@ -1,4 +1,4 @@
-"""Calls for vectors become `GenerationRequest`s that sample nothing."""
+"""Turns requests for vectors into `GenerationRequest`s that sample nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from quire.serve.translate.completions import prompts_of
 
 AS_MANY_AS_FIT: Final = -1
 WITHOUT_END: Final = Truncation(None, keeps_start=True)
-"""A text that is too long loses its end."""
+"""Cut off the end of a too long text."""
 
 
 def embedding_request(fields: EmbeddingRequest, services: Services) -> GenerationRequest:
-    """Return what /v1/embeddings asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a request of /v1/embeddings; raises if a field is not valid. Does not mutate."""
     cut = start_of(fields.truncate_prompt_tokens)
     made = vector_request(services, prompts_of(fields.input, "input"), "input", fields.dimensions, cut)
     special = fields.add_special_tokens is not False
@@ -28,7 +28,7 @@ def embedding_request(fields: EmbeddingRequest, services: Services) -> Generatio
 
 
 def start_of(length: int | None) -> Truncation | None:
-    """Return how texts are cut to as many tokens, from their start; None: not at all."""
+    """Return how to cut texts to a length, keeping their start; None: do not cut."""
     if length == 0:
         raise InvalidRequestError("truncate_prompt_tokens", 0, "a number of tokens from 1, or -1 for as many as fit")
     if length is None:
@@ -37,20 +37,20 @@ def start_of(length: int | None) -> Truncation | None:
 
 
 def require_count(count: int, place: str) -> None:
-    """Raise unless one call may have as many texts."""
+    """Raise unless one request may have this many texts."""
     if not 1 <= count <= MAX_INPUTS:
-        raise InvalidRequestError(place, f"{count} of them", f"1 to {MAX_INPUTS} texts")
+        raise InvalidRequestError(place, f"{count} texts", f"1 to {MAX_INPUTS} texts")
 
 
 def ollama_embed_request(fields: OllamaEmbedRequest, services: Services) -> GenerationRequest:
-    """Return what /api/embed asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a request of /api/embed; raises if a field is not valid. Does not mutate."""
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
     cut = None if fields.truncate is False else WITHOUT_END
     return vector_request(services, texts, "input", fields.dimensions, cut)
 
 
 def ollama_embeddings_request(fields: OllamaEmbeddingsRequest, services: Services) -> GenerationRequest:
-    """Return what /api/embeddings asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a request of /api/embeddings; raises if a field is not valid. Does not mutate."""
     return vector_request(services, [fields.prompt], "prompt", None, WITHOUT_END)
 
 
@@ -61,9 +61,9 @@ def vector_request(
     dimensions: int | None,
     truncation: Truncation | None,
 ) -> GenerationRequest:
-    """Return a request that makes a vector of each prompt; `place` is the field that has them. Does not mutate."""
+    """Return a request that makes a vector of each prompt; `place`: the name of their field. Does not mutate."""
     require_count(len(prompts), place)
-    longest = services.model.limits.max_model_len  # a text that is longer is refused, or cut
+    longest = services.model.limits.max_model_len  # a longer text is refused, or cut
     return GenerationRequest(
         prompts=prompts,
         num_sequences=len(prompts),

@@ -1,11 +1,11 @@
-"""GBNF, the grammars of llama.cpp, becomes Lark as llguidance reads it.
+"""Translates GBNF, llama.cpp's grammars, into llguidance's Lark.
 
     root ::= "no" | [0-9]+ ws            start: (/n/ /o/) | /[0-9]/+ rule_ws
     ws   ::= [ ]*                 ──►    rule_ws: /[ ]/*
 
-Both write alternatives, groups and repetitions alike, so a grammar is translated token by token: names of rules are
-made such as Lark takes them, and characters are written as Lark writes them. A rule ends where the next one begins.
-Each letter is a terminal of its own, because GBNF has no words: "if" may be the begin of "iffy".
+Both write alternatives, groups and repetitions in the same way, so a grammar is translated token by token: rule names
+are made valid in Lark, and characters are escaped as in Lark. A rule ends where the next one begins. Each letter is its
+own terminal, because GBNF has no words: "if" can be the start of "iffy".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from quire.core.errors import InvalidRequestError
 
 MAX_LENGTH: Final = 32 << 10
-"""Characters of a grammar: they are read on the event loop."""
+"""Maximum characters of a grammar: the event loop parses it."""
 TOKEN: Final = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\n]*)
     |(?P<rule>[\w-]+)[ \t]*::=
@@ -33,11 +33,11 @@ ESCAPE: Final = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa
 NAMED: Final = {"n": "\n", "r": "\r", "t": "\t"}
 LARGEST: Final = 0x10FFFF
 OPEN: Final = frozenset({"|", "("})
-"""What an alternative begins after, besides the begin of a rule."""
+"""Marks after which an alternative begins. It also begins at the start of a rule."""
 
 
 class _Letter(NamedTuple):
-    """A character of a class; one that was escaped is never the sign of a range or of a complement."""
+    """A character of a class; an escaped one never marks a range or a complement."""
 
     text: str
     is_escaped: bool
@@ -64,12 +64,12 @@ def _translated(gbnf: str) -> str:
     for token in tokens:
         if (name := token["rule"]) is not None:
             if name in names:
-                raise ValueError(f"the rule {name} stands twice")
+                raise ValueError(f"the rule {name} is defined twice")
             names[name] = _rule_name(name, names)
     if "root" not in names:
-        raise ValueError("there is no rule root")
+        raise ValueError("the rule root is missing")
     pieces: list[str] = []
-    depth, is_begun = 0, False  # of groups; whether the alternative has anything
+    depth, is_begun = 0, False  # depth of groups; whether the alternative has content
     for token in tokens:
         if (name := token["rule"]) is not None:
             _end_alternative(pieces, is_begun, depth)
@@ -77,7 +77,7 @@ def _translated(gbnf: str) -> str:
             is_begun = False
             continue
         if not pieces:
-            raise ValueError("it begins with no rule")
+            raise ValueError("text before the first rule")
         mark = token["mark"]
         if mark in ("|", ")") and not is_begun:
             pieces.append('""')
@@ -86,9 +86,9 @@ def _translated(gbnf: str) -> str:
         elif mark == ")":
             depth -= 1
             if depth < 0:
-                raise ValueError("a group is closed and was not opened")
+                raise ValueError("a ) without a (")
         elif (mark in ("*", "+", "?") or token["least"] is not None) and not is_begun:
-            raise ValueError("a repetition repeats nothing")
+            raise ValueError("a repetition has nothing to repeat")
         pieces.append(_piece(token, names))
         is_begun = mark not in OPEN
     _end_alternative(pieces, is_begun, depth)
@@ -98,7 +98,7 @@ def _translated(gbnf: str) -> str:
 def _end_alternative(pieces: list[str], is_begun: bool, depth: int) -> None:
     """End a rule. Mutates."""
     if depth:
-        raise ValueError("a group is not closed")
+        raise ValueError("a ( without a )")
     if pieces and not is_begun:
         pieces.append('""')
 
@@ -125,7 +125,7 @@ def _rule_name(name: str, taken: dict[str, str]) -> str:
 def _piece(token: re.Match[str], names: dict[str, str]) -> str:
     if (name := token["name"]) is not None:
         if name not in names:
-            raise ValueError(f"there is no rule {name}")
+            raise ValueError(f"the rule {name} is not defined")
         return names[name]
     if (text := token["text"]) is not None:
         return _literal("".join(letter.text for letter in _letters(text)))
@@ -136,7 +136,7 @@ def _piece(token: re.Match[str], names: dict[str, str]) -> str:
     if (least := token["least"]) is not None:
         most = token["most"] if token["comma"] else least
         if most and int(most) < int(least):
-            raise ValueError(f"a repetition {token[0]} has no number between")
+            raise ValueError(f"the repetition {token[0]} has its maximum below its minimum")
         return f"{{{int(least)},{most}}}"
     return token["mark"]
 
@@ -147,25 +147,25 @@ def _letters(text: str) -> Iterator[_Letter]:
         if code is not None:
             number = int(code, 16)
             if number > LARGEST or 0xD800 <= number < 0xE000:
-                raise ValueError(f"there is no character {match[0]}")
+                raise ValueError(f"{match[0]} is not a character")
             yield _Letter(chr(number), is_escaped=True)
         elif match[4] is not None:
             if match[4] not in 'nrt"\\[]-^':
-                raise ValueError(f"there is no escape {match[0]}")
+                raise ValueError(f"unknown escape {match[0]}")
             yield _Letter(NAMED.get(match[4], match[4]), is_escaped=True)
         else:
             yield _Letter(match[5], is_escaped=False)
 
 
 def _literal(text: str) -> str:
-    """Return a text letter by letter: a word that is read as a whole would hide the letters that another part reads."""
+    """Return a text letter by letter: a terminal for the whole word would hide letters from other rules."""
     letters = [f"/{_escaped(letter)}/" for letter in text]
     return '""' if not letters else letters[0] if len(letters) == 1 else f"({' '.join(letters)})"
 
 
 def _letter_class(letters: list[_Letter]) -> str:
     if not letters or (len(letters) == 1 and letters[0] == _Letter("^", is_escaped=False)):
-        raise ValueError("a class [] has no character")
+        raise ValueError("a class [] is empty")
     first = letters[0]
     is_complement = first == _Letter("^", is_escaped=False)
     rest = letters[1:] if is_complement else letters
@@ -177,7 +177,7 @@ def _letter_class(letters: list[_Letter]) -> str:
 
 
 def _escaped(letter: str) -> str:
-    """Return a character as a regular expression of Lark has it."""
+    """Return a character escaped for a regular expression in Lark."""
     if letter.isalnum() or letter in " _,;:'\"<>=!%@`":
         return letter
     if letter.isascii() and letter.isprintable():
@@ -186,7 +186,7 @@ def _escaped(letter: str) -> str:
 
 
 def _joined(pieces: list[str]) -> str:
-    """Return pieces as lines, each repetition behind what it repeats."""
+    """Return pieces as lines, each repetition directly after its element."""
     text = ""
     for piece in pieces:
         text += piece if piece[0] in "\n*+?{" else f" {piece}"

@@ -1,6 +1,6 @@
-"""What a client holds a text to becomes a `Grammar`, whichever of the forms in `schemas/formats.py` it used.
+"""Turns a client's constraint on a text, in any form of `schemas/formats.py`, into a `Grammar`.
 
-A grammar that cannot be compiled is refused at the engine's door. `Held.field` has the client's name for it.
+The engine's door refuses a grammar that does not compile. `Held.field` is the client's name for it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from quire.serve.schemas.formats import (
 from quire.serve.translate.gbnf import lark_of
 
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
-_GBNF_RULE: Final = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)  # goes back nowhere
+_GBNF_RULE: Final = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)  # never backtracks
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a text is held to (None: nothing), and where the request says so."""
+    """The grammar of a text, or None, and the request's field for it."""
 
     grammar: Grammar | None = None
     field: str = "grammar"
@@ -40,7 +40,7 @@ class Held:
 def held_to(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, grammar: str | None = None
 ) -> Held:
-    """Return what a chat or a completion is held to; raises `InvalidRequestError` for what is none. Does not mutate.
+    """Return the constraint on a chat or completion; raises `InvalidRequestError` if it is not valid. Does not mutate.
 
     >>> from quire.serve.schemas.formats import JsonSchema, JsonSchemaFormat
     >>> held_to(JsonSchemaFormat(JsonSchema("age", {"type": "integer"})), None).field
@@ -65,7 +65,7 @@ def held_to(
 
 
 def response_held_to(wanted: OutputFormat) -> Held:
-    """Return what a response is held to; raises `InvalidRequestError` for what is none. Does not mutate."""
+    """Return the constraint on a response; raises `InvalidRequestError` if it is not valid. Does not mutate."""
     if isinstance(wanted, TextFormat):
         return Held()
     if isinstance(wanted, JsonObjectFormat):
@@ -90,7 +90,7 @@ def _structured(wanted: StructuredOutputs) -> Held:
 
 
 def grammar_of(text: str, field: str) -> Grammar:
-    """Return a grammar that a client has written in Lark or in GBNF, as its rules show. Does not mutate.
+    """Return a client's grammar, in Lark or GBNF, which its rules tell apart. Does not mutate.
 
     >>> grammar_of('root ::= "a"', "grammar").text
     'start: /a/'
@@ -103,12 +103,12 @@ def _given(wanted: StructuredOutputs) -> list[str]:
 
 
 def held_to_schema(schema: dict[str, Any] | None, field: str) -> Held:
-    """Return what holds a text to a schema, None: to any JSON object; `field` is the client's name for it."""
+    """Return the constraint for a schema, or for any JSON object if None; `field` is the client's name for it."""
     return Held(Grammar.json_object(), field) if schema is None else _held(Grammar.json_schema, schema, field)
 
 
 def _held(make: Callable[[Value], Grammar], value: Value, field: str) -> Held:
-    """Return what a value of the request makes; raises under the client's name for it."""
+    """Return the constraint that `make` returns for a value; an error names the client's field."""
     try:
         return Held(make(value), field)
     except InvalidRequestError as error:
@@ -116,7 +116,7 @@ def _held(make: Callable[[Value], Grammar], value: Value, field: str) -> Held:
 
 
 def _read_schema(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:
-    """Return a schema that may have come as its text; a reader of the text itself would miss what is no JSON."""
+    """Return a schema given as an object or as text, parsed here so that text that is not JSON is refused."""
     if isinstance(schema, dict):
         return schema
     if len(schema) > MAX_GRAMMAR_BYTES:

@@ -1,6 +1,6 @@
-"""A request of llama-server's /completion becomes a `GenerationRequest`, as from /v1/completions.
+"""Turns a request of llama-server's /completion into a `GenerationRequest`, like one of /v1/completions.
 
-Options have other names here, and are otherwise the sampling parameters that they are everywhere.
+Only the names of the sampling parameters differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BIAS_FORMS: Final = 'a list of [token id, bias], or an object {"token id": bias}
 
 
 def llama_completion_request(fields: LlamaCompletionRequest, services: Services) -> GenerationRequest:
-    """Return what a completion asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a completion; raises if a field is not valid. Does not mutate."""
     for name, refusal in REFUSED_OPTIONS.items():
         if getattr(fields, name) not in (None, *refusal.nothing):
             raise unsupported(name, refusal.why)

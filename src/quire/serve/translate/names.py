@@ -1,4 +1,4 @@
-"""The one place where a refusal of the engine gets the client's name for the field at fault."""
+"""Gives the engine's refusals the client's name for the field at fault."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _HEAD: Final = re.compile(r"[^.\[]*")
 
 
 def named(refused: RefusedPrompt, request: GenerationRequest) -> ApiError:
-    """Return the answer to a refusal of the engine, in the words of the client's request. Does not mutate."""
+    """Return the answer for a refusal of the engine, with the names of the client's request. Does not mutate."""
     error = refused.error if request.form is None else request.form.blame(refused.error)
     return renamed(error, request.names, refused.prompt_index)
 
 
 def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: int | None = None) -> ApiError:
-    """Return the answer to a refusal; `names` are the client's names for fields of the engine. Does not mutate.
+    """Return the answer for a refusal; `names` are the client's names for fields of the engine. Does not mutate.
 
     >>> renamed(InvalidRequestError("prompt[4]", -1, "a token id"), {}, 2).detail.param
     'prompt[2][4]'

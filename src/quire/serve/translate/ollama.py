@@ -1,11 +1,11 @@
-"""Requests of Ollama's interface become `GenerationRequest`s.
+"""Turns requests of Ollama's API into `GenerationRequest`s.
 
     /api/chat       messages, tools ───────────────┐
     /api/generate   system, prompt ──► messages ───┼──► GenerationRequest        as from /v1/chat/completions
                     prompt, raw ───────────────────┘                             as from /v1/completions
-    neither         no prompts: the model is only to be loaded, and it is
+    neither         no prompts: only load the model
 
-Options have other names here, and are otherwise the sampling parameters that they are everywhere.
+Only the names of the sampling parameters differ.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NAMES: Final = {
 """The client's names for fields of the engine."""
 
 NO_LIMIT: Final = (None, -2, -1, 0)
-"""Of `num_predict`: until the text ends, or the context."""
+"""Values of `num_predict` for no limit but the context."""
 
 WHOLE_TEXT: Final = -1
 RANDOM_SEED: Final = -1
@@ -57,13 +57,13 @@ SWITCHES: Final = ("enable_thinking", "thinking")
 
 
 def ollama_chat_request(fields: OllamaChatRequest, services: Services) -> GenerationRequest:
-    """Return what a chat asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a chat; raises if a field is not valid. Does not mutate."""
     messages = messages_of(fields.messages or [])
     return _conversation(fields, services, messages, fields.tools, "messages")
 
 
 def ollama_generate_request(fields: OllamaGenerateRequest, services: Services) -> GenerationRequest:
-    """Return what a text asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a text; raises if a field is not valid. Does not mutate."""
     if fields.raw:
         for name in ("system", "think"):
             if getattr(fields, name):
@@ -76,7 +76,7 @@ def ollama_generate_request(fields: OllamaGenerateRequest, services: Services) -
 
 
 def asks_nothing(fields: OllamaFields) -> bool:
-    """Return whether a call only loads its model, or unloads it. Does not mutate."""
+    """Return whether a request only loads or unloads its model. Does not mutate."""
     match fields:
         case OllamaChatRequest():
             return not fields.messages
@@ -86,7 +86,7 @@ def asks_nothing(fields: OllamaFields) -> bool:
 
 
 def wanted_keep_alive_s(fields: KeptFields) -> float | None:
-    """Return for how long the model is to stay loaded; None: it is not said. Raises for what is no time."""
+    """Return how long the model must stay loaded; None: not set. Raises if `keep_alive` is not a time."""
     try:
         return None if fields.keep_alive is None else keep_alive_s(fields.keep_alive)
     except ValueError as error:
@@ -116,7 +116,7 @@ def _request(
     chat: ChatOptions | None = None,
     form: AnswerForm | None = None,
 ) -> GenerationRequest:
-    """Return the request of a prompt, named `place`; an empty one is none."""
+    """Return the request of a prompt, named `place`; without prompts if it is empty."""
     held, tools = _held(fields.format), None if chat is None else chat.tools
     sampling = _sampling(fields, services, held.grammar)
     return GenerationRequest(
@@ -139,7 +139,7 @@ def _held(wanted: str | Mapping[str, Any] | None) -> Held:
 
 
 def _options(fields: OllamaFields) -> OllamaOptions:
-    """Return the options of a call, and those outside of `options`, which Ollama ignores."""
+    """Return the options of a request, including those outside `options`, which Ollama ignores."""
     options = fields.options or OllamaOptions()
     outside = {"temperature": fields.temperature, "top_p": fields.top_p, "num_predict": fields.max_output_tokens}
     return replace_fields(options, **{name: value for name, value in outside.items() if getattr(options, name) is None})
@@ -151,7 +151,7 @@ def _sampling(fields: OllamaFields, services: Services, grammar: Grammar | None)
         if getattr(options, name) not in (None, *refusal.nothing):
             raise unsupported(f"options.{name}", refusal.why)
     max_model_len = services.model.limits.max_model_len
-    if min(options.num_ctx or 0, report.context_length) > max_model_len:  # more than the model's own: Ollama cuts it
+    if min(options.num_ctx or 0, report.context_length) > max_model_len:  # if above the model's own, Ollama lowers it
         allowed = f"at most {max_model_len}, the context of this server (--max-model-len)"
         raise InvalidRequestError("options.num_ctx", options.num_ctx, allowed)
     given: dict[str, Any] = {
@@ -171,9 +171,9 @@ def _sampling(fields: OllamaFields, services: Services, grammar: Grammar | None)
 def _thinking(
     think: bool | str | None, form: AnswerForm | None, services: Services
 ) -> tuple[Mapping[str, Any], str | None]:
-    """Return the variables of the chat template, and the effort, that say whether the model reasons.
+    """Return the template variables and the effort that turn the model's reasoning on or off.
 
-    Raises `ApiError` where the model cannot do as it is told.
+    Raises `ApiError` if the model does not support `think`.
     """
     tokenizer = services.model.tokenizer
     known = frozenset[str]() if tokenizer is None else tokenizer.template_variables

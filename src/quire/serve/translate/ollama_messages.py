@@ -1,8 +1,8 @@
-"""The messages of Ollama's interface become those that chat templates know.
+"""Turns the messages of Ollama's API into those of chat templates.
 
-Ollama's calls have no ids, and the answers of tools name a function or nothing. Templates want ids, and some want nine
-letters and digits. So calls are numbered, and an answer belongs to the first call of that function that has none yet. A
-message has as many calls as an answer can have, because each answer of a tool is compared with all of them.
+Ollama's calls have no ids, and tool results name a function or nothing. Templates need ids, and some need nine letters
+and digits. So calls are numbered, and a result belongs to the first call of its function that has no result yet. A
+message can have at most `MAX_CALLS` calls, because each result is compared with all of them.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from quire.serve.errors import unsupported
 from quire.serve.tools.base import MAX_CALLS
 
 UNASKED: Final = "call00000"
-"""The id in an answer to a call that is not in the conversation."""
+"""The id of a result whose call is not in the conversation."""
 
 
 def messages_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages as chat has them; raises for one with pictures. Does not mutate.
+    """Return the messages in chat's form; raises for a message with images. Does not mutate.
 
     >>> call = {"function": {"name": "now", "arguments": {}}}
-    >>> said = messages_of([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "12:00"}])
-    >>> [said[0]["tool_calls"][0]["id"], said[1]["tool_call_id"]]
+    >>> result = messages_of([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "12:00"}])
+    >>> [result[0]["tool_calls"][0]["id"], result[1]["tool_call_id"]]
     ['call00001', 'call00001']
     """
     found, open_calls, num_calls = [], list[tuple[str, str]](), 0
     for index, message in enumerate(messages):
-        told = {key: value for key, value in message.items() if key not in ("images", "thinking", "tool_name")}
+        converted = {key: value for key, value in message.items() if key not in ("images", "thinking", "tool_name")}
         if message.get("images"):
             raise unsupported(f"messages[{index}].images", "this server supports text only")
         if message.get("thinking"):
-            told["reasoning_content"] = message["thinking"]
+            converted["reasoning_content"] = message["thinking"]
         if message.get("tool_calls"):
             calls = _calls(message["tool_calls"], f"messages[{index}].tool_calls", num_calls)
             num_calls, open_calls = num_calls + len(calls), [(call["id"], call["function"]["name"]) for call in calls]
-            told["tool_calls"] = calls
+            converted["tool_calls"] = calls
         elif message.get("role") == "tool":
             name = message.get("tool_name")
             if name is not None:
-                told["name"] = name
+                converted["name"] = name
             answered = next((call for call in open_calls if name in (None, call[1])), (UNASKED, ""))
             if answered in open_calls:
                 open_calls.remove(answered)
-            told["tool_call_id"] = message.get("tool_call_id") or answered[0]
-        found.append(told)
+            converted["tool_call_id"] = message.get("tool_call_id") or answered[0]
+        found.append(converted)
     return found
 
 
 def _calls(calls: object, where: str, num_before: int) -> list[dict[str, Any]]:
-    """Return calls with ids; what else they must be, the check of all conversations says."""
+    """Return calls with ids; the check of conversations covers the rest."""
     if not isinstance(calls, list) or len(calls) > MAX_CALLS:
         raise InvalidRequestError(where, calls, f"a list of at most {MAX_CALLS} tool calls")
     found = []
@@ -57,7 +57,7 @@ def _calls(calls: object, where: str, num_before: int) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequestError(f"{where}[{index}]", call, "an object with function.name and function.arguments")
-        told = {key: value for key, value in function.items() if key != "index"}
+        own_function = {key: value for key, value in function.items() if key != "index"}
         own_id = call.get("id") or f"call{num_before + index + 1:05d}"
-        found.append({"id": own_id, "type": "function", "function": told})
+        found.append({"id": own_id, "type": "function", "function": own_function})
     return found

@@ -1,4 +1,4 @@
-"""The input of /v1/responses: its items become the messages that a chat template knows, its tools those of chat."""
+"""Turns the input of /v1/responses into messages of a chat template, and its tools into chat's."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ KEYS: Final = {
     "function_call_output": frozenset({"call_id", "id", "output", "status", "type"}),
     "reasoning": frozenset({"content", "encrypted_content", "id", "status", "summary", "type"}),
 }
-"""Keys of the items that can be read, by their type."""
+"""The supported keys of items, by type."""
 
 Message = dict[str, Any]
 
 
 def messages_of(fields: ResponseRequest) -> list[Message]:
-    """Return the conversation of a call: the instructions first, as a system message. Does not mutate.
+    """Return the conversation of a request: the instructions first, as a system message. Does not mutate.
 
-    Reasoning, text and calls that follow each other are one message, as the model wrote them.
+    Reasoning, text and calls in a row become one message, as the model wrote them.
 
     >>> messages_of(ResponseRequest(input="Hi", instructions="Be brief."))
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}]
@@ -52,7 +52,7 @@ def messages_of(fields: ResponseRequest) -> list[Message]:
 
 
 def response_tools(fields: ResponseRequest) -> ToolChoice:
-    """Return what a call lets the model call; raises in the words of this interface. Does not mutate."""
+    """Return the tools that the model may call; errors use this API's field names. Does not mutate."""
     tools = [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or [])]
     choice = fields.tool_choice
     if isinstance(choice, dict):
@@ -65,7 +65,7 @@ def response_tools(fields: ResponseRequest) -> ToolChoice:
 
 
 def _own_place(place: str) -> str:
-    """Return what chat calls so, in the words of this interface."""
+    """Return this API's name for a field of chat."""
     return place.replace(".function", "")
 
 
@@ -77,7 +77,7 @@ def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _belongs_to(message: Message, last: Message) -> bool:
-    """Return whether a message goes on with what the model has written before."""
+    """Return whether a message continues the model's previous one."""
     if not message["role"] == last["role"] == "assistant":
         return False
     if "tool_calls" in message:
@@ -86,7 +86,7 @@ def _belongs_to(message: Message, last: Message) -> bool:
 
 
 def _message(item: dict[str, Any], where: str) -> Message:
-    """Return a message, or a part of one, from an item of the input."""
+    """Return the message, or part of a message, of an input item."""
     kind = item.get("type", "message")
     if not isinstance(kind, str) or kind not in KEYS:
         raise unsupported(f"{where}.type", f"this server supports items of these types: {', '.join(KEYS)}")
@@ -122,7 +122,7 @@ def _named(item: dict[str, Any], key: str, where: str) -> str:
 
 
 def _thought(content: object, where: str) -> str:
-    """Return the text of a reasoning; one that is told as a summary, or is encrypted, cannot be read."""
+    """Return the text of reasoning; a summary, or encrypted reasoning, is ignored."""
     if content is None:
         return ""
     if not isinstance(content, list):

@@ -1,4 +1,4 @@
-"""A request of /v1/responses becomes a `GenerationRequest`."""
+"""Turns a request of /v1/responses into a `GenerationRequest`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.serve.translate.sampling import require_few_choices, sampling_of, tru
 from quire.serve.translate.tools import answer_form
 
 LOGPROBS: Final = "message.output_text.logprobs"
-ENCRYPTED: Final = "reasoning.encrypted_content"  # asked for by clients that keep nothing; there is none
+ENCRYPTED: Final = "reasoning.encrypted_content"  # requested by clients without storage; this server has none
 NAMES: Final = {
     "prompt": "input",
     "messages": "input",
@@ -27,7 +27,7 @@ NAMES: Final = {
 
 
 def response_request(fields: ResponseRequest, services: Services) -> GenerationRequest:
-    """Return what a response asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a response; raises if a field is not valid. Does not mutate."""
     require_supported(fields)
     model = services.model
     messages, choice, held = messages_of(fields), response_tools(fields), response_held_to(fields.wanted_format)
@@ -54,7 +54,7 @@ def response_request(fields: ResponseRequest, services: Services) -> GenerationR
     require_few_choices(1, sampling, services.config.max_choices)
     return GenerationRequest(
         prompts=[messages],
-        num_sequences=max(1, sampling.num_sequences),  # a number that cannot be is refused later
+        num_sequences=max(1, sampling.num_sequences),  # an invalid number is refused later
         num_tokens=estimated_tokens([messages, choice.shown], model.limits.max_model_len),
         sampling=sampling,
         names={**NAMES, "grammar": "tools" if held.grammar is None else held.field},
@@ -67,12 +67,12 @@ def response_request(fields: ResponseRequest, services: Services) -> GenerationR
 
 
 def require_supported(fields: ResponseRequest) -> None:
-    """Raise for settings that would change the answer, and that are not supported. Does not mutate."""
+    """Raise for unsupported settings that would change the answer. Does not mutate."""
     if fields.truncation not in (None, "disabled"):
         raise unsupported("truncation", "this server never truncates a conversation")
     for name in fields.include or ():
         if name not in (LOGPROBS, ENCRYPTED):
-            raise unsupported("include", f"nothing on this server is called {shortened(name)!r}")
+            raise unsupported("include", f"this server has no output called {shortened(name)!r}")
     for name in fields.stream_options or {}:
         if name != "include_obfuscation":
             raise ApiError(400, "allowed: include_obfuscation", code="invalid_value", param=f"stream_options.{name}")
@@ -82,7 +82,7 @@ def require_supported(fields: ResponseRequest) -> None:
 
 
 def effort_of(fields: ResponseRequest) -> str | None:
-    """Return how much reasoning the client wants; None if it does not say. Does not mutate."""
+    """Return the requested reasoning effort, or None. Does not mutate."""
     reasoning = fields.reasoning or {}
     for name, value in reasoning.items():
         if name not in ("effort", "summary", "generate_summary"):

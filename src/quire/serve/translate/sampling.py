@@ -1,6 +1,6 @@
-"""Fields that all requests for text share become `SamplingParams` and a `Truncation`.
+"""Turns the fields that all requests for text share into `SamplingParams` and a `Truncation`.
 
-Values of sampling parameters are checked by `quire.core.validate`, as for every other door.
+`quire.core.validate` checks the values of sampling parameters, as for the Python API.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ AS_MANY_AS_FIT: Final = -1
 PASSED: Final = tuple(
     name for name in ("stop", *names_in(Place.DRAW, Place.TEXT, Place.CHOICES)) if name != "logit_bias"
 )
-"""Fields whose names and values are those of `SamplingParams`."""
+"""Fields with the same names and values as in `SamplingParams`."""
 
 
 def sampling_of(fields: SamplingFields, defaults: SamplingParams, **changes: Any) -> SamplingParams:
-    """Return the sampling parameters of a request: `changes`, then what it says, then the defaults. Does not mutate.
+    """Return the sampling parameters of a request: `changes`, else its fields, else the defaults. Does not mutate.
 
     >>> import msgspec
     >>> fields = msgspec.convert({"n": 2, "logit_bias": {"7": 1.0}}, ChoiceFields)
@@ -37,19 +37,19 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams, **changes: Any
     if fields.logit_bias:
         given["logit_bias"] = _biases(fields.logit_bias)
     if getattr(fields, "use_beam_search", None):
-        # A search ranks texts by what the model says of them: of the makers' defaults, only where a text ends applies.
+        # A search ranks texts by the model's own probabilities: of the makers' defaults, only `stop` applies.
         defaults = SamplingParams(temperature=0.0, beam_search=True, stop=defaults.stop)
     return replace(defaults, **(given | changes))
 
 
 def require_few_stops(stop: str | list[str] | None) -> None:
-    """Raise where there are more stop strings than a client of OpenAI may give."""
+    """Raise for more stop strings than OpenAI's API allows."""
     if isinstance(stop, list) and len(stop) > MAX_STOPS:
         raise InvalidRequestError("stop", f"{len(stop)} strings", f"at most {MAX_STOPS} strings")
 
 
 def max_tokens_of(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
-    """Return how many tokens are wanted, by the old name or the new one; raises where the two differ.
+    """Return the requested number of tokens, from the old field or the new one; raises if the two differ.
 
     >>> max_tokens_of(5, None), max_tokens_of(None, 6), max_tokens_of(7, 7), max_tokens_of(None, None)
     (5, 6, 7, None)
@@ -58,21 +58,21 @@ def max_tokens_of(max_tokens: int | None, max_completion_tokens: int | None) -> 
         return max_tokens
     if max_tokens is None:
         return max_completion_tokens
-    raise InvalidRequestError("max_tokens", max_tokens, "the same as max_completion_tokens, or none")
+    raise InvalidRequestError("max_tokens", max_tokens, "the same as max_completion_tokens, or not set")
 
 
 def require_few_choices(num_prompts: int, sampling: SamplingParams, limit: int) -> None:
-    """Raise where a call asks for more texts than it may; what `n` may be by itself is said by the engine."""
+    """Raise if a request needs more texts than the limit; the engine checks the range of `n` itself."""
     if num_prompts > limit:
         raise InvalidRequestError("prompt", f"{num_prompts} prompts", f"at most {limit} prompts")
     if num_prompts * sampling.num_sequences > limit:
         name = "n" if sampling.best_of is None else "best_of"
-        allowed = f"at most {limit // num_prompts}: a request may ask for {limit} texts over all its prompts"
+        allowed = f"at most {limit // num_prompts}: a request can have {limit} texts over all its prompts"
         raise InvalidRequestError(name, sampling.num_sequences, allowed)
 
 
 def truncation_of(fields: SamplingFields) -> Truncation | None:
-    """Return how prompts are cut, None: not at all; raises for a length that is none. Does not mutate.
+    """Return how to cut prompts, or None; raises if the length is not valid. Does not mutate.
 
     >>> import msgspec
     >>> truncation_of(msgspec.convert({"truncate_prompt_tokens": -1}, SamplingFields))
@@ -88,18 +88,18 @@ def truncation_of(fields: SamplingFields) -> Truncation | None:
 
 
 def include_usage(fields: ChoiceFields) -> tuple[bool, bool]:
-    """Return whether a stream tells the usage at its end, and whether it does so in every chunk."""
+    """Return whether a stream reports usage at its end, and whether in every chunk."""
     options = fields.stream_options
     if options is None:
         return False, False
     if not fields.stream:
-        message = "stream_options are allowed only where stream is true"
+        message = "stream_options need stream: true"
         raise ApiError(400, message, code="invalid_value", param="stream_options")
     return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
-    """Return biases by token id; one way to write an id, so that none can stand twice."""
+    """Return biases by token id; ids must be in normal form, so that no id can occur twice."""
     if len(biases) > MAX_BIASES:
         raise InvalidRequestError("logit_bias", f"{len(biases)} entries", f"at most {MAX_BIASES} entries")
     for key in biases:

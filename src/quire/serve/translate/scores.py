@@ -1,4 +1,4 @@
-"""Calls that score, rank or classify texts become `GenerationRequest`s that sample nothing."""
+"""Turns requests that score, rank or classify texts into `GenerationRequest`s that sample nothing."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from quire.serve.translate.embeddings import require_count, start_of
 
 
 def score_request(fields: ScoreRequest, services: Services) -> GenerationRequest:
-    """Return what /score asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a request of /score; raises if a field is not valid. Does not mutate."""
     made = _pairs_request(services, fields.pairs(), fields.instruction, "text_2")
     return _with_common(made, fields)
 
 
 def rerank_request(fields: RerankRequest, services: Services) -> GenerationRequest:
-    """Return what /rerank asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a request of /rerank; raises if a field is not valid. Does not mutate."""
     pairs = [(fields.query, text) for text in fields.texts()]
     return _with_common(_pairs_request(services, pairs, fields.instruction, "documents"), fields)
 
 
 def classify_request(fields: ClassifyRequest, services: Services) -> GenerationRequest:
-    """Return what /classify asks of the engine; raises for what is wrong with it. Does not mutate."""
+    """Return the engine's request for a request of /classify; raises if a field is not valid. Does not mutate."""
     if not services.model.report.labels:
         raise InvalidRequestError(
             "input", "texts to classify", "texts to continue or to embed: this model has no labels"
@@ -48,7 +48,7 @@ def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, pl
         raise InvalidRequestError(place, "an empty text", "texts of at least one character")
     model = services.model
     if not model.report.labels:
-        # Each text once: the query of all pairs is one vector.
+        # Each text once: the query's vector serves all pairs.
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         return replace(_request(services, texts, place), pooling=_pooling(services, place))
     _require_room(services, pairs, instruction, place)
@@ -57,7 +57,7 @@ def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, pl
 
 
 def _require_room(services: Services, pairs: Pairs, instruction: str | None, place: str) -> None:
-    """Raise if the prompts of all pairs, each of which repeats the query, are longer than a body may be."""
+    """Raise if the prompts of all pairs, which each repeat the query, are longer than a body may be."""
     num_characters = sum(len(text) for pair in pairs for text in pair) + len(pairs) * len(instruction or "")
     most = services.config.max_body_bytes
     if num_characters > most:
@@ -66,7 +66,7 @@ def _require_room(services: Services, pairs: Pairs, instruction: str | None, pla
 
 
 def _pooling(services: Services, place: str) -> Pooling:
-    """Return how texts become vectors; raises `InvalidRequestError` for a model that scores nothing."""
+    """Return how to pool vectors of texts; raises `InvalidRequestError` for a model that cannot score texts."""
     try:
         return services.model.pooling_for(None, 0)
     except InvalidRequestError as error:

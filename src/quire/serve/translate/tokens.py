@@ -1,4 +1,4 @@
-"""Requests of /tokenize and /detokenize: what is to be encoded or decoded."""
+"""Requests of /tokenize and /detokenize: the texts or token ids to convert."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.serve.translate.conversation import chat_options, require_plain_messa
 
 
 def required_tokenizer(services: Services) -> Tokenizer:
-    """Return the tokenizer; raises `ApiError` where the server has none."""
+    """Return the tokenizer; raises `ApiError` if the server has none."""
     tokenizer = services.model.tokenizer
     if tokenizer is None:
         raise unsupported("prompt", "this server has no tokenizer: it takes and returns token ids")
@@ -23,7 +23,7 @@ def required_tokenizer(services: Services) -> Tokenizer:
 
 
 def text_to_encode(fields: TokenizeRequest, tokenizer: Tokenizer) -> str | tuple[Sequence[Message], ChatOptions]:
-    """Return the text to encode, or the conversation and how it becomes a prompt. Does not mutate."""
+    """Return the text to encode, or a conversation and its template options. Does not mutate."""
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidRequestError("prompt", fields.prompt, "either a text or messages, not both")
     if fields.prompt is not None:
@@ -40,7 +40,7 @@ def text_to_encode(fields: TokenizeRequest, tokenizer: Tokenizer) -> str | tuple
 
 
 def require_token_ids(token_ids: Sequence[int], limits: RequestLimits) -> None:
-    """Raise for ids that the model does not have, and for more of them than its context holds. Does not mutate."""
+    """Raise for ids outside the vocabulary, and for more ids than the context holds. Does not mutate."""
     context = limits.max_model_len
     if len(token_ids) > context:
         raise InvalidRequestError("tokens", f"{len(token_ids)} token ids", f"at most {context}, the context length")

@@ -1,4 +1,4 @@
-"""Tools as clients send them: which functions the model may or must call, and the form of answers with calls."""
+"""Clients' tools: which functions the model may or must call, and the form of answers with calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MODES: Final[tuple[Mode, ...]] = ("none", "auto", "required")
 
 
 def tool_choice_of(tools: list[dict[str, Any]] | None, choice: object, parallel: bool | None) -> ToolChoice:
-    """Return what a call of chat lets the model call; raises `InvalidRequestError` for what is wrong. Does not mutate.
+    """Return the tools that the model may call; raises `InvalidRequestError` for invalid tools. Does not mutate.
 
     >>> tool = {"type": "function", "function": {"name": "now"}}
     >>> tool_choice_of([tool], None, None).mode, tool_choice_of([tool], "none", None).tools
@@ -46,7 +46,7 @@ def tool_choice_of(tools: list[dict[str, Any]] | None, choice: object, parallel:
 
 
 def answer_form(config: ServerConfig, tokenizer: Tokenizer | None, choice: ToolChoice) -> AnswerForm | None:
-    """Return the form of the answers to a call, None for plain text; raises `ApiError` where no call can be written."""
+    """Return the form of the answers, or None for plain text; raises `ApiError` if the model cannot write calls."""
     template = "" if tokenizer is None else tokenizer.template_source(with_tools=choice.shown is not None)
     known = create_tool_format(config.tool_format, template)
     tools = None if choice.mode == "none" else known
@@ -99,7 +99,7 @@ def _require_unique(tools: Sequence[Tool]) -> None:
 
 
 def _mode(choice: object, has_tools: bool) -> tuple[Mode, str | None]:
-    """Return how a choice is meant, and the name of the one function that must be called."""
+    """Return the mode of a choice, and the name of the function that must be called, if any."""
     if choice is None:
         return ("auto" if has_tools else "none"), None
     for mode in _MODES:

@@ -1,11 +1,11 @@
-// The block map: every block a cell on a canvas.
+// The block map: each block is a cell on a canvas.
 //
-//     free    a pale cell            cached  a grey one
-//     one     the colour of its request      shared  amber, hatched, its reference count where there is room
+//     free    a pale cell            cached  a grey cell
+//     one     the colour of its request      shared  amber, hatched, with its reference count if there is room
 //
-// Only what changed is drawn again; everything is after a resize, another theme or another highlight. Where cells would
-// be too small, several blocks share one, which is the stronger the more of them are held. The cursor is an element
-// over the canvas, so that it costs no drawing: the mouse moves it, and so do the arrow keys.
+// Only changed cells are drawn again, except after a resize, a new theme or a new highlight. If cells would be too
+// small, several blocks share a cell, whose colour is stronger the more of them are held. The cursor is an element over
+// the canvas, so moving it redraws nothing: the mouse and the arrow keys move it.
 
 import { markIn, partsOf, readColours } from "./colours.mjs";
 import { cellAt, layoutOf, moved } from "./layout.mjs";
@@ -15,9 +15,9 @@ const MAX_HEIGHT = 340;
 const COUNT_FROM = 15; // px of a cell that has room for its reference count
 const HATCH_FROM = 6;
 const DIMMED = 0.22;
-const FAINTEST = 0.4; // of what is held, however little
+const FAINTEST = 0.4; // of held blocks, however few
 
-/** A map on a canvas in a host that can be focused. `onPoint(firstBlock, numBlocks, byKey)` is told of the cursor. */
+/** A map on a canvas in a focusable host. Calls `onPoint(firstBlock, numBlocks, byKey)` when the cursor moves. */
 export class BlockMap {
     constructor(host, { onPoint }) {
         this.lookOf = () => null;
@@ -29,11 +29,11 @@ export class BlockMap {
         this.memory = null;
         this.layout = null;
         this.marked = null; // a set of blocks; null: no highlight
-        this.changed = new Set(); // cells to draw in the next picture; everything where `isStale`
+        this.changed = new Set(); // cells to draw in the next frame; all if `isStale`
         this.isStale = true;
         this.isAsked = false;
         this.cursor = -1;
-        this.numDrawn = 0; // cells, ever
+        this.numDrawn = 0; // cells drawn in total
         this.listen();
     }
 
@@ -57,14 +57,14 @@ export class BlockMap {
         });
     }
 
-    /** Show a memory from now on; `lookOf` tells the look of a request. Mutates. */
+    /** Show a memory from now on; `lookOf` returns the look of a request. Mutates. */
     show(memory, lookOf) {
         this.memory = memory;
         this.lookOf = lookOf;
         this.redraw();
     }
 
-    /** Draw these blocks again, with the next picture; null: every one. Mutates. */
+    /** Draw these blocks again in the next frame; null: all blocks. Mutates. */
     update(blocks) {
         if (blocks === null) this.isStale = true;
         else if (this.layout) for (const id of blocks) this.changed.add(Math.floor(id / this.layout.perCell));
@@ -83,7 +83,7 @@ export class BlockMap {
         this.ask();
     }
 
-    /** Let these blocks stand out; null: none. Mutates. */
+    /** Highlight these blocks; null: none. Mutates. */
     highlight(blocks) {
         if (blocks === this.marked) return;
         this.marked = blocks;
@@ -169,7 +169,7 @@ export class BlockMap {
         this.context.fillRect(x + place[0], y + place[1], place[2], place[3]);
     }
 
-    /** Draw a cell of several: what most are that nobody holds, and over it, as strong as they are many, the held. */
+    /** Draw a cell of several blocks: free or cached, whichever is more, and over it the held ones by their share. */
     drawMixture(cell, x, y, side) {
         const counts = [0, 0, 0, 0];
         const firsts = [-1, -1, -1, -1];
@@ -225,7 +225,7 @@ export class BlockMap {
         return false;
     }
 
-    /** Set the cursor on a cell; -1: on none. Mutates. */
+    /** Set the cursor on a cell; -1: no cell. Mutates. */
     point(cell, byKey) {
         this.cursor = cell;
         this.placeMarker();

@@ -1,13 +1,13 @@
-// The chat box: asks the model as any client would, so that one can watch one's own blocks appear.
+// The chat box: sends requests like any client, so that users can watch their own blocks appear.
 //
-// It talks to /v1/chat/completions, and to /v1/completions where the model has no chat template. Several answers to one
-// prompt can be asked for, because that is how blocks come to be shared. A conversation goes on from the first of them.
-// Answers are read as Markdown, which is what most models write; what the user and errors say is text.
+// It calls /v1/chat/completions, or /v1/completions if the model has no chat template. A user can request several
+// answers to one prompt, because those share blocks. A conversation continues from the first answer. Answers are shown
+// as Markdown, which most models write; the user's messages and errors are shown as plain text.
 
 import { errorMessage } from "./live.mjs";
 import { Markdown } from "./markdown.mjs";
 
-/** Hand the events of a stream on, each as the object that it says. Returns at its end. */
+/** Call `onEvent` with the JSON object of each event of a stream. Returns at its end. */
 export async function readEvents(stream, onEvent) {
     const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
@@ -23,7 +23,7 @@ export async function readEvents(stream, onEvent) {
     }
 }
 
-/** The chat of the page. `headers()` has the key; `onCall(id)` is told of each call that the server has taken. */
+/** The chat of the page. `headers()` returns the key's header; `onCall(id)` is called for each accepted call. */
 export class Chat {
     constructor(form, transcript, { headers, onCall }) {
         this.form = form;
@@ -60,7 +60,7 @@ export class Chat {
         const text = this.form.elements.text.value.trim();
         if (!text || this.call) return;
         this.form.elements.text.value = "";
-        const { messages } = this; // of this conversation: the user may begin another during the call
+        const { messages } = this; // of this conversation: the user may clear it during the call
         messages.push({ role: "user", content: text });
         this.show("you", text);
         this.setBusy(new AbortController());
@@ -69,7 +69,7 @@ export class Chat {
         } catch (error) {
             if (error.name !== "AbortError") this.show("error", error.message);
         } finally {
-            if (messages.at(-1).role === "user") messages.pop(); // it got no answer, and templates want turns
+            if (messages.at(-1).role === "user") messages.pop(); // unanswered, and templates need alternating roles
             this.setBusy(null);
         }
     }
@@ -133,7 +133,7 @@ export class Chat {
         }
     }
 
-    /** Write what has come of the answers, with the next picture: a fast model sends far more pieces than pictures. */
+    /** Write the received text in the next frame: a fast model sends far more pieces than the screen shows frames. */
     later(answers) {
         if (this.isAsked) return;
         this.isAsked = true;

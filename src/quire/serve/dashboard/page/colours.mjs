@@ -1,27 +1,27 @@
-// Colours for canvases, read from the style sheet, so that themes are said in one place.
+// Colours for canvases, read from the style sheet, so that themes are defined in one place.
 //
-// A custom property that says light-dark(...) is only resolved where it is used: a probe uses it.
+// Browsers resolve a custom property with light-dark(...) only where it is used, so a probe element uses it.
 
 export const NUM_OWNERS = 8;
 
-/** Return the index of the colour of a look, and its mark: 0 none, 1 a square in the middle, 2 a bar below it. */
+/** Return a look's colour index and its mark: 0 none, 1 a square in the middle, 2 a bar below the middle. */
 export const partsOf = (look) => [look % NUM_OWNERS, Math.floor(look / NUM_OWNERS)];
 
-/** Give a swatch a look; null: of a request that has ended, or nobody's. Mutates the swatch. */
+/** Give a swatch a look; null, of an ended request or no request: leave it. Mutates the swatch. */
 export function paint(swatch, look) {
     if (look === null) return;
     const [colour, mark] = partsOf(look);
     Object.assign(swatch.dataset, { owner: colour, mark });
 }
 
-/** Return where the mark of a look lies in a square of this side: x, y, width, height; null: it has none. */
+/** Return the place of a mark in a square of this side: x, y, width, height; null if there is no mark. */
 export function markIn(side, mark) {
     if (mark === 0) return null;
     const third = side / 3;
     return mark === 1 ? [third, third, third, third] : [0, 2 * third, side, third / 2];
 }
 
-/** Return the colours of the theme that is in force. */
+/** Return the colours of the current theme. */
 export function readColours(root = document.documentElement) {
     const probe = document.createElement("span");
     root.append(probe);
@@ -49,7 +49,7 @@ export function readColours(root = document.documentElement) {
     return colours;
 }
 
-/** Put the choice of a theme into force: "auto", "light" or "dark". Mutates the document. */
+/** Apply a theme: "auto", "light" or "dark". Mutates the document. */
 export function applyTheme(choice) {
     if (choice === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = choice;

@@ -1,6 +1,6 @@
-// The list of events, and a voice that tells a screen reader of them without talking all the time.
+// The list of events, and a live region that summarises them for screen readers, not too often.
 //
-// A full memory evicts with almost every step, so evictions within a second are one entry that counts them.
+// A full memory evicts in almost every step, so the evictions of one second share an entry with their count.
 
 import { counted, requestName } from "./format.mjs";
 
@@ -18,7 +18,7 @@ const WORDS = {
 };
 const SPOKEN = { preempted: "preemption", evicted: "eviction", failed: "failure", rejected: "rejection" };
 
-/** Events as an ordered list, the newest on top. `voice` is a live region, `filter` a select. */
+/** Events as an ordered list, newest first. `voice` is a live region, `filter` a select. */
 export class Events {
     constructor(list, voice, filter) {
         this.list = list;
@@ -31,7 +31,7 @@ export class Events {
         list.dataset.filter = filter.value;
     }
 
-    /** Add the events of a frame; `wallOf` makes a time of day of their time. Mutates. */
+    /** Add the events of a frame; `wallOf` converts their times to the time of day. Mutates. */
     add(events, wallOf) {
         for (const [time, kind, request, number] of events) {
             if (kind in SPOKEN) this.unspoken.set(kind, (this.unspoken.get(kind) ?? 0) + 1);
@@ -52,7 +52,7 @@ export class Events {
         }
     }
 
-    /** Add evictions to an entry that is not a second old. Returns whether there is one. Mutates. */
+    /** Add evictions to the last entry if that is less than a second old. Returns whether it is. Mutates. */
     addToLast(time, number) {
         const { last } = this;
         if (last === null || time - last.time >= 1 || time < last.time) return false;

@@ -1,4 +1,4 @@
-// Numbers and words as the page shows them.
+// Numbers and words in the page's format.
 
 const counts = new Intl.NumberFormat("en-GB");
 
@@ -8,10 +8,10 @@ export const count = (number) => counts.format(number);
 /** Return a count with its noun: "1 block", "2 blocks". */
 export const counted = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
-/** Return a share in percent, "–" where there is none. */
+/** Return a share in percent, or "–" for no value. */
 export const percent = (share) => (share === null || Number.isNaN(share) ? "–" : `${Math.round(100 * share)} %`);
 
-/** Return milliseconds as they are read best. */
+/** Return milliseconds in a readable unit. */
 export function milliseconds(ms) {
     if (ms === null) return "–";
     if (ms >= 10_000) return `${(ms / 1000).toFixed(0)} s`;
@@ -23,7 +23,7 @@ export function milliseconds(ms) {
 export const rate = (perSecond) =>
     perSecond === null ? "–" : count(perSecond < 10 ? Number(perSecond.toFixed(1)) : Math.round(perSecond));
 
-/** Return how long ago something was. */
+/** Return an age in words. */
 export function age(seconds) {
     if (seconds < 1) return "less than 1 s";
     if (seconds < 120) return `${Math.floor(seconds)} s`;
@@ -42,5 +42,5 @@ export function bytes(number) {
     return `${unit && number < 100 ? number.toFixed(1) : Math.round(number)} ${units[unit]}`;
 }
 
-/** Return how a request is called: its short number. */
-export const requestName = (id) => (id < 0 ? "nobody known" : `#${id}`);
+/** Return the name of a request: its short number. */
+export const requestName = (id) => (id < 0 ? "an unknown request" : `#${id}`);

@@ -1,8 +1,8 @@
-// The last minutes of a server, for the plots: one sample a second.
+// The last minutes of a server, for the plots: one sample per second.
 //
-// Frames come eight times a second while something happens and once a second otherwise, so what they tell is gathered
-// into seconds: the memory as it stood at the end of one, rates over it, and the middle and the slow end of the times
-// that were measured in it. Pure; times are those of the reader's clock, in seconds.
+// Frames arrive eight times a second while something happens and once a second otherwise, so they are combined into
+// seconds: the memory at the end of a second, its rates, and the median and 95th percentile of its latencies. Pure;
+// times are on the reader's clock, in seconds.
 
 import { usage } from "./state.mjs";
 
@@ -22,25 +22,25 @@ const COLUMNS = [
 
 const IDLE = { generated: 0, prompt: 0, hitRate: null, ttftMiddle: null, ttftSlow: null, itlMiddle: null, itlSlow: null };
 
-/** Return a quantile of numbers; null where there are none. */
+/** Return a quantile of numbers; null if there are none. */
 export function quantile(values, share) {
     if (values.length === 0) return null;
     const sorted = [...values].sort((a, b) => a - b);
     return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
 }
 
-/** Samples of the last `windowS` seconds, as columns, and the marks of what interrupted. */
+/** Samples of the last `windowS` seconds, as columns, and marks of preemptions and evictions. */
 export class History {
     constructor(windowS = 300) {
         this.windowS = windowS;
         this.columns = Object.fromEntries(COLUMNS.map((name) => [name, []]));
         this.marks = []; // {time, kind, number}
-        this.ttft = null; // the newest that were measured, in ms
+        this.ttft = null; // the latest measured values, in ms
         this.itl = null;
         this.startBin(null, null);
     }
 
-    /** Begin with the rows of a server: its last minutes, of `numBlocks` blocks. Mutates. */
+    /** Start with a server's rows of its last minutes, for `numBlocks` blocks. Mutates. */
     fill(rows, numBlocks, time) {
         for (const [age, used, cached, generated, prompt, hitRate, ...latencies] of rows) {
             const [ttftMiddle, ttftSlow, itlMiddle, itlSlow] = latencies;
@@ -54,7 +54,7 @@ export class History {
         if (age > 2) this.push({ ...IDLE, used, cached, free: numBlocks - used - cached }, time, 1);
     }
 
-    /** Add the sample of the `seconds` up to some time; in those that no sample tells of, nothing was computed. Mutates. */
+    /** Add the sample of the `seconds` before a time; a gap since the last sample counts as idle. Mutates. */
     push(sample, time, seconds) {
         const before = this.columns.time.at(-1);
         const start = time - seconds;
@@ -74,7 +74,7 @@ export class History {
         this.bin = { time, totals, ttft: [], itl: [], kinds: new Map() };
     }
 
-    /** Add a frame that came at some time. Returns whether a sample has been added. Mutates. */
+    /** Add a frame that arrived at a time. Returns whether that added a sample. Mutates. */
     add(frame, time) {
         if (this.bin.time === null || this.isBackwards(frame)) this.startBin(time, frame.totals);
         const { bin } = this;
@@ -88,7 +88,7 @@ export class History {
         return true;
     }
 
-    /** Return whether the totals of a frame have begun again, as after a restart. */
+    /** Return whether the totals of a frame restarted from 0, as after a restart of the server. */
     isBackwards(frame) {
         const before = this.bin.totals;
         return before !== null && frame.totals.generated_tokens < before.generated_tokens;
@@ -123,7 +123,7 @@ export class History {
         this.marks = this.marks.filter((mark) => mark.time >= before);
     }
 
-    /** Return the newest sample of a column; null where there is none. */
+    /** Return the newest sample of a column; null if there is none. */
     newest(name) {
         return this.columns[name].at(-1) ?? null;
     }

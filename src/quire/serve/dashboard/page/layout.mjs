@@ -1,12 +1,12 @@
-// How blocks are laid out on a map: pure arithmetic, so that tests can ask for a million of them.
+// The layout of blocks on a map: pure arithmetic, so that tests can use a million blocks.
 
 const LARGEST_CELL = 28; // with its gap
 const SMALLEST_CELL = 3;
 const NO_GAP_BELOW = 5;
 
 /**
- * Return the layout of so many blocks on a map of some width and at most some height: cells as large as they can be,
- * and where even the smallest are too many, several blocks to each.
+ * Return the layout of blocks on a map of a width and a maximum height: with the largest cells that fit,
+ * and with several blocks per cell if even the smallest cells do not fit.
  */
 export function layoutOf(numBlocks, width, maxHeight) {
     for (let cell = LARGEST_CELL; cell >= SMALLEST_CELL; cell -= 1) {
@@ -25,7 +25,7 @@ function laidOut(numBlocks, cell, columns, perCell) {
     return { cell, gap: cell >= NO_GAP_BELOW ? 1 : 0, columns, rows, perCell, numCells };
 }
 
-/** Return the cell at a place on the map; -1 where there is none. */
+/** Return the cell at a place on the map; -1 if there is none. */
 export function cellAt(layout, x, y) {
     const column = Math.floor(x / layout.cell);
     const row = Math.floor(y / layout.cell);
@@ -34,7 +34,7 @@ export function cellAt(layout, x, y) {
     return cell < layout.numCells ? cell : -1;
 }
 
-/** Return where a key moves the cursor; null where it moves none. */
+/** Return where a key moves the cursor; null if the key does not move it. */
 export function moved(layout, cell, key) {
     const inRow = cell % layout.columns;
     const steps = {

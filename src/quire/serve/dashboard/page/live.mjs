@@ -1,16 +1,16 @@
-// The line to the server: GET /live, read line by line from a streamed fetch.
+// The connection to the server: GET /live, read line by line from a streamed fetch.
 //
 //     connecting ──► live ──► lost ──► (a while) ──► connecting
-//         └──► needs key (401): waits until it is given one
+//         └──► needs key (401): waits for a key
 //
-// A fetch, not an EventSource, because that cannot send a key. The server writes at least once a second, so a line that
-// says nothing for a while is dead, whatever the system thinks of the connection.
+// Uses fetch, not EventSource, which cannot send a key. The server writes at least once a second, so a connection that
+// is silent for a while is dead, even if the system reports it as open.
 
 const SILENCE_MS = 6000;
 const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 10_000;
 
-/** Split a stream of bytes into lines, each handed on as the object that it says. Returns when the stream ends. */
+/** Call `onObject` with the JSON object of each line of a byte stream. Returns when the stream ends. */
 export async function readLines(stream, onObject) {
     const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
@@ -23,7 +23,7 @@ export async function readLines(stream, onObject) {
     }
 }
 
-/** Return the message of an answer that is an error. */
+/** Return the message of an error answer. */
 export async function errorMessage(response) {
     try {
         return (await response.json()).error.message;
@@ -32,7 +32,7 @@ export async function errorMessage(response) {
     }
 }
 
-/** Holds the line. `onObject` gets each object, `onPhase(phase, text, retryAt)` how the line is; `key` may be empty. */
+/** Keeps the connection. `onObject` gets each object, `onPhase(phase, text, retryAt)` its state; `key` may be empty. */
 export class Live {
     constructor(url, { onObject, onPhase }) {
         this.url = url;
@@ -44,7 +44,7 @@ export class Live {
         this.timer = null;
     }
 
-    /** Connect now, whatever is going on. Mutates. */
+    /** Connect now, ending any other attempt. Mutates. */
     connect() {
         clearTimeout(this.timer);
         this.attempt?.abort();
@@ -53,7 +53,7 @@ export class Live {
         this.run(this.attempt);
     }
 
-    /** The headers of a call with our key. */
+    /** Return the headers of a request with the key. */
     headers() {
         return this.key ? { authorization: `Bearer ${this.key}` } : {};
     }
@@ -96,7 +96,7 @@ export class Live {
     lose(error) {
         const wait = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.numFailures);
         this.numFailures += 1;
-        const message = error.name === "AbortError" ? "the server says nothing" : error.message;
+        const message = error.name === "AbortError" ? "the server is silent" : error.message;
         this.onPhase("lost", message, Date.now() + wait);
         this.timer = setTimeout(() => this.connect(), wait);
     }

@@ -1,10 +1,10 @@
-// The page: puts the line, the model of the server and the views together.
+// The page: connects the stream, the model of the server and the views.
 //
 //     Live ──► Model.apply ──► Change ──► block map, requests, events      with every frame
 //                   └──► History ──► plots                                once a second
 //                   └──► replicas, prefix tree, the summary in words                at most once a second
 //
-// Frames are applied as they come; what is drawn from them waits for the next picture of the screen.
+// Frames are applied as they arrive; drawing waits for the next animation frame.
 
 import { BlockMap } from "./block_map.mjs";
 import { Chat } from "./chat.mjs";
@@ -22,7 +22,7 @@ import { Model, ROOT, UNPUBLISHED, usage } from "./state.mjs";
 const KEY_NAME = "quire-key";
 const THEME_NAME = "quire-theme";
 const SPEAK_EVERY_MS = 20_000;
-const WHOSE = ["num_blocks", "scope", "tenant"]; // of the hello: whose memory is shown
+const WHOSE = ["num_blocks", "scope", "tenant"]; // fields of the hello that identify the memory shown
 const find = (id) => document.getElementById(id);
 
 const STATES = {
@@ -31,7 +31,7 @@ const STATES = {
     draining: "The server is shutting down: running requests may finish, new ones are refused.",
     unresponsive: "The engine has not responded for some seconds. The data shown is out of date.",
     restarting: "The engine was lost and is restarting.",
-    failed: "The engine could not be restarted; the server's log says why.",
+    failed: "The engine could not be restarted; see the server's log.",
     closed: "The engine has been shut down.",
 };
 
@@ -39,11 +39,11 @@ class Page {
     constructor() {
         this.model = null;
         this.history = new History();
-        this.wallOffset = 0; // time of day less the time of the engine, in seconds
+        this.wallOffset = 0; // time of day minus the engine's time, in seconds
         this.lastSlow = 0;
         this.spokenAt = -SPEAK_EVERY_MS;
         this.isAsked = false;
-        this.marked = null; // the request that stands out; null: none
+        this.marked = null; // the highlighted request; null: none
         this.live = new Live(`live${location.search}`, {
             onObject: (object) => this.take(object),
             onPhase: (...phase) => this.showPhase(...phase),
@@ -89,7 +89,7 @@ class Page {
         this.plots.recolour();
     }
 
-    // ---- what the line says -------------------------------------------------------------------------------------
+    // ---- lines of the stream ------------------------------------------------------------------------------------
 
     take(object) {
         if (object.type === "hello") this.greet(object);
@@ -105,7 +105,8 @@ class Page {
         this.offerModels(hello);
         this.replicas.list(hello.num_replicas, hello.replica);
         find("scope").textContent = hello.scope === "operator" ? "operator" : `tenant ${hello.tenant}`;
-        find("scope").title = hello.scope === "operator" ? "Everything is shown." : "Only what is your own is shown.";
+        find("scope").title =
+            hello.scope === "operator" ? "Everything is shown." : "Only your own requests and blocks are shown.";
         document.body.dataset.scope = hello.scope;
         find("memory-size").textContent =
             `${counted(hello.num_blocks, "block")} of ${counted(hello.block_size, "token")}, ` +
@@ -116,12 +117,12 @@ class Page {
         if (!before || WHOSE.some((name) => before[name] !== hello[name])) {
             this.history = this.plots.history = new History();
             this.history.fill(hello.history, hello.num_blocks * hello.num_replicas, Date.now() / 1000);
-            this.isSampled = true; // the first frame draws it
+            this.isSampled = true; // drawn with the first frame
         }
         this.map.show(this.model.memory, (id) => this.model.lookOf(id));
     }
 
-    /** Let the user choose among the models of the server; the address keeps the choice. Mutates. */
+    /** Offer the server's models; the URL keeps the choice. Mutates. */
     offerModels({ model, models }) {
         const select = find("model-select");
         select.replaceChildren(...models.map((name) => new Option(name, name, false, name === model)));
@@ -131,7 +132,7 @@ class Page {
         find("model-choice").hidden = models.length < 2;
     }
 
-    /** Show the memory of another engine; the address keeps the choice. Mutates. */
+    /** Show the memory of another engine; the URL keeps the choice. Mutates. */
     showReplica(index) {
         const query = new URLSearchParams(location.search);
         query.set("replica", index);
@@ -140,7 +141,7 @@ class Page {
         this.live.connect();
     }
 
-    /** Show how the model is called from here, and what it is. Mutates. */
+    /** Show example calls of the model, and its facts. Mutates. */
     describeModel({ calls, facts }) {
         for (const [id, where] of Object.entries({ "call-terminal": "terminal", "call-python": "Python" }))
             find(id).textContent = calls[where].replaceAll("{address}", location.origin);
@@ -164,7 +165,7 @@ class Page {
         } catch {
             getSelection().selectAllChildren(find(button.dataset.copies));
             find("call-note").textContent =
-                "The browser keeps its clipboard to itself here: the text is selected, copy it.";
+                "The browser does not allow copying here. The text is selected: press Ctrl-C.";
         }
     }
 
@@ -191,7 +192,7 @@ class Page {
 
     draw() {
         const { model } = this;
-        if (model.numFrames === 0) return; // the line was taken up again: the hello is there, the first frame is not
+        if (model.numFrames === 0) return; // after a reconnect: the hello has arrived, the first frame has not
         this.requests.update(model.listRequests(), model.ended);
         this.showFigures();
         this.summarise();
@@ -206,7 +207,7 @@ class Page {
         this.lastSlow = now + Math.max(900, 20 * (performance.now() - now));
     }
 
-    // ---- in words -----------------------------------------------------------------------------------------------
+    // ---- figures and text ---------------------------------------------------------------------------------------
 
     showFigures() {
         const { ledger, totals, running, waiting } = this.model;
@@ -231,13 +232,13 @@ class Page {
         find("tile-disk").hidden = find("key-disk").hidden = slots === 0;
         if (slots > 0) {
             set("disk", count(kept));
-            find("tile-disk").title = `${count(kept)} of ${count(slots)} blocks; ${count(hits)} tokens came from there`;
+            find("tile-disk").title = `${count(kept)} of ${count(slots)} blocks; ${count(hits)} tokens from disk`;
         }
         const { host_blocks: room, host_cached: copies, host_tokens: moved } = totals;
         find("tile-host").hidden = find("key-host").hidden = moved === 0 && copies === 0;
         if (room > 0) {
             set("host", count(copies));
-            find("tile-host").title = `${count(copies)} of ${count(room)} blocks; ${count(moved)} tokens came from there`;
+            find("tile-host").title = `${count(copies)} of ${count(room)} blocks; ${count(moved)} tokens from host`;
         }
         const { replicas } = this.model;
         find("tile-engines").hidden = replicas.length < 2;
@@ -263,10 +264,10 @@ class Page {
             `${trouble}${one} held by one request, ${shared} shared by several, ${cached} cached, ${free} ${rest}.`;
         const perCell = Number(find("map").querySelector("canvas").dataset.perCell ?? 1);
         find("map-note").textContent =
-            perCell > 1 ? `Each cell shows ${perCell} blocks: the more are held, the stronger its colour.` : "";
+            perCell > 1 ? `Each cell shows ${perCell} blocks: the more of them are held, the stronger its colour.` : "";
     }
 
-    /** Say the summary to a screen reader, not too often. Mutates. */
+    /** Announce the summary to screen readers, not too often. Mutates. */
     speak(now) {
         if (now < this.spokenAt + SPEAK_EVERY_MS) return;
         this.spokenAt = now;
@@ -316,15 +317,15 @@ class Page {
     markRequest(id) {
         const blocks = id === null ? null : this.model.memory.blocksOf(id);
         this.marked = id;
-        this.map.highlight(blocks?.size ? blocks : null); // one that has ended holds none
+        this.map.highlight(blocks?.size ? blocks : null); // an ended request holds no blocks
     }
 
-    // ---- how the line is ----------------------------------------------------------------------------------------
+    // ---- state of the connection --------------------------------------------------------------------------------
 
     showPhase(phase, text, retryAt) {
         if (phase === this.phase && phase === "live") return;
         if (phase === "connecting" && this.phase === "lost") {
-            this.retryAt = 0; // what is shown is still out of date: the banner stays until the line is there
+            this.retryAt = 0; // the data is still out of date: the banner stays until the connection is back
             this.countDown();
             return;
         }
@@ -353,7 +354,7 @@ class Page {
         find("retry").hidden = this.phase !== "lost";
         if (isTold) find("banner-text").textContent = STATES[state];
         if (this.phase === "locked")
-            find("banner-text").textContent = "This server shows its memory to those who have a key.";
+            find("banner-text").textContent = "This server needs an API key.";
         if (this.phase === "lost")
             find("banner-text").textContent = `Connection lost: ${this.phaseText}. The data shown is out of date.`;
     }

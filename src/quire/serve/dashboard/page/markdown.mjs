@@ -1,12 +1,12 @@
-// Markdown as models write it, built as elements.
+// Turns the Markdown that models write into elements.
 //
 //     text ──► blocksOf ──► headings, paragraphs, lists, quotes, tables, code ──► inlineOf: bold, italics, code, links
 //
-// Every piece of the text becomes a text node, so nothing that a model writes is ever read as HTML; a link leads to
-// http, https or mailto or stays text, and a picture is shown as its link. The text grows while the model writes it:
-// only blocks that have changed are built again. What is not closed yet is shown as it is written.
+// Every piece of the text becomes a text node, so a model's output is never parsed as HTML. A link leads to http, https
+// or mailto or stays text, and an image becomes a link. The text grows while the model writes it, and only changed
+// blocks are built again. A mark that is not closed yet is shown as text.
 
-const MAX_SPAN = 2000; // characters between the two ends of a mark: what is looked at stays in proportion to the text
+const MAX_SPAN = 2000; // maximum characters between the two ends of a mark, so that the work stays linear in the text
 const MAX_DEPTH = 8;
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
@@ -30,7 +30,7 @@ function make(tag, ...children) {
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
 
-/** Cut a text into blocks: `{ kind, lines }`, and what the first line says of them. Pure. */
+/** Cut a text into blocks: `{ kind, lines }`, with details from the first line. Pure. */
 export function blocksOf(text) {
     const lines = text.split("\n");
     const blocks = [];
@@ -81,7 +81,7 @@ function fencedAt(lines, start, [, fence, language]) {
     return { kind: "pre", language, lines: lines.slice(start + 1, close), end: Math.min(close + 1, lines.length) };
 }
 
-/** A list goes on while lines are items or are indented below one, blank lines between them or not. */
+/** A list continues while lines are items or are indented below one, with or without blank lines between them. */
 function listAt(lines, start) {
     const [, indent, marker] = ITEM.exec(lines[start]);
     const isOrdered = /\d/.test(marker);
@@ -104,7 +104,7 @@ function listAt(lines, start) {
     return { kind: isOrdered ? "ol" : "ul", first, items, lines: lines.slice(start, end), end };
 }
 
-/** Take from lines the indentation that all of them have. */
+/** Remove the common indentation of lines. */
 function outdented(lines) {
     const indents = lines.filter((line) => !isBlank(line)).map((line) => line.search(/\S/));
     return lines.map((line) => line.slice(Math.min(...indents)));
@@ -133,7 +133,7 @@ function elementsOf(text, depth) {
 function codeBlock({ lines, language }) {
     const block = make("pre", make("code", lines.join("\n")));
     if (language) block.dataset.language = language;
-    block.tabIndex = 0; // it scrolls, and so the keyboard must reach it
+    block.tabIndex = 0; // it scrolls, so the keyboard must reach it
     return block;
 }
 
@@ -166,7 +166,7 @@ export function inlineOf(text, depth = 0) {
     return nodes;
 }
 
-/** Return what begins at a place, an element or a text, and its length; null: one plain character. */
+/** Return the element or text that begins at a place, with its length; null: one plain character. */
 function spanAt(text, place, depth) {
     const letter = text[place];
     if (letter === "\\" && /[!-/:-@[-`{-~]/.test(text[place + 1] ?? "")) return { text: text[place + 1], length: 2 };
@@ -208,7 +208,7 @@ function link(target, children) {
     return element;
 }
 
-/** A mark opens before a letter and closes after one; an underscore inside a word is part of that. */
+/** A mark opens before a letter and closes after one; an underscore inside a word is part of the word. */
 function markedAt(text, place, mark, depth) {
     const inner = text.slice(place + mark.length, place + MAX_SPAN);
     const isWord = (letter) => letter !== undefined && /[\p{L}\p{N}]/u.test(letter);
@@ -227,14 +227,14 @@ function markedAt(text, place, mark, depth) {
 
 // ---- a text that grows ----------------------------------------------------------------------------------------------
 
-/** A text in a host, which is written again as it grows. */
+/** Shows a growing text in a host. */
 export class Markdown {
     constructor(host) {
         this.host = host;
         this.sources = [];
     }
 
-    /** Show a text: build the blocks that are not as they were. Mutates. */
+    /** Show a text: build only the changed blocks. Mutates. */
     show(text) {
         const blocks = blocksOf(text);
         const sources = blocks.map((block) => JSON.stringify(block));

@@ -1,7 +1,7 @@
-// Four plots of the last minutes, by uPlot: the memory, throughput, and two latencies.
+// Four plots of the last minutes, drawn by uPlot: memory, throughput, and two latencies.
 //
-// Interruptions are marked in every plot: a preemption by a line, evictions by a tick at the foot. Each plot has its
-// newest value in words next to its heading; a screen reader reads that instead of the plot.
+// Every plot marks a preemption with a line, and evictions with a tick at the bottom. Each plot has its newest value as
+// text next to its heading, which screen readers read instead of the plot.
 
 import { readColours } from "./colours.mjs";
 import { count, milliseconds, rate } from "./format.mjs";
@@ -9,7 +9,7 @@ import { count, milliseconds, rate } from "./format.mjs";
 const HEIGHT = 150;
 const TICK = 4; // px
 const SYNC = "minutes";
-const WINDOWS = [60, 120, 300]; // s: the shortest that holds what is known
+const WINDOWS = [60, 120, 300]; // s: use the shortest that contains all samples
 const STEPS = { 60: 15, 120: 30, 300: 60 };
 
 /** The plots: their columns, how to draw them, and how to describe the newest value. */
@@ -56,7 +56,7 @@ const PLOTS = {
     },
 };
 
-/** Add columns up, the last the lowest, so that areas lie on one another. */
+/** Add columns up, the last at the bottom, so that areas are stacked. */
 export function stack(columns) {
     const found = [];
     for (const column of [...columns].reverse()) {
@@ -162,7 +162,7 @@ export class Plots {
         context.restore();
     }
 
-    /** Draw what the history has now. Mutates. */
+    /** Draw the present history. Mutates. */
     update() {
         const { columns } = this.history;
         for (const { plan, plot, now } of this.plots) {
@@ -172,7 +172,7 @@ export class Plots {
         }
     }
 
-    /** Take over the colours of another theme. Mutates. */
+    /** Use the colours of a new theme. Mutates. */
     recolour() {
         this.colours = readColours();
         for (const { plot } of this.plots) plot.redraw();

@@ -1,8 +1,8 @@
-// The prefix tree: which published block stands before which.
+// The prefix tree: which published block follows which.
 //
-// A prompt of a hundred blocks is a chain of a hundred nodes of which none says anything, so a chain without a fork,
-// all of one kind, is one run. Only unfolded runs are built, up to a limit: a tree of a million blocks costs what is
-// visible, and one walk to count.
+// A prompt of a hundred blocks is a chain of a hundred similar nodes, so a chain without a fork, all of one kind, is
+// shown as one run. Only unfolded runs are built, up to a limit: a tree of a million blocks takes the work of its
+// visible part, plus one walk to count.
 
 import { paint } from "./colours.mjs";
 import { count, counted } from "./format.mjs";
@@ -10,7 +10,7 @@ import { CACHED, IS_ONE, IS_SHARED, KINDS, ROOT } from "./state.mjs";
 
 export const MAX_RUNS = 150;
 
-/** Children of each published block, as lists chained through arrays, and how many blocks are in each subtree. */
+/** The children of each published block, as lists linked through arrays, and the size of each subtree. */
 export class TreeIndex {
     constructor(memory) {
         const { numBlocks } = memory;
@@ -35,7 +35,7 @@ export class TreeIndex {
         this.firstChild[parent] = id;
     }
 
-    /** Count subtrees, children before parents. What hangs in a circle is reached from no root and is left out. */
+    /** Count subtrees, children before parents. No root reaches blocks in a cycle, so they are left out. */
     count() {
         const order = [...this.roots];
         for (let place = 0; place < order.length; place += 1) order.push(...this.children(order[place]));
@@ -85,7 +85,7 @@ export class TreeIndex {
         );
     }
 
-    /** Return the runs that are seen, as they are listed: `isOpen(run, level)` says what is unfolded. */
+    /** Return the visible runs, in order: `isOpen(run, level)` returns whether a run is unfolded. */
     visible(isOpen, maxRuns = MAX_RUNS) {
         const found = [];
         let numHidden = 0;
@@ -105,7 +105,7 @@ export class TreeIndex {
         return { runs: found, numHidden };
     }
 
-    /** Return a run's own blocks, all before them and all behind them. */
+    /** Return a run's own blocks, and all its ancestors and descendants. */
     related(run) {
         const found = new Set(run.blocks);
         for (let id = this.memory.parents[run.first]; id >= 0 && !found.has(id); id = this.memory.parents[id])
@@ -120,13 +120,13 @@ export class TreeIndex {
     }
 }
 
-/** The tree as a list that can be walked with the keys of a tree. `onMark(blocks)`: let these stand out; null: none. */
+/** The tree as a list with the keyboard controls of a tree. `onMark(blocks)`: highlight these; null: none. */
 export class PrefixTree {
     constructor(list, note, { onMark }) {
         this.list = list;
         this.note = note;
         this.onMark = onMark;
-        this.unfolded = new Map(); // first block of a run -> whether the user has opened or closed it
+        this.unfolded = new Map(); // first block of a run -> whether the user opened (true) or closed it
         this.focused = -1;
         this.index = null;
         this.shown = "";
@@ -138,7 +138,7 @@ export class PrefixTree {
         list.addEventListener("focusout", () => this.onMark(null));
     }
 
-    /** Draw the tree of a memory; `lookOf` tells the look of a request. Mutates. */
+    /** Draw the tree of a memory; `lookOf` returns the look of a request. Mutates. */
     update(memory, blockSize, lookOf) {
         this.index = new TreeIndex(memory);
         this.blockSize = blockSize;
@@ -207,7 +207,7 @@ export class PrefixTree {
                       ? `read by #${run.owner}`
                       : "read by one"
                   : "cached";
-        const below = run.children.length && !run.open ? ` · ${count(run.numBelow)} behind` : "";
+        const below = run.children.length && !run.open ? ` · ${count(run.numBelow)} below` : "";
         return `${where} · ${tokens} · ${who}${below}`;
     }
 

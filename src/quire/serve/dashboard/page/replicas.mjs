@@ -1,8 +1,8 @@
-// The table of replicas: how each engine of the model is, how its blocks are used, and why requests went there.
+// The table of replicas: each engine's state, its use of blocks, and why requests were sent to it.
 //
 //     replica 1   ready   3 texts   |▓▓▓▓▒▒▒▒░░░░| 31 % held, 40 % cached   62 %   0 restarts   80 prefix, 12 new
 //
-// The button of a row shows the memory of that engine in the map. A tenant sees the buttons only.
+// The button of a row shows that engine's memory in the map. A tenant sees only the buttons.
 
 import { count, percent } from "./format.mjs";
 
@@ -13,14 +13,14 @@ const REASONS = {
     only: "no other engine took requests",
 };
 
-/** Return how many requests went somewhere, by why: the most frequent reason first, those that never were left out. */
+/** Return the counts of requests by reason, as text: the most frequent first, without zero counts. */
 export function routeWords(routes) {
     const pairs = Object.entries(routes).filter(([, number]) => number > 0);
     pairs.sort(([, one], [, other]) => other - one);
     return pairs.map(([reason, number]) => `${count(number)} ${reason}`).join(", ") || "–";
 }
 
-/** Rows in a table body. `onShow(index)`: the memory of this engine shall be shown. */
+/** Rows in a table body. `onShow(index)` must show the memory of this engine. */
 export class Replicas {
     constructor(region, { onShow }) {
         this.region = region;
@@ -28,7 +28,7 @@ export class Replicas {
         this.onShow = onShow;
     }
 
-    /** Make a row for each engine; `shown` is the one whose memory is in the map. None for a single one. Mutates. */
+    /** Make a row for each of several engines; `shown` is the engine whose memory is in the map. Mutates. */
     list(numReplicas, shown) {
         this.region.hidden = numReplicas < 2;
         while (this.body.children.length > numReplicas) this.body.lastElementChild.remove();
@@ -38,7 +38,7 @@ export class Replicas {
         });
     }
 
-    /** Show how the engines are. Mutates. */
+    /** Show the engines' states. Mutates. */
     update(replicas) {
         if (this.region.hidden) return;
         replicas.forEach((replica, index) => this.write(this.body.children[index], replica));

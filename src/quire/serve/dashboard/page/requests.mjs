@@ -1,17 +1,17 @@
-// The table of requests: what each has had computed, and what of its prompt came from the cache.
+// The table of requests: how much of each is computed, and how much of its prompt came from the cache.
 //
-//     |▓▓▓▓▒▒▒▒████████░░░░|      from disk · from the host · cached · computed · still to be computed; all bars on one scale
+//     |▓▓▓▓▒▒▒▒████████░░░░|      from disk · from host · cached · computed · to be computed; all bars on one scale
 //
-// Rows are kept from frame to frame and only their cells are written again, so that a button keeps its focus.
+// Rows stay from frame to frame and only their cells are updated, so that a button keeps its focus.
 
 import { paint } from "./colours.mjs";
 import { count, counted, requestName } from "./format.mjs";
 
 const MAX_ROWS = 60;
-const CALL_LENGTH = "req-".length + 8; // enough to find it in the logs
-const FILL_UP_TO = 10; // rows, with those that have ended lately
+const CALL_LENGTH = "req-".length + 8; // enough to find the request in the logs
+const FILL_UP_TO = 10; // rows, including recently ended requests
 
-/** Rows in a table body. `onMark(id)`: the blocks of this request shall stand out; null: of none. */
+/** Rows in a table body. `onMark(id)` must highlight the blocks of this request; null: of none. */
 export class Requests {
     constructor(body, note, { onMark }) {
         this.body = body;
@@ -22,11 +22,11 @@ export class Requests {
         this.onMark = onMark;
         this.rows = new Map();
         this.pinned = null;
-        this.pointed = null; // the row under the mouse; one that is removed tells of no leave
-        this.own = new Set(); // ids of the calls of the chat on this page
+        this.pointed = null; // the row under the mouse; a removed row fires no pointerleave
+        this.own = new Set(); // ids of calls from this page's chat
     }
 
-    /** Show these requests, in this order, and below them some of those that have ended. Mutates. */
+    /** Show these requests, in this order, and below them some ended requests. Mutates. */
     update(requests, ended) {
         const shown = requests.slice(0, MAX_ROWS);
         shown.push(...ended.slice(0, Math.max(0, FILL_UP_TO - shown.length)));
@@ -48,7 +48,7 @@ export class Requests {
         this.tellMore();
     }
 
-    /** Say how many requests are below what can be seen, and how many have no row. Mutates. */
+    /** Show how many requests are below the visible part, and how many have no row. Mutates. */
     tellMore() {
         const { scrollTop, clientHeight } = this.scroller;
         const isBelow = (row) => row.offsetTop + row.offsetHeight / 2 > scrollTop + clientHeight;
@@ -105,7 +105,7 @@ export class Requests {
         bar.ariaValueMax = total;
         bar.ariaValueNow = computed;
         const disk = fromDisk ? `, ${fromDisk} of those from disk` : "";
-        const host = fromHost ? `, ${fromHost} of those from the host` : "";
+        const host = fromHost ? `, ${fromHost} of those from host` : "";
         bar.ariaValueText = `${computed} of ${total} tokens computed, ${cached} of them from the cache${disk}${host}`;
         bar.ariaLabel = `request ${request.id}`;
         const part = (name, tokens) => (bar.querySelector(name).style.width = `${(100 * tokens) / longest}%`);

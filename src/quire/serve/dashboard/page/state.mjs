@@ -1,11 +1,11 @@
-// What the page knows of a server: the hello and the frames of /live, added up.
+// The page's model of a server: the sum of the hello and the frames of /live.
 //
 //     hello ──► Model: an empty memory with its number of blocks
-//     frame ──► apply: what changed is written over, and said in a Change, so that only that is drawn again
+//     frame ──► apply: overwrite what changed, and return it in a Change, so that only that is drawn again
 //
-// Pure: no document, no clock, no network. The same frames give the same model, which the tests hold against the full
-// state. Blocks lie in typed arrays, one for each column: a million of them take 21 MB, and applying a frame costs what
-// the frame is long.
+// Pure: no document, no clock, no network. The same frames give the same model, which tests compare with the full
+// state. Blocks are in typed arrays, one per column: a million blocks take 21 MB, and applying a frame is linear in its
+// length.
 
 export const FREE = 0;
 export const USED = 1;
@@ -46,7 +46,7 @@ export class Memory {
         this.counts = [this.numBlocks, 0, 0, 0];
     }
 
-    /** Write a block down as a frame tells it. Returns whether there is such a block. Mutates. */
+    /** Store a frame's row of a block. Returns whether the block exists. Mutates. */
     write([id, state, refs, owner, parent, time]) {
         if (!(id >= 0 && id < this.numBlocks)) return false;
         this.counts[this.kind(id)] -= 1;
@@ -59,7 +59,7 @@ export class Memory {
         return true;
     }
 
-    /** Return how a block is drawn: free, held by one, shared, or cached. */
+    /** Return a block's kind: free, held by one, shared, or cached. */
     kind(id) {
         const state = this.states[id];
         if (state === FREE) return IS_FREE;
@@ -85,7 +85,7 @@ export class Memory {
         };
     }
 
-    /** Return the blocks that a request took, and those before them in the prefix index: what it reads. */
+    /** Return the blocks that a request reads: its own, and those before them in the prefix index. */
     blocksOf(owner) {
         const found = new Set();
         for (let id = 0; id < this.numBlocks; id += 1) {
@@ -101,7 +101,7 @@ function readRequest([id, status, tenant, promptTokens, computed, total, cached,
     return { id, status, tenant, promptTokens, computed, total, cached, preemptions, call, fromDisk, fromHost };
 }
 
-/** Return how the blocks of a frame are used: of all engines, where there are several. */
+/** Return the use of blocks in a frame: of all engines if there are several. */
 export function usage({ ledger, replicas = [] }) {
     if (replicas.length < 2) return { used: ledger.used, cached: ledger.cached, free: ledger.free };
     const sum = (name) => replicas.reduce((total, replica) => total + replica[name], 0);
@@ -109,16 +109,16 @@ export function usage({ ledger, replicas = [] }) {
     return { used, cached, free: sum("blocks") - used - cached };
 }
 
-/** Everything known of a server. `step` is -1 until the first frame, and null for a tenant. */
+/** The state of a server. `step` is -1 until the first frame, and null for a tenant. */
 export class Model {
     constructor(hello) {
         this.hello = hello;
         this.memory = new Memory(hello.num_blocks);
         this.requests = new Map();
-        this.numSeen = 0; // requests, ever: numbers may be given again, keys are not
-        this.looks = new Int32Array(NUM_LOOKS); // how many of the requests have each
-        this.ended = []; // the requests that ended last, the newest first
-        this.events = []; // the newest last
+        this.numSeen = 0; // requests in total: numbers can be reused, keys are not
+        this.looks = new Int32Array(NUM_LOOKS); // the number of requests with each look
+        this.ended = []; // the last ended requests, newest first
+        this.events = []; // newest last
         this.ledger = null;
         this.totals = null;
         this.replicas = []; // the engines, as the last frame shows them
@@ -132,8 +132,8 @@ export class Model {
     }
 
     /**
-     * Apply a frame. Mutates. Returns what changed: `blocks` (null: every one), `requests` (whether any), `events`.
-     * A frame that is full replaces what was known; any other adds to it.
+     * Apply a frame. Mutates. Returns what changed: `blocks` (null: all), `requests` (whether any), `events`.
+     * A full frame replaces the state; any other frame adds to it.
      */
     apply(frame) {
         const isRestart = frame.full && this.numFrames > 0 && frame.t < this.time;
@@ -166,13 +166,13 @@ export class Model {
         };
     }
 
-    /** Write a request down as a frame tells it. Mutates. */
+    /** Store a frame's row of a request. Mutates. */
     write(row) {
         const { key, look } = this.requests.get(row[0]) ?? this.introduce();
         this.requests.set(row[0], { ...readRequest(row), key, look });
     }
 
-    /** Return a key that no other request ever had, and the look that the fewest now have. Mutates. */
+    /** Return a new, unique key, and the look that the fewest requests have now. Mutates. */
     introduce() {
         const look = this.looks.indexOf(Math.min(...this.looks));
         this.looks[look] += 1;
@@ -180,12 +180,12 @@ export class Model {
         return { key: this.numSeen, look };
     }
 
-    /** Return the look of a request; null where it has ended. */
+    /** Return the look of a request; null if it has ended. */
     lookOf(id) {
         return this.requests.get(id)?.look ?? null;
     }
 
-    /** A request has ended, with these tokens; its events say how. Mutates. */
+    /** End a request, with these token counts; its events show how it ended. Mutates. */
     end([id, computed, total, cached, fromDisk, fromHost], events) {
         const request = this.requests.get(id);
         if (!request) return;
@@ -196,7 +196,7 @@ export class Model {
         if (this.ended.length > MAX_ENDED) this.ended.pop();
     }
 
-    /** Return the requests as they are listed: those that run first, then by age. */
+    /** Return the requests in display order: running ones first, then by age. */
     listRequests() {
         const order = { running: 0, preempted: 1, swapped: 2, waiting: 3 };
         const place = (request) => order[request.status] ?? 4;
