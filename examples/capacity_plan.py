@@ -1,4 +1,4 @@
-"""How much would narrower numbers bring? One model on one card, planned three times, without either of them."""
+"""How much faster are narrower number types? Plan one model on one card three times; this needs neither of them."""
 
 from quire.cli.model_shapes import find_shape
 from quire.simulate.capacity import Occupancy
@@ -22,5 +22,5 @@ for numbers in (Numbers(), Numbers(weights="int8"), Numbers(weights="int8", kv_d
     weights = numbers.dtype if numbers.weights == "auto" else numbers.weights
     print(f"{weights:>10} {spec.dtype:>9} {held.average:>17.1f} {busy.tokens_per_s:>14,.0f}")
 
-print(f"narrower numbers bring up to {rates[-1] / rates[0]:.1f} times the tokens, on the same card")
+print(f"narrower types give up to {rates[-1] / rates[0]:.1f} times the tokens, on the same card")
 assert rates == sorted(rates)

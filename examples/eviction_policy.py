@@ -1,7 +1,7 @@
-"""An eviction policy of one's own: keep what was hit most often (LFU) instead of what was used last (LRU).
+"""A custom eviction policy: keep the blocks hit most often (LFU) instead of the most recently used (LRU).
 
-A policy is any class with the five methods below; it holds the cached blocks and says which one to give up. Here a
-popular prompt comes back now and then, and in between more prompts pass by, once each, than the memory can hold.
+A policy is any class with the five methods below; it holds the cached blocks and chooses the next one to evict. Here a
+popular prompt returns from time to time; between its uses, more one-time prompts arrive than the memory can hold.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from quire.simulate.executor import SimExecutor
 
 
 class KeepTheMostHit:
-    """Gives up the block with the fewest hits; among equals, the one that was let go of longest ago."""
+    """Evicts the block with the fewest hits; among equals, the one that was freed first."""
 
     def __init__(self) -> None:
         self.cached: dict[int, Block] = {}  # in the order in which their last holders let go of them
@@ -55,5 +55,5 @@ def hit_rate(eviction: EvictionPolicy | None) -> float:
 
 
 lru, lfu = hit_rate(None), hit_rate(KeepTheMostHit())
-print(f"hit rate with LRU: {lru:.0%}, with the most hit kept: {lfu:.0%}")
+print(f"hit rate with LRU: {lru:.0%}, with LFU: {lfu:.0%}")
 assert lfu > 4 * lru

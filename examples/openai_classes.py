@@ -1,4 +1,4 @@
-"""OpenAI's own library asks a server of quire for answers as classes: whole, streamed, and by the newer interface.
+"""OpenAI's library gets answers as classes from quire: complete, streamed, and through the Responses API.
 
 pip install -r examples/requirements.txt
 """

@@ -1,4 +1,4 @@
-"""OpenAI's own library asks a server of quire: a stream, several texts at once, and an error that it understands.
+"""OpenAI's library calls quire: a stream, several texts at once, and an error that the library understands.
 
 pip install -r examples/requirements.txt
 """

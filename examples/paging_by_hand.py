@@ -1,7 +1,7 @@
-"""Paging by hand: keys and values are written to slots, and the block table finds them again.
+"""Paging by hand: write keys and values to slots, and find them again through the block table.
 
-Two sequences grow in turns, so their blocks lie mixed in memory. Each reads its own back in order, through its table.
-Here we are the engine: we say how far a request has come, and a list stands for the device's memory.
+Two sequences grow in turns, so their blocks are interleaved in memory. Each reads its tokens back in order, through its
+table. This program plays the engine: it updates the progress of requests, and a list is the device's memory.
 """
 
 from quire import KVCacheManager, KVCacheSpec, MemoryConfig, Request

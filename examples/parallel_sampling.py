@@ -1,7 +1,7 @@
 """Parallel sampling: four texts for one prompt, whose blocks they share.
 
-The prompt is computed once. Its last block is shared too, half full as it is: whoever writes into it first, copies it.
-The texts are those of four requests with seeds of their own; only the memory is less.
+The prompt is computed once. Its last block, half full, is shared too: a text copies it before writing into it. The
+texts are the same as for four requests with these seeds, but they need less memory.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ def drawn(**settings: Any) -> SamplingParams:
 
 
 def write(llm: LLM, sampling: list[SamplingParams]) -> tuple[list[str], int]:
-    """Write on from the prompt; return the texts, and the most blocks that were in use at once."""
+    """Continue the prompt; return the texts, and the peak number of blocks in use."""
     latest, most_used = {}, 0
     for output in llm.stream([PROMPT] * len(sampling), sampling):
         latest[int(output.request_id)] = output

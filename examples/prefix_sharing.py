@@ -1,7 +1,7 @@
-"""Prefix sharing: many requests with one system prompt compute and store it once.
+"""Prefix sharing: many requests with the same system prompt compute and store it once.
 
-The same requests run twice: sharing, and each with a cache salt of its own, so that none may hit another's blocks. The
-answers are equal to the token; the work is not.
+The same requests run twice: with sharing, and each with its own cache salt, so that no request can hit another's
+blocks. The answers are equal to the token; the work is not.
 """
 
 import quire
@@ -12,7 +12,7 @@ NUM_REQUESTS, SYSTEM_PROMPT = 32, range(48)  # 48 tokens are three blocks of 16
 
 
 def serve(salts: list[str]) -> tuple[list[quire.Request], quire.KVCacheManager, int]:
-    """Run all requests side by side; return them, the memory, and the most blocks that were in use at once."""
+    """Run all requests concurrently; return them, the memory, and the peak number of blocks in use."""
     spec = quire.KVCacheSpec.from_layers([None] * 28, block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
     memory = quire.KVCacheManager(spec, quire.MemoryConfig(num_blocks=256))
     limits = quire.RequestLimits(vocab_size=1000, max_model_len=256, max_sequence_tokens=4096, max_num_seqs=64)
@@ -36,10 +36,10 @@ def serve(salts: list[str]) -> tuple[list[quire.Request], quire.KVCacheManager, 
 shared, memory, shared_blocks = serve([""] * NUM_REQUESTS)
 alone, _, alone_blocks = serve([f"salt {number}" for number in range(NUM_REQUESTS)])
 ledger = memory.ledger()
-print(f"{NUM_REQUESTS} requests, each with the same {len(SYSTEM_PROMPT)} tokens in front")
-print(f"each for itself: {alone_blocks} blocks at the most, {ledger.queried_tokens} prompt tokens computed")
+print(f"{NUM_REQUESTS} requests, each beginning with the same {len(SYSTEM_PROMPT)} tokens")
+print(f"without sharing: {alone_blocks} blocks at most, {ledger.queried_tokens} prompt tokens computed")
 print(
-    f"sharing:         {shared_blocks} blocks at the most, {ledger.queried_tokens - ledger.hit_tokens} prompt tokens "
+    f"with sharing:    {shared_blocks} blocks at most, {ledger.queried_tokens - ledger.hit_tokens} prompt tokens "
     f"computed, {ledger.hit_tokens} taken from the cache ({ledger.hit_rate:.0%})"
 )
 print("the answers are the same, to the token")

@@ -1,7 +1,7 @@
-"""A chat with a shared system prompt: three people talk to one assistant, each in a conversation of their own.
+"""A chat with a shared system prompt: three people talk to one assistant, each in a separate conversation.
 
-Whoever comes first computes the system prompt; it is in the cache for the others. From the second turn on, all that was
-said before is in the cache too, and only the new message is computed.
+The first request computes the system prompt; the others hit it in the cache. From the second turn on, the conversation
+so far is in the cache too, and only the new message is computed.
 """
 
 from quire import LLM, SamplingParams

@@ -1,6 +1,6 @@
-"""What would a router that knows prefixes bring? Chats on three replicas, simulated once for each router.
+"""How much does a prefix-aware router help? Simulate chats on three replicas, once for each router.
 
-The scheduler and the memory manager are the ones that serve; only the model is left out, and its time is a roofline's.
+The scheduler and the memory manager are the real ones; only the model is simulated, with times from a roofline.
 """
 
 from quire import MemoryConfig, SchedulerConfig

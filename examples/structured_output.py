@@ -1,6 +1,6 @@
-"""Structured output: three records, held to a schema, drawn at a high temperature by a model that knows no JSON.
+"""Structured output: three records that follow a schema, sampled at a high temperature from a model that knows no JSON.
 
-Every token is one that can still become a text of the grammar, so what comes out parses: not nearly always, always.
+Only tokens that can still lead to a valid text are sampled, so the output always parses.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A model calls a function: the call is held to the schema, the program runs it, the model is told what it returned.
+"""A model calls a function: the call follows the schema, the program runs it, and the model gets the result.
 
 pip install -r examples/requirements.txt
 """

@@ -1,8 +1,8 @@
-"""A whole engine in one file, from quire's own parts: read it from top to bottom to see how serving works.
+"""A complete engine in one file, from quire's own parts: read it from top to bottom to see how serving works.
 
-Two planes meet in two values. The control plane decides which tokens are computed next and which blocks they use: the
-scheduler, and the manager of the KV memory. It hands the compute plane a `StepPlan`. The compute plane is a worker with
-a decoder, here the reference in numpy; it returns a `StepResult` with the new tokens. `EngineCore` runs the same loop.
+Two planes exchange two values. The control plane, which is the scheduler and the KV memory manager, decides which
+tokens to compute next and which blocks they use. It passes a `StepPlan` to the compute plane, a worker with a decoder,
+here the reference decoder in numpy. The worker returns a `StepResult` with the new tokens. `EngineCore` runs this loop.
 """
 
 from quire import KVCacheManager, MemoryConfig, Request, RequestLimits, SamplingParams, Scheduler, SchedulerConfig
@@ -31,7 +31,7 @@ cache = CacheEngine(kv_spec, num_blocks=NUM_BLOCKS)
 worker = Worker(WorkerParts(ReferenceDecoder(model.spec, weights), cache, ReferenceSampler(), end_of_text))
 worker.start()
 
-# The control plane. `KVCacheManager` knows which block belongs to whom; it never sees a key or a value.
+# The control plane. `KVCacheManager` knows which request holds which block; it never sees a key or a value.
 memory = KVCacheManager(kv_spec, MemoryConfig(num_blocks=NUM_BLOCKS))
 config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=MAX_TOKENS_PER_STEP, max_model_len=MAX_LENGTH)
 limits = RequestLimits(
@@ -52,7 +52,7 @@ def add(name: str, question: str) -> Request:
 
 
 def step() -> bool:
-    """Plan a step, compute it, and enter what it brought; False if there is nothing left to do."""
+    """Plan a step, compute it, and apply its result; return False if nothing is left to do."""
     plan = scheduler.schedule()  # takes blocks; running requests first, then admission
     if plan is None:
         return False

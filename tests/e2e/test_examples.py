@@ -21,10 +21,10 @@ FACTS = {
     "beam_search.py": ["   A …'A block table'", "   B …'A layer with'"],
     "capacity_plan.py": [
         "      int8      int8             373.4          2,194",
-        "narrower numbers bring up to 2.0 times the tokens, on the same card",
+        "narrower types give up to 2.0 times the tokens, on the same card",
     ],
-    "eviction_policy.py": ["hit rate with LRU: 4%, with the most hit kept: 25%"],
-    "many_callers.py": ["7 callers have read all, 1 has left, 0 blocks in use"],
+    "eviction_policy.py": ["hit rate with LRU: 4%, with LFU: 25%"],
+    "many_callers.py": ["7 callers read everything, 1 left early, 0 blocks in use"],
     "openai_classes.py": [
         "whole:    parts=[Part(kind='pool', count=30), Part(kind='table', count=14)] is_shared=False",
     ],
@@ -41,11 +41,11 @@ FACTS = {
     ],
     "parallel_sampling.py": ["the texts are the same"],
     "prefix_sharing.py": [
-        "each for itself: 128 blocks at the most, 1664 prompt tokens computed",
-        "sharing:         35 blocks at the most, 176 prompt tokens computed, 1488 taken from the cache (89%)",
+        "without sharing: 128 blocks at most, 1664 prompt tokens computed",
+        "with sharing:    35 blocks at most, 176 prompt tokens computed, 1488 taken from the cache (89%)",
         "the answers are the same, to the token",
     ],
-    "read_a_run.py": ["8 requests, 0 tokens of their prompts found in the cache"],
+    "read_a_run.py": ["8 requests, 0 tokens of their prompts hit the cache"],
     "structured_output.py": ["refused: Default retriever does not fetch resources"],
     "tool_calls.py": ["temperature(Oslo)"],
     "simulated_traffic.py": [
