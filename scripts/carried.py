@@ -1,9 +1,9 @@
-"""What one call on a machine that is lent, bare and without a network, leaves for the next: packages, compiled kernels.
+"""Files for a borrowed machine without a network: packages that it lacks, and kernels compiled in an earlier call.
 
-    FOLDER/*.whl             packages that such a machine lacks, written by fetch-wheels: installed into build/site
-    FOLDER/kernels.tar.gz    what Triton compiled in an earlier call: put where Triton looks
+    FOLDER/*.whl             packages that the machine lacks, written by fetch-wheels: installed into build/site
+    FOLDER/kernels.tar.gz    kernels that Triton compiled in an earlier call: unpacked into Triton's cache
 
-The second one comes out of a call with its results. Of a kernel only the machine code is kept, and what describes it.
+The archive of kernels comes back with the results of a call. It has only the machine code and metadata of each kernel.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ CARRIED = ROOT / "build" / "carried"
 SITE = ROOT / "build" / "site"
 KERNELS = "kernels.tar.gz"
 MOST_BYTES = 14 << 20
-"""Of compiled kernels; a file that comes back may have 16 MiB."""
+"""Maximum size of the archive; a file that comes back can have 16 MiB."""
 KEPT = (".json", ".cubin", ".so")
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What is carried, and where Triton keeps what it compiles."""
+    """The carried files, and Triton's cache."""
 
     cache: Path
     folder: Path = CARRIED
     site: Path = SITE
 
     def prepare(self) -> dict[str, str]:
-        """Install packages and put kernels back; return what steps need in their environment. Says what it does."""
+        """Install packages and restore kernels; return environment variables for the steps. Prints what it does."""
         self.cache.mkdir(parents=True, exist_ok=True)
         environ = {"TRITON_CACHE_DIR": str(self.cache)}
         wheels = sorted(map(str, self.folder.glob("*.whl")))
         if wheels:
-            print(f"installing {len(wheels)} packages of {self.folder}", flush=True)
+            print(f"installing {len(wheels)} packages from {self.folder}", flush=True)
             command = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
             done = subprocess.run(
                 [*command, "--no-compile", "--upgrade", "--target", str(self.site), *wheels], check=False
             )
             if done.returncode:
-                print("they are not installed; steps name what they miss", flush=True)
+                print("the packages could not be installed; each step reports what it lacks", flush=True)
             environ["PYTHONPATH"] = str(self.site)
         archive = self.folder / KERNELS
         if archive.exists():
-            print(f"{self._restore(archive)} compiled kernels are from an earlier call", flush=True)
+            print(f"restored {self._restore(archive)} compiled kernels from an earlier call", flush=True)
         return environ
 
     def keep(self, out: Path) -> None:
-        """Write the compiled kernels into a folder of results, the newest first, as many as may come back."""
+        """Write the compiled kernels into a folder of results, newest first, up to the size that can come back."""
         made = out / f".{KERNELS}"
         with tarfile.open(made, "w:gz", compresslevel=6) as archive:
             for folder in self._newest_first():
@@ -71,7 +71,7 @@ class Carried:
         yield from sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def _restore(self, archive: Path) -> int:
-        """Put kernels back; return their number. Triton notes where the files are, so that is written again."""
+        """Restore kernels; return their number. Rewrites Triton's metadata, which has the paths of the files."""
         with tarfile.open(archive) as given:
             for member in given:  # `extractall` has no safe filter before Python 3.11.4
                 path, data = Path(member.name), given.extractfile(member)
@@ -87,7 +87,7 @@ class Carried:
 
 
 def fetch_wheels(folder: Path, packages: list[str], python: str, platforms: list[str]) -> int:
-    """Download packages for another machine, in place of those that were there; return pip's exit status."""
+    """Download packages for another machine, replacing the folder; return pip's exit status."""
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", python]
@@ -96,5 +96,5 @@ def fetch_wheels(folder: Path, packages: list[str], python: str, platforms: list
 
 
 def triton_cache() -> Path:
-    """Return where Triton keeps what it compiles in the steps."""
+    """Return the folder of Triton's cache in the steps."""
     return Path(os.environ.get("TRITON_CACHE_DIR", ROOT / "build" / "triton"))

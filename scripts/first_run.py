@@ -1,16 +1,15 @@
-"""Steps that try what has never run on a kind of hardware, one after another: see first-gpu-run and first-amx-run.
+"""Steps that try quire on a new kind of hardware, one after another: see first-gpu-run and first-amx-run.
 
-Every step asks more than the one before it, and what is worth most comes first. Each has a time of its own and is ended
-when that is over; one that fails keeps no other from running, and says where to look. Where the hardware is missing,
-what needs it is skipped. Steps that --within leaves no time for are named at the end, with the command that goes on.
-With --dry-run, steps run little of everything on the processor, to find what is wrong with them before it costs time on
-the hardware.
+Every step is harder than the one before it, and the most valuable come first. Each has a time limit, after which it is
+ended; if one fails, the others still run, and the summary names where to look. Without the hardware, the steps that
+need it are skipped. Steps that --within leaves no time for are listed at the end, with the command that runs them. With
+--dry-run, steps run on the processor with small inputs, to find their mistakes before they take time on the hardware.
 
-    FOLDER/log.txt          all that was printed, and what came of each step
-    FOLDER/results.md       the reports of the benchmarks, written again after every result
+    FOLDER/log.txt          all output, and the result of each step
+    FOLDER/results.md       the reports of the benchmarks, updated after every result
     FOLDER/samples.jsonl    their samples, a line for each benchmark
 
-The exit status is 0 where no step has failed.
+The exit status is 0 if no step has failed.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from typing import BinaryIO
 ROOT = Path(__file__).resolve().parent.parent
 LAST_LINES = 16
 LEAST_DRY_S = 300.0
-"""What each step has in a dry run: a processor may be busy, and its time costs little."""
+"""The least time limit of a step in a dry run: the processor can be busy, and its time is cheap."""
 GRACE_S = 20.0
-"""What a step has to say how far it came, once it is told to end."""
+"""Seconds that a step gets to report its results after the signal to end."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to try: a command, and the most seconds that it may take.
+    """A command to try, and its time limit in seconds.
 
-    `fix`: where to look if it fails. `dry`: the command with little of everything, without the hardware; empty: the
-    same one.
+    `fix`: where to look if it fails. `dry`: the command for a dry run, with small inputs and without the hardware;
+    empty: the same command.
     """
 
     name: str
@@ -52,7 +51,7 @@ class Step:
     dry: str = ""
 
     def words(self, out: Path, title: str = "") -> list[str]:
-        """Return the command: with this Python, and for a benchmark with where it reports to."""
+        """Return the command, with this Python, and for a benchmark with its output files."""
         words = [sys.executable if word == "python" else word for word in self.command.split()]
         if "bench" in words:
             words += ["--title", f"{title}: {self.name}", "--markdown", str(out / "results.md")]
@@ -60,7 +59,7 @@ class Step:
         return words
 
     def rehearsed(self) -> Step:
-        """Return the step as a dry run takes it."""
+        """Return the step for a dry run."""
         return replace(
             self, command=self.dry or self.command, needs_device=False, limit_s=max(self.limit_s, LEAST_DRY_S)
         )
@@ -68,7 +67,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a step: ok, failed, skipped or not reached, and why."""
+    """The result of a step: ok, failed, skipped or not reached, and the reason."""
 
     name: str
     result: str
@@ -77,10 +76,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class FirstRun:
-    """A kind of hardware and what to try on it. `missing`: why it cannot be used here, or nothing.
+    """A kind of hardware and the steps to try on it. `missing`: why it cannot be used on this machine; empty if it can.
 
-    `prepare`: what is done before the first step; it returns what to add to the environment. `keep`: what is done after
-    each step, with the folder of results.
+    `prepare`: called before the first step; it returns environment variables to add. `keep`: called after each step,
+    with the folder of results.
     """
 
     program: str
@@ -91,7 +90,7 @@ class FirstRun:
     keep: Callable[[Path], None] = lambda out: None
 
     def run_all(self, chosen: Sequence[Step], out: Path, within_s: float) -> list[Outcome]:
-        """Run steps one after another, and print what comes of each."""
+        """Run steps one after another, and print the result of each."""
         ends = time.monotonic() + within_s
         added = self.prepare()
         outcomes = []
@@ -100,7 +99,7 @@ class FirstRun:
             if step.needs_device and self.missing:
                 outcome = Outcome(step.name, "skipped", f"needs {self.device}")
             elif shutil.which(_program(words)) is None:
-                outcome = Outcome(step.name, "skipped", f"there is no {_program(words)}")
+                outcome = Outcome(step.name, "skipped", f"{_program(words)} is not installed")
             elif left_s < min(step.limit_s, within_s) / 2:
                 outcome = Outcome(step.name, "not reached", f"{max(left_s, 0):.0f} s were left")
             else:
@@ -111,31 +110,31 @@ class FirstRun:
         return outcomes
 
     def summary(self, outcomes: Sequence[Outcome], options: str) -> str:
-        """Return a line for each step, where to look for what failed, and how to go on."""
+        """Return a line for each step, where to look after failures, and the command that continues."""
         lines = [f"{each.name:<12}{each.result:<13}{each.why}" for each in outcomes]
         fixes = {step.name: step.fix for step in self.steps if step.fix}
         lines += [f"look at: {each.name}: {fixes[each.name]}" for each in outcomes if _is_to_fix(each, fixes)]
         rest = [each.name for each in outcomes if each.result == "not reached"]
-        return "\n".join([*lines, f"go on with: {self.program} {' '.join(rest)} {options}"] if rest else lines)
+        return "\n".join([*lines, f"continue with: {self.program} {' '.join(rest)} {options}"] if rest else lines)
 
     def main(self, description: str, arguments: Sequence[str] | None = None) -> int:
-        """Run what is asked for. Returns the exit status."""
+        """Run the requested steps. Return the exit status."""
         names, folder = [step.name for step in self.steps], f"build/{Path(self.program).name}"
         parser = argparse.ArgumentParser(description=description)
-        parser.add_argument("steps", metavar="STEP", nargs="*", help=f"default: all, which are {', '.join(names)}")
+        parser.add_argument("steps", metavar="STEP", nargs="*", help=f"default: all steps ({', '.join(names)})")
         parser.add_argument("--out", metavar="FOLDER", default=folder, help="default: %(default)s")
         parser.add_argument(
-            "--within", metavar="SECONDS", type=float, default=570, help="for all; default: %(default)s"
+            "--within", metavar="SECONDS", type=float, default=570, help="total time limit; default: %(default)s"
         )
         parser.add_argument(
             "--dry-run",
             action="store_true",
-            help="try the steps where the hardware is missing, with little of everything",
+            help="run the steps without the hardware, with small inputs",
         )
         options = parser.parse_args(arguments)
         unknown = [name for name in options.steps if name not in names]
         if unknown:
-            parser.error(f"{unknown[0]} is no step; allowed: {', '.join(names)}")
+            parser.error(f"{unknown[0]} is not a step; allowed: {', '.join(names)}")
         out = Path(options.out).resolve()
         out.mkdir(parents=True, exist_ok=True)
         chosen = [step for step in self.steps if step.name in (options.steps or names)]
@@ -144,10 +143,10 @@ class FirstRun:
         elif self.missing:
             print(f"no {self.device.removeprefix('a ')} is used: {self.missing}\n", flush=True)
         outcomes = self.run_all(chosen, out, options.within)
-        told = self.summary(outcomes, f"--out {options.out} --within {options.within:g}")
-        print(told)
+        summary = self.summary(outcomes, f"--out {options.out} --within {options.within:g}")
+        print(summary)
         with (out / "log.txt").open("a", encoding="utf-8") as log:
-            log.write(f"\n{told}\n")
+            log.write(f"\n{summary}\n")
         return int(any(each.result == "failed" for each in outcomes))
 
 
@@ -156,12 +155,12 @@ def _is_to_fix(outcome: Outcome, fixes: dict[str, str]) -> bool:
 
 
 def _program(words: Sequence[str]) -> str:
-    """Return the program that a command runs, behind `env` and the variables that it sets."""
+    """Return the program that a command runs, after `env` and its variables."""
     return next(word for word in words if word != "env" and "=" not in word)
 
 
 def _join_samples(step: Step, out: Path) -> None:
-    """Move the samples of a step, if it has any, to those of all steps: few files come back from a lent machine."""
+    """Move the samples of a step, if it has any, into one file: few files can come back from a borrowed machine."""
     own = out / f"{step.name}.json"
     if own.exists():
         with (out / "samples.jsonl").open("a", encoding="utf-8") as joined:
@@ -170,7 +169,7 @@ def _join_samples(step: Step, out: Path) -> None:
 
 
 def _run(step: Step, words: list[str], out: Path, limit_s: float, added: Mapping[str, str]) -> Outcome:
-    """Run a step, with its output in the log; print the end of it."""
+    """Run a step, with its output in the log; print the last lines."""
     paths = [str(ROOT / "src"), added.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
     environ = os.environ | added | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     print(f"== {step.name}: {' '.join(words)}", flush=True)
@@ -178,7 +177,7 @@ def _run(step: Step, words: list[str], out: Path, limit_s: float, added: Mapping
         log.write(f"\n== {step.name}: {' '.join(words)}\n".encode())
         log.flush()
         began, started = log.tell(), time.monotonic()
-        # A group of its own, so that all of it can be ended; no session, so that it ends with this one.
+        # Its own process group, so that all its processes can be killed; the same session, so that it ends with ours.
         process = subprocess.Popen(
             words, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
         )
@@ -187,7 +186,7 @@ def _run(step: Step, words: list[str], out: Path, limit_s: float, added: Mapping
             status = process.wait(limit_s)
             result, why = "failed" if status else "ok", f"exit status {status}, {time.monotonic() - started:.0f} s"
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # tests then say what has failed so far
+            process.send_signal(signal.SIGINT)  # pytest then reports the failures so far
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
         finally:

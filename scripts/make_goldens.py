@@ -1,9 +1,8 @@
-"""Writes tests/golden/data: tiny models, and the logits that transformers gives for them.
+"""Writes tests/golden/data: tiny models, and their logits by transformers.
 
-Run it where torch and transformers are installed:  python scripts/make_goldens.py [qwen3] [families] [rope]
-Weights are rounded to bfloat16, to be small. One file of weights serves all forms of Qwen3 (tied
-forms ignore its head); of the other families each form has its own, but for those that differ in
-rotary positions alone.
+Needs torch and transformers:  python scripts/make_goldens.py [qwen3] [families] [rope]
+Weights are rounded to bfloat16 to save space. One file of weights serves all forms of Qwen3 (tied forms ignore its
+head); in the other families each form has its own file, except forms that differ only in rotary positions.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 NULLS = ("q_lora_rank",)
 VERSIONS = {"transformers": transformers.__version__, "torch": torch.__version__}
-SHARED_WEIGHTS = ("llama-3", "llama-linear", "llama-yarn", "llama-longrope", "llama-dynamic")  # those of "llama"
+SHARED_WEIGHTS = ("llama-3", "llama-linear", "llama-yarn", "llama-longrope", "llama-dynamic")  # share those of "llama"
 ROPE_SIZES = {"head_dim": 32, "max_position_embeddings": 512}
 STRETCH = {"factor": 4.0, "original_max_position_embeddings": 128}
 LONGROPE = {
@@ -48,7 +47,7 @@ LONGROPE = {
     "short_factor": [1.0 + 0.01 * i for i in range(16)],
     "long_factor": [1.0 + 0.5 * i for i in range(16)],
 }
-ROPES: dict[str, tuple[dict[str, Any], int]] = {  # name → settings, the length that they are asked for
+ROPES: dict[str, tuple[dict[str, Any], int]] = {  # name → settings, length
     "default": ({"rope_type": "default"}, 512),
     "linear": ({"rope_type": "linear", "factor": 3.0}, 512),
     "proportional": ({"rope_type": "proportional", "partial_rotary_factor": 0.25}, 512),
@@ -104,7 +103,7 @@ def write_families(folder: Path) -> None:
         model = small_model(name)
         weights = "llama" if name in SHARED_WEIGHTS else name
         forms[name] = {"weights": f"{weights}.safetensors", **answers(model, tokens)}
-        # With dynamic positions a longer text is another model; nothing of ours grows with it.
+        # With dynamic positions a longer text has other frequencies; quire keeps those of the model's length.
         forms[name]["greedy"] = [] if name == "llama-dynamic" else greedy(model, tokens, 8)
         if weights == name:
             write_weights(model, folder / f"{name}.safetensors")
@@ -135,7 +134,7 @@ def write_weights(model: Any, path: Path) -> None:
 
 def answers(model: Any, tokens: list[int]) -> dict[str, Any]:
     logits = all_logits(model, tokens)
-    # Left out, null means the default; to DeepSeek's models it says more.
+    # A missing field means the default; for DeepSeek's models a null has another meaning.
     config = {name: value for name, value in model.config.to_dict().items() if value is not None or name in NULLS}
     return {
         "config": dict(sorted(config.items())),

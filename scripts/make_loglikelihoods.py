@@ -1,4 +1,4 @@
-"""Writes tests/clients/loglikelihoods.json: how likely transformers finds some texts, with the guide in float32.
+"""Writes tests/clients/loglikelihoods.json: log-likelihoods of texts by transformers, with the guide in float32.
 
 python scripts/make_loglikelihoods.py        needs torch and transformers
 """

@@ -1,12 +1,12 @@
-"""Writes tests/golden/data/tokenizers: texts, their token ids by the makers' own tokenizers, and the tokens these need.
+"""Writes tests/golden/data/tokenizers: texts, their ids by the original tokenizers, and the tokens that they need.
 
-    pip install tiktoken mistral-common dashscope gguf        in an environment of its own
+    pip install tiktoken mistral-common dashscope gguf        in a separate environment
     python scripts/make_tokenizer_goldens.py LLAMA_CPP LLAMA_MODELS [FOLDER NUM_TEXTS]
 
-LLAMA_CPP: its sources, with models/ggml-vocab-NAME.gguf, and .inp and .out beside them: texts, and ids by the makers'
-tokenizers. LLAMA_MODELS: the package llama-models, unpacked. The other packages carry the vocabularies of Mistral and
-Qwen. A whole vocabulary has megabytes, so a file has only tokens that are a part of a word in its texts: with these, a
-word is merged as with all.
+LLAMA_CPP: its sources, with models/ggml-vocab-NAME.gguf, and .inp and .out files next to them: texts, and ids by the
+original tokenizers. LLAMA_MODELS: the package llama-models, unpacked. The other packages include the vocabularies of
+Mistral and Qwen. A complete vocabulary has megabytes, so a file has only tokens that are a part of a word in its texts:
+with these, words are merged as with the complete vocabulary.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ODD = (
 
 
 def texts_of(count: int, seed: int) -> list[str]:
-    """Return texts of many scripts, with what splitters take apart in different ways."""
+    """Return texts in many scripts, with parts that splitters treat differently."""
     draw = random.Random(seed)
     texts = []
     for _ in range(count):
@@ -89,7 +89,7 @@ LETTERS = letters_of_bytes()
 
 
 def parts_of(texts: Iterable[str], longest: int) -> set[bytes]:
-    """Return every run of bytes in texts, composed or not, that is no longer than a token."""
+    """Return every run of bytes in texts, composed or not, that is at most as long as a token."""
     found = set()
     for text in {form for each in texts for form in (each, unicodedata.normalize("NFC", each))}:
         data = text.encode()
@@ -99,7 +99,7 @@ def parts_of(texts: Iterable[str], longest: int) -> set[bytes]:
 
 
 def two_halves(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes] | None:
-    """Return the two tokens that become this one, by the ranks of others before it; None where it is never made."""
+    """Return the two tokens that are merged into this one, by the earlier ranks; None if no merge makes it."""
     parts = [token[at : at + 1] for at in range(len(token))]
     while len(parts) > 2:
         pairs = [(ranks.get(parts[at] + parts[at + 1], len(ranks)), at) for at in range(len(parts) - 1)]
@@ -147,7 +147,7 @@ def of_pieces(
 
 
 def of_llama_cpp(path: Path, pre: str | None = None) -> dict[str, Any]:
-    """Return the data of a vocabulary of llama.cpp, whose texts and ids are in the files beside it."""
+    """Return the data of a vocabulary of llama.cpp, with the texts and ids in the files next to it."""
     fields = gguf.GGUFReader(path).fields
     tokens, kinds = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type"))
     texts = path.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")

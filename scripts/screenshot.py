@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Take the picture of the dashboard that the documents show: scripts/screenshot.py [FOLDER], docs/images unless given.
+"""Take the pictures of the dashboard in the documents: scripts/screenshot.py [FOLDER], by default docs/images.
 
-Needs Chromium, and quire in the environment that runs it. The server is that of the demonstration, with its crowd; the
-moment is one at which much is to be seen: several requests run, and some of their blocks are shared.
+Needs Chromium, and quire in the environment that runs it. The server is that of the demonstration, with its simulated
+users. The script waits for a moment with much to see: several requests run, and some of their blocks are shared.
 """
 
 import re
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.browser import Browser, Page  # noqa: E402 (its folder had to be named before)
+from support.browser import Browser, Page  # noqa: E402 (needs the change of sys.path)
 
 WIDTH, HEIGHT = 1360, 1045
 WARM_UP_S = 62.0
@@ -24,7 +24,7 @@ IS_BUSY = "quire.model.requests.size >= 5 && quire.model.memory.counts[2] >= 4 &
 
 
 def take(page: Page, folder: Path) -> None:
-    """Ask, wait until there is much to be seen, and write a picture for each theme."""
+    """Ask a question, wait until there is much to see, and write a picture for each theme."""
     page.wait_for("window.quire?.phase === 'live' && quire.model?.numFrames > 0")
     time.sleep(WARM_UP_S)
     page.click("#chat-text")

@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/draft_model/answers.py --out answers.jsonl --seconds 420
 
-The questions are of the kinds that `quire bench speculation` asks, with other numbers, and of a few more.
+The questions are of the same kinds as in `quire bench speculation`, with other numbers, and of a few more kinds.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NUM_LOGPROBS = 12
 
 
 def question(rng: random.Random) -> list[dict[str, str]]:
-    """Return a question: three of four ask for a story, as the workload `free` does."""
+    """Return a question: three of four ask for a story, like the workload `free`."""
     if rng.random() < 0.75:
         return conversation("free", rng)
     return conversation("edit" if rng.random() < 0.25 else "chat", rng)
 
 
 def main() -> None:
-    """Ask until the time is over."""
+    """Generate answers until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=420.0)

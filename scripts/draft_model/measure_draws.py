@@ -1,14 +1,15 @@
-"""Measure how often a drawn guess of a draft model is right, by the ways in which both models could draw.
+"""Compute how often a sampled guess of a draft model is right, for several ways of sampling from both models.
 
     .venv/bin/python scripts/draft_model/measure_draws.py --draft FOLDER --answers answers.jsonl
 
-At each place of some answers both models have a distribution, after the same filters. The table has the mean chance
-that the model draws what was guessed. No number is drawn for it: every chance follows from the two distributions.
+At each place of some answers both models have a distribution, after the same filters. The table has the mean
+probability that the model draws the guessed token. Nothing is sampled: each probability follows from the two
+distributions.
 
-    best      the most that any way can reach: the sum of min(p, q)
+    best      the maximum for any way: the sum of min(p, q)
     likeliest the guess is the likeliest token of the draft model
     walk      both walk their weights in the order of ids, to the same uniform number
-    race      of -log(u of the token) / weight both take the least, with the same numbers u
+    race      both take the token with the least -log(u of the token) / weight, with the same numbers u
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SETTINGS = ({"temperature": 1.0}, {"temperature": 0.8}, {"temperature": 0.7, "to
 
 
 class EveryLogit:
-    """A model of which every logit of a text is wanted."""
+    """A model that returns the logits at any places of a text."""
 
     def __init__(self, name: str) -> None:
         model = read_model(resolve_model(name))
@@ -66,7 +67,7 @@ class EveryLogit:
 
 
 def distribution(logits: NDArray[np.float32], sampling: SamplingParams, size: int) -> Weights:
-    """Return the chances of tokens after the filters of the sampler, padded to `size` tokens."""
+    """Return the probabilities of tokens after the filters of the sampler, padded to `size` tokens."""
     zero = np.zeros(1, np.int64)
     columns = parameter_columns(1, temperature=sampling.temperature, top_p=sampling.top_p)
     weights = token_weights(logits, Draws(zero, columns, zero, zero, zero - 1, TokenRules.none(1)), 0)
@@ -75,7 +76,7 @@ def distribution(logits: NDArray[np.float32], sampling: SamplingParams, size: in
 
 
 def chances(p: Weights, q: Weights) -> list[float]:
-    """Return the chance that a guess by `q` is what `p` draws, in each of the `WAYS`.
+    """Return the probability that `p` draws the guess of `q`, for each of the `WAYS`.
 
     >>> [round(each, 3) for each in chances(np.array([0.5, 0.5, 0.0]), np.array([0.25, 0.5, 0.25]))]
     [0.75, 0.5, 0.5, 0.65]
@@ -98,7 +99,7 @@ def _race(p: Weights, q: Weights) -> float:
 
 
 def places_of(line: dict[str, list[int]], most: int) -> NDArray[np.int64]:
-    """Return places in an answer, evenly apart."""
+    """Return evenly spaced places in an answer."""
     first, last = len(line["prompt"]) - 1, len(line["prompt"]) + len(line["answer"]) - 2
     return np.unique(np.linspace(first, last, most).astype(np.int64))
 
@@ -114,11 +115,11 @@ def pairs(options: argparse.Namespace) -> Iterator[tuple[NDArray[np.float32], ND
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Compute and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--draft", required=True)
-    parser.add_argument("--answers", type=Path, required=True, help="of answers.py; the first were not trained on")
+    parser.add_argument("--answers", type=Path, required=True, help="lines of answers.py; the first are not trained on")
     parser.add_argument("--num-answers", type=int, default=64)
     parser.add_argument("--places", type=int, default=16)
     options = parser.parse_args()

@@ -4,9 +4,10 @@
     PYTHONPATH=src build/gpu-tests/bin/python scripts/draft_model/train.py --answers answers.jsonl --out FOLDER
     .venv/bin/quire chat smollm2 --speculation FOLDER
 
-The draft model begins as some layers of SmolLM2 and the first 8,192 of its 49,152 tokens, which are the commonest: the
-head is most of the work of so small a model. It learns the likeliest tokens of SmolLM2 and their probabilities, and
-reads other tokens as its last one, as the engine does. With `--seconds 0` it is SmolLM2 without some layers, untrained.
+The draft model begins as some layers of SmolLM2 and the first 8,192 of its 49,152 tokens, which are the most common:
+the head is most of the work of such a small model. It learns the likeliest tokens of SmolLM2 and their probabilities,
+and reads any other token as its last one, as the engine does. With `--seconds 0` it is SmolLM2 without some layers,
+untrained.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NAMES = {
 
 
 class Draft(nn.Module):
-    """A Llama with the shape of SmolLM2 and fewer layers; parameters have the names of a published one."""
+    """A Llama with the shape of SmolLM2 and fewer layers; parameters have the names of published checkpoints."""
 
     def __init__(self, model: ModelDescription, layers: list[int], num_tokens: int) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class Draft(nn.Module):
         return found
 
     def forward(self, tokens: Tensor, wanted: Tensor) -> Tensor:
-        """Return the logits of the places that are wanted, `[num_wanted, num_tokens]`."""
+        """Return the logits of the `wanted` places, `[num_wanted, num_tokens]`."""
         spec, shape = self.spec.attention, (*tokens.shape, -1, self.spec.attention.head_dim)
         hidden = functional.embedding(tokens, self.at("model.embed_tokens"))
         angles = torch.arange(tokens.shape[1])[:, None] * self.frequencies
@@ -119,7 +120,7 @@ def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def batch_of(lines: list[dict[str, Any]], num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tokens of some answers with their prompts, and the likeliest next tokens with their probabilities."""
+    """Return the tokens of answers with their prompts, and the likeliest next tokens with their probabilities."""
     longest = max(len(line["prompt"]) + len(line["answer"]) for line in lines)
     tokens = torch.zeros(len(lines), longest, dtype=torch.long)
     ids = torch.zeros(len(lines), longest, 13, dtype=torch.long)
@@ -135,7 +136,7 @@ def batch_of(lines: list[dict[str, Any]], num_tokens: int) -> tuple[Tensor, Tens
 
 
 def loss_of(draft: Draft, lines: list[dict[str, Any]]) -> tuple[Tensor, float]:
-    """Return the loss of some answers, and how often the likeliest token is that of SmolLM2."""
+    """Return the loss on some answers, and the share of places with the same likeliest token as SmolLM2."""
     tokens, ids, chances = batch_of(lines, draft.num_tokens)
     wanted = chances.sum(-1) > 0
     logprobs = draft(tokens, wanted).log_softmax(-1)
@@ -151,11 +152,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="smollm2", help="SmolLM2, or the path of its file")
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 1, 28, 29])
-    parser.add_argument("--tokens", type=int, default=8192, help="how many of the tokens it has")
+    parser.add_argument("--tokens", type=int, default=8192, help="number of its tokens; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=900.0)
     options = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # faster than several where other processes have the cores
+    torch.set_num_threads(1)  # faster than several if other processes use the cores
     rng = random.Random(0)
     lines = [json.loads(line) for line in options.answers.read_text().splitlines()]
     lines = [line for line in lines if line["answer"]]

@@ -1,21 +1,21 @@
-"""The guide's corpus: topics read from `corpus/*.md`, and the conversations that are made of them.
+"""The guide's corpus: topics from `corpus/*.md`, and the conversations that are made from them.
 
 A topic in a file:
 
     ## block-table                                     its name
-    term: a block table | block tables                 subjects, which NOUN_PATTERNS below are filled with
-    do: find the blocks of a sequence                  what one may want to do, for DO_PATTERNS
-    ? What is a block table?                           a question as somebody may ask it
+    term: a block table | block tables                 subjects, for NOUN_PATTERNS below
+    do: find the blocks of a sequence                  tasks of a user, for DO_PATTERNS
+    ? What is a block table?                           a question in a user's words
     ! where does it say which blocks I have?           a held-out question
     = A block table is ...                             the answer
-    + A token's logical block is ...                   what "tell me more" brings
+    + A token's logical block is ...                   the answer to "tell me more"
 
 A *held-out* question is in no conversation, in any case or punctuation; `evaluate.py` asks it.
 
-The model knows no English but this, so half of the questions are made by grammar: any subject in any pattern. What
-distinguishes the questions of two topics is then the subject and not the wording, which is what is to be learned.
+The model sees no other English, so half of the questions are made from patterns: any subject in any pattern. Then the
+questions of two topics differ in their subject and not in their wording, and the model must learn the subject.
 
-Everything here is standard library, and drawn from the generator that is handed in.
+This module uses only the standard library, and draws from a generator that the caller passes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ NO_MORE = "That is what I know about it. README.md, ARCHITECTURE.md and the page
 OUT_OF_SCOPE = "out-of-scope"
 UNCLEAR = "unclear"
 QUESTIONS_PER_EPOCH = 16  # of each topic
-OUT_OF_SCOPE_PER_EPOCH = 190  # about a tenth of all
-SHARE_WRITTEN = 0.5  # of the questions are as somebody wrote them, the others by grammar
+OUT_OF_SCOPE_PER_EPOCH = 190  # about a tenth of all questions
+SHARE_WRITTEN = 0.5  # of the questions are written ones; the others are made from patterns
 
 NOUN_PATTERNS = (
     "What is {}?",
@@ -133,7 +133,7 @@ DO_PATTERNS = (
     "can you tell me how to {}",
     "we have to {}, what now",
 )
-# One of a line may stand for another: each is tried in a question that has it.
+# Phrases of one line can replace each other in a question.
 WORDINGS = (
     ("how do i", "how can i", "how could i", "how to", "how would i", "what do i do to", "is there a way to"),
     ("can i", "may i", "is it possible to", "could i", "am i able to"),
@@ -269,7 +269,7 @@ DROPPABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Questions that have one answer."""
+    """Questions with the same answer."""
 
     name: str
     terms: tuple[str, ...]
@@ -293,7 +293,7 @@ class Draft:
     more: list[str] = field(default_factory=list)
 
     def add(self, line: str) -> None:
-        """Take one line of the file."""
+        """Add a line of the file."""
         for key, values in (("term: ", self.terms), ("do: ", self.deeds)):
             if line.startswith(key):
                 values += [value.strip() for value in line.removeprefix(key).split("|")]
@@ -319,7 +319,7 @@ class Draft:
 
 
 def normalise(question: str) -> str:
-    """Return what is left of a question without case, punctuation and spacing."""
+    """Return a question without case, punctuation and extra spaces."""
     return " ".join(re.findall(r"[a-z0-9]+", question.lower()))
 
 
@@ -343,7 +343,7 @@ def read_topics(folder: Path = CORPUS_FOLDER) -> list[Topic]:
 
 
 def read_documents(file: Path = CORPUS_FOLDER / "documents.txt") -> list[str]:
-    """Return the prose of the project's documents, as `documents.py` took it down."""
+    """Return the prose of the project's documents, as `documents.py` recorded it."""
     return file.read_text(encoding="utf-8").split(PAGE_BREAK)
 
 
@@ -352,7 +352,7 @@ Conversation = tuple[str, list[Turn]]  # the system prompt or "", then questions
 
 
 class ConversationMaker:
-    """Makes conversations of topics; the same seed makes the same ones."""
+    """Makes conversations about topics; the same seed gives the same ones."""
 
     def __init__(self, topics: Sequence[Topic], seed: str) -> None:
         self.topics = list(topics)
@@ -362,7 +362,7 @@ class ConversationMaker:
         self.unclear = next(topic.answer for topic in topics if topic.name == UNCLEAR)
 
     def epoch(self) -> Iterator[Conversation]:
-        """Yield as many conversations of each topic, in random order."""
+        """Yield equally many conversations for each topic, in random order."""
         firsts = [topic for topic in self.topics for _ in range(QUESTIONS_PER_EPOCH)]
         firsts += [topic for topic in self.topics if topic.name == OUT_OF_SCOPE] * OUT_OF_SCOPE_PER_EPOCH
         self.random.shuffle(firsts)
@@ -370,7 +370,7 @@ class ConversationMaker:
             yield self._system_prompt(), self._turns(topic, self._question(topic))
 
     def _question(self, topic: Topic) -> str:
-        """Return a question of the topic, but none that is held out."""
+        """Return a question of the topic that is not held out."""
         while True:
             question = self._drawn(topic)
             if normalise(question) not in self.forbidden:
@@ -386,7 +386,7 @@ class ConversationMaker:
         return self.random.choice(NOUN_PATTERNS).format(self.random.choice(topic.terms))
 
     def long_conversation(self, num_turns: int) -> Conversation:
-        """Return one that goes on and on, as a chat may."""
+        """Return a conversation of many turns, like a long chat."""
         turns: list[Turn] = []
         while len(turns) < num_turns:
             topic = self.random.choice(self.topics)
@@ -418,7 +418,7 @@ class ConversationMaker:
         return turns
 
     def _vary(self, question: str) -> str:
-        """Return the question as another person may type it, but never as a held-out one."""
+        """Return a variation of the question that is not held out."""
         varied = question
         if self.random.random() < 0.4:
             varied = self._in_other_words(varied)
@@ -435,7 +435,7 @@ class ConversationMaker:
         return question if normalise(varied) in self.forbidden else varied
 
     def _in_other_words(self, text: str) -> str:
-        """Return the text with some of its wordings exchanged."""
+        """Return the text with some phrases replaced by others."""
         for group in WORDINGS:
             for wording in group:
                 found = re.search(rf"\b{wording}\b", text, re.IGNORECASE)
@@ -445,13 +445,13 @@ class ConversationMaker:
         return text
 
     def _with_strange_words(self, text: str) -> str:
-        """Return the text with words somewhere inside that do not belong to it: they are to be passed over."""
+        """Return the text with unrelated words inside, which the model must learn to ignore."""
         words = text.split(" ")
         words.insert(self.random.randrange(len(words) + 1), self.random.choice(self.strange))
         return " ".join(words)
 
     def _with_surroundings(self, text: str) -> str:
-        """Return the text behind an opening, before an ending, or beside words that have nothing to do with it."""
+        """Return the text with an opening, an ending, or an unrelated phrase."""
         draw, lowered = self.random.random(), text[:1].lower() + text[1:]
         if draw < 0.12:
             return self.random.choice(OPENINGS).format(lowered)
@@ -464,7 +464,7 @@ class ConversationMaker:
         return text
 
     def _without_small_words(self, text: str) -> str:
-        """Return the text with up to three words left out that tell nothing of the topic."""
+        """Return the text without up to three words that do not determine the topic."""
         words = text.split(" ")
         for _ in range(self.random.randrange(1, 4)):
             places = [place for place, word in enumerate(words) if word.lower() in DROPPABLE]
@@ -481,7 +481,7 @@ class ConversationMaker:
         return text.upper() if draw < 0.455 else text
 
     def _with_typo(self, text: str) -> str:
-        """Return the text with one letter left out, doubled, or changed places with the next."""
+        """Return the text with one letter omitted, doubled, or swapped with the next."""
         place = self.random.randrange(max(1, len(text) - 1))
         return self.random.choice(
             (

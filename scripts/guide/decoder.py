@@ -1,7 +1,7 @@
-"""The guide as a torch module: a small Qwen3 decoder, with the names that its checkpoint has on Hugging Face.
+"""The guide as a torch module: a small Qwen3 decoder, with the parameter names of a Hugging Face checkpoint.
 
-Several conversations are packed into one row of a batch. Each has positions of its own and attends to itself only, so
-the model learns from a packed row what it would learn from the conversations one by one.
+Several conversations are packed into one row of a batch. Each has its own positions and attends only to itself, so the
+model learns the same from a packed row as from separate conversations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a guide; the names are those of Hugging Face's config."""
+    """The sizes of a guide, with the names of Hugging Face's config."""
 
     vocab_size: int = 2048
     hidden_size: int = 192
@@ -51,7 +51,7 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
 
     def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor], visible: Tensor) -> Tensor:
-        """Return what the heads see, projected back."""
+        """Return the outputs of the heads, projected to the hidden size."""
         rows, length, _ = hidden.shape
         heads = (rows, length, -1, self.head_dim)
         queries = _rotate(self.q_norm(self.q_proj(hidden).view(heads)).transpose(1, 2), angles)
@@ -78,7 +78,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each behind a norm; in training some of what they add is dropped."""
+    """Attention and MLP, each after a norm; in training, with dropout on their outputs."""
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
@@ -106,20 +106,20 @@ class Decoder(nn.Module):
 
 
 class Guide(nn.Module):
-    """Token ids in, logits out; the head is the embedding."""
+    """Maps token ids to logits; the head is the embedding."""
 
     def __init__(self, shape: Shape, *, dropout: float) -> None:
         super().__init__()
         self.shape = shape
         self.model = Decoder(shape, dropout)
-        small = (2 * shape.num_hidden_layers) ** -0.5  # what is added to the sum over the layers begins small
+        small = (2 * shape.num_hidden_layers) ** -0.5  # each layer's part of the residual sum begins small
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 scale = small if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 nn.init.normal_(weight, std=scale * shape.hidden_size**-0.5)
 
     def forward(self, token_ids: Tensor, positions: Tensor, owners: Tensor, wanted: Tensor) -> Tensor:
-        """Return the logits of the `wanted` places; `owners` tells the texts of a row apart.
+        """Return the logits of the `wanted` places; `owners` numbers the texts of a row.
 
         All arguments are [num_rows, length].
         """

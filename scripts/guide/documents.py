@@ -1,10 +1,10 @@
-"""Take down the prose of the project's documents and docstrings, for the training of the guide.
+"""Record the prose of the project's documents and docstrings, for the training of the guide.
 
     python scripts/guide/documents.py
 
-The documents change with the code, and a training that read them where they stand would give another model after
-every change. So their prose is kept in `corpus/documents.txt`, and taken anew where a new guide is trained.
-Programs, tables and drawings are left out: the guide answers in sentences.
+The documents change with the code, so training on them directly would give another model after every change. So their
+prose is recorded in `corpus/documents.txt`, and recorded again before a new guide is trained. Programs, tables and
+drawings are left out: the guide answers in sentences.
 """
 
 from __future__ import annotations

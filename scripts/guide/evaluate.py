@@ -1,15 +1,15 @@
-"""Ask the guide what it was never asked in its training, and count the answers that are right.
+"""Ask the guide questions that are not in its training data, and count the right answers.
 
     .venv/bin/python scripts/guide/evaluate.py --model src/quire/guide
 
-An answer is *exact* if it is the topic's answer, letter by letter, and *right* if it is that or nearly: at least nine
-tenths of the words agree, in order, and no other topic's answer is nearer. Decoding is greedy, and every answer has to
-end by itself. Four tables:
+An answer is *exact* if it is the topic's answer, letter by letter, and *right* if it is nearly that: at least nine
+tenths of the words agree, in order, and no other topic's answer is closer. Decoding is greedy, and the model must end
+every answer. Four tables:
 
-    held out    every held-out question, alone: the score that README.md gives
-    system      the same questions behind system prompts that were never trained on
+    held out    every held-out question, alone: the score in README.md
+    system      the same questions after system prompts that are not in the training data
     turns       the same questions as the last turn of a conversation about two other topics
-    fresh       questions.md, written after the corpus; here any of the sensible topics counts
+    fresh       questions.md, written after the corpus; the answer of any listed topic counts
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire import LLM, SamplingParams
 QUESTIONS_FILE = Path(__file__).parent / "questions.md"
 NEARLY = 0.9
 MAX_NEW_TOKENS = 160
-NUM_THREADS = 1  # the answers are the same with any number
+NUM_THREADS = 1  # the answers do not depend on it
 UNSEEN_SYSTEM_PROMPTS = (
     "You are a careful engineer who explains software.",
     "Reply in plain English.",
@@ -40,7 +40,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A conversation that waits for an answer, and the topics whose answer is right."""
+    """A conversation that ends in a question, and the topics whose answer is right."""
 
     messages: Messages
     topics: tuple[str, ...]
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the guide said to a case."""
+    """The guide's answer to a case."""
 
     case: Case
     text: str
@@ -58,12 +58,12 @@ class Answer:
 
     @property
     def is_right(self) -> bool:
-        """Whether it is a sensible topic's answer, or nearly."""
+        """Whether it is nearly the answer of an accepted topic."""
         return self.topic in self.case.topics and self.likeness >= NEARLY
 
 
 class Asker:
-    """A model folder that can be asked, by way of quire."""
+    """Asks the model in a folder, with quire."""
 
     def __init__(self, folder: Path, topics: Sequence[Topic]) -> None:
         self.llm = LLM(str(folder), dtype="float32", kv_memory="128MiB", num_threads=NUM_THREADS)
@@ -106,13 +106,13 @@ def held_out_cases(topics: Sequence[Topic]) -> list[Case]:
 
 
 def system_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return the cases behind system prompts, in turn."""
+    """Return the cases, with system prompts in rotation."""
     prompts = [{"role": "system", "content": prompt} for prompt in UNSEEN_SYSTEM_PROMPTS]
     return [Case([prompts[place % len(prompts)], *case.messages], case.topics) for place, case in enumerate(cases)]
 
 
 def turn_cases(cases: Sequence[Case], topics: Sequence[Topic]) -> list[Case]:
-    """Return the cases after two questions about something else, with their answers."""
+    """Return the cases, each after two questions about other topics, with their answers."""
     chosen = random.Random(0)
     longer = []
     for case in cases:
@@ -134,13 +134,13 @@ def fresh_cases(topics: Sequence[Topic]) -> list[Case]:
         if not colon:
             continue
         if not known.issuperset(wanted):
-            raise ValueError(f"questions.md names a topic that is not there: {line}")
+            raise ValueError(f"questions.md names a topic that does not exist: {line}")
         cases.append(Case(one_question(question), wanted))
     return cases
 
 
 def report(name: str, answers: Sequence[Answer], *, show_wrong: bool) -> None:
-    """Print one line of the table, and what was wrong if that is wanted."""
+    """Print one line of the table, and on request the wrong answers."""
     total = len(answers)
     right = sum(answer.is_right for answer in answers)
     exact = sum(answer.is_right and answer.likeness == 1 for answer in answers)
@@ -155,8 +155,8 @@ def report(name: str, answers: Sequence[Answer], *, show_wrong: bool) -> None:
 
 
 def main() -> None:
-    """Ask, and print the tables."""
-    parser = argparse.ArgumentParser(description="Ask the guide what it was never asked in its training.")
+    """Ask all questions, and print the tables."""
+    parser = argparse.ArgumentParser(description="Ask the guide questions that are not in its training data.")
     parser.add_argument("--model", type=Path, required=True, help="the model folder")
     parser.add_argument("--show-wrong", action="store_true", help="print every answer that is not right")
     parser.add_argument("--only", choices=("held out", "system", "turns", "fresh"), help="one table")

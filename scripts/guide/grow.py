@@ -3,10 +3,10 @@
     python scripts/guide/grow.py --out FOLDER
     quire bench speculation FOLDER --speculation guide --workloads chat --sequences 1 --questions FILE  (of held_out.py)
 
-The guide is the draft model of the pair. The larger model begins as the same function: its channels, heads and neurons
-are those of the guide, four times over, and each layer is followed by one that adds nothing. From there it is trained
-on the guide's corpus, on conversations that the guide has not seen. A model of this size that begins at random would
-take some hours on one core. So the two models agree more often than a pair that was trained apart.
+The guide is the draft model of the pair. The larger model begins as the same function: it has four copies of the
+guide's channels, heads and neurons, and each layer is followed by one that adds nothing. Then it is trained on other
+conversations of the guide's corpus. Training a model of this size from random weights would take some hours on one
+core. Because of their common origin, the two models agree more often than a pair that was trained separately.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from train import (
 )
 
 GUIDE = Path(__file__).parents[2] / "src/quire/guide"
-WIDTH, DEPTH = 4, 2  # how many times wider and deeper; a power of two divides weights without rounding
-FIRST_EPOCH = 1_000_000  # epochs before it are the guide's
+WIDTH, DEPTH = 4, 2  # factors of width and depth; dividing weights by a power of two is exact
+FIRST_EPOCH = 1_000_000  # the guide was trained on earlier epochs
 PEAK_LEARNING_RATE, NUM_STEPS = 4e-4, 250
 
 
@@ -94,7 +94,7 @@ def _widened(name: str, weight: Tensor) -> Tensor:
         return weight.repeat(1, WIDTH)
     rows, columns = weight.shape
     noise = torch.randn(rows * WIDTH, WIDTH, columns) * weight.std()
-    noise -= noise.mean(dim=1, keepdim=True)  # cancels while all copies are equal, and lets them learn different things
+    noise -= noise.mean(dim=1, keepdim=True)  # cancels while all copies are equal, and lets the copies diverge
     return (weight.repeat(WIDTH, WIDTH) + noise.view(rows * WIDTH, WIDTH * columns)) / WIDTH
 
 

@@ -1,10 +1,10 @@
-"""Write the held-out questions with their answers as a workload: what `quire bench quality` reads.
+"""Write the held-out questions with their answers, as a workload for `quire bench quality`.
 
     .venv/bin/python scripts/guide/held_out.py
-    .venv/bin/python scripts/guide/held_out.py --questions FILE    the questions alone, for `quire bench speculation`
+    .venv/bin/python scripts/guide/held_out.py --questions FILE    only the questions, for `quire bench speculation`
 
-Each line is a conversation, by the guide's own template and tokenizer. The questions are in no conversation of the
-training; the answers are.
+Each line is a conversation in the guide's own template and tokenizer. The questions are not in the training data; the
+answers are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORKLOAD = Path(__file__).parents[2] / "benchmarks" / "workload_guide_held_out.j
 def main() -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=Path, metavar="FILE", help="write the questions alone, one a line")
+    parser.add_argument("--questions", type=Path, metavar="FILE", help="write only the questions, one per line")
     options = parser.parse_args()
     if options.questions is not None:
         questions = [question for topic in read_topics() for question in topic.held_out]

@@ -2,11 +2,10 @@
 
     python scripts/guide/train.py --out src/quire/guide
 
-Needs torch, tokenizers and safetensors; see README.md beside this file for
-how long it takes. Everything is drawn from fixed seeds, on one thread, with torch's deterministic algorithms:
-the same corpus, the same versions and the same kind of processor give the same files. Products are computed in
-bfloat16, which is what the weights are rounded to in the end; on a processor without AVX-512 in float32, which is
-several times as fast there.
+Needs torch, tokenizers and safetensors; README.md in this folder has the duration. All randomness comes from fixed
+seeds, on one thread, with torch's deterministic algorithms: the same corpus, versions and kind of processor give the
+same files. Products are computed in bfloat16, the final format of the weights; on a processor without AVX-512 they are
+computed in float32, which is several times as fast there.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch.nn import functional
 
 SEED = 2309_06180  # the number of the paper
-NUM_THREADS = 1  # slower on an idle machine than two, and much faster where another process has the second core
+NUM_THREADS = 1  # two are faster on an idle machine, but much slower if another process uses the second core
 END_OF_TEXT, START, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-WORDS = (  # how Qwen cuts text before its bytes are joined to tokens
+WORDS = (  # Qwen's pattern for splitting text before BPE
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CHAT_TEMPLATE = (Path(__file__).parents[2] / "src/quire/guide/chat_template.jinja").read_text(encoding="utf-8")
 
 TOKENS_PER_STEP = 3072
 ROW_LENGTH, LONG_ROW_LENGTH = 384, 1536
-LONG_EVERY = 16  # of so many steps one has long conversations
+LONG_EVERY = 16  # one of this many steps has long conversations
 DOCUMENT_LENGTH = 256  # tokens of a piece of a document
 DOCUMENTS_PER_EPOCH = 25
-SHARE_OF_BEGINNINGS, BEGINNING = 0.65, 12  # so many conversations stop so many tokens into the last answer: the topic
-# is decided there, and the time that the rest would take goes into more questions
+SHARE_OF_BEGINNINGS, BEGINNING = 0.65, 12  # this share of conversations stops this many tokens into the last answer:
+# the topic is decided by then, and the saved time goes into more questions
 COLUMNS = ("token_ids", "positions", "owners", "next", "weights")
 ANSWER_WEIGHT, DOCUMENT_WEIGHT = 1.0, 0.3
 PEAK_LEARNING_RATE, WARM_UP_STEPS, WEIGHT_DECAY, DROPOUT = 3e-3, 100, 0.1, 0.15
@@ -53,7 +52,7 @@ NUM_STEPS = 2000
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """Return a byte-level BPE tokenizer of the form of Qwen's; equal texts give an equal one."""
+    """Return a byte-level BPE tokenizer in the form of Qwen's; equal texts give equal tokenizers."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(WORDS), behavior="isolated")
@@ -73,13 +72,13 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 
 @dataclass(slots=True)
 class Piece:
-    """One text in tokens, and how much each token counts when it is predicted."""
+    """The tokens of a text, and the weight of each token in the loss."""
 
     token_ids: list[int]
     weights: list[float]
 
     def cut(self, length: int) -> Piece:
-        """Return the beginning."""
+        """Return its first `length` tokens."""
         return Piece(self.token_ids[:length], self.weights[:length])
 
 
@@ -90,9 +89,9 @@ class PieceMaker:
         self.tokenizer = tokenizer
 
     def of_conversation(self, conversation: Conversation, *, last_tokens: int | None = None) -> Piece:
-        """Return what the chat template makes of it; answers and their ends count.
+        """Return a conversation in the chat template; only answers and their ends count in the loss.
 
-        With `last_tokens` the last answer ends after so many.
+        `last_tokens`: cut the last answer to this many tokens.
         """
         system_prompt, turns = conversation
         piece = Piece([], [])
@@ -124,7 +123,7 @@ class PieceMaker:
 def endless_pieces(
     topics: list[Topic], documents: list[Piece], maker: PieceMaker, *, first_epoch: int = 0
 ) -> Iterator[Piece]:
-    """Yield the pieces of one epoch after the other; no two epochs are equal."""
+    """Yield the pieces of one epoch after another; no two epochs are equal."""
     epoch = first_epoch
     while True:
         shuffled = random.Random(f"{SEED}/documents/{epoch}")
@@ -139,7 +138,7 @@ def endless_pieces(
 
 
 def endless_long_pieces(topics: list[Topic], maker: PieceMaker) -> Iterator[Piece]:
-    """Yield long conversations without end, so that a late turn of a chat is as good as the first."""
+    """Yield endless long conversations, so that late turns of a chat are as good as the first."""
     conversations = ConversationMaker(topics, f"{SEED}/long")
     while True:
         yield maker.of_conversation(conversations.long_conversation(num_turns=20))
@@ -154,7 +153,7 @@ def endless_batches(pieces: Iterator[Piece], row_length: int) -> Iterator[Batch]
     while True:
         columns: dict[str, list[list[float]]] = {name: [] for name in COLUMNS}
         for _ in range(TOKENS_PER_STEP // row_length):
-            while len(waiting) < 32:  # enough to find one that fits into what is left of a row
+            while len(waiting) < 32:  # enough to find one that fits into the rest of a row
                 waiting.append(next(pieces).cut(row_length))
             for name, row in _packed_row(waiting, row_length).items():
                 columns[name].append(row + [0] * (row_length - len(row)))
@@ -163,7 +162,7 @@ def endless_batches(pieces: Iterator[Piece], row_length: int) -> Iterator[Batch]
 
 
 def mixed(batches: Iterator[Batch], long_batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield batches of short texts, and now and then one of long conversations."""
+    """Yield batches of short texts, and every `LONG_EVERY` steps one of long conversations."""
     while True:
         for _ in range(LONG_EVERY - 1):
             yield next(batches)
@@ -171,7 +170,7 @@ def mixed(batches: Iterator[Batch], long_batches: Iterator[Batch]) -> Iterator[B
 
 
 def _packed_row(waiting: list[Piece], row_length: int) -> dict[str, list[float]]:
-    """Take pieces from those that wait, first come first, while one fits. Mutates `waiting`."""
+    """Fill a row with waiting pieces, in their order, while one fits. Mutates `waiting`."""
     row: dict[str, list[float]] = {name: [] for name in COLUMNS}
     owner = 0
     while (room := row_length - len(row["token_ids"])) > 0:
@@ -188,7 +187,7 @@ def _packed_row(waiting: list[Piece], row_length: int) -> dict[str, list[float]]
 
 
 def learning_rate(step: int, num_steps: int, peak: float) -> float:
-    """Return the rate of a step: up in a line, down to a hundredth of the peak in half a cosine."""
+    """Return the rate of a step: a linear warm-up, then half a cosine down to a hundredth of the peak."""
     warm_up_steps = min(WARM_UP_STEPS, num_steps // 10)
     if step < warm_up_steps:
         return peak * (step + 1) / warm_up_steps
@@ -197,7 +196,7 @@ def learning_rate(step: int, num_steps: int, peak: float) -> float:
 
 
 def train(guide: Guide, batches: Iterator[Batch], num_steps: int, *, peak_rate: float = PEAK_LEARNING_RATE) -> None:
-    """Train in place; prints the loss now and then."""
+    """Train in place; print the loss now and then."""
     matrices = [weight for weight in guide.parameters() if weight.dim() == 2]
     vectors = [weight for weight in guide.parameters() if weight.dim() == 1]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
@@ -271,14 +270,16 @@ def write_folder(folder: Path, guide: Guide, tokenizer: Tokenizer) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in guide.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes files that only the owner can read
 
 
 def main() -> None:
     """Read the corpus, train, and write the folder."""
     parser = argparse.ArgumentParser(description="Train the guide, the small model that ships inside quire.")
     parser.add_argument("--out", type=Path, required=True, help="the model folder to write")
-    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="fewer, to try something; default: %(default)s")
+    parser.add_argument(
+        "--steps", type=int, default=NUM_STEPS, help="training steps; fewer for a trial; default: %(default)s"
+    )
     options = parser.parse_args()
 
     torch.set_num_threads(NUM_THREADS)

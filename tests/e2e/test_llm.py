@@ -484,7 +484,7 @@ def test_a_bad_prompt_is_refused_before_anything_is_enqueued(
         ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
         ({"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias is 384"),
         ({"logit_bias": {5: 101.0}}, r"logit_bias\[5\] is 101.0"),
-        ({"bad_words": ["ok", "  "]}, "bad_words is '  '; allowed: more than space"),
+        ({"bad_words": ["ok", "  "]}, "bad_words is '  '; allowed: a word that is not only white space"),
         ({"bad_words": ["half a pair \ud800"]}, "bad_words is"),
         ({"bad_words": ["ok", "q" * 200]}, "bad_words is 'q.*; allowed: words of 1 to 32 tokens"),
         (

@@ -160,5 +160,5 @@ def test_a_full_disk_ends_the_log_and_nothing_else(tmp_path: Path, caplog: pytes
         num_bytes = path.stat().st_size
         ask(server, 1)
     assert path.stat().st_size == num_bytes
-    assert len([text for text in caplog.messages if "ends here, the engine goes on" in text]) == 1
+    assert len([text for text in caplog.messages if "ends here, and the engine goes on" in text]) == 1
     assert replay(io.BytesIO(path.read_bytes())) > 0

@@ -162,7 +162,7 @@ def test_a_folder_that_is_never_read_does_not_hold_up_a_call(monkeypatch: pytest
     async def test() -> None:
         engine = Engine(1)
         engine.set._check = check
-        with pytest.raises(ExecutionError, match="tune is not read"):
+        with pytest.raises(ExecutionError, match="tune could not be read"):
             await engine.set.load("new", "/disk/tune", engine.send, engine.stats)
         assert "new" not in engine.set.by_name
 

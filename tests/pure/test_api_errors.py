@@ -139,9 +139,9 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         "the name 'tune' is used for something else; unload that first, or choose another name",
     ),
     "adapter_not_loaded": (
-        errors.adapter_not_loaded("the adapter in tune is not loaded: no memory"),
+        errors.adapter_not_loaded("the adapter in tune could not be loaded: no memory"),
         *(500, "server_error", "adapter_not_loaded", None, {"x-should-retry": "false"}),
-        "the adapter in tune is not loaded: no memory",
+        "the adapter in tune could not be loaded: no memory",
     ),
     "model_not_loadable": (
         errors.model_not_loadable("gpt", "its weights are torn"),

@@ -115,12 +115,12 @@ def test_what_cannot_be_run_is_named(script: ModuleType, tmp_path: Path) -> None
     outcomes += run_of(script, run.steps).run_all([late, needing], tmp_path, -1)
     assert [(each.result, each.why) for each in outcomes] == [
         ("skipped", "needs a unit"),
-        ("skipped", "there is no no-such-program"),
+        ("skipped", "no-such-program is not installed"),
         ("not reached", "0 s were left"),
         ("not reached", "0 s were left"),
     ]
     assert run.summary(outcomes, "--out here").splitlines()[-1] == (
-        "go on with: scripts/first-unit-run late needing --out here"
+        "continue with: scripts/first-unit-run late needing --out here"
     )
     assert "go on" not in run.summary(outcomes[:2], "")
     assert not (tmp_path / "log.txt").exists()
@@ -228,7 +228,8 @@ def test_the_script_as_it_is_called(tmp_path: Path) -> None:
     assert (tmp_path / "log.txt").read_text().endswith(f"\n{middle}\n{last}\n")
     done = subprocess.run([sys.executable, gpu_run, "all"], capture_output=True, text=True, timeout=300, check=False)
     assert (
-        done.returncode == 2 and "all is no step; allowed: environment, doctor, kernel, text, kernels, " in done.stderr
+        done.returncode == 2
+        and "all is not a step; allowed: environment, doctor, kernel, text, kernels, " in done.stderr
     )
 
 

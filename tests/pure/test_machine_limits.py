@@ -77,7 +77,7 @@ def test_a_description_must_say_enough(field: str) -> None:
     given_fields = {name: value for name, value in GOOD.items() if name != field}
     with pytest.raises(InvalidConfigError) as caught:
         parse_hardware(given_fields)
-    assert str(caught.value) == f"{field} is None; allowed: given: a description without it says too little"
+    assert str(caught.value) == f"{field} is None; allowed: a value: this field is required"
 
 
 def test_rates_that_were_given_cannot_be_changed_behind_a_machine() -> None:

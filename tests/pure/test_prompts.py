@@ -146,7 +146,7 @@ def test_whatever_a_tokenizer_raises_is_about_the_prompt_that_it_was_given(failu
     ):
         error = refusal(call)
         assert (error.field, error.value) == (field, f"{type(failure).__name__}: {failure}")
-        assert error.allowed == "what the tokenizer can encode"
+        assert error.allowed == "a text that the tokenizer can encode"
         assert error.__cause__ is failure
 
 
@@ -230,15 +230,15 @@ def test_a_bad_word_has_a_length() -> None:
     with_bad_words(SamplingParams(bad_words=(longest,)), TOKENIZER)
     for word, allowed in (
         (longest + "z", f"words of 1 to {MAX_BAD_WORD_TOKENS} tokens"),
-        (" \t", "more than space"),
-        ("", "more than space"),
+        (" \t", "a word that is not only white space"),
+        ("", "a word that is not only white space"),
     ):
         sampling = SamplingParams()
         object.__setattr__(sampling, "bad_words", (word,))
         error = refusal(lambda sampling=sampling: with_bad_words(sampling, TOKENIZER))
         assert (error.field, error.value, error.allowed) == ("bad_words", word, allowed)
     error = refusal(lambda: with_bad_words(SamplingParams(bad_words=("no",)), None))
-    assert error.allowed == "none, because this engine has no tokenizer, see bad_words_ids"
+    assert error.allowed == "none, because this engine has no tokenizer; use bad_words_ids"
 
 
 def test_arrays_of_numbers_are_no_prompts_that_are_misread() -> None:

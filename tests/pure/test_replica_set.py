@@ -300,7 +300,7 @@ def test_an_engine_of_other_bits_goes_on_with_nothing_but_what_has_not_begun() -
             assert not fleet.reader.lost
             fleet.clock.advance(2)
             await asyncio.sleep(1.5 * BEAT_S)
-            assert fleet.reader.lost == {"begun": f"no engine could go on with it within {MOST_WAIT_S:g} s"}
+            assert fleet.reader.lost == {"begun": f"no engine could continue this request within {MOST_WAIT_S:g} s"}
             assert not fleet.set.book.requests
 
     run(test)
@@ -486,7 +486,7 @@ def test_a_text_waits_for_as_long_as_two_loads(monkeypatch: pytest.MonkeyPatch, 
             assert not fleet.reader.lost
             fleet.clock.advance(2)
             await fleet.settle()
-            assert fleet.reader.lost == {"r": f"no engine could go on with it within {waits_s:.0f} s"}
+            assert fleet.reader.lost == {"r": f"no engine could continue this request within {waits_s:.0f} s"}
 
     run(test)
 
@@ -555,7 +555,7 @@ def test_an_engine_is_added_while_requests_would_wait_and_ended_when_none_do(
             assert fleet.set.stats().replicas[1].state is ModelState.CLOSED
             starts, ends = (record.getMessage() for record in caplog.records if record.name == "quire.scaling")
             assert re.fullmatch(r"replica 1 starts: a request would wait for \d+\.\d s", starts)
-            assert ends == "replica 1 ends: the others have time for its requests"
+            assert ends == "replica 1 ends: the others have capacity for its requests"
             for number in range(3):
                 fleet.set.send(add(f"last {number}", [4 + number] * 5))
             assert len(fleet.engine(0).scheduler.requests) == 3

@@ -130,7 +130,7 @@ def test_the_nearest_rank_is_the_first_that_so_large_a_share_stays_within() -> N
 def test_a_plan_of_no_requests_is_refused() -> None:
     with pytest.raises(InvalidConfigError) as caught:
         RequestLengths.of_pairs([], 100)
-    assert str(caught.value) == "requests is 'none'; allowed: one at least: a plan needs their lengths"
+    assert str(caught.value) == "requests is 'none'; allowed: at least one: a plan needs their lengths"
 
 
 @pytest.mark.parametrize("part", [0, 1])

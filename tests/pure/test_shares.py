@@ -105,14 +105,14 @@ def test_the_start_up_table_says_how_many_there_are() -> None:
     config = EngineConfig(model="guide", kv_memory="16MiB", num_threads=2)
     models = make_model_set([config], ServerConfig(replicas=2, max_queued_sequences=None), ManualClock())
     report = str(models.first.model.report)
-    assert "replicas    2, each with what follows" in report
+    assert "replicas    2, each as follows" in report
     assert "1 thread\n" in report
     one = make_model_set([config], ServerConfig(), ManualClock())
     assert "replicas" not in str(one.first.model.report)
     several, single = (each.first.gate.limits.max_queued_sequences for each in (models, one))
     assert several == single, "none is ready yet"
     scaled = make_model_set([config], ServerConfig(replicas="1-2"), ManualClock())
-    assert "replicas    1 to 2, by load, each with what follows" in str(scaled.first.model.report)
+    assert "replicas    1 to 2, by load, each as follows" in str(scaled.first.model.report)
     assert [each.first.model.report.num_replicas for each in (one, models, scaled)] == [1, 2, 2]
 
 

@@ -185,7 +185,7 @@ def test_nothing_is_sent_to_a_replica_that_is_away_and_requests_wait_if_there_is
 
 def test_faults_that_cannot_be_are_refused() -> None:
     for text in ("1:0", "x:0:kill", "1:0:kill:2", "1:y:drain", ""):
-        with pytest.raises(InvalidConfigError, match=r"allowed: SECONDS:REPLICA:KIND, as 60:0:kill"):
+        with pytest.raises(InvalidConfigError, match=r"allowed: SECONDS:REPLICA:KIND, such as 60:0:kill"):
             ReplicaFault.parse(text)
     with pytest.raises(InvalidConfigError, match=r"kind of a fault is 'sleep'"):
         ReplicaFault.parse("1:0:sleep")
@@ -195,7 +195,7 @@ def test_faults_that_cannot_be_are_refused() -> None:
     with pytest.raises(InvalidConfigError, match=r"replica of a fault is 2"):
         Simulation([PagedEngine(SMALL)], OpenLoop([]), plan=plan)
     samples = [OfferedRequest("r", 0.0, array("i", [1, 2]), 20, 2)]
-    with pytest.raises(InvalidConfigError, match=r"fault is 'r'; allowed: none while a request of several sequences"):
+    with pytest.raises(InvalidConfigError, match=r"fault is 'r'; allowed: none while a request with several sequences"):
         Simulation(
             [PagedEngine(SMALL) for _ in range(2)],
             OpenLoop(samples),

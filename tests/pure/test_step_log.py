@@ -241,7 +241,7 @@ def test_a_log_without_room_ends_between_two_records_and_says_so_once(tmp_path, 
     writer.idled()  # there would be room again, but what is missing cannot be made up for
     writer.close()
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith(f"the step log {path} ends here, the engine goes on: ")
+    assert caplog.messages[0].startswith(f"the step log {path} ends here, and the engine goes on: ")
     data = path.read_bytes()
     records = list(read_records(io.BytesIO(log)))
     written = list(read_records(io.BytesIO(data))) if data else []
@@ -252,7 +252,7 @@ def test_a_log_without_room_ends_between_two_records_and_says_so_once(tmp_path, 
 
 
 def test_a_place_that_takes_no_file_is_refused(tmp_path):
-    with pytest.raises(InvalidConfigError, match=r"^step_log is .*folder that can be written to"):
+    with pytest.raises(InvalidConfigError, match=r"^step_log is .*a writable folder"):
         step_log_notices(str(tmp_path / "nowhere" / "run.steplog"))
     with pytest.raises(InvalidConfigError, match=r"^step_log is .*No such file"):
         StepLogFile(str(tmp_path / "nowhere" / "run.steplog"), ManualClock())

@@ -210,7 +210,7 @@ def test_products_have_a_size(operator: str, at: tuple[Any, Any], past: tuple[An
 
 
 def test_tuples_are_short_and_hold_no_other() -> None:
-    words = "a tuple has more than 64 values, or has another tuple in it"
+    words = "a tuple has more than 64 values, or contains a tuple"
     longest = (0,) * MAX_TUPLE
     assert meter().short(longest) is longest
     for tuple_ in ((*longest, 0), ((),), (1, (2,))):
@@ -244,7 +244,7 @@ def test_forms_and_their_fields_have_a_width(form: str, is_allowed: bool) -> Non
         if is_allowed:
             call(meter())
         else:
-            assert refused(call) == "a form is too long, or one of its fields too wide"
+            assert refused(call) == "a format string is too long, or one of its fields too wide"
 
 
 @pytest.mark.parametrize("name", ["center", "indent", "round"])

@@ -47,7 +47,7 @@ def test_a_skip_for_anything_but_hardware_fails(tmp_path: Path) -> None:
     status, lines, errors = summary(tmp_path, suite="<testcase/>" + skipped("could not import 'torch'"))
     assert status == 1
     assert lines[-1] == "1 passed, 0 failed, 1 skipped"
-    assert errors == "a test may be skipped for missing hardware only, not because: could not import 'torch'\n"
+    assert errors == "a test can only be skipped for missing hardware, not because: could not import 'torch'\n"
 
 
 def test_a_failure_fails(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The engine: control plane and compute plane, assembled. Import what you need from the modules; nothing is eager."""
+"""The engine: control plane and compute plane, assembled. This package imports nothing; import from its modules."""

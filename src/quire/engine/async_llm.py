@@ -2,9 +2,9 @@
 
     task ── generate ──► Door: tokens, checks ──► EngineThread ──► steps
       ▲                                               │
-      └── snapshots ◄── RequestStreams ◄──────────────┘  once a step, by call_soon_threadsafe
+      └── snapshots ◄── RequestStreams ◄──────────────┘  once per step, by call_soon_threadsafe
 
-How requests are read, and what becomes of those whose readers leave, is said in `streams`.
+See `streams` for how requests are read and what happens when a reader leaves.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from quire.engine.text.prompts import ChatOptions, Prompt
 class AsyncLLM(LocalModel, OperatorVerbs):
     """A model in this process for many callers at once. Settings are the fields of `EngineConfig`, as keywords.
 
-    Its requests belong to one event loop at a time, and to the process that opened it: after a fork they are refused.
+    Requests run in one event loop at a time, in the process that opened the model; a forked process is refused.
     `note_loaded`: as for `LLM`.
 
     >>> async def read() -> list[int]:
@@ -70,22 +70,22 @@ class AsyncLLM(LocalModel, OperatorVerbs):
         self._streams.hold_adapters(self._door.adapters, self.stats)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure = ""
-        self._show: ShowLive | None = None  # who is shown what happens in the memory
+        self._show: ShowLive | None = None  # receives memory events
         self._home = Home()
-        self._finalizer = weakref.finalize(self, _close, self._thread, self._home)  # at the end of the program, too
+        self._finalizer = weakref.finalize(self, _close, self._thread, self._home)  # also when the program exits
 
     @property
     def state(self) -> ModelState:
-        """Where the engine stands: ready, or failed for good."""
+        """The state of the engine: ready, or permanently failed."""
         return ModelState.FAILED if self._failure else ModelState.READY
 
     @property
     def limits(self) -> RequestLimits:
-        """What the engine can take."""
+        """The engine's limits for requests."""
         return self._client.limits
 
     def stats(self) -> EngineStats:
-        """Return counts of what the engine has done, one step or 0.1 s old at most. Does not mutate."""
+        """Return the engine's counters, at most one step or 0.1 s old. Does not mutate."""
         return self._stats
 
     def generate(
@@ -100,9 +100,9 @@ class AsyncLLM(LocalModel, OperatorVerbs):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Return an iterator over snapshots of the output of one prompt: a text, token ids, or a conversation.
 
-        The request begins when the iterator is first asked. A bad one raises `InvalidRequestError` then; one that
-        fails on its way ends as an output with `finish_reason` "error". An engine that has failed raises
-        `ExecutionError`. For an adapter: `scope=CacheScope(adapter=llm.adapters[name].digest)`.
+        The request starts with the first iteration. An invalid request raises `InvalidRequestError` then; one that
+        fails while it runs yields a last output with `finish_reason` "error". A failed engine raises `ExecutionError`.
+        To use an adapter, pass `scope=CacheScope(adapter=llm.adapters[name].digest)`.
         """
         return self._run(prompt, sampling_params, Ticket(request_id, scope, priority), chat)
 
@@ -114,50 +114,50 @@ class AsyncLLM(LocalModel, OperatorVerbs):
         *,
         chat: ChatOptions | None = None,
     ) -> PreparedRequest:
-        """Return a request that the engine can serve, to be run by `deltas`; raises as `generate` does."""
+        """Check a prompt and return the request that `deltas` runs; raises as `generate` does."""
         self._require_engine()
         prepared = await self._door.prepare_beside(prompt, self.limits, sampling, ticket, chat)
         self._require_engine()
         return prepared
 
     def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
-        """Return an iterator over the new parts of a request's output, for passing them on."""
+        """Return an iterator over the new parts of a request's output, for streaming."""
         self._require_engine()
         return self._streams.deltas(prepared)
 
     def abort(self, request_id: str) -> None:
-        """End the requests of that id; their iterators end with what there is. Mutates."""
+        """Abort the requests with this id; their iterators end with the output so far. Mutates."""
         self._streams.abort(request_id)
 
     def watch(self, every_s: float, show: ShowLive) -> None:
         """Call `show` in this event loop with memory events, at most once per `every_s` seconds.
 
-        The first frames tell what is there already. Mutates.
+        The first frames describe the present state. Mutates.
         """
         self._require_engine()
         self._show = show
         self._thread.send(Watch(every_s))
 
     def unwatch(self) -> None:
-        """Have nothing shown any more. Mutates."""
+        """Stop calling `show`. Mutates."""
         self._thread.send(Watch(None))
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out before the engine's next step; from any thread. Mutates."""
+        """Send the engine a command, which takes effect before its next step; from any thread. Mutates."""
         self._require_running()
         self._thread.send(command)
 
     async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
-        """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""
+        """Load the adapter in a folder under a name, while steps run; raises if it does not fit."""
         self._require_engine()
         return await self._door.adapters.load(name, folder, self.send, self.stats)
 
     def unload_adapter(self, name: str) -> None:
-        """Take the name of an adapter away; requests that have it go on. Mutates."""
+        """Remove the name of an adapter; requests that use it go on. Mutates."""
         self._door.adapters.unload(name, self.send)
 
     async def close(self) -> None:
-        """End all requests and give the memory back. May be called twice; nothing can be asked afterwards."""
+        """End all requests and free the memory. May be called twice; later calls raise an error."""
         self._end("the engine is closed")
         if self._home.is_here:
             await asyncio.to_thread(self._finalizer)
@@ -180,7 +180,7 @@ class AsyncLLM(LocalModel, OperatorVerbs):
                 yield output
 
     def _require_engine(self) -> None:
-        """Raise unless the engine is there, for this event loop."""
+        """Raise unless the engine runs and serves this event loop."""
         self._require_running()
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -189,7 +189,7 @@ class AsyncLLM(LocalModel, OperatorVerbs):
             self._loop = loop
 
     def _require_running(self) -> None:
-        """Raise unless the engine is there."""
+        """Raise unless the engine runs, in this process."""
         self._home.require()
         if self._failure:
             raise ExecutionError(self._failure)
@@ -206,16 +206,16 @@ class AsyncLLM(LocalModel, OperatorVerbs):
     def _receive(self, updates: list[SequenceUpdate]) -> None:
         """Hand updates to the event loop; called by the engine's thread."""
         if not self._in_loop(lambda: self._streams.process(updates)):
-            for request_id in {update.request_id for update in updates}:  # nobody can read them any more
+            for request_id in {update.request_id for update in updates}:  # their readers are gone
                 self._client.send(Abort(request_id))
 
     def _lose(self, message: str) -> None:
-        """The engine has failed; called by its thread."""
+        """Note that the engine has failed; called by its thread."""
         if not self._in_loop(lambda: self._end(message)):
             self._failure = message
 
     def _in_loop(self, call: Callable[[], None]) -> bool:
-        """Have something called in the event loop; False if there is none, or it is closed."""
+        """Schedule a call in the event loop; return False if there is no loop, or it is closed."""
         try:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(call)
@@ -230,6 +230,6 @@ class AsyncLLM(LocalModel, OperatorVerbs):
 
 
 def _close(thread: EngineThread, home: Home) -> None:
-    """End the thread of an engine, which a process that was forked does not have."""
+    """End the thread of an engine; a forked process does not have it."""
     if home.is_here:
         thread.close()

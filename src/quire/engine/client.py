@@ -1,17 +1,17 @@
-"""EngineClient: an engine as its door sees it. Plain values go in, plain values come out.
+"""EngineClient: the door's view of an engine. Plain values go in, plain values come out.
 
     the door: text, defaults, outputs            the engine: tokens, blocks, steps
         Add, Abort, Stop … ───── send ────────────►
-        ◄──────────────── receive ─────────── SequenceUpdate, one per sequence that got further
+        ◄──────────────── receive ─────────── SequenceUpdate, one per sequence that advanced
 
-Nothing of a message refers to an object of the other side, so the engine may as well run in another process:
-`InProcessClient` is the one that needs none. Token ids and log-probabilities of an update are new ones only; counts
-are totals. Those of the prompt come once, with the first update of the first sequence. The update that brings a finish
+No message refers to an object of the other side, so the engine can also run in another process; with
+`InProcessClient` it runs in this one. An update has only the new token ids and log-probabilities; its counts are
+totals. The log-probabilities of the prompt are in the first update of the first sequence. An update with a finish
 reason is the last one of its sequence, and every sequence of a request that was not aborted gets one. The beams of a
-search can still be replaced until it is over, so they are sent once, when they end.
+search can be replaced until the search ends, so they are sent once, at its end.
 
-A client belongs to one thread. An engine that fails is not used again: every call raises `ExecutionError`, which says
-what happened.
+A client belongs to one thread. An engine that has failed is not used again: every call raises `ExecutionError` with
+the cause.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from quire.memory.cache_journal import CacheNews
 from quire.scheduler.commit import StepOutcome
 
 ASK_S: Final = 0.02
-"""Seconds between two questions to the disk of an idle engine: what has been written?"""
+"""Seconds between two `AskDisk` commands to an idle engine."""
 FEW_ASKED: Final = 50
-"""Questions in a row without an answer, after which they come less often."""
+"""`AskDisk` commands in a row without an answer, after which the interval grows."""
 MOST_SLOWER: Final = 50
-"""How many times less often at most."""
+"""The interval grows at most by this factor."""
 STORE_S: Final = 5.0
-"""How long an engine that closes goes on storing blocks."""
+"""Seconds that a closing engine goes on storing blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """What one sequence of a request has got since the update before."""
+    """The progress of one sequence of a request since its previous update."""
 
     request_id: str
     branch: int
@@ -55,11 +55,11 @@ class SequenceUpdate:
     finish_reason: FinishReason | None = None
     error: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    cumulative_logprob: float | None = None  # of a text that a beam search has found
+    cumulative_logprob: float | None = None  # of a beam search's result
     waited_s: float | None = None  # from arrival to the first step
-    num_disk_tokens: int = 0  # of the cached ones, those that came from disk for this request
-    num_host_tokens: int = 0  # and those that came from the host
-    vector: bytes = b""  # float32 numbers, of a pooled request that has ended
+    num_disk_tokens: int = 0  # cached tokens that were loaded from disk for this request
+    num_host_tokens: int = 0  # cached tokens that were copied from the host
+    vector: bytes = b""  # float32 numbers, when a pooled request ends
 
 
 class EngineClient(Protocol):
@@ -67,7 +67,7 @@ class EngineClient(Protocol):
 
     @property
     def limits(self) -> RequestLimits:
-        """What the engine can take: the door checks every request against it before any is added."""
+        """The engine's limits; the door checks every request against them before it adds any."""
         ...
 
     @property
@@ -77,54 +77,54 @@ class EngineClient(Protocol):
 
     @property
     def ask_s(self) -> float | None:
-        """Seconds until an idle engine is to be sent `AskDisk`; None: no block is on its way to the disk."""
+        """Seconds after which to send an idle engine `AskDisk`; None: no block is being written to the disk."""
         ...
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out; raises `InvalidRequestError` for a request that can never be served. Mutates."""
+        """Carry out a command; raises `InvalidRequestError` for a request that can never be served. Mutates."""
         ...
 
     def receive(self) -> list[SequenceUpdate]:
-        """Have the engine do a step and return what is new; empty where the step brought nothing. Mutates."""
+        """Run one step of the engine and return the updates; empty if nothing advanced. Mutates."""
         ...
 
     def stats(self) -> EngineStats:
-        """Return what the engine has done and is doing. Does not mutate; O(requests)."""
+        """Return the engine's counters and its present load. Does not mutate; O(requests)."""
         ...
 
     @property
     def has_news(self) -> bool:
-        """Whether `live` would tell something."""
+        """Whether `live` has something to report."""
         ...
 
     def live(self) -> LiveFrame | None:
-        """Return what has happened since the last call; None while nothing is noted. Mutates; O(changes + running)."""
+        """Return the events since the last call; None without a `Watch`. Mutates; O(changes + running)."""
         ...
 
     @property
     def has_cache_news(self) -> bool:
-        """Whether `take_cache_news` would tell something."""
+        """Whether `take_cache_news` has something to report."""
         ...
 
     def take_cache_news(self) -> CacheNews | None:
-        """Return which blocks can be hit since the last call, and which no more; None: none. Mutates; O(changes)."""
+        """Return the blocks that became or ceased to be cache hits since the last call. Mutates; O(changes)."""
         ...
 
     def close(self) -> None:
-        """Let the engine go; may be called twice."""
+        """Close the engine. May be called twice."""
         ...
 
 
 class EngineLink(Protocol):
-    """Passes commands on to an engine that works by itself, in a thread or in a process of its own."""
+    """Sends commands to an engine that runs in its own thread or process."""
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out. Returns at once; what was refused or failed comes back as an update."""
+        """Send a command. Returns at once; a refusal or failure comes back as an update."""
         ...
 
 
 def refused(request: Add, message: str) -> list[SequenceUpdate]:
-    """Return the updates that end a request which an engine could not take in. Does not mutate."""
+    """Return the updates that end a request which the engine refused. Does not mutate."""
     return [
         SequenceUpdate(request.request_id, branch, [], [], 0, FinishReason.ERROR, message)
         for branch in range(request.sampling.num_sequences)
@@ -132,16 +132,16 @@ def refused(request: Add, message: str) -> list[SequenceUpdate]:
 
 
 class InProcessClient:
-    """An engine in this process; receiving outputs runs its steps."""
+    """An engine in this process; `receive` runs its steps."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._num_sent: dict[Request, int] = {}  # the tokens sent of every sequence that has not ended, beams aside
+        self._num_sent: dict[Request, int] = {}  # tokens sent of each running sequence, except beams
         self._failure = ""
 
     @property
     def limits(self) -> RequestLimits:
-        """What the engine can take."""
+        """The engine's limits for requests."""
         return self._core.scheduler.limits
 
     @property
@@ -151,12 +151,12 @@ class InProcessClient:
 
     @property
     def ask_s(self) -> float | None:
-        """Seconds until an idle engine is to be sent `AskDisk`: more the longer the disk does not answer."""
+        """Seconds after which to send an idle engine `AskDisk`; grows while the disk does not answer."""
         num_asked = self._core.scheduler.memory.num_asked
         return None if num_asked is None else ASK_S * min(1 + num_asked // FEW_ASKED, MOST_SLOWER)
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out. Mutates."""
+        """Carry out a command. Mutates."""
         match command:
             case Add(request_id):
                 self._require_engine()
@@ -174,7 +174,7 @@ class InProcessClient:
                 self._core.send(command)
 
     def receive(self) -> list[SequenceUpdate]:
-        """Do a step, whole: an interrupt waits for its end. An exception means that the engine is broken. Mutates."""
+        """Run one complete step: an interrupt waits for its end. Any exception means a broken engine. Mutates."""
         self._require_engine()
         with InterruptsDeferred():
             try:
@@ -187,29 +187,29 @@ class InProcessClient:
             return [] if outcome is None else self._updates(outcome)
 
     def stats(self) -> EngineStats:
-        """Return what the engine has done and is doing. Does not mutate."""
+        """Return the engine's counters and its present load. Does not mutate."""
         return self._core.stats()
 
     @property
     def has_news(self) -> bool:
-        """Whether `live` would tell something."""
+        """Whether `live` has something to report."""
         return self._core.has_news
 
     def live(self) -> LiveFrame | None:
-        """Return what has happened since the last call. Mutates."""
+        """Return the events since the last call. Mutates."""
         return self._core.take_live()
 
     @property
     def has_cache_news(self) -> bool:
-        """Whether `take_cache_news` would tell something."""
+        """Whether `take_cache_news` has something to report."""
         return self._core.has_cache_news
 
     def take_cache_news(self) -> CacheNews | None:
-        """Return which blocks can be hit since the last call, and which no more. Mutates."""
+        """Return the blocks that became or ceased to be cache hits since the last call. Mutates."""
         return self._core.take_cache_news()
 
     def close(self) -> None:
-        """Let the engine go. Blocks that are on their way to the disk may arrive, within some seconds."""
+        """Close the engine. If it is idle, blocks that are being written to the disk get `STORE_S` to finish."""
         if not self._failure:
             self._failure = "the engine is closed"
             if self.is_idle:
@@ -234,7 +234,7 @@ class InProcessClient:
         return updates
 
     def _update(self, request: Request, num_sent: int) -> list[SequenceUpdate]:
-        """Return what is new of a sequence; of a group that ended before it opened, of all its sequences."""
+        """Return the update of a sequence, or those of all sequences of a group that ended before it opened."""
         tokens = request.tokens[request.num_prompt_tokens + num_sent :].tolist()
         if request.finish_reason is None and not tokens:
             return []
@@ -249,7 +249,7 @@ class InProcessClient:
                 request_id=request.request_id,
                 branch=branch,
                 token_ids=tokens,
-                logprobs=request.logprobs[-len(tokens) :] if tokens else [],  # there are none of tokens it began with
+                logprobs=request.logprobs[-len(tokens) :] if tokens else [],  # tokens that it began with have none
                 num_cached_tokens=request.num_cached_tokens,
                 finish_reason=request.finish_reason,
                 error=request.error,
@@ -264,7 +264,7 @@ class InProcessClient:
         ]
 
     def _forget(self, request_id: str) -> bool:
-        """Send nothing more of a request; return whether it is under way. Mutates."""
+        """Send no more updates of a request; return whether it is running. Mutates."""
         for member in self._members(request_id):
             self._num_sent.pop(member, None)
         return request_id in self._core.scheduler.requests

@@ -1,12 +1,12 @@
-"""Commands: what can be asked of an engine while it runs. Each verb is one value, with one wire form.
+"""Commands to a running engine. Each verb is one type, with one wire form.
 
     any door ── send(command) ──► EngineThread, EngineMessages ──► InProcessClient ──► EngineCore.send ──► step log
 
-A command takes effect between two steps, in the order in which it was sent. It has no answer: what becomes of a request
-comes back as updates.
+Commands take effect between two steps, in the order in which they were sent. They have no answers: the results of a
+request come back as updates.
 
-To add a verb, write its class here, say in `carry_out` what it does, and test it: every door can then send it. A verb
-for operators also has an entry in `OPERATOR_COMMANDS` and a method in `OperatorVerbs`. That makes it a method of `LLM`
+To add a verb, write its class here, implement it in `carry_out`, and test it: every door can then send it. A verb for
+operators also needs an entry in `OPERATOR_COMMANDS` and a method in `OperatorVerbs`. That makes it a method of `LLM`
 and `AsyncLLM`, and a path of the server.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     TokenIds: TypeAlias = array[int]
 else:
-    TokenIds = array  # what msgspec looks at: an array cannot be subscripted where this runs
+    TokenIds = array  # msgspec reads this at run time, when an array type cannot be subscripted
 
 
 class Command:
@@ -41,10 +41,10 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Add(Command):
-    """Take a request in. `arrival_s` is the engine's to say.
+    """Add a request. The engine sets its `arrival_s`.
 
-    `output_token_ids`: tokens of its text that another engine has generated already. It goes on after them, as if it
-    had been here from the beginning; only what comes after them is reported.
+    `output_token_ids`: tokens of its text that another engine has already generated. Generation continues after them,
+    as if this engine had generated them; updates report only the tokens that follow.
     """
 
     request_id: str
@@ -71,7 +71,7 @@ class Add(Command):
         )
 
     def to_request(self) -> Request:
-        """Return the request as the control plane knows it. Does not mutate."""
+        """Return the request in the form of the control plane. Does not mutate."""
         request = Request(
             self.request_id,
             self.prompt_token_ids,
@@ -88,14 +88,14 @@ class Add(Command):
 
 @dataclass(frozen=True, slots=True)
 class Abort(Command):
-    """End a request and all its sequences; one that has ended already is left alone."""
+    """End a request and all its sequences; does nothing if it has already ended."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fail(Command):
-    """End a request with an error; nothing that it alone had cached stays."""
+    """End a request with an error, and drop the cached blocks that it alone used."""
 
     request_id: str
     message: str
@@ -103,7 +103,7 @@ class Fail(Command):
 
 @dataclass(frozen=True, slots=True)
 class Stop(Command):
-    """End one sequence, because its text reached a stop string; one that has ended is left alone."""
+    """End one sequence, because its text reached a stop string; does nothing if it has already ended."""
 
     request_id: str
     branch: int = 0
@@ -111,24 +111,24 @@ class Stop(Command):
 
 @dataclass(frozen=True, slots=True)
 class Clear(Command):
-    """Forget everything cached; running requests go on."""
+    """Empty the prefix cache; running requests go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitPrompts(Command):
-    """Compute at most this many tokens of prompts in a step while others generate, besides one for each request."""
+    """While requests generate, compute at most this many prompt tokens in a step, plus one token for each request."""
 
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskDisk(Command):
-    """Take note of what the disk has written meanwhile, although nothing is computed, and have it write more."""
+    """Note what the disk has written since the last step, although no step runs, and send it more to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepPrompt(Command):
-    """Write what the cache has of a prompt to the disk; `EngineStats.jobs` says how far that is, by name."""
+    """Write the cached blocks of a prompt to the disk; `EngineStats.jobs` has the progress of each job, by name."""
 
     job: str
     prompt_token_ids: TokenIds
@@ -138,7 +138,7 @@ class KeepPrompt(Command):
 
 @dataclass(frozen=True, slots=True)
 class TakeBlocks(Command):
-    """Write blocks of a bundle to the disk, parents first: a job as well. The `slot` of each is its place there."""
+    """Write the blocks of a bundle to the disk, parents first, as a job. Each block's `slot` is its place there."""
 
     job: str
     bundle: str
@@ -147,14 +147,14 @@ class TakeBlocks(Command):
 
 @dataclass(frozen=True, slots=True)
 class EndJob(Command):
-    """Say nothing more of a job."""
+    """Stop reporting a job."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter(Command):
-    """Load the adapter in a folder, whose files have this digest; nothing if it is there or on its way."""
+    """Load the adapter in a folder, whose files have this digest; does nothing if it is loaded or loading."""
 
     digest: str
     folder: str
@@ -162,21 +162,21 @@ class LoadAdapter(Command):
 
 @dataclass(frozen=True, slots=True)
 class DropAdapter(Command):
-    """Free the memory of an adapter, once no request has it."""
+    """Free the memory of an adapter once no request uses it."""
 
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Watch(Command):
-    """Report memory events from the beginning, at most once in this many seconds; None: stop."""
+    """Report memory events, at most once in this many seconds, beginning with the present state; None: stop."""
 
     every_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Survey(Command):
-    """Report from now on which blocks can be hit, for a router; begin with those that are there."""
+    """Report which blocks are cache hits, for a router: first the present ones, then changes."""
 
 
 AnyCommand = (
@@ -198,25 +198,26 @@ AnyCommand = (
 
 
 OPERATOR_COMMANDS: Final[Mapping[str, AnyCommand]] = MappingProxyType({"reset_prefix_cache": Clear()})
-"""What operators may have done, by the name that it has at every door."""
+"""The commands that operators can send, by the name that every door uses."""
 
 
 class OperatorVerbs(ABC):
-    """The methods by which an operator has it done, of every model that passes commands on."""
+    """Methods for the operator commands, for every model that can `send` a command."""
 
     @abstractmethod
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out before the next step. Mutates."""
+        """Send a command, which takes effect before the next step. Mutates."""
 
     def reset_prefix_cache(self) -> None:
-        """Forget everything cached; running requests go on. Mutates."""
+        """Empty the prefix cache; running requests go on. Mutates."""
         self.send(OPERATOR_COMMANDS["reset_prefix_cache"])
 
 
 def carry_out(command: Command, scheduler: Scheduler) -> None:
-    """Have a scheduler do what a command says. Mutates the scheduler.
+    """Apply a command to a scheduler. Mutates the scheduler.
 
-    What `Watch` and `Survey` ask for is no decision; nor are adapters, which change what is computed, but not when.
+    Commands for adapters do nothing here: they change what is computed, not when. `Watch` and `Survey` change no
+    decision either, and never reach a scheduler.
     """
     match command:
         case Add():
@@ -247,14 +248,14 @@ def carry_out(command: Command, scheduler: Scheduler) -> None:
 
 def command_bytes(command: Command) -> bytes:
     """Return the wire form of a command: its name and its fields. Does not mutate."""
-    import msgspec  # which an engine that writes no log, in a process of its own or not, does without
+    import msgspec  # imported late: an engine in this process without a log does not need it
 
     values = [getattr(command, field.name) for field in fields(cast(Any, command))]
     return msgspec.msgpack.encode([type(command).__name__, *values], enc_hook=_encode_column)
 
 
 def read_command(data: bytes) -> AnyCommand:
-    """Return the command of a wire form; raises `StepLogError` for what is none. Pure.
+    """Return the command of a wire form; raises `StepLogError` for an invalid one. Pure.
 
     >>> read_command(command_bytes(Stop("one", 2)))
     Stop(request_id='one', branch=2)
@@ -274,7 +275,7 @@ def read_command(data: bytes) -> AnyCommand:
 def _encode_column(value: object) -> bytes:
     if isinstance(value, array):
         return value.tobytes()
-    raise NotImplementedError(type(value).__name__)  # what msgspec asks a hook to raise for any other type
+    raise NotImplementedError(type(value).__name__)  # msgspec expects this error for other types
 
 
 def _decode_column(kind: type, data: object) -> array[int]:

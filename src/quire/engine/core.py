@@ -1,10 +1,11 @@
 """EngineCore: the loop. Schedule, submit, collect, update.
 
     schedule ──► submit ──► …computing… ──► collect ──► update
-        └── up to max_steps_under_way plans may be out before the first result is awaited
+        └── submits up to max_steps_under_way plans before it waits for the first result
 
-It wires a scheduler to an executor and to a clock, and knows nothing of tokens, text or devices. With a log, every
-request, plan and result is written down, so that a run can be replayed to the byte (`quire.engine.records.step_log`).
+EngineCore connects a scheduler to an executor and a clock, and knows nothing about tokens, text or devices. With a
+log, it records every request, plan and result, so that a run can be replayed to the byte (see
+`quire.engine.records.step_log`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ logger = logging.getLogger("quire.engine")
 
 
 class EngineCore:
-    """Runs requests to their end, a step at a time."""
+    """Runs requests to their end, one step at a time."""
 
     def __init__(
         self,
@@ -48,12 +49,12 @@ class EngineCore:
         self._log = log
         self._adapters = adapters
         self._disk_store = disk_store
-        self._to_drop: set[str] = set()  # adapters that requests may still have
+        self._to_drop: set[str] = set()  # adapters to free once no request uses them
         self._depth = scheduler.config.max_steps_under_way
         allowed_ms = scheduler.config.itl_slo_ms
         self._pace = None if allowed_ms is None else StepPace(allowed_ms)
-        self._num_steps = 0  # that brought a result
-        self._num_corrupted = 0  # requests that failed alone in a step that went well
+        self._num_steps = 0  # steps with a result
+        self._num_corrupted = 0  # requests that failed in a step that succeeded
         self._busy_s = 0.0
         self._began_s = clock.now()
         self._live: LiveJournal | None = None  # while a client watches
@@ -64,7 +65,7 @@ class EngineCore:
             self.send(LimitPrompts(self._pace.limit))
 
     def add_request(self, request: Request) -> None:
-        """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
+        """Add a request; raises `InvalidRequestError` if it can never be served. Mutates."""
         request.arrival_s = self._clock.now()
         self.scheduler.add(request)
         if self._log is not None:
@@ -91,11 +92,11 @@ class EngineCore:
         self._tell_disk()
 
     def step(self) -> StepOutcome | None:
-        """Do one step and return what it brought; None if there is nothing to do. Mutates.
+        """Run one step and return its outcome; None if there is nothing to do. Mutates.
 
-        If the executor loses its steps, the requests in them are tried apart until the one at fault is found, which
-        ends with an error; no other loses a token. Raises `ExecutorLostError` if the executor cannot go on, or fails
-        for everybody.
+        If the executor loses its steps, their requests are retried separately until the one at fault is found. That
+        one ends with an error; the others lose no token. Raises `ExecutorLostError` if the executor cannot go on, or
+        fails for every request.
         """
         began_s = self._clock.now()
         try:
@@ -153,7 +154,7 @@ class EngineCore:
             self._drop_adapters()
 
     def _drop_adapters(self) -> None:
-        """Free the adapters that are to go and that no request has. Mutates; O(requests)."""
+        """Free the dropped adapters that no request uses. Mutates; O(requests)."""
         if self._adapters is None:
             return
         in_use = {request.scope.adapter for request in self.scheduler.requests.values()}
@@ -162,7 +163,7 @@ class EngineCore:
         self._to_drop &= in_use
 
     def _tell_disk(self) -> None:
-        """Nothing is left to compute: tell the disk what it has not been told, which no later step might. Mutates."""
+        """If nothing is left to compute, submit the pending transfers: no later step may do it. Mutates."""
         scheduler = self.scheduler
         if scheduler.requests or scheduler.num_steps_under_way or not scheduler.memory.has_transfers:
             return
@@ -184,7 +185,7 @@ class EngineCore:
         scheduler.update(result)
 
     def _note_starts(self, plan: StepPlan) -> None:
-        """Note of requests that are in a step for the first time how long they waited. Mutates."""
+        """Record how long requests waited that are in a step for the first time. Mutates."""
         now = self._clock.now()
         for start in plan.row_starts:
             request = self.scheduler.requests[start.request_id]
@@ -203,7 +204,7 @@ class EngineCore:
             self._pace.forget_steps()
         ended = self.scheduler.lose_steps(error)
         names = ", ".join(dict.fromkeys(each.request_id for each in ended)) or "none"
-        logger.warning("%s; requests tried apart: %d; ended: %s", error, isolation.num_suspects, names)
+        logger.warning("%s; requests to retry separately: %d; ended: %s", error, isolation.num_suspects, names)
         if isolation.is_hopeless:
             raise ExecutorLostError(f"every request fails, even alone; the last error: {error}") from error
         return StepOutcome(advanced=ended, finished=ended)
@@ -216,9 +217,9 @@ class EngineCore:
         return finished
 
     def stats(self) -> EngineStats:
-        """Return what the engine has done and is doing. Does not mutate; O(running), and little of that.
+        """Return the engine's counters and its present load. Does not mutate; O(running), with a small constant.
 
-        To be called by the thread that steps the engine, between steps.
+        Call it between steps, in the thread that steps the engine.
         """
         scheduler, pool, isolation = self.scheduler, self.scheduler.memory.pool, self.scheduler.isolation
         queried_tokens, hit_tokens = scheduler.memory.num_looked_up
@@ -252,10 +253,10 @@ class EngineCore:
             **({} if disk is None else disk.figures()),
         )
 
-    # ---- what happens, for those who watch ------------------------------------------------------------------------
+    # ---- events, for clients that watch ----------------------------------------------------------------------------
 
     def _watch(self, is_watched: bool) -> None:
-        """Note from now on what happens to blocks and requests, what is there already first; or note no more."""
+        """Start or stop recording the events of blocks and requests; a start records the present state first."""
         if self._live is not None:
             self._live.close()
         self._live = LiveJournal(self.scheduler, self._began_s) if is_watched else None
@@ -266,28 +267,28 @@ class EngineCore:
         return self._live is not None and self._live.has_news
 
     def take_live(self) -> LiveFrame | None:
-        """Return what has happened since the last call; None while nobody watches. Mutates; O(changes + running).
+        """Return the events since the last call; None while no client watches. Mutates; O(changes + running).
 
-        To be called by the thread that steps the engine, between steps.
+        Call it between steps, in the thread that steps the engine.
         """
         return None if self._live is None else self._live.take(self._clock.now(), self.stats())
 
     @property
     def has_cache_news(self) -> bool:
-        """Whether a router asks what can be hit, and has not received everything."""
+        """Whether a router surveys the cache and has not received everything."""
         journal = self.scheduler.memory.cache_journal
         return journal is not None and journal.has_news
 
     def take_cache_news(self) -> CacheNews | None:
-        """Return what can be hit now and could not before, or the reverse; None: nothing changed. Mutates; O(changes).
+        """Return the blocks that became or ceased to be cache hits; None: nothing changed. Mutates; O(changes).
 
-        To be called by the thread that steps the engine, between steps.
+        Call it between steps, in the thread that steps the engine.
         """
         journal = self.scheduler.memory.cache_journal
         return None if journal is None else journal.take()
 
     def close(self) -> None:
-        """Let the executor go."""
+        """Shut the executor down, and close the adapters and the log."""
         self._executor.shutdown()
         if self._adapters is not None:
             self._adapters.close()

@@ -1,9 +1,9 @@
-"""Door: what every way into an engine shares. From a prompt to a request that the engine can serve.
+"""Door: the way into an engine that all front ends share. It turns a prompt into a request that the engine can serve.
 
     settings ──► plan_engine ──► Tokenizer ──► EngineCore         refused in this order, the cheap checks first
     prompt ──► tokens ──► validate ──► PreparedRequest            refused before anything is enqueued
 
-The engine may be in this process (`open_engine`), or in another one: the door needs to know its limits only.
+The engine is in this process (`open_engine`) or in another one: the door only needs its limits.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ logger = logging.getLogger("quire.engine")
 CONDEMNED = "a simpler one: this grammar could not be enforced"
 
 LONG_PROMPT: Final = 2_500
-"""Tokens, by estimate, from which on a prompt is encoded off the event loop."""
+"""Estimated tokens from which a prompt is encoded off the event loop."""
 
 TEXT_THREADS: Final = 2
-"""Threads for long texts. A tenant has one of them; more would take processors from the engine."""
+"""Threads for long texts, at most one per tenant. More would take cores from the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a caller may set for a request besides prompt and sampling. Without an id, the engine chooses one.
+    """What a caller can set for a request besides prompt and sampling. Without an id, the engine chooses one.
 
-    With `pooling` the request makes a vector, and its sampling must be `FOR_VECTORS`. `adapter`: the name of the
-    adapter that it is computed with.
+    With `pooling` the request returns a vector, and its sampling must be `FOR_VECTORS`. `adapter`: the name of the
+    adapter to compute it with.
     """
 
     request_id: str = ""
@@ -80,7 +80,7 @@ FOR_VECTORS: Final = SamplingParams(max_tokens=1)
 class Door:
     """The tokenizer of an engine, the threads for long texts, and the defaults and seeds of its requests.
 
-    `text_pool`: threads that it shares with other doors, which the caller closes; None: threads of its own.
+    `text_pool`: threads shared with other doors, which the caller closes; None: its own threads.
     """
 
     def __init__(self, blueprint: EngineBlueprint, *, text_pool: TenantPool | None = None) -> None:
@@ -103,7 +103,7 @@ class Door:
         self._num_prepared = 0
 
     def encode(self, prompt: Prompt, chat: ChatOptions | None = None) -> Encoded:
-        """Return the tokens of a prompt; raises `InvalidRequestError` for what is none. Does not mutate."""
+        """Return the tokens of a prompt; raises `InvalidRequestError` if it is not a prompt. Does not mutate."""
         return encode_prompt(prompt, self.tokenizer, chat)
 
     async def prepare_beside(
@@ -114,9 +114,9 @@ class Door:
         ticket: Ticket,
         chat: ChatOptions | None,
     ) -> PreparedRequest:
-        """Return the request of a prompt that is not encoded yet.
+        """Encode a prompt and return its request.
 
-        A long one is encoded, and a grammar compiled, off the event loop.
+        Encodes long prompts, and compiles grammars, off the event loop.
         """
         if estimated_tokens(prompt, LONG_PROMPT) >= LONG_PROMPT:
             encoded = await self.text_pool.run(ticket.scope.tenant, lambda: self.encode(prompt, chat))
@@ -134,10 +134,10 @@ class Door:
         sampling: SamplingParams | None = None,
         ticket: Ticket = NO_TICKET,
     ) -> PreparedRequest:
-        """Return the request of a prompt; raises `InvalidRequestError` for what the engine cannot serve.
+        """Return the request of a prompt; raises `InvalidRequestError` if the engine cannot serve it.
 
-        Mutates only the counters of ids and seeds. The id within the engine is always one of ours, so that callers who
-        choose the same one do not meet.
+        Mutates only the counters of ids and seeds. The engine's own id of a request is always ours, so that callers
+        can choose equal ids.
         """
         wanted = self._wanted(sampling, limits, ticket)
         if wanted.grammar is not None:
@@ -145,15 +145,15 @@ class Door:
         return self._prepare(prompt, limits, wanted, ticket)
 
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
-        """Return how to make a vector; raises `InvalidRequestError` if nothing says how. Does not mutate."""
+        """Return how to pool vectors; raises `InvalidRequestError` if nothing specifies it. Does not mutate."""
         found = kind or self.pooling
         if not found:
-            allowed = "last or mean: this model's folder names none, so choose one (--pooling)"
+            allowed = "last or mean: this model's folder does not specify it, so choose one (--pooling)"
             raise InvalidRequestError("pooling", None, allowed)
         return Pooling(found, dimensions)
 
     def condemn(self, grammar: Grammar) -> None:
-        """Refuse a grammar from now on, to which a text could not be held. Mutates what is known of grammars."""
+        """Refuse a grammar from now on, because it could not be enforced. Mutates the verdicts on grammars."""
         if self.grammars is not None:
             self.grammars.condemn(grammar, CONDEMNED)
 
@@ -182,7 +182,7 @@ class Door:
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
 
     def close(self) -> None:
-        """End its own threads, and the processes that grammars have started. May be called twice."""
+        """End the door's own threads, and the processes that compile grammars. May be called twice."""
         if self._has_own_pool:
             self.text_pool.close()
         self._turns.close()
@@ -197,10 +197,10 @@ class Door:
         options: Mapping[str, Any] | None = None,
         ticket: Ticket = NO_TICKET,
     ) -> list[PreparedRequest]:
-        """Return the requests of prompts, all of them checked; `sampling` is one for all, or one for each."""
+        """Check all prompts and return their requests; `sampling` is one for all, or one for each."""
         if isinstance(sampling, list | tuple):
             if len(sampling) != len(prompts):
-                raise InvalidRequestError("sampling_params", f"{len(sampling)} of them", f"one, or {len(prompts)}")
+                raise InvalidRequestError("sampling_params", f"{len(sampling)} values", f"one, or {len(prompts)}")
             each = list(sampling)
         else:
             each = [self.default_sampling if sampling is None else sampling] * len(prompts)
@@ -213,7 +213,7 @@ class Door:
         ]
 
     def _internal(self, wanted: SamplingParams, tenant: str) -> SamplingParams:
-        """Return the parameters with a seed, and with log-probabilities where sequences are chosen by them."""
+        """Return the parameters with a seed, and with log-probabilities if they rank the sequences."""
         if wanted.seed is None:
             wanted = replace(wanted, seed=self._seeds.take(tenant))
         is_ranked = wanted.beam_search or wanted.num_sequences > wanted.n
@@ -223,8 +223,8 @@ class Door:
 
 
 def open_engine(config: EngineConfig, clock: Clock, note_loaded: NoteLoaded | None = None) -> tuple[Door, EngineCore]:
-    """Return the engine of some settings in this process, and the door to it."""
-    from quire.engine.factory import plan_engine  # it brings in arrays, which a mere import must not
+    """Open an engine in this process; return its door, and the engine."""
+    from quire.engine.factory import plan_engine  # imported late: it loads numpy
 
     blueprint = plan_engine(config)
     door = Door(blueprint)
@@ -236,14 +236,14 @@ def open_engine(config: EngineConfig, clock: Clock, note_loaded: NoteLoaded | No
 
 
 class OpenModel:
-    """What can be asked of a model once it is open, wherever its engine runs."""
+    """The properties of an open model, wherever its engine runs."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
 
     @property
     def config(self) -> ResolvedConfig:
-        """The settings that it runs by."""
+        """The settings in use."""
         return self._door.config
 
     @property
@@ -253,25 +253,25 @@ class OpenModel:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None where the engine was made without one."""
+        """The tokenizer; None with `skip_tokenizer_init`."""
         return self._door.tokenizer
 
     @property
     def text_pool(self) -> TenantPool:
-        """The threads for work on long texts."""
+        """The threads for long texts."""
         return self._door.text_pool
 
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
-        """Return how to make a vector; raises `InvalidRequestError` if nothing says how. Does not mutate."""
+        """Return how to pool vectors; raises `InvalidRequestError` if nothing specifies it. Does not mutate."""
         return self._door.pooling_for(kind, dimensions)
 
     @property
     def adapters(self) -> Mapping[str, AdapterFacts]:
-        """The adapters that requests may ask for, by name."""
+        """The adapters that requests can use, by name."""
         return self._door.adapters.by_name
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""
+        """Return the model's recommended sampling, which a call without sampling parameters gets."""
         return self._door.default_sampling
 
 
@@ -284,14 +284,14 @@ class LocalModel(OpenModel):
 
     @property
     def engine(self) -> EngineCore:
-        """The engine, to look into (its scheduler, its memory, its ledger) while no other thread runs it."""
+        """The engine, for inspecting its scheduler, memory and ledger while no other thread runs it."""
         return self._core
 
 
 def make_config(model: str | os.PathLike[str] | EngineConfig, settings: EngineSettings) -> EngineConfig:
-    """Return the settings of an engine: a config as it is, or one made of a model and keywords."""
+    """Return the given `EngineConfig`, or build one from a model and keywords."""
     if not isinstance(model, EngineConfig):
-        return EngineConfig(**cast(dict[str, Any], {"model": model, **settings}))  # it keeps paths as text
+        return EngineConfig(**cast(dict[str, Any], {"model": model, **settings}))  # converts paths to text
     if settings:
         raise InvalidConfigError("settings", sorted(settings), "none, because an EngineConfig is given")
     return model

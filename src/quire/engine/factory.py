@@ -5,8 +5,8 @@
     WorkerParts: weights, KV arrays ──► Worker (an Executor) ─┤            │
     KVCacheManager ──► Scheduler ─────────────────────────────┴► EngineCore ◄            EngineBlueprint.build
 
-`plan_engine` refuses everything that settings alone can show. On a GPU, `EngineBlueprint.measured` then loads the
-weights and plans the memory again, from the memory that steps really take.
+`plan_engine` refuses every mistake that the settings alone reveal. On a GPU, `EngineBlueprint.measured` then loads the
+weights and plans the memory again, from the measured memory of a step.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ FLOAT32_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class EngineBlueprint:
-    """An engine that is possible, but not built yet."""
+    """The plan of an engine that can be built."""
 
     config: ResolvedConfig
     model: ModelDescription
@@ -88,12 +88,12 @@ class EngineBlueprint:
 
     @property
     def pooling(self) -> str:
-        """How the model's vectors are made; empty: neither its folder nor the settings say."""
+        """How the model's vectors are pooled; empty: neither its folder nor the settings specify it."""
         return pooling_of(self.model.source) if self.config.pooling == "auto" else self.config.pooling
 
     @property
     def fingerprint(self) -> str:
-        """Names what the bits of the engine depend on: two of the same machine that are equal here compute the same."""
+        """A digest of everything that the results depend on: on one machine, equal digests mean equal bits."""
         from quire.compute.worker.store.identity import files_digest, fingerprint, identity_of
 
         return fingerprint(identity_of(self.model, self.backend.facts, files_digest))
@@ -105,7 +105,7 @@ class EngineBlueprint:
 
     @property
     def adapter_budget(self) -> int:
-        """The bytes of adapters that are in memory at once."""
+        """The bytes of adapters that can be in memory at once."""
         return self.backend.facts.adapter_bytes
 
     @property
@@ -118,13 +118,13 @@ class EngineBlueprint:
 
     @property
     def limits(self) -> RequestLimits:
-        """The limits of requests, as far as they are known before the memory is measured."""
+        """The limits of requests by this plan; on a GPU, `measured` can change them."""
         plan = self.report.plan
         scheduler = self.config.scheduler_config(plan.max_model_len)
         return _request_limits(self.backend.facts, self.model, plan.num_blocks, scheduler)
 
     def within(self, memory_bytes: int) -> EngineBlueprint:
-        """Return the blueprint of an engine that takes at most this much memory; reads nothing.
+        """Return the blueprint of an engine that uses at most this much memory; reads no files.
 
         Raises `InvalidConfigError` if it does not fit.
         """
@@ -134,7 +134,7 @@ class EngineBlueprint:
         return replace(self, config=config, report=replace(self.report, plan=plan))
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> EngineBlueprint:
-        """Return the blueprint with a plan from the measured free memory; on a CPU, which does not measure, unchanged.
+        """Return the blueprint, planned again from measured memory on a GPU; on a CPU, the blueprint itself.
 
         Loads the weights, and keeps them for `build`. Raises `InvalidConfigError` if they do not fit.
         """
@@ -145,7 +145,7 @@ class EngineBlueprint:
         return replace(self, report=replace(self.report, plan=plan))
 
     def check_weights(self) -> int:
-        """Return how many tensors the model has; raises `CheckpointError` if loading would refuse them.
+        """Return the number of the model's tensors; raises `CheckpointError` if loading would refuse them.
 
         Reads only the headers of the files. Does not mutate.
         """
@@ -164,8 +164,8 @@ class EngineBlueprint:
         """Load the weights, allocate the memory, and return the engine. Does not mutate the blueprint.
 
         Calls `note_loaded` with the progress of the weights, if the backend reports it, as the native one does.
-        `make_executor`: for instruments, which change the parts or watch the worker made from them. `hash_key`: that of
-        several engines; empty: one of its own.
+        `make_executor`: for instruments that change the parts or watch the worker. `hash_key`: a key that several
+        engines share; empty: a new one.
         """
         plan = self.report.plan
         key, path = hash_key or secrets.token_bytes(32), self.config.step_log
@@ -189,7 +189,7 @@ class EngineBlueprint:
             loader.load_now(adapter for adapter in self.model.adapters.values() if adapter.digest in first)
             parts = replace(parts, has_adapter=loader.has_adapter)
         executor = make_executor(parts)
-        # The log is opened last, so that an engine that cannot be loaded leaves none.
+        # The log is opened last, so that an engine that fails to load creates none.
         log = None if path is None else StepLogFile(path, clock)
         disk_store = "" if store is None else store.path
         return EngineCore(control, executor, clock, log=log, adapters=loader, disk_store=disk_store)
@@ -198,11 +198,11 @@ class EngineBlueprint:
         return read_adapter(Path(folder), self.model.spec, self.config.max_adapter_rank, digest)
 
     def check_adapter(self, folder: str) -> AdapterFacts:
-        """Return the facts of the adapter in a folder; raises `CheckpointError` unless it fits. Reads its files."""
+        """Read the adapter in a folder and return its facts; raises `CheckpointError` unless it fits."""
         adapter, room = self._read_adapter(folder), self.backend.facts.adapter_room
         if room is not None:
             room.require(adapter)
-        for _ in adapter.read():  # which refuses numbers that are not finite
+        for _ in adapter.read():  # reading refuses numbers that are not finite
             pass
         return self._facts_of(adapter)
 
@@ -214,10 +214,10 @@ class EngineBlueprint:
         return AdapterFacts(str(adapter.folder), adapter.digest, adapter.rank, num_bytes, adapter.base)
 
     def open_store(self) -> SlotFile | None:
-        """Return the store of the disk cache, to be closed by the worker; None without one."""
+        """Return the store of the disk cache, which the worker closes; None without a disk cache."""
         if self.config.disk_cache is None:
             return None
-        from quire.compute.worker.store.opened import open_store  # only where there is one, for a faster start
+        from quire.compute.worker.store.opened import open_store  # imported late, for a faster start
 
         plan, budget = self.report.plan, int(self.config.disk_cache_size)
         folder = Path(self.config.disk_cache)
@@ -230,7 +230,7 @@ def _require_fit(model: ModelDescription, config: EngineConfig) -> None:
 
 
 def plan_engine(config: EngineConfig) -> EngineBlueprint:
-    """Plan an engine with these settings; reads settings but no weights, and takes no memory.
+    """Plan an engine with these settings; reads the model's settings but no weights, and allocates no memory.
 
     Raises `CheckpointError` for a model that cannot be run, `InvalidConfigError` for settings that do not fit it or
     this machine.
@@ -275,7 +275,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
 
 
 def with_adapters(config: EngineConfig, model: ModelDescription) -> ModelDescription:
-    """Return a model with the adapters that the settings name; raises `CheckpointError` for one that does not fit it.
+    """Return a model with the adapters in the settings; raises `CheckpointError` if one does not fit the model.
 
     Reads their settings and the headers of their weights.
     """
@@ -292,7 +292,7 @@ def with_adapters(config: EngineConfig, model: ModelDescription) -> ModelDescrip
 def with_draft_model(config: EngineConfig, model: ModelDescription) -> ModelDescription:
     """Return a model with the draft model that `speculation` names; reads no weights.
 
-    Raises `InvalidConfigError` unless there is one that fits the model.
+    Raises `InvalidConfigError` if that draft model does not exist or does not fit.
     """
     name = config.speculation
     try:
@@ -317,7 +317,7 @@ def _tokenizer_files(config: EngineConfig, model: ModelDescription) -> ModelFile
 
 
 def _vocabulary(config: EngineConfig, model: ModelDescription) -> Vocabulary | None:
-    """Return the model's tokens, for grammars; reads nothing before the first grammar."""
+    """Return the model's tokens, for grammars; reads no file before the first grammar."""
     if config.skip_tokenizer_init:
         return None
 
@@ -392,7 +392,7 @@ def _make_scheduler(
     config: SchedulerConfig,
     kept: Sequence[KeptBlock] = (),
 ) -> Scheduler:
-    """Return the control plane of an engine; `kept`: the blocks that its disk has."""
+    """Return the control plane of an engine; `kept`: the blocks on its disk."""
     limits = _request_limits(facts, model, memory.num_blocks, config)
     manager = KVCacheManager(facts.kv_spec, memory, kept=kept)
     return Scheduler(config, manager, limits)

@@ -1,4 +1,4 @@
-"""LLM: a model in this process, asked and answered in one call."""
+"""LLM: a model in this process, with blocking calls."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from quire.engine.text.scores import pair_prompts
 class LLM(LocalModel, OperatorVerbs):
     """A model in this process. Settings are the fields of `EngineConfig`, as keywords.
 
-    Prompts are texts, lists of token ids, `{"prompt_token_ids": […]}` or conversations. What cannot be served raises
-    before anything is enqueued; a request that fails on its way is an output with `finish_reason` "error", and the
-    others go on. One thread may use it at a time: another one gets `RequestStateError` at once, and so does a process
-    that was forked after it was opened. `note_loaded` is called while it is opened, with its progress: bytes loaded and
-    total bytes of the "weights"; on a GPU then recorded and total "graphs".
+    Prompts are texts, lists of token ids, `{"prompt_token_ids": […]}` or conversations. An invalid prompt raises before
+    anything is enqueued; a request that fails while it runs gets an output with `finish_reason` "error", and the others
+    go on. One thread can use an `LLM` at a time: another thread gets `RequestStateError` at once, and so does a process
+    that was forked after it was opened. `note_loaded` is called with the progress of opening: bytes loaded and total
+    bytes of the "weights"; on a GPU then recorded and total "graphs".
 
     >>> from quire import LLM, SamplingParams
     >>> with LLM("guide", kv_memory="4MiB") as llm:
@@ -62,7 +62,7 @@ class LLM(LocalModel, OperatorVerbs):
         self._client = InProcessClient(self._core)
         self._processor = OutputProcessor(self._client, self._door.tokenizer, self._clock, self._door.condemn)
         self._turn = Turn()
-        self._left: list[Generator[RequestText, None, None]] = []  # by readers of streams, and not ended yet
+        self._left: list[Generator[RequestText, None, None]] = []  # abandoned, to be closed
 
     def generate(
         self,
@@ -75,9 +75,9 @@ class LLM(LocalModel, OperatorVerbs):
     ) -> list[RequestOutput]:
         """Return the outputs of one prompt or several, in their order.
 
-        `sampling_params` are one for all, or one for each; options are fields of `SamplingParams` that take their
-        place, `max_new_tokens` and `do_sample` as Hugging Face has them among them. `adapter`: the name of one that was
-        given as `adapter={name: folder}`; None: the model itself.
+        `sampling_params` is one for all prompts, or one for each. `options` override fields of `SamplingParams`;
+        `max_new_tokens` and `do_sample`, as in Hugging Face, are also allowed. `adapter`: the name of an adapter that
+        was given as `adapter={name: folder}`; None: the model itself.
         """
         with self._turn:
             return self._run(self._prepare(prompts, sampling_params, options, adapter), use_tqdm)
@@ -110,7 +110,7 @@ class LLM(LocalModel, OperatorVerbs):
     ) -> list[EmbeddingOutput]:
         """Return the vectors of prompts, each of length 1, in their order.
 
-        `dimensions`: keep this many; 0: all. `pooling`: last or mean; None: as the model's folder or the settings say.
+        `dimensions`: keep this many; 0: all. `pooling`: last or mean; None: from the settings or the model's folder.
 
         >>> with LLM("guide", kv_memory="4MiB", pooling="mean") as llm:
         ...     outputs = llm.embed(["The memory", "A block table"], dimensions=8, use_tqdm=False)
@@ -149,9 +149,9 @@ class LLM(LocalModel, OperatorVerbs):
     def score(
         self, query: str, documents: str | Sequence[str], *, instruction: str | None = None, use_tqdm: bool = True
     ) -> list[float]:
-        """Return how well documents answer a query: the share of the first label, or the cosine of vectors.
+        """Return how well each document answers a query: the share of the first label, or the cosine of vectors.
 
-        A request that failed scores NaN. `instruction`: what the query asks for, for a model that was trained with one.
+        A request that failed scores NaN. `instruction`: the task, for a model that was trained with instructions.
 
         >>> with LLM("guide", kv_memory="4MiB", pooling="mean") as llm:
         ...     scores = llm.score("blocks of memory", ["blocks of memory", "a river"], use_tqdm=False)
@@ -181,16 +181,16 @@ class LLM(LocalModel, OperatorVerbs):
         adapter: str | None = None,
         **options: Any,
     ) -> Generator[RequestOutput, None, None]:
-        """Return an iterator over snapshots of the outputs: each holds everything so far, the last one all.
+        """Return an iterator over snapshots of the outputs: each holds the output so far.
 
-        Close the iterator to end the requests early. Between two snapshots other calls may be made.
+        Close the iterator to end the requests early. Other calls are allowed between two snapshots.
         """
         with self._turn:
             prepared = self._prepare(prompts, sampling_params, options, adapter)
         return self._snapshots(prepared)
 
     def stats(self) -> EngineStats:
-        """Return counts of what the engine has done: steps, preemptions, evictions, cache hits. Does not mutate.
+        """Return the engine's counters: steps, preemptions, evictions, cache hits. Does not mutate.
 
         >>> with LLM("guide", kv_memory="4MiB") as llm:
         ...     outputs = llm.generate([[5] * 40, [5] * 40], max_tokens=1, use_tqdm=False)
@@ -201,22 +201,22 @@ class LLM(LocalModel, OperatorVerbs):
         return self._core.stats()
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out, at once. Mutates."""
+        """Carry out a command at once. Mutates."""
         with self._turn:
             self._client.send(command)
 
     def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> AdapterFacts:
-        """Load the adapter in a folder and give it a name; raises for one that does not fit, also into memory."""
+        """Load the adapter in a folder under a name; raises if it does not fit the model or the memory. Mutates."""
         with self._turn:
             return self._door.adapters.load_now(name, os.fspath(folder), self._client.send, self._client.stats)
 
     def unload_adapter(self, name: str) -> None:
-        """Take the name of an adapter away and free its memory. Mutates."""
+        """Remove the name of an adapter and free its memory. Mutates."""
         with self._turn:
             self._door.adapters.unload(name, self._client.send)
 
     def close(self) -> None:
-        """Give the memory back. May be called twice; nothing can be asked afterwards. Nothing happens after a fork."""
+        """Free the memory. May be called twice; later calls raise an error. Does nothing in a forked process."""
         if not self._turn.home.is_here:
             return
         with self._turn:
@@ -255,9 +255,9 @@ class LLM(LocalModel, OperatorVerbs):
             self._leave(requests)
 
     def _leave(self, requests: Generator[RequestText, None, None]) -> None:
-        """End requests that nobody reads any more, or leave that to the step under way.
+        """End requests that no caller reads; if a step is running, let it end them.
 
-        An iterator that was forgotten is closed wherever Python finds it, in any thread and in the middle of a step.
+        Python can close an abandoned iterator in any thread, even in the middle of a step.
         """
         self._left.append(requests)
         if self._turn.take():
@@ -285,7 +285,7 @@ class LLM(LocalModel, OperatorVerbs):
         return [done[each.request.request_id] for each in prepared]
 
     def _advance(self, prepared: list[PreparedRequest]) -> Generator[RequestText, None, None]:
-        """Run requests to their end, yielding each when it got further; closing it aborts those that are left."""
+        """Run requests to their end, yielding each when it advances; closing the generator aborts the rest."""
         inbox: deque[RequestText] = deque()
         under_way: set[str] = set()
         held: list[AdapterFacts] = []

@@ -1,17 +1,17 @@
-"""The memory plan, decided before any memory is taken.
+"""The memory plan, decided before any memory is allocated.
 
     free, or less: max_memory
            ├── weights           known from the settings of the model
-           ├── adapters          those that are named
-           ├── activations       the scratch of the largest step
+           ├── adapters          those that the settings name
+           ├── activations       scratch memory of the largest step
            ├── graphs            on a GPU: recorded steps, once measured
-           ├── swap              blocks on the host, as many as requested; with a GPU they are not part of this.
+           ├── swap              the requested number of blocks on the host; not part of a GPU's memory.
            │                     With host_cache, copies of cached blocks share them
-           └── the rest ──────── KV blocks: kv_memory, or a share of the rest, and never more than could be used
+           └── the rest ──────── KV blocks: kv_memory, or a share of the rest, and at most as many as can be used
 
-All this is memory of the device that computes: of the machine, or of its GPU. There is one budget and no hidden pool.
-Settings that do not fit are refused here, before weights are read. A context longer than the blocks hold is cut to
-their size, unless the user asked for it.
+All this is memory of the device that computes: the machine or its GPU. There is one budget and no hidden pool.
+Settings that do not fit are refused here, before weights are read. If the model's context is longer than the blocks can
+hold, it is cut to their size; if the user set that length, it is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MemoryPlan:
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
-        """The memory of the process by purpose; without swap on another device it adds up to `total_bytes`."""
+        """The memory of the process by purpose; except for swap on another device, it adds up to `total_bytes`."""
         return (
             ("weights", self.needs.weight_bytes),
             *([("adapters", self.needs.adapter_bytes)] if self.needs.adapter_bytes else ()),
@@ -64,12 +64,12 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of this memory that the process takes when everything is in use."""
+        """The bytes of this memory that the process uses when every part is full."""
         return sum(size for _, size in self.parts) - (0 if self.needs.host_bytes is None else self.swap_bytes)
 
     @property
     def engine_bytes(self) -> int:
-        """The bytes that an engine takes in addition to a process without one."""
+        """The bytes that the engine adds to its process."""
         return self.total_bytes - self.needs.rest_bytes
 
 
@@ -116,9 +116,9 @@ def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, 
 
 
 def require_host(config: EngineConfig, backend: str) -> None:
-    """Raise `InvalidConfigError` for a host cache under an engine whose device is the host's memory."""
+    """Raise `InvalidConfigError` for a host cache if the engine's own memory is that of the host."""
     if config.host_cache and backend != "torch":
-        allowed = f"0 with backend {backend}, whose device is the host's memory: give it to kv_memory"
+        allowed = f"0 with backend {backend}, whose KV blocks are in the host's memory: raise kv_memory instead"
         raise InvalidConfigError("host_cache", format_bytes(int(config.host_cache)), allowed)
 
 

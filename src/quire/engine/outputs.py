@@ -1,12 +1,11 @@
-"""What a request returns: plain values with the fields that users of vLLM know.
+"""The outputs of a request: plain values with the fields of vLLM's outputs.
 
-    RequestOutput            one prompt, and how it went
-    └── CompletionOutput     one text for it; there are n of them
-        └── Logprob          how likely a token was, where that was asked for
+    RequestOutput            one prompt and its result
+    └── CompletionOutput     one of its n texts
+        └── Logprob          the log-probability of a token, if requested
 
-While a request is under way the same values are snapshots: everything so far, `finished` False. Who passes a text on
-as it grows takes differences instead, a `RequestDelta` with a `CompletionDelta` for each text that got further: what
-is new since the one before.
+While a request runs, the same values are snapshots: the output so far, with `finished` False. For streaming, a
+`RequestDelta` has only what is new since the previous delta, with a `CompletionDelta` for each text that advanced.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely a token was, by the model's own distribution; `rank` is 1 for the likeliest."""
+    """The log-probability of a token in the model's own distribution; `rank` is 1 for the likeliest token."""
 
     logprob: float
     rank: int
@@ -27,10 +26,10 @@ class Logprob:
 class CompletionOutput:
     """One generated text.
 
-    `finish_reason` is "stop", "length", "abort", "error", or None while it is growing. `stop_reason` says what stopped
-    it: one of the stop strings, one of the stop tokens asked for, or None for the end of text. `logprobs` has an entry
-    for each token: the token itself and the likeliest ones, by token id. `score` is by what a beam search has ranked
-    the text: `cumulative_logprob` / length ^ length_penalty.
+    `finish_reason` is "stop", "length", "abort", "error", or None while the text grows. `stop_reason` is the stop
+    string or the requested stop token that ended the text, or None for the model's end of text. `logprobs` has an entry
+    for each token: the token itself and the likeliest ones, by token id. `score` is the value by which a beam search
+    ranked the text: `cumulative_logprob` / length ^ length_penalty.
     """
 
     index: int
@@ -45,13 +44,13 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether the text is whole."""
+        """Whether the text is complete."""
         return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When what happened to a request, in seconds of the engine's clock; None: not yet. And how many steps brought it.
+    """The times of a request, in seconds of the engine's clock (None: not yet), and its numbers of tokens and steps.
 
     >>> metrics = RequestMetrics(arrival_s=10.0, first_token_s=10.5, finished_s=12.5, num_generated_tokens=41)
     >>> metrics.time_to_first_token_s, metrics.tokens_per_s
@@ -66,7 +65,7 @@ class RequestMetrics:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step brought on average, all sequences together: more than one each where guesses were right.
+        """Average tokens per step, summed over all sequences; speculation can make it more than one per sequence.
 
         >>> RequestMetrics(arrival_s=0.0, num_generated_tokens=9, num_steps=4).tokens_per_step
         2.25
@@ -85,7 +84,7 @@ class RequestMetrics:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """How fast tokens came after the first one, all sequences together; None where that is not known."""
+        """Tokens per second after the first token, summed over all sequences; None if not known."""
         if self.first_token_s is None or self.finished_s is None or self.finished_s <= self.first_token_s:
             return None
         return (self.num_generated_tokens - 1) / (self.finished_s - self.first_token_s)
@@ -93,13 +92,13 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A prompt and the texts generated for it, best first where `best_of` was over `n`.
+    """A prompt and the texts generated for it, best first if `best_of` is greater than `n`.
 
-    `prompt` is the text, None where token ids were given. `num_cached_tokens` counts the tokens of the prompt whose
-    keys and values were in the prefix cache; `num_disk_tokens` of them came from disk for this request, and
-    `num_host_tokens` from the host's memory. `error` says what went wrong with a request that failed.
-    `prompt_logprobs`, where they were asked for, are there with the first token: for each token of the prompt itself
-    and the likeliest ones, by token id; None for the first, before which nothing stands.
+    `prompt` is the text; None if token ids were given. `num_cached_tokens` counts the tokens of the prompt whose keys
+    and values were in the prefix cache; `num_disk_tokens` of them came from disk for this request, and
+    `num_host_tokens` from the host's memory. `error` is the cause if the request failed. `prompt_logprobs`, if
+    requested, are set from the first token on: for each prompt token, the token itself and the likeliest ones, by token
+    id; None for the first prompt token, which follows no other.
     """
 
     request_id: str
@@ -115,13 +114,13 @@ class RequestOutput:
 
     @property
     def error(self) -> str:
-        """What went wrong; empty where nothing did."""
+        """The cause if the request failed, else empty."""
         return next((output.error for output in self.outputs if output.error), "")
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """A prompt and its vector, empty if the request failed; `error` says why. The other fields: see `RequestOutput`."""
+    """A prompt and its vector; if the request failed, it is empty and `error` is the cause. See `RequestOutput`."""
 
     request_id: str
     prompt: str | None
@@ -133,7 +132,7 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True, slots=True)
 class ClassificationOutput:
-    """A prompt and its labels, the likeliest first; empty if the request failed, and `error` says why."""
+    """A prompt and its labels, the likeliest first; if the request failed, empty, and `error` is the cause."""
 
     request_id: str
     prompt: str | None
@@ -148,7 +147,7 @@ class ClassificationOutput:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """What is new of one text; the fields are those of `CompletionOutput`. That with a `finish_reason` is its last."""
+    """The new part of one text, with the fields of `CompletionOutput`. The last delta has a `finish_reason`."""
 
     index: int
     text: str
@@ -160,7 +159,7 @@ class CompletionDelta:
 
     @classmethod
     def of(cls, output: CompletionOutput) -> CompletionDelta:
-        """Return a whole text as one difference, for a text that was not reported before."""
+        """Return the delta of a text of which no part was reported before."""
         return cls(
             output.index,
             output.text,
@@ -174,9 +173,9 @@ class CompletionDelta:
 
 @dataclass(frozen=True, slots=True)
 class RequestDelta:
-    """What is new of a request; `prompt_logprobs` come once. `num_generated_tokens` counts those of all its texts.
+    """The new part of a request's output; `prompt_logprobs` come once. `num_generated_tokens` is a total of all texts.
 
-    `waited_s`: how long it waited for the engine's first step for it; None: it ended before that.
+    `waited_s`: seconds from arrival to the first step; None: it ended before that.
     """
 
     outputs: list[CompletionDelta]

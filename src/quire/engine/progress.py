@@ -1,4 +1,4 @@
-"""One line on a terminal that says how far something has got: the weights of a model, or many prompts."""
+"""Progress in one line of a terminal: loading a model, or running many prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEGIN_OF_LINE, ERASE_REST = "\r", "\x1b[K"
 
 
 class StatusLine:
-    """One line, drawn again and again once something has taken half a second, and only where a terminal shows it."""
+    """A line that is redrawn, once half a second has passed; only if the stream is a terminal."""
 
     def __init__(self, stream: TextIO, clock: Clock) -> None:
         self._stream = stream
@@ -44,17 +44,17 @@ class StatusLine:
 
 
 class LoadingLine(StatusLine):
-    """Says how far an engine is: loading 512 MiB of 1.1 GiB, 45 %; then, on a GPU, recording graphs 3/11."""
+    """Shows the start of an engine: loading 512 MiB of 1.1 GiB, 45 %; then, on a GPU, recording graphs 3/11."""
 
     def note(self, count: int, total: int, what: str) -> None:
-        """Draw now and then. Mutates the stream."""
+        """Redraw the line if it is due. Mutates the stream."""
         if self.is_due:
             loaded = f"loading {format_bytes(count)} of {format_bytes(total)}, {100 * count // max(total, 1)} %"
             self.draw(loaded if what == "weights" else f"recording {what} {count}/{total}")
 
 
 class ProgressBar:
-    """Redraws its line at most ten times a second, and only where a terminal shows it.
+    """Redraws its line at most ten times a second; only if the stream is a terminal.
 
     Processed prompts 12/64 · 3.4k tok/s in · 512 tok/s out
     """
@@ -68,7 +68,7 @@ class ProgressBar:
         self._num_finished = self._num_read = self._num_written = 0
 
     def note(self, request: RequestText) -> None:
-        """Count what has finished, and draw now and then. Mutates."""
+        """Count a request's progress, and redraw the line if it is due. Mutates."""
         if not self._is_shown:
             return
         if request.finished:
@@ -80,7 +80,7 @@ class ProgressBar:
             self._draw(now)
 
     def close(self) -> None:
-        """Draw for the last time and end the line. Mutates the stream."""
+        """Redraw the line for the last time and end it. Mutates the stream."""
         if self._is_shown:
             self._draw(self._clock.now())
             self._stream.write("\n")
@@ -99,7 +99,7 @@ class ProgressBar:
 
 
 def short_number(value: float) -> str:
-    """Return a number in three digits or so.
+    """Return a short form of a number, with a unit if it is large.
 
     >>> short_number(7.25), short_number(512.4), short_number(3412), short_number(2.5e6)
     ('7.2', '512', '3.4k', '2.5M')

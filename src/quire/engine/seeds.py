@@ -1,8 +1,8 @@
-"""Seeds for requests that bring none: a keyed counter, so that the same calls give the same seeds.
+"""Seeds for requests without one: a keyed counter, so that the same calls get the same seeds.
 
 The i-th seed of a tenant is a hash of the engine's own seed, i and the tenant's name. Nothing is drawn from a shared
-generator, so no request's seed depends on what other requests have sampled, and no tenant's on how many requests others
-have sent: a tenant that draws its text again under one seed after another would count them.
+generator, so no request's seed depends on what other requests have sampled, nor on how many requests other tenants have
+sent. Otherwise a tenant could count the requests of others by finding the seed that reproduces its own text.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import hashlib
 import struct
 from collections import Counter
 
-SEED_BITS = 62  # one bit less than a request may bring: sequence i draws with seed + i
+SEED_BITS = 62  # one bit less than a request can set: sequence i draws with seed + i
 
 
 class SeedCounter:
-    """Gives out seeds, each once to a tenant.
+    """Returns seeds, each once per tenant.
 
     >>> first, again = SeedCounter(7), SeedCounter(7)
     >>> seeds = [first.take() for _ in range(3)]

@@ -1,12 +1,12 @@
-"""RequestStreams: many requests under way in one event loop, each read by its own task.
+"""RequestStreams: concurrent requests in one event loop, each read by its own task.
 
-    task ── run ──► OutputProcessor.add ──► EngineLink.add ──► engine, wherever it is
-      ▲                                                          │
-      └── RequestText ◄── OutputProcessor ◄── process ◄──────────┘  the updates of a step
+    task ── _run ──► OutputProcessor.add ──► EngineLink.send ──► engine, in a thread or a process
+      ▲                                                            │
+      └── RequestText ◄── OutputProcessor ◄── process ◄────────────┘  the updates of a step
 
-All work on text is done in the event loop; the engine never waits for a reader. A reader that is slow misses wake-ups,
-never text. Leaving the iterator, by `break`, by cancellation or by an exception, ends the request: its blocks are free
-within a step.
+All work on text is done in the event loop; the engine never waits for a reader. A slow reader misses wake-ups, never
+text. Leaving the iterator, by `break`, by cancellation or by an exception, ends the request and frees its blocks within
+a step.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class RequestStreams:
         return len(self._streams)
 
     def hold_adapters(self, adapters: AdapterSet, stats: Stats) -> None:
-        """Have requests wait until the engine has their adapters; `stats` says which it has. Mutates."""
+        """Make requests wait until the engine has their adapters; `stats` reports which it has. Mutates."""
         self._adapters = adapters, stats
 
     async def snapshots(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Run a request; yield everything so far, each time it got further."""
+        """Run a request; yield its output so far, each time it advances."""
         async with aclosing(self._run(prepared)) as progress:
             async for request in progress:
                 yield request.output()
 
     async def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
-        """Run a request; yield what is new, each time it got further.
+        """Run a request; yield its new output, each time it advances.
 
-        The first one comes with the first token, though nothing is told of texts before the best of them are chosen.
+        The first delta comes with the first token, even if it has no text because the best texts are chosen later.
         """
         has_begun = False
         async with aclosing(self._run(prepared)) as progress:
@@ -75,21 +75,21 @@ class RequestStreams:
                     yield delta
 
     def process(self, updates: list[SequenceUpdate]) -> None:
-        """Take updates of the engine in. Mutates."""
+        """Process updates of the engine. Mutates."""
         try:
             self._processor.process(updates)
-        except Exception as error:  # our own mistake: nobody may be left waiting for what it lost
+        except Exception as error:  # a bug: no reader must wait for updates that are lost
             logger.exception("updates of the engine cannot be processed")
             self.lose(f"the outputs of the engine cannot be processed: {type(error).__name__}: {error}")
 
     def abort(self, shown_id: str) -> None:
-        """End the requests of that id; their iterators end with what there is. Mutates."""
+        """Abort the requests with this id; their iterators end with the output so far. Mutates."""
         for internal_id, stream in list(self._streams.items()):
             if stream.shown_id == shown_id:
                 self._processor.abort(internal_id)
 
     def lose(self, message: str, request_ids: Sequence[str] | None = None) -> None:
-        """These requests cannot go on, or none can: they raise `ExecutionError` to their readers. Mutates."""
+        """Make these requests, or all, raise `ExecutionError` to their readers: they cannot go on. Mutates."""
         for request_id in list(self._streams) if request_ids is None else request_ids:
             stream = self._streams.get(request_id)
             if stream is None:
@@ -122,7 +122,7 @@ class RequestStreams:
                 self._adapters[0].release(held)
 
     async def _held(self, digest: str) -> AdapterFacts | None:
-        """Return the adapter of a request when the engine has it; None: it needs none, or one that nobody knows."""
+        """Wait until the engine has a request's adapter, and return it; None: no adapter, or an unknown one."""
         facts = None if not digest or self._adapters is None else self._adapters[0].facts_of(digest)
         if facts is not None and self._adapters is not None:
             await self._adapters[0].hold(facts, self._link.send, self._adapters[1])

@@ -1,1 +1,1 @@
-"""Reporting: results as tables, plots and parts of a page, for instruments and for commands."""
+"""Reporting: results as tables, plots and parts of a page, for instruments and commands."""

@@ -1,4 +1,4 @@
-"""What a measurement ran on: processor, memory, load, versions. Missing facts are left out, never guessed."""
+"""The machine of a measurement: processor, memory, load, versions. Missing facts are left out, never guessed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import quire
 
 MAX_IDLE_LOAD = 0.5
-"""Above this load average something else is running, and numbers are no claim."""
+"""Above this load average other programs are running, and the numbers are not claimed."""
 
 MAX_OTHERS = 0.1
-"""Processors' worth of time that other processes may take meanwhile."""
+"""The most processors that other processes may use during a measurement."""
 
 
 def load_average() -> float | None:
-    """Return how many processes wanted to run during the last minute; None where the system does not say."""
+    """Return the load average of the last minute; None if the system does not report it."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -25,13 +25,13 @@ def load_average() -> float | None:
 
 
 class OthersMeter:
-    """Measures how many processors were busy with something else since it was made; this needs `/proc/stat`."""
+    """Measures the processors that other processes have used since its creation; needs `/proc/stat`."""
 
     def __init__(self) -> None:
         self._start = self._read()
 
     def num_busy(self) -> float | None:
-        """Return the mean number of processors that other processes kept busy; None where it is not known."""
+        """Return the mean number of processors that other processes kept busy; None if not known."""
         now = self._read()
         if (
             self._start is None or now is None or self._start[0] == now[0]
@@ -42,7 +42,7 @@ class OthersMeter:
 
     @staticmethod
     def _read() -> tuple[float, float] | None:
-        """The time, and the seconds that all processors together have worked for others than us and our children."""
+        """Return the time, and the seconds of all processors for processes other than this one and its children."""
         try:
             fields = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
         except OSError:
@@ -70,7 +70,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Return the versions of quire and Python, and the commit where the source is a git checkout."""
+    """Return the versions of quire and Python, and the commit if the source is a git checkout."""
     versions = {"quire": quire.__version__, "python": f"{platform.python_implementation()} {platform.python_version()}"}
     try:
         describe = subprocess.run(

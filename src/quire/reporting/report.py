@@ -1,4 +1,4 @@
-"""Report: measurements, as Markdown for people and as JSON for programs."""
+"""Report: measurements as Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.reporting.samples import Summary, show
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound that a measured median must keep: at most `bound`, or at least where `at_least` is set."""
+    """A bound for a measured median: at most `bound`, or at least `bound` if `at_least` is set."""
 
     text: str
     measured: float
@@ -19,13 +19,13 @@ class Goal:
 
     @property
     def is_met(self) -> bool:
-        """Whether the bound is kept."""
+        """Whether the measured value is within the bound."""
         return self.measured >= self.bound if self.at_least else self.measured <= self.bound
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the benchmark: a table, what it shows, its goals, and all samples."""
+    """One part of a benchmark: a table, its explanation, its goals, and all samples."""
 
     title: str
     text: str
@@ -47,7 +47,7 @@ def cell(summary: Summary | None, unit: str = "") -> str:
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table that reads well as plain text, too.
+    """Return a Markdown table that is also readable as plain text.
 
     >>> print(render_table(("what", "µs"), [("a step", "5")]))
     | what   | µs |
@@ -67,7 +67,7 @@ def render_section(section: Section) -> str:
 
 
 def render_goals(goals: Sequence[Goal], *, is_busy: bool) -> str:
-    """Return all goals with what was measured; on a busy machine nothing is claimed."""
+    """Return all goals with the measured values; on a busy machine they are marked as not claimed."""
     rows = []
     for goal in goals:
         verdict = "yes" if goal.is_met else "**no**"

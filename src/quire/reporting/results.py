@@ -1,7 +1,7 @@
-"""Results: what every benchmark does around its measurements. Facts before, the report after, no claim where busy.
+"""Results: the frame of every benchmark. It collects facts before the measurements, and writes the report after them.
 
-A benchmark is a function that yields sections. The page notes the load before the first one and the processors that
-others kept busy until the last one; on a busy machine it says so, and its goals read "not claimed".
+A benchmark is a function that yields sections. The report has the load before the first one and the processors that
+other processes kept busy until the last one; if the machine was busy, it states that, and goals read "not claimed".
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Tell = Callable[[str], None]
 
 HEAD = "# Results\n\nEach part is written by the command that it names; see [README.md](README.md).\n"
 MOST_OF_REASON = 160
-UNFINISHED = "**Not finished: what follows was written while it was measured.**"
-NOT_CLAIMED = "**The machine was busy. Neither numbers nor ratios are a claim: two processes suffer differently.**"
+UNFINISHED = "**Not finished: this part was written during the measurement.**"
+NOT_CLAIMED = "**The machine was busy. Do not rely on numbers or ratios: load slows two processes differently.**"
 
 
 def run_benchmark(
@@ -42,17 +42,17 @@ def run_benchmark(
     timed: bool = True,
     program: str = "quire",
 ) -> int:
-    """Measure, print, and write what was asked for (`json`, `markdown`, `title`); returns the exit status.
+    """Measure, print, and write the requested files (options `json`, `markdown`, `title`); return the exit status.
 
-    Files are written again after every section, so that what was measured outlasts whatever comes next. A section takes
-    the place of the one before it if that has the same title: a table that grows. What is counted and not `timed` is
-    the same on a busy machine. `program` is what stands before the options.
+    Files are written after every section, so that a later failure loses no results. A section replaces the previous one
+    if it has the same title: a table that grows. `timed` is False for counts, which do not depend on the load.
+    `program` is the command before the options.
     """
     facts, others = start_facts(timed=timed), OthersMeter()
     facts["command"] = f"{program} {shlex.join(sys.argv[1:])}"
     tell(f"load average {_number(facts['load_average'])}")
     if is_loaded(facts):
-        tell(f"warning: above {MAX_IDLE_LOAD}, so something else is running: these numbers are no claim")
+        tell(f"warning: above {MAX_IDLE_LOAD}, so other programs are running: do not rely on these numbers")
     sections: list[Section] = []
 
     def write(*, is_finished: bool) -> str:
@@ -74,7 +74,7 @@ def run_benchmark(
 
 
 def reason_of(error: Exception) -> str:
-    r"""Return what a measurement failed with, for a cell of its table.
+    r"""Return the error of a failed measurement, for a cell of its table.
 
     >>> reason_of(RuntimeError("out of\nmemory"))
     'RuntimeError: out of memory'
@@ -83,12 +83,12 @@ def reason_of(error: Exception) -> str:
 
 
 def tell(text: str) -> None:
-    """Say on stderr what is being done."""
+    """Print a progress message on stderr."""
     print(f"quire bench: {text}", file=sys.stderr, flush=True)
 
 
 def start_facts(*, timed: bool = True) -> dict[str, Any]:
-    """Return what is known before anything is measured."""
+    """Return the facts before any measurement."""
     return {
         "timed": timed,
         "command": shlex.join(["quire", *sys.argv[1:]]),
@@ -100,12 +100,12 @@ def start_facts(*, timed: bool = True) -> dict[str, Any]:
 
 
 def is_loaded(facts: dict[str, Any]) -> bool:
-    """Whether something else was running when the facts were taken, and matters."""
+    """Return whether other programs were running at the start of a timed benchmark."""
     return facts["timed"] and (facts["load_average"] or 0.0) > MAX_IDLE_LOAD
 
 
 def is_busy(facts: dict[str, Any]) -> bool:
-    """Whether something else ran, before or meanwhile, and matters."""
+    """Return whether other programs were running at the start of, or during, a timed benchmark."""
     return is_loaded(facts) or (facts["timed"] and (facts["processors_busy_with_others"] or 0.0) > MAX_OTHERS)
 
 
@@ -130,7 +130,7 @@ def render_results(facts: dict[str, Any], title: str, sections: list[Section], *
 
 
 def write_part(path: str | Path, report: str) -> None:
-    """Write a report as a part of a file of results, in place of the part with the same title, or at its end."""
+    """Write a report into a file of results, replacing the part with the same title, or at its end."""
     page, part = Path(path), re.sub(r"^#", "##", report, flags=re.MULTILINE) + "\n"
     head, *parts = re.split(
         r"^(?=## )", page.read_text(encoding="utf-8") if page.exists() else HEAD, flags=re.MULTILINE
@@ -141,12 +141,12 @@ def write_part(path: str | Path, report: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as one line of JSON, its numbers with nine decimals."""
+    """Write a value as one line of JSON, with nine decimals."""
     Path(path).write_text(json.dumps(rounded(value)) + "\n", encoding="utf-8")
 
 
 def rounded(value: Any) -> Any:
-    """Return the same data with nine decimals: nanoseconds, where it is seconds.
+    """Return the same data with nine decimals: nanoseconds for times in seconds.
 
     >>> rounded({"seconds": [1 / 3]})
     {'seconds': [0.333333333]}

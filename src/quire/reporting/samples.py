@@ -1,8 +1,7 @@
-"""Samples: repeated measurements of one thing, and their statistics.
+"""Samples: repeated measurements, and their statistics.
 
-A number is the **median** over the runs, its spread the smallest and the largest run. A ratio is taken **within** each
-run, between two measurements made one right after the other, and only then summed up: what slows the machine down for
-a while slows both.
+A number is the **median** over the runs; its spread is the smallest and the largest run. A ratio is taken **within**
+each run, between two consecutive measurements, and only then summarised: a temporary slowdown affects both.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[f
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """Return the sample that `share` of all samples lie below, as the peer's script takes it.
+    """Return the sample that `share` of all samples are below, computed as in the peer's script.
 
     >>> percentile([5.0, 1.0, 4.0, 2.0, 3.0], 0.9)
     5.0
@@ -50,9 +49,9 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 
 def mean_of_last_periods(samples: Sequence[float], period: int) -> float:
-    """Return the mean over the last whole periods: in each, every event (border of a block) happens equally often.
+    """Return the mean over the last complete periods, in which every event (a block boundary) is equally frequent.
 
-    The first samples, one at least, are left out: the first steps still prefill.
+    At least the first sample is left out: the first steps still prefill.
 
     >>> mean_of_last_periods([9.0, 1.0, 3.0, 1.0, 3.0], 2)
     2.0
@@ -62,7 +61,7 @@ def mean_of_last_periods(samples: Sequence[float], period: int) -> float:
 
 
 def show(value: float) -> str:
-    """Return a number with three digits that mean something.
+    """Return a number with three significant digits.
 
     >>> [show(value) for value in (0.01234, 1.5, 48.17, 2119.2)]
     ['0.0123', '1.50', '48.2', '2,119']

@@ -1,4 +1,4 @@
-"""What plots as SVG are made of, without a library: the page, and text on it."""
+"""Elements of SVG plots, without a library: the page, and text on it."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def page(width: int, height: int, parts: Sequence[str], *, font_size: int) -> st
 
 
 def text(x: float, y: float, words: str, attributes: str = "") -> str:
-    """Return words whose line begins at a place, unless the attributes say otherwise."""
+    """Return text that begins at a position, unless the attributes set another anchor."""
     return f'<text x="{x:g}" y="{y:g}" fill="{INK}" {attributes}>{escape(words)}</text>'

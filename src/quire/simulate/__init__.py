@@ -1,1 +1,1 @@
-"""The simulator: the product's own scheduler and memory manager, on an executor that only pretends to compute."""
+"""The simulator: the product's own scheduler and memory manager, on an executor that does not compute a model."""

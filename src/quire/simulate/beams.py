@@ -1,11 +1,11 @@
-"""BeamModel: which beams a search would go on with, where no model says how likely its texts are.
+"""BeamModel: draws which beams of a search survive, in place of a model's probabilities.
 
-Each beam's likeliest next tokens are taken to be the largest of many independent Gumbel values, as those of a softmax
-with random logits are: the gap between the j-th and the next is exponential with mean 1/j. No parameter is left to
-choose. The best `k` continuations of all beams go on, so beams die and fork as they do in a search; how often a real
-model lets them, it decides itself, and one that is surer of its text lets them part later and share more.
+Each beam's likeliest next tokens are drawn as the largest of many independent Gumbel values, like those of a softmax
+with random logits: the gap between the j-th and the next is exponential with mean 1/j. There is no free parameter. The
+best `k` continuations of all beams survive, so beams die and fork as in a search. How often they do depends on the
+model: if a real model is more certain of its text, its beams part later and share more.
 
-What is drawn depends on the prompt and on how long the text is, so a search that must begin again finds the same beams.
+The draws depend only on the prompt and the length of the text, so a search that starts again finds the same beams.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Sequence
 
 
 class BeamModel:
-    """The scores of the searches under way."""
+    """The scores of the running searches."""
 
     def __init__(self) -> None:
         self._scores: dict[str, list[float]] = {}
 
     def open(self, request_id: str, prompt: bytes, num_beams: int) -> None:
-        """A prompt opens into beams. Mutates."""
+        """Start the beams of a prompt. Mutates."""
         self._scores[request_id] = _continuations(random.Random(prompt), num_beams)
 
     def choose(self, request_id: str, prompt: bytes, position: int) -> list[int]:
-        """Return, for each beam of a search, which beam it continues. Mutates.
+        """Return, for each beam of a search, the beam that it continues. Mutates.
 
         >>> model = BeamModel()
         >>> model.open("r", b"prompt", 3)
@@ -41,7 +41,7 @@ class BeamModel:
         return self._place(scores, best)
 
     def _place(self, scores: list[float], best: Sequence[tuple[float, int]]) -> list[int]:
-        """Let each beam that goes on keep its place; its other continuations take the places of those that do not."""
+        """Keep each surviving beam at its index; its other continuations take the indexes of beams that died."""
         parents = list(range(len(scores)))
         living = {parent for _, parent in best}
         vacant = [place for place in parents if place not in living]
@@ -54,7 +54,7 @@ class BeamModel:
         return parents
 
     def forget(self, request_id: str) -> None:
-        """A search is over. Mutates."""
+        """Forget a search that has ended. Mutates."""
         self._scores.pop(request_id, None)
 
 

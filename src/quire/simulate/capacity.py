@@ -1,11 +1,11 @@
-"""Capacity: how many requests a pool of blocks holds at once, and which share holds tokens.
+"""Capacity: how many requests a pool of blocks holds at once, and which share of the slots holds tokens.
 
-    grown      all requests at their full length: what can never fail
-    on average requests at every stage of their lives, long ones for longer: what a busy server has, whose admission
-               keeps a block free for each that runs, and some headroom
+    grown      all requests at their full length, so none is ever preempted
+    on average requests at every stage of their lives, long ones for longer: a busy server, whose admission keeps a
+               block free for each running request, and some headroom
 
-Blocks that sequences share are not counted: a common system prompt makes it more. What a reservation of the longest
-possible sequence would hold in the same memory is given for comparison.
+Shared blocks are not counted: with a common system prompt, more requests fit. For comparison, the number of requests
+is given that would fit if each reserved the longest possible sequence.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from quire.simulate.lengths import RequestLengths
 from quire.simulate.model_shape import num_pairs
 
 LONGEST_CHUNK = 2
-"""Tokens that a step may add to a sequence's window, with one step under way."""
+"""Tokens that a step can add to a sequence's window, with one step in flight."""
 
 HEADROOM = 0.02
-"""The share of the blocks that admission keeps free, where the scheduler is told nothing else."""
+"""The scheduler's default for the share of the blocks that admission keeps free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """Requests at once, where all are as long as the median, the 95th percentile or the longest; and on average.
+    """Concurrent requests, if all are as long as the median, the 95th percentile or the longest; and on average.
 
-    `reserved`: how many there would be if each took room for the longest possible sequence. `waste`: the share of the
-    slots taken that holds no token, on average.
+    `reserved`: the number if each reserved room for the longest possible sequence. `waste`: the average share of the
+    used slots that holds no token.
     """
 
     p50: int
@@ -42,7 +42,7 @@ class Concurrency:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Blocks that a request holds: at the median, the 95th percentile and the longest of lengths, and on average.
+    """Blocks that a request holds: at the median length, the 95th percentile, the longest, and on average.
 
     >>> spec = KVCacheSpec.from_layers([None], block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
     >>> occupancy = Occupancy.of(spec, RequestLengths(((90, 20), (400, 100))))
@@ -60,7 +60,7 @@ class Occupancy:
 
     @classmethod
     def of(cls, spec: KVCacheSpec, lengths: RequestLengths) -> Occupancy:
-        """Return what requests of these lengths hold. O(requests)."""
+        """Return the occupancy of requests of these lengths. O(requests)."""
         blocks, tokens = _mean_held(spec, lengths)
 
         def grown(share: float) -> int:
@@ -70,12 +70,12 @@ class Occupancy:
         return cls(spec, grown(0.5), grown(0.95), grown(1.0), blocks, waste)
 
     def blocks_for_one(self) -> int:
-        """Return the fewest blocks that hold one request on average, with what admission keeps free."""
+        """Return the minimum of blocks for one average request, including the blocks that admission keeps free."""
         return math.ceil((self.average + len(self.spec.groups)) / (1 - HEADROOM))
 
     def in_pool(self, num_blocks: int, reserved_tokens: int) -> Concurrency:
-        """Return how many requests this many blocks hold; `reserved_tokens`: the longest possible sequence."""
-        stored = max(1, reserved_tokens - 1)  # of the last token nothing is stored
+        """Return the requests that this many blocks hold; `reserved_tokens`: the longest possible sequence."""
+        stored = max(1, reserved_tokens - 1)  # the last token's keys and values are not stored
         reserved = self.spec.num_blocks_for(stored, longest_chunk=LONGEST_CHUNK)
         return Concurrency(
             p50=num_blocks // self.p50,
@@ -88,7 +88,7 @@ class Occupancy:
 
 
 def _mean_held(spec: KVCacheSpec, lengths: RequestLengths) -> tuple[float, float]:
-    """Return the blocks that a request holds, and the tokens needed of them, on average over the steps of its output.
+    """Return the blocks that a request holds and the tokens that it needs, on average over the steps of its output.
 
     Tokens are averaged over the groups of layers. O(requests × groups).
     """
@@ -106,7 +106,7 @@ def _mean_held(spec: KVCacheSpec, lengths: RequestLengths) -> tuple[float, float
 
 
 def _sum_of_blocks(num_tokens: int, block_size: int, most_blocks: int) -> int:
-    """Return the blocks that a sequence holds at each of the lengths from 1 to `num_tokens`, added up.
+    """Return the sum of the blocks that a sequence holds at each length from 1 to `num_tokens`.
 
     >>> [_sum_of_blocks(n, 4, 2) for n in (4, 5, 8, 10)]
     [4, 6, 12, 16]

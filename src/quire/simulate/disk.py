@@ -1,8 +1,8 @@
-"""SimDisk: a disk under a simulated engine. It keeps no bytes; each ticket takes its bytes over the bandwidth.
+"""SimDisk: the disk of a simulated engine. It stores no bytes; each ticket takes the time of its bytes.
 
-    loads before stores, one at a time:   ├ load ┤├ load ┤├── store ──┤        done as soon as the clock is there
+    loads before stores, one at a time:   ├ load ┤├ load ┤├── store ──┤        done when the clock reaches its end
 
-What the product's memory manager asks of a disk in its plans (`quire.core.transfers`) is asked of this one.
+It serves the transfers in the plans of the product's memory manager (`quire.core.transfers`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 from quire.core.transfers import TransferOutcome, Transfers
 
 ACCESS_S: Final = 0.0001
-"""The time of a block in addition to its bytes: a call, and an access of an SSD."""
+"""The time per block besides its bytes: a system call, and an access of an SSD."""
 WAIT_S: Final = 0.02
-"""As long as the worker waits in a plan that computes nothing, if no load ends before."""
+"""The longest time that the worker waits in a plan that computes nothing."""
 
 
 class _Asked(NamedTuple):
@@ -26,7 +26,7 @@ class _Asked(NamedTuple):
 
 
 class SimDisk:
-    """Loads and stores under way. `bandwidth` is in bytes per second, for both."""
+    """A disk with its pending loads and stores. `bandwidth` is in bytes per second, for both."""
 
     def __init__(self, bytes_per_block: int, bandwidth: float) -> None:
         self._block_s = ACCESS_S + bytes_per_block / bandwidth
@@ -35,7 +35,7 @@ class SimDisk:
         self._free_s = 0.0
 
     def ask(self, transfers: Transfers, now_s: float) -> None:
-        """Take what a plan asks for. Mutates."""
+        """Start the transfers of a plan. Mutates."""
         dropped = set(transfers.drops)
         if dropped:
             self._loads = deque(each for each in self._loads if each.ticket not in dropped)
@@ -44,13 +44,13 @@ class SimDisk:
         self._stores.extend(_Asked(store.ticket, now_s, deadline_s) for store in transfers.stores)
 
     def waits_s(self, now_s: float) -> float:
-        """Return how long a plan that computes nothing waits: until the first load ends, at most a moment."""
+        """Return how long a plan that computes nothing waits: until the first load ends, up to a limit."""
         if not self._loads:
             return 0.0
         return min(max(self._end_s(self._loads[0]) - now_s, 0.0), WAIT_S)
 
     def collect(self, now_s: float) -> TransferOutcome:
-        """Return the tickets that have ended by now. Mutates."""
+        """Return the tickets that have ended. Mutates."""
         done, num_loaded = array("i"), 0
         while (queue := self._loads or self._stores) and self._end_s(queue[0]) <= now_s:
             num_loaded += queue is self._loads

@@ -1,16 +1,16 @@
-"""Estimates of serving: how many tokens a second, and how long until the first, at the least time that steps can take.
+"""Estimates of serving: bounds of the tokens per second and of the time to the first token, by a roofline.
 
-A busy server in balance: whenever one of its N sequences ends another begins, so in addition to D decodes a step
-computes D × prompt / output tokens of prompts. Where that is more than the budget of a step, D is less than N.
+They describe a busy server in balance: whenever one of its N sequences ends another begins, so besides D decodes a step
+computes D × prompt / output tokens of prompts. If that exceeds the budget of a step, D is less than N.
 
-    tokens a second    D / step
+    tokens per second  D / step
     between tokens     step
-    first token        the chunks of the prompt, in what decodes leave of the budget; or, where D is less than N, the
-                       time that N − D prompts take to begin at the rate at which sequences end (Little's law)
+    first token        the chunks of the prompt, in the budget that decodes leave; or, if D is less than N, the time
+                       that N − D prompts take to begin, at the rate at which sequences end (Little's law)
 
-The wait for one of the N places is not counted: that depends on how many come, and is what a simulation is for.
+The wait for one of the N places is not included: it depends on the arrivals, so it takes a simulation.
 
-These are bounds, for a roofline gives bounds: what an engine reaches of them is measured. A plan compares with them.
+The estimates are bounds, because a roofline is a bound; the share of them that an engine reaches must be measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.simulate.roofline import Roofline
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a server promises: seconds to the first token of 95 % of the prompts, and between tokens; None: nothing.
+    """The targets of a server: seconds to the first token for 95 % of the prompts, and between tokens; None: no target.
 
     >>> Objective(ttft_s=0.5).excess(ttft_s=1.0, tpot_s=9.0), Objective(ttft_s=0.5).excess(ttft_s=0.25, tpot_s=9.0)
     (2.0, 0.5)
@@ -33,14 +33,14 @@ class Objective:
     tpot_s: float | None = None
 
     def excess(self, ttft_s: float, tpot_s: float) -> float:
-        """Return how many times too long the worse of the two is; up to 1: it is kept."""
+        """Return the larger ratio of a time to its target; up to 1, the objective is met."""
         pairs = ((ttft_s, self.ttft_s), (tpot_s, self.tpot_s))
         return max((found / promised for found, promised in pairs if promised is not None), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What this many concurrent sequences and this budget of tokens per step bring, at most and at least."""
+    """The bounds for a number of concurrent sequences and a budget of tokens per step."""
 
     num_sequences: int
     budget: int
@@ -62,7 +62,7 @@ class Estimator:
         self._prompts = lengths.prompt(0.5), lengths.prompt(0.95)
 
     def stream_tokens_per_s(self) -> float:
-        """Return the tokens a second of one sequence alone, in the middle of its output."""
+        """Return the tokens per second of a single sequence, in the middle of its output."""
         return 1 / self.roofline.decode_s(1, self._context)
 
     def prompt_s(self, num_tokens: int, budget: int) -> float:
@@ -70,7 +70,7 @@ class Estimator:
         return self._chunks_s(num_tokens, budget, 0)
 
     def serving(self, num_sequences: int, budget: int) -> Estimate:
-        """Return what a busy server of up to this many sequences reaches."""
+        """Return the estimate for a busy server with up to this many sequences."""
         prompts_per_decode = self._prompt / self._output
         decodes = min(num_sequences, budget / (1 + prompts_per_decode))
         step = self._mixed_s(decodes, decodes * prompts_per_decode)
@@ -89,14 +89,14 @@ class Estimator:
         )
 
     def is_enough(self, num_sequences: int, budget: int) -> bool:
-        """Return whether a larger budget changes nothing: all sequences decode, and a long prompt is one chunk."""
+        """Return whether a larger budget would change nothing: all sequences decode, and a long prompt is one chunk."""
         return budget >= num_sequences + max(num_sequences * self._prompt / self._output, self._prompts[1])
 
     def _mixed_s(self, decodes: float, prompt_tokens: float) -> float:
-        """Return the seconds of a step of decodes and, on average, this many tokens from the middle of a prompt."""
+        """Return the seconds of a step of decodes and this many average tokens of prompts."""
         num_decodes, num_tokens = max(1, round(decodes)), round(prompt_tokens)
         starts, counts = [self._context - 1] * num_decodes, [1] * num_decodes
-        while num_tokens > 0:  # several prompts, where a step takes more tokens than one has
+        while num_tokens > 0:  # several prompts, if a step takes more tokens than one has
             chunk = min(num_tokens, max(1, round(self._prompt)))
             starts.append(max(0, round((self._prompt - chunk) / 2)))
             counts.append(chunk)

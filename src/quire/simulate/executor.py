@@ -1,14 +1,14 @@
-"""SimExecutor: one more Executor. It computes no model; it takes the time that a model would take.
+"""SimExecutor: an Executor that computes no model, but takes the simulated time of one.
 
-Time is the injected clock's: collecting a step moves a `ManualClock` forward by what the cost model says, so hours of
-traffic run in seconds. What follows a prompt is drawn from a hash of that prompt, and which of its tokens comes next
-depends on how long the sequence is and on nothing else: equal prompts go on equally, and a token never depends on the
-batch, the chunks or the cache, so another schedule must bring the same tokens. Where it is known what a request was
-answered (a log says so), it is answered that.
+Time is that of the given clock: collecting a step moves a `ManualClock` forward by the time of the cost model, so hours
+of traffic run in seconds. The tokens after a prompt are drawn from a hash of the prompt, and the next token depends
+only on the length of the sequence. So equal prompts have equal outputs, and a token never depends on the batch, the
+chunks or the cache: another schedule must produce the same tokens. If the answer of a request is known (from a log),
+its tokens are used instead.
 
-Where tokens are guessed ahead, a guess is right with a probability that is given.
+With speculation, a guess is right with a given probability.
 
-Speed matters here: a step of 256 decodes is one pass in C over 256 iterators. Tokens are made 256 at a time.
+Speed matters here: a step of 256 decodes is one pass in C over 256 iterators. Tokens are drawn 256 at a time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _CHUNK = 256
 NOTHING = array("i")
 NO_PLAN = StepPlan(0, NOTHING, NOTHING, NOTHING, NOTHING)
 Outputs = Mapping[str, "Sequence[array[int]]"]
-"""What is known of answers: by request, what each of its sequences says."""
+"""Known answers: the tokens of each sequence, by request."""
 
 
 class SimExecutor:
-    """Pretends to compute plans. `acceptance`: how likely a guess of a token is right; None: it makes no guesses.
+    """Simulates the computation of plans. `acceptance`: the probability that a guess is right; None: no guesses.
 
-    `draft_cost`: how long a pass of the draft model takes; with one, only it guesses.
+    `draft_cost`: the cost model of a draft model, which then makes all guesses; None: prompt lookup guesses.
     """
 
     def __init__(
@@ -54,27 +54,27 @@ class SimExecutor:
         draft_cost: StepCost | None = None,
     ) -> None:
         self.disk: SimDisk | None = None
-        """What keeps blocks, if anything does. To be set before the first plan."""
+        """The disk, if there is one; set it before the first plan."""
         self._draft_cost = draft_cost
-        self._num_read: dict[int, int] = {}  # by the draft model, of each row
+        self._num_read: dict[int, int] = {}  # tokens that the draft model has read, by row
         self._acceptance = acceptance
         self._vocab_size = vocab_size
         self._clock = clock
         self._cost = cost or LinearCost()
         self._outputs = {} if outputs is None else outputs
-        self._known: dict[int, Sequence[array[int]]] = {}  # by row, what is known of its request
+        self._known: dict[int, Sequence[array[int]]] = {}  # by row, the known answers of its request
         self._prompts: dict[int, bytes] = {}  # by row, the hash of its prompt
-        self._texts: dict[int, Iterator[int]] = {}  # by row, the tokens to come
+        self._texts: dict[int, Iterator[int]] = {}  # by row, its future tokens
         self._beams = BeamModel()
-        self._searches: dict[int, RowStart] = {}  # by row, what started it, where that is a beam
-        self._steady_rows = array("i")  # of the last plan, and what they go on with
+        self._searches: dict[int, RowStart] = {}  # by row, the start of a beam
+        self._steady_rows = array("i")  # the rows of the last plan, and their future tokens
         self._steady_texts: list[Iterator[int]] = []
         self._under_way: deque[tuple[StepPlan, StepResult, float]] = deque()
         self.plan = NO_PLAN
-        """The plan whose result was collected last; not one for the disk alone, or for what a step has left over."""
+        """The plan whose result was collected last, except plans only for the disk or for the moves after a step."""
 
     def start(self) -> None:
-        """There is nothing to get ready."""
+        """Do nothing: no preparation is needed."""
 
     def submit(self, plan: StepPlan) -> None:
         """Take a plan. Mutates."""
@@ -86,7 +86,7 @@ class SimExecutor:
             self._texts[start.row] = self._text(start.row, start.branch, num_known)
             before = self._searches.pop(start.row, start)
             if all(before.request_id != other.request_id for other in (start, *self._searches.values())):
-                self._beams.forget(before.request_id)  # one that yielded may have begun again on other rows
+                self._beams.forget(before.request_id)  # a preempted search can have restarted on other rows
             if start.sampling.num_beams > 1:
                 self._searches[start.row] = start
         texts, num_decodes = self._texts, plan.num_decodes
@@ -122,7 +122,7 @@ class SimExecutor:
         self._under_way.append((plan, result, seconds))
 
     def _step_s(self, plan: StepPlan) -> float:
-        """Return how long a plan takes; one that is for the disk alone waits for it. Mutates the disk."""
+        """Return how long a plan takes; a plan only for the disk waits for the disk. Mutates the disk."""
         if self.disk is None:
             return self._cost.step_s(plan)
         now_s = self._clock.now()
@@ -132,9 +132,9 @@ class SimExecutor:
         return self.disk.waits_s(now_s) if plan.transfers.is_waiting else 0.0
 
     def _passes(self, plan: StepPlan, cost: StepCost) -> tuple[float, float]:
-        """Return how long the draft model takes after a step, and for a pass that reads one token a row. Mutates.
+        """Return the draft model's time after a step, and its time for a pass of one token per row. Mutates.
 
-        The first pass reads what it has not read of the texts; what came from a cache it has read.
+        The first pass reads all tokens that it has not read yet; tokens from the cache count as read.
         """
         for started in plan.row_starts:
             self._num_read.pop(started.row, None)
@@ -159,7 +159,7 @@ class SimExecutor:
         return total_s, pass_s
 
     def _guess(self, plan: StepPlan, acceptance: float) -> dict[int, Guesses]:
-        """Return guesses of the tokens that follow, wrong ones among them. Mutates: tokens to come are drawn."""
+        """Return guesses of the next tokens, some of them wrong. Mutates: it draws future tokens."""
         found = {}
         asked, guesser = (plan.proposals, "ngram") if self._draft_cost is None else (plan.depths, "draft_model")
         for row, most in asked.items():
@@ -177,15 +177,15 @@ class SimExecutor:
         return token if is_right else (token + 1) % self._vocab_size
 
     def _text(self, row: int, branch: int, num_known: int) -> Iterator[int]:
-        """Return how a sequence goes on after the first `num_known` tokens."""
+        """Return the tokens of a sequence after its first `num_known` ones."""
         known = self._known[row][branch] if branch < len(self._known[row]) else array("i")
         drawn = text_after(self._prompts[row], branch, max(num_known, len(known)), self._vocab_size)
         return itertools.chain(known[num_known:], drawn) if num_known < len(known) else drawn
 
     def _parents(self, plan: StepPlan) -> array[int]:
-        """Return the row that each entry continues; searches that open begin here. Mutates."""
+        """Return the row that each entry continues; starts new searches. Mutates."""
         parents = plan.rows[:]
-        found: dict[str, list[tuple[int, int]]] = {}  # the branch of each beam of a step, and its entry
+        found: dict[str, list[tuple[int, int]]] = {}  # the branch and entry of each beam
         for entry in range(plan.num_decodes, len(plan.rows)):
             start = self._searches.get(plan.rows[entry])
             if start is None or not plan.samples[entry]:
@@ -206,7 +206,7 @@ class SimExecutor:
         if not self._under_way:
             raise ExecutionError("no step is under way")
         plan, result, seconds = self._under_way.popleft()
-        if self.plan.rows and not plan.rows:  # what is left to do when a step has ended everything
+        if self.plan.rows and not plan.rows:  # the moves that remain after the last step
             self.plan = replace(self.plan, moves_out=self.plan.moves_out + plan.moves_out)
         elif self.disk is None or not _is_for_disk(plan):
             self.plan = plan
@@ -216,17 +216,17 @@ class SimExecutor:
         return replace(result, transfers=self.disk.collect(self._clock.now()))
 
     def shutdown(self) -> None:
-        """Drop what is under way. Mutates."""
+        """Drop the steps in flight. Mutates."""
         self._under_way.clear()
 
 
 def _is_for_disk(plan: StepPlan) -> bool:
-    """Whether a plan computes and moves nothing."""
+    """Return whether a plan computes and moves nothing."""
     return not (plan.rows or plan.moves_in or plan.moves_out or plan.copies)
 
 
 class _ForeseenText(Iterator[int]):
-    """Tokens to come, some of which have been looked at."""
+    """An iterator over future tokens, with look-ahead."""
 
     def __init__(self, rest: Iterator[int]) -> None:
         self._rest = rest
@@ -236,13 +236,13 @@ class _ForeseenText(Iterator[int]):
         return self._seen.popleft() if self._seen else next(self._rest)
 
     def coming(self, count: int) -> list[int]:
-        """Return the next tokens, which stay to come."""
+        """Return the next tokens without consuming them."""
         self._seen.extend(itertools.islice(self._rest, max(0, count - len(self._seen))))
         return list(itertools.islice(self._seen, count))
 
 
 def _take_equal(text: Iterator[int], drawn: int, drafts: Sequence[int]) -> list[int]:
-    """Return the tokens that follow the one drawn first, as long as the draft before each is right."""
+    """Return the tokens after the first drawn one, one for each draft until the first wrong draft."""
     found: list[int] = []
     for draft in drafts:
         if draft != (found[-1] if found else drawn):
@@ -252,14 +252,14 @@ def _take_equal(text: Iterator[int], drawn: int, drafts: Sequence[int]) -> list[
 
 
 def hash_prompt(tokens: array[int]) -> bytes:
-    """Return what a prompt is known by."""
+    """Return the digest of a prompt."""
     return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
 
 
 def text_after(prompt: bytes, branch: int, num_known: int, vocab_size: int) -> Iterator[int]:
     """Return the tokens that follow a prompt in one of its sequences, without the first `num_known`.
 
-    Ids lie below 65,536 and below the size of the vocabulary.
+    Ids are below 65,536 and below the size of the vocabulary.
 
     >>> whole = text_after(b"prompt", 0, 0, 1000)
     >>> [next(whole) for _ in range(300)][298:] == [next(text_after(b"prompt", 0, at, 1000)) for at in (298, 299)]

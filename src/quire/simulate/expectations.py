@@ -1,14 +1,14 @@
-"""What paging was expected to bring, computed from first principles, and what the source document expected.
+"""The gains of paging, computed from first principles, next to those that the source document expected.
 
-That document (001, "PagedAttention Analysis") has two tables: memory saved against reserving the longest context for
-each request, and a 16 GB card (RTX 4070 Ti SUPER) with an 8B model. Both are computed again here. Its slips:
+That document (001, "PagedAttention Analysis") has two tables: memory saved compared with reserving the longest context
+for each request, and a 16 GB card (RTX 4070 Ti SUPER) with an 8B model. Both are computed again here. Its mistakes:
 
     a block of Llama-3.1-8B takes 4 MB         16 × 32 × 2 × 128 × 8 × 2 = 2,097,152 bytes: 2 MiB
-    requests take exactly their tokens         they take whole blocks, and save what that leaves
-    2 to 3 sequences, 8K to 16K of context     less than int8 weights leave, more than those of 16 bits do
-    137 tok/s for one user                     more than the card can read weights of 8 or 16 bits in a second
+    requests take exactly their tokens         they take whole blocks, so they save a little less
+    2 to 3 sequences, 8K to 16K of context     int8 weights leave room for more, 16-bit weights for less
+    137 tok/s for one user                     the card cannot read weights of 8 or 16 bits so often in a second
 
-Nothing is tuned: a difference is explained where it stands.
+Nothing is tuned; each difference is explained next to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Slots of KV memory that requests take, in one piece of the longest context each, and in blocks."""
+    """Slots of KV memory that requests take: with the longest context reserved for each, and in blocks."""
 
     scenario: str
     expected: float
@@ -37,30 +37,30 @@ class Saving:
 
     @property
     def saved(self) -> float:
-        """The share of the reserved slots that blocks leave to others."""
+        """The share of the reserved slots that paging saves."""
         return 1 - self.num_taken / self.num_reserved
 
     @property
     def waste(self) -> float:
-        """The share of the slots taken that holds no token."""
+        """The share of the used slots that holds no token."""
         return 1 - self.num_used / self.num_taken
 
 
 def saving(scenario: str, expected: float, lengths: Sequence[int]) -> Saving:
-    """Return what requests of these lengths take.
+    """Return the slots that requests of these lengths take.
 
     >>> found = saving("ten of 1,000", 0.75, [1000] * 10)
     >>> found.num_reserved, found.num_taken, round(found.saved, 4), round(found.waste, 4)
     (40960, 10080, 0.7539, 0.0079)
     """
     if not lengths or not all(0 < length <= RESERVED_TOKENS for length in lengths):
-        raise InvalidConfigError("lengths", list(lengths), f"tokens from 1 to {RESERVED_TOKENS}, one request at least")
+        raise InvalidConfigError("lengths", list(lengths), f"at least one, each from 1 to {RESERVED_TOKENS}")
     taken = sum(-(-length // BLOCK_SIZE) * BLOCK_SIZE for length in lengths)
     return Saving(scenario, expected, RESERVED_TOKENS * len(lengths), taken, sum(lengths))
 
 
 def memory_savings() -> tuple[Saving, ...]:
-    """Return the table of memory saved. The last row is what "variable" means: eight lengths, 500 on average.
+    """Return the table of memory saved. The last row is the document's "variable": eight lengths, 500 on average.
 
     >>> [round(100 * row.saved, 1) for row in memory_savings()], [100 * row.expected for row in memory_savings()]
     ([0.0, 75.0, 87.5, 87.6], [0.0, 75.0, 87.5, 87.5])
@@ -76,10 +76,10 @@ def memory_savings() -> tuple[Saving, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CardExpectation:
-    """What a card holds and serves of a model, with certain numbers; tokens a second are bounds.
+    """The capacity and speed of a card for a model, in a given number format; tokens per second are bounds.
 
-    `num_tokens`: all contexts together, hence the longest single one too; `num_contexts` of `context` tokens at once;
-    `reserved_contexts`: how many there would be if each reserved `RESERVED_TOKENS`.
+    `num_tokens`: the total of all contexts, and so the longest single one; `num_contexts` of `context` tokens at once;
+    `reserved_contexts`: their number if each reserved `RESERVED_TOKENS`.
     """
 
     numbers: Numbers
@@ -96,7 +96,7 @@ class CardExpectation:
 def card_expectation(
     hardware: Hardware, shape: ModelShape, numbers: Numbers, *, other_bytes: int = 0, context: int = 1024
 ) -> CardExpectation | None:
-    """Return it; None where weights and `other_bytes` (activations) leave no room for one context."""
+    """Return the expectation; None if weights and `other_bytes` (activations) leave no room for one context."""
     weight_bytes = shape.weight_bytes(numbers.dtype, numbers.weights)
     kv_bytes = hardware.memory_bytes - weight_bytes - other_bytes
     spec = shape.kv_cache_spec(BLOCK_SIZE, numbers.stored_kv_dtype)
@@ -119,7 +119,7 @@ def card_expectation(
 
 
 def most_bits_per_weight(hardware: Hardware, shape: ModelShape, tokens_per_s: float) -> float:
-    """Return how many bits a weight may have at most if one stream is to be so fast: each token reads all of them.
+    """Return the most bits per weight with which one stream can be this fast: each token reads all weights.
 
     >>> from quire.simulate.model_shape import WeightCount
     >>> layers, head = WeightCount(900_000), WeightCount(100_000)

@@ -1,10 +1,10 @@
-"""Frames: what every block was at some moments of a run, in a room that does not grow with its length.
+"""Frames: the state of every block at some moments of a run, in bounded memory.
 
-    |··········|  full: every second one goes, and the interval doubles  |· · · · · |
+    |··········|  full: every second frame is dropped, and the interval doubles  |· · · · · |
 
-A frame is a real state, never a mean of two: blocks have no mean. Which are kept depends on simulated time alone, so
-the same run has the same frames. In a large pool several blocks share a cell. To look costs time for each block, so a
-run is watched only on request: `Simulation(..., watchers=[frames.watch])`.
+A frame is an actual state, never a mean of two: states of blocks have no mean. Simulated time alone decides which
+frames are kept, so the same run has the same frames. In a large pool several blocks share a cell. Taking a frame takes
+time for each block, so a run is watched only on request: `Simulation(..., watchers=[frames.watch])`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALL = 255
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The blocks at one moment; `picture` as a `Film` has it."""
+    """The blocks at one moment; `picture` has the format of a `Film`."""
 
     time_s: float
     num_running: int
@@ -35,7 +35,7 @@ class Frame:
 
     @classmethod
     def of(cls, engine: SimulatedEngine) -> Frame:
-        """Look at an engine. Does not mutate it; O(blocks)."""
+        """Return the frame of an engine. Does not mutate the engine; O(blocks)."""
         holders, ledger = engine.holders(), engine.ledger()
         return cls(
             engine.clock.now(),
@@ -49,7 +49,7 @@ class Frame:
 
     @property
     def num_blocks(self) -> int:
-        """All blocks."""
+        """The number of blocks, held or not."""
         return self.num_held + self.num_cached + self.num_free
 
 
@@ -63,7 +63,7 @@ class Frames:
         self._next_s = 0.0
 
     def watch(self, replica: int, engine: SimulatedEngine) -> None:
-        """A replica has done a step: take a frame if one is due. Mutates."""
+        """Take a frame after a step of the first replica, if one is due. Mutates."""
         now_s = engine.clock.now()
         if replica or now_s < self._next_s:
             return
@@ -75,12 +75,12 @@ class Frames:
 
 
 def blocks_per_cell(num_blocks: int) -> int:
-    """Return how many blocks share a cell."""
+    """Return the number of blocks that share a cell."""
     return -(-num_blocks // MAX_CELLS)
 
 
 def picture_of(holders: array[int], size: int) -> bytes:
-    """Return the picture of blocks, `size` of them in a cell, which is the holder of its first held block.
+    """Return the picture of blocks, `size` in each cell; a cell shows the holder of its first held block.
 
     >>> picture_of(array("i", [0, 5, -1, -1]), 2).hex(" ", 4)
     '05000000 00000000 7f0000ff'

@@ -1,10 +1,10 @@
-"""Front: the server's side of several replicas. It sends requests, and hears from engines what has become of them.
+"""Front: the server's side of several replicas. It routes requests, and passes the replicas' events to the router.
 
-    step of a replica ends ──► started, finished, report ──► the router, once it is that late
-    a request is due       ──► everything heard up to then, and then `Router.choose`
+    step of a replica ends ──► started, finished, report ──► the router, at that simulated time
+    a request is due       ──► all events up to that time, then `Router.choose`
 
-A replica's clock may be ahead of another's by a step, so what is heard of a step waits for its time. Reports of what a
-replica can hit may come later, or not at all; the product's router then asks for a survey, as it would at a server.
+A replica's clock can be ahead of another's by a step, so the events of a step wait for their time. Reports of a
+replica's prefix cache can be late or lost; the product's router then requests a survey, as in a server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quire.simulate.replica import SimulatedEngine
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """How reports of what replicas can hit reach the router: after a delay; a share of them is lost."""
+    """How reports of the replicas' prefix caches reach the router: after a delay, and some are lost."""
 
     delay_s: float = 0.0
     lost_share: float = 0.0
@@ -53,25 +53,25 @@ class Front:
             self.add(index, engine)
 
     def add(self, index: int, engine: SimulatedEngine) -> None:
-        """A replica takes requests, for the first time or again. Mutates."""
+        """Add a replica that takes requests, for the first time or again. Mutates."""
         self._engines[index] = engine
         self._router.add(index)
         if self._router.reads_blocks:
             engine.survey()
 
     def pause(self, index: int) -> None:
-        """A replica gets no more requests. Mutates."""
+        """Send a replica no more requests. Mutates."""
         self._router.pause(index)
 
     def lose(self, index: int, now_s: float) -> None:
-        """A replica is gone, with all that it held. Mutates."""
+        """Remove a replica that was lost, with its prefix cache. Mutates."""
         self._listen(now_s)
         self._router.lose(index)
 
     def choose(self, request: Request, now_s: float, among: Container[int] | None = None) -> int | None:
-        """Return the replica for a request, by what is known at this time; None: there is none. Mutates.
+        """Return the replica for a request, by the events up to this time; None: no replica takes requests. Mutates.
 
-        `among`: only these may be chosen, and none of them is away.
+        `among`: the allowed replicas, all of them running.
         """
         self._listen(now_s)
         if among is not None:
@@ -81,18 +81,18 @@ class Front:
         return self._router.choose(request.request_id, self._router.prompt(request.tokens, request.scope))
 
     def load(self, num_engines: int, num_ready: int, now_s: float) -> Load:
-        """Return what is known of the load at this time. Mutates what is known."""
+        """Return the load by the events up to this time. Mutates: it processes these events."""
         self._listen(now_s)
         router = self._router
         return Load(num_engines, num_ready, router.num_busy, router.num_waiting_tokens, router.num_done_tokens)
 
     def refused(self, request_id: str) -> None:
-        """A replica could not take a request. Mutates."""
+        """Note that a replica refused a request. Mutates."""
         self._waiting.discard(request_id)
         self._router.finished(request_id)
 
     def step_ended(self, index: int, outcome: StepOutcome, now_s: float) -> None:
-        """Hear of a step of a replica, when its time comes. Mutates; O(requests in the step)."""
+        """Queue the events of a replica's step for their time. Mutates; O(requests in the step)."""
         if self._waiting:
             for request in outcome.advanced:
                 if request.num_output_tokens and request.request_id in self._waiting:
@@ -103,7 +103,7 @@ class Front:
             self._hear(now_s + self._delay_s, partial(self._note, index, self._engines[index], news))
 
     def request_ended(self, request_id: str, now_s: float) -> None:
-        """Hear that all sequences of a request have ended, when its time comes. Mutates."""
+        """Queue the end of all sequences of a request for its time. Mutates."""
         self._waiting.discard(request_id)
         self._hear(now_s, partial(self._router.finished, request_id))
 
@@ -116,6 +116,6 @@ class Front:
         heapq.heappush(self._news, (at_s, self._num_heard, call))
 
     def _note(self, index: int, engine: SimulatedEngine, news: CacheNews) -> None:
-        """Pass a report on, unless its engine has been replaced."""
+        """Pass a report to the router, unless its engine has been replaced."""
         if self._engines[index] is engine and self._router.note(index, news):
             engine.survey()

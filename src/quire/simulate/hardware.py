@@ -1,12 +1,12 @@
-"""Hardware: what a machine can do at most, as a plain value that predictions are made from.
+"""Hardware: the limits of a machine, as a plain value for predictions.
 
     name ──► machines/NAME.yaml ──┐
     path of a YAML or JSON file ──┼──► parse_hardware ──► Hardware ──► Roofline, planner, simulator
     measured by the caller ───────┘
 
-The figures of a description are the vendor's peaks, dense and without overclocking, each with its source in `notes`: a
-prediction from them says what is possible, not what some engine reaches. A measured machine has what was reached once.
-Nothing here measures anything: that needs the compiled core, which the simulator does not import.
+The figures of a description are the vendor's peaks, dense and without overclocking, with their sources in `notes`: a
+prediction from them is a bound, not the speed of an engine. A measured machine has measured figures. This module
+measures nothing: that needs the compiled core, which the simulator does not import.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ MACHINES_FOLDER: Final = Path(__file__).parent / "machines"
 DEVICES: Final = ("cpu", "cuda")
 MAX_FILE_BYTES: Final = 100_000
 WIDER: Final = MappingProxyType({"fp8": "bfloat16", "int8": "bfloat16", "float16": "bfloat16", "bfloat16": "float32"})
-"""What numbers are multiplied as where the machine knows nothing faster: they are widened when they are read."""
+"""The dtype to which numbers are widened when they are read, if the machine cannot multiply them directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """A machine, or an accelerator in one.
 
-    - `read_bandwidth`: bytes a second that are read from its memory.
-    - `matrix_rate`: additions and multiplications a second in products of matrices, by the numbers multiplied;
-      float32 at least, and what is not there is widened.
-    - `step_overhead_s`: what a step takes in addition to reading and computing.
-    - `host_link_bandwidth`: bytes a second that blocks are swapped with, one way.
-    - `link_bandwidth`: bytes a second between two such accelerators, one way; `exchange_s`: what an exchange takes in
-      addition to its bytes. `num_ranks`: accelerators that compute each step together.
-    - `device`: what an engine computes on there unless it is told: cpu, or cuda (a GPU).
+    - `read_bandwidth`: bytes per second read from its memory.
+    - `matrix_rate`: additions and multiplications per second in matrix products, by dtype; float32 is required, and a
+      missing dtype is widened.
+    - `step_overhead_s`: the time of a step besides reading and computing.
+    - `host_link_bandwidth`: bytes per second for swapping blocks, in one direction.
+    - `link_bandwidth`: bytes per second between two such accelerators, in one direction; `exchange_s`: the time of an
+      exchange besides its bytes. `num_ranks`: accelerators that compute each step together.
+    - `device`: the default device of an engine on it: cpu, or cuda (a GPU).
 
     >>> card = Hardware("card", 16 << 30, 672e9, {"float32": 44e12, "bfloat16": 88e12})
     >>> card.rate("int8") == card.rate("bfloat16"), card.rate("float32")
@@ -73,7 +73,7 @@ class Hardware:
         require_one_of("device", self.device, DEVICES)
         known = ("float32", *WIDER)
         if not isinstance(self.matrix_rate, Mapping) or "float32" not in self.matrix_rate:
-            raise InvalidConfigError("matrix_rate", self.matrix_rate, "operations a second by dtype, float32 at least")
+            raise InvalidConfigError("matrix_rate", self.matrix_rate, "operations per second by dtype, with float32")
         for dtype, rate in self.matrix_rate.items():
             if dtype not in known:
                 raise InvalidConfigError("matrix_rate", dtype, f"one of {', '.join(known)}")
@@ -81,9 +81,9 @@ class Hardware:
         object.__setattr__(self, "matrix_rate", MappingProxyType(dict(self.matrix_rate)))
 
     def joined(self, num_ranks: int) -> Hardware:
-        """Return several of this accelerator as one that has the sum of their memories, bandwidths and rates. Pure.
+        """Return several of this accelerator as one, with the sums of their memories, bandwidths and rates. Pure.
 
-        Raises `InvalidConfigError` for a processor: its ranks would share what it has.
+        Raises `InvalidConfigError` for a processor, because its ranks would share the same memory and cores.
 
         >>> pair = Hardware("card", 16 << 30, 672e9, {"float32": 44e12}, device="cuda").joined(2)
         >>> pair.name, pair.memory_bytes >> 30, pair.read_bandwidth
@@ -104,14 +104,14 @@ class Hardware:
         )
 
     def rate(self, dtype: str) -> float:
-        """Return operations a second with numbers of a dtype, widened to what the machine multiplies."""
+        """Return the operations per second with numbers of a dtype, widened if the machine cannot multiply them."""
         while dtype not in self.matrix_rate:
             dtype = WIDER[dtype]
         return self.matrix_rate[dtype]
 
 
 def known_hardware() -> tuple[str, ...]:
-    """Return the names of the machines that are described here, sorted."""
+    """Return the names of the machines with a description in this package, sorted."""
     return tuple(sorted(path.stem for path in MACHINES_FOLDER.glob("*.yaml")))
 
 
@@ -131,7 +131,7 @@ def find_hardware(name: str) -> Hardware:
 
 def read_hardware(path: Path) -> Hardware:
     """Read a description from a file; raises `InvalidConfigError` that names the file and the field."""
-    import yaml  # only where a description is read
+    import yaml  # imported late: only descriptions need it
 
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -152,7 +152,7 @@ def read_hardware(path: Path) -> Hardware:
 
 
 def parse_hardware(content: Mapping[str, object]) -> Hardware:
-    """Return a machine from the fields of a file, where sizes and rates may be texts such as 80GiB and 3.35e12.
+    """Return a machine from the fields of a file; sizes and rates can be texts such as 80GiB and 3.35e12.
 
     >>> parse_hardware({"name": "m", "memory_bytes": "2GiB", "read_bandwidth": 4e10,
     ...                 "matrix_rate": {"float32": "5e11"}}).matrix_rate["float32"]
@@ -164,7 +164,7 @@ def parse_hardware(content: Mapping[str, object]) -> Hardware:
             raise InvalidConfigError("field", key, f"one of {', '.join(names)}")
     for name in names[:4]:
         if name not in content:
-            raise InvalidConfigError(name, None, "given: a description without it says too little")
+            raise InvalidConfigError(name, None, "a value: this field is required")
     values = dict(content)
     size = values["memory_bytes"]
     if isinstance(size, str):
@@ -179,7 +179,7 @@ def parse_hardware(content: Mapping[str, object]) -> Hardware:
 
 
 def _number(value: object) -> object:
-    """YAML takes 3.35e12, without a sign in its exponent, for a text."""
+    """Return the number of a text such as 3.35e12, which YAML reads as text because its exponent has no sign."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,8 +1,8 @@
 """Histogram: the distribution of values, in constant memory.
 
-Buckets are equally wide on a logarithmic scale, so a percentile read from them is wrong by a known share at most, here
-one percent, whatever the values are. Count, sum, least and most are exact. A reservoir of samples was rejected: its
-error depends on luck, and p99 of a million values needs many of them.
+Buckets are equally wide on a logarithmic scale, so the relative error of a percentile is bounded, here by one percent,
+for any values. Count, sum, minimum and maximum are exact. A reservoir of samples was rejected: its error is random, and
+p99 of a million values needs a large one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 RELATIVE_ERROR = 0.01
 _LOG_GROWTH = 2 * math.log1p(RELATIVE_ERROR)
 _LEAST = 1e-9
-"""What is less is taken for nothing at all."""
+"""Smaller values count as 0."""
 _LOWEST = math.floor(math.log(_LEAST) / _LOG_GROWTH)
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 CURVE_PERCENTS = (*map(float, range(100)), 99.5, 99.9, 100.0)
@@ -22,7 +22,7 @@ CURVE_PERCENTS = (*map(float, range(100)), 99.5, 99.9, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What a histogram says. Percentiles are exact to one percent; count, mean, least and most are exact."""
+    """The summary of a histogram. Percentiles are exact to one percent; count, mean, least and most are exact."""
 
     count: int
     mean: float
@@ -33,7 +33,7 @@ class Distribution:
     p99: float
     most: float
     curve: tuple[float, ...] = ()
-    """The percentiles of `CURVE_PERCENTS`; nothing of no values."""
+    """The percentiles of `CURVE_PERCENTS`; empty without values."""
 
 
 class Histogram:
@@ -55,7 +55,7 @@ class Histogram:
         self.most = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value, as often as it came. Mutates; O(1)."""
+        """Count a value, `times` times. Mutates; O(1)."""
         bucket = math.floor(math.log(value if value > _LEAST else _LEAST) / _LOG_GROWTH)
         self._buckets[bucket] = self._buckets.get(bucket, 0) + times
         self.count += times
@@ -64,11 +64,11 @@ class Histogram:
         self.most = max(self.most, value)
 
     def percentile(self, percent: float) -> float:
-        """Return the value that `percent` of the values do not exceed, within one percent; 0 of none."""
+        """Return the value that `percent` of the values do not exceed, within one percent; 0 without values."""
         return self.percentiles([percent])[0]
 
     def percentiles(self, percents: Sequence[float]) -> list[float]:
-        """Return the percentile of each of several percents, which ascend; zeros of no values."""
+        """Return the percentiles for ascending percents; zeros without values."""
         if not self.count:
             return [0.0] * len(percents)
         found: list[float] = []
@@ -84,7 +84,7 @@ class Histogram:
         return found
 
     def distribution(self) -> Distribution:
-        """Return what the values are like. Does not mutate."""
+        """Return the summary of the values. Does not mutate."""
         p50, p90, p95, p99 = self.percentiles(PERCENTILES)
         least = self.least if self.count else 0.0
         mean = self.total / self.count if self.count else 0.0

@@ -1,4 +1,4 @@
-"""Holders: who holds each block at one moment, as a number for each block.
+"""Holders: the holder of each block at one moment, as a number.
 
 -1 only cached      0 free      1 shared by several      2 and more: one request, by its order of arrival
 """
@@ -16,7 +16,7 @@ CACHED, FREE, SHARED, FIRST_OWNER = -1, 0, 1, 2
 
 
 def holders_of(memory: KVCacheManager, running: Iterable[Request]) -> array[int]:
-    """Return the holder of every block. Does not mutate; what is free costs next to nothing."""
+    """Return the holder of every block. Does not mutate; free blocks take almost no time."""
     blocks = memory.pool.blocks
     found = array("i", [FREE]) * len(blocks)
     for block in memory.pool.cached_blocks():

@@ -1,12 +1,12 @@
-"""How long requests are: prompts and outputs, as pairs that a plan is made for.
+"""The lengths of requests for a plan: pairs of prompt and output tokens.
 
-    512          every one of them so long
-    512±200      mean and standard deviation; 512+-200 is the same
+    512          every length
+    512±200      mean and standard deviation; also written 512+-200
     400/4K       median and 95th percentile; k means 1000 and K means 1024
 
-Lengths of real traffic are skewed: a few are many times the median. Two figures are taken for those of a lognormal
-distribution, whose prompts and outputs are independent of each other. The pairs are points that cover it evenly, not
-draws: the same words always give the same plan, and there is no seed. Better than any distribution is a trace.
+Lengths of real traffic are skewed: a few are many times the median. Two figures are those of a lognormal distribution,
+with prompts and outputs independent of each other. The pairs are points that cover it evenly, not random draws: the
+same text always gives the same plan, without a seed. A trace is better than any distribution.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Length:
 
     @classmethod
     def parse(cls, text: str, field: str = "tokens") -> Length:
-        """Return the length of a text; raises `InvalidConfigError` that names the field."""
+        """Return the length that a text describes; raises `InvalidConfigError` that names the field."""
         match = SPREAD.fullmatch(text)
         if match is None or len(text) > 40:
             raise InvalidConfigError(field, text, ALLOWED)
@@ -63,13 +63,13 @@ class Length:
         return cls(text, math.log(first) - variance / 2, math.sqrt(variance))
 
     def quantile(self, share: float) -> int:
-        """Return the length that so large a share of all stays within; 1 at least."""
+        """Return the length that this share of all lengths does not exceed; at least 1."""
         return min(max(1, round(math.exp(self.location + self.scale * NORMAL.inv_cdf(share)))), MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLengths:
-    """Pairs of prompt and output tokens, by their sum. `num_cut`: how many were longer than the context.
+    """Pairs of prompt and output tokens, sorted by their sum. `num_cut`: the number that exceeded the context.
 
     >>> lengths = RequestLengths.of_pairs([(100, 10), (20, 30), (500, 4)], longest=300)
     >>> lengths.pairs, lengths.num_cut, lengths.total(0.5)
@@ -81,9 +81,9 @@ class RequestLengths:
 
     @classmethod
     def of_pairs(cls, pairs: Sequence[tuple[int, int]], longest: int) -> RequestLengths:
-        """Return them cut to what a sequence may have: a prompt leaves room for one token of output."""
+        """Return pairs cut to the longest sequence; a prompt leaves room for one token of output."""
         if not pairs:
-            raise InvalidConfigError("requests", "none", "one at least: a plan needs their lengths")
+            raise InvalidConfigError("requests", "none", "at least one: a plan needs their lengths")
         cut = [_cut(pair, longest) for pair in pairs]
         num_cut = sum(kept != pair for kept, pair in zip(cut, pairs, strict=True))
         return cls(tuple(sorted(cut, key=lambda pair: (sum(pair), pair))), num_cut)
@@ -99,31 +99,31 @@ class RequestLengths:
 
     @property
     def mean_prompt(self) -> float:
-        """Tokens of a prompt, on average."""
+        """The mean tokens of a prompt."""
         return sum(prompt for prompt, _ in self.pairs) / len(self.pairs)
 
     @property
     def mean_output(self) -> float:
-        """Tokens of an output, on average."""
+        """The mean tokens of an output."""
         return sum(output for _, output in self.pairs) / len(self.pairs)
 
     @property
     def mean_context(self) -> float:
-        """Tokens that a decode attends to, on average over all decodes: long outputs make more of them."""
+        """The mean tokens that a decode attends to, over all decodes: long outputs have more of them."""
         attended = sum(output * (prompt + (output + 1) / 2) for prompt, output in self.pairs)
         return attended / sum(output for _, output in self.pairs)
 
     def total(self, share: float) -> int:
-        """Return the tokens of prompt and output together that so large a share of all stays within."""
+        """Return the total of prompt and output tokens that this share of requests does not exceed."""
         return sum(self.pairs[_place(share, len(self.pairs))])
 
     def prompt(self, share: float) -> int:
-        """Return the tokens that the prompts of so large a share of all stay within."""
+        """Return the tokens that this share of prompts does not exceed."""
         return sorted(prompt for prompt, _ in self.pairs)[_place(share, len(self.pairs))]
 
 
 def sample_pairs(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return all pairs, or of many a fair sample, always the same one, with the longest in it. Memory is bounded.
+    """Return all pairs; if there are many, a fixed uniform sample that includes the longest. Memory is bounded.
 
     >>> sample_pairs([(1, 2), (3, 4)])
     [(1, 2), (3, 4)]
@@ -151,5 +151,5 @@ def _cut(pair: tuple[int, int], longest: int) -> tuple[int, int]:
 
 
 def _place(share: float, count: int) -> int:
-    """The nearest rank."""
+    """Return the index of the nearest rank."""
     return min(count - 1, max(0, math.ceil(share * count) - 1))

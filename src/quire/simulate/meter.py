@@ -1,15 +1,15 @@
-"""Meter: what the users of one replica see, step by step.
+"""Meter: measures the latencies that the users of one replica see, step by step.
 
     due ────► first token ──► token ──► … ──► last token
      └─ ttft ──────┘└── itl ──┘                   │
      └───────────────────── latency ──────────────┘         tpot: mean of the itl of a sequence
 
-Times count from when a request was due, so waiting for a step that is under way is part of them. Normalised latency is
-latency over output length, as in the paper.
+Times count from when a request was due, so waiting for the current step is included. Normalised latency is latency over
+output length, as in the paper.
 
-Between two tokens of a sequence usually lies just one step, and then the gap is the same for everybody. So as long as
-the same rows decode, one time stands for all of them. When something changes it is written down for each row, and equal
-times are counted in C (`Counter`). A sequence that loses its row takes its time along and brings it back.
+Two tokens of a sequence are usually one step apart, and then the gap is the same for all sequences. So as long as the
+same rows decode, one time stands for all of them. When the rows change, the time is stored for each row, and equal
+times are counted in C (`Counter`). A sequence that loses its row keeps its time in its `Track`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOT_BEGUN = -1.0
 
 
 class Latencies:
-    """The histograms of a run, all replicas together."""
+    """The histograms of a run, for all replicas together."""
 
     NAMES = ("ttft_s", "tpot_s", "itl_s", "latency_s", "normalised_latency_s")
 
@@ -43,55 +43,55 @@ class Latencies:
 
 @dataclass(slots=True)
 class Track:
-    """One sequence on its way."""
+    """The times of one running sequence."""
 
     due_s: float
     first_s: float = NOT_BEGUN
     last_s: float = NOT_BEGUN  # while it holds no row
-    chunk_end: int = 0  # of its tokens, how many the chunks of plans have reached
-    is_received: bool = False  # what is planned for its known tokens has come from another replica
+    chunk_end: int = 0  # the number of its tokens in chunks of plans so far
+    is_received: bool = False  # its known tokens were computed by another replica
 
 
 class Meter:
-    """Notes the steps of one replica."""
+    """Records the steps of one replica."""
 
     def __init__(self, latencies: Latencies) -> None:
         self._latencies = latencies
         self._tracks: dict[Key, Track] = {}
         self._holders: dict[int, Key] = {}  # by row
-        self._last_s: dict[int, float] = {}  # by row, when its last token came, but of those in `_steady_rows`
-        self._steady_rows = array("i")  # whose last token came at the same time
+        self._last_s: dict[int, float] = {}  # by row, the time of its last token, except `_steady_rows`
+        self._steady_rows = array("i")  # rows whose last tokens had the same time
         self._steady_s = 0.0
         self.num_computed_tokens = 0
-        self.num_drafts = 0  # of those: guesses, right and wrong
-        self.num_recomputed_tokens = 0  # of those: computed before, and thrown away by a preemption
-        self.num_received_tokens = 0  # of those: not computed, but received from another replica
-        self._leaving: set[str] = set()  # requests that go on at another replica when they end here
+        self.num_drafts = 0  # computed tokens that were guesses, right or wrong
+        self.num_recomputed_tokens = 0  # computed before, and dropped by a preemption
+        self.num_received_tokens = 0  # not computed, but received from another replica
+        self._leaving: set[str] = set()  # requests that continue in another replica when they end here
         self._left: dict[str, Track] = {}
         self.num_output_tokens = 0
-        self.num_needed_tokens = 0  # prompt and output of those that ended, less what samples share
+        self.num_needed_tokens = 0  # prompts and outputs of ended requests; shared prompts count once
         self.num_ended = 0
         self.num_steps = 0
         self.busy_s = 0.0
-        self.sequence_seconds = 0.0  # sequences in a step, times its length
+        self.sequence_seconds = 0.0  # the sum of the steps' sequences times durations
         self.num_copied_blocks = 0
         self.num_moved_blocks = 0
 
     def took(self, request: Request, due_s: float, track: Track | None = None) -> None:
-        """A request was taken in; `track`: as another replica has left it. Mutates."""
+        """Record that a request was added; `track`: its times from another replica. Mutates."""
         self._tracks[request.request_id, 0] = Track(due_s) if track is None else track
 
     def took_to_leave(self, request: Request, due_s: float) -> None:
-        """A request was taken in that goes on at another replica after its end here. Mutates."""
+        """Record that a request was added that continues in another replica after its end here. Mutates."""
         self.took(request, due_s)
         self._leaving.add(request.request_id)
 
     def take_left(self, request_id: str) -> Track | None:
-        """Return how far a request was that has ended here to go on elsewhere; None: it has ended for good. Mutates."""
+        """Return the times of a request that continues in another replica; None: it has ended. Mutates."""
         return self._left.pop(request_id, None)
 
     def give_up(self) -> dict[str, Track]:
-        """Forget the sequences under way, which the replica has lost; return those of each request. Mutates."""
+        """Forget the running sequences, which the replica has lost; return the times of each request. Mutates."""
         self._last_s.update(dict.fromkeys(self._steady_rows, self._steady_s))
         for row, key in self._holders.items():
             if key in self._tracks:
@@ -103,7 +103,7 @@ class Meter:
         return tracks
 
     def note(self, plan: StepPlan, outcome: StepOutcome, began_s: float, now_s: float) -> None:
-        """Note that a step has ended. Mutates; O(sequences in the step), mostly in C."""
+        """Record a step. Mutates; O(sequences in the step), mostly in C."""
         self.num_steps += 1
         self.num_computed_tokens += plan.num_tokens
         self.num_drafts += sum(map(len, plan.drafts.values()))
@@ -135,7 +135,7 @@ class Meter:
 
     def _change_rows(self, plan: StepPlan) -> None:
         for row in plan.released_rows:
-            key = self._holders.pop(row, None)  # none: of a run before this one, in the same engine
+            key = self._holders.pop(row, None)  # None: a row of an earlier run of the same engine
             if key in self._tracks:
                 self._tracks[key].last_s = self._last_s[row]
         starts = dict(zip(plan.rows, plan.starts, strict=True)) if plan.row_starts else {}
@@ -169,7 +169,7 @@ class Meter:
             self._latencies.itl_s.add(now_s - since_s, count)
 
     def _open(self, sibling: Request, now_s: float) -> None:
-        """A further sequence of a request begins; a beam that takes another's place goes on as that."""
+        """Start another sequence of a request; a beam that replaces another one continues its times."""
         key = (sibling.request_id, sibling.branch)
         if key not in self._tracks:
             leader = self._tracks[sibling.request_id, 0]
@@ -195,5 +195,5 @@ class Meter:
 
     @property
     def num_under_way(self) -> int:
-        """Sequences that were taken and have not ended."""
+        """The number of sequences that have not ended."""
         return len(self._tracks)

@@ -1,12 +1,12 @@
-"""ModelShape: the size of a model, and what its steps read and multiply, as a plain value.
+"""ModelShape: the sizes of a model, and the weights that its steps read and multiply, as a plain value.
 
-    head     its matrix, which the last token of a prompt and every decode are multiplied with
-    layers   everything else that stands once: matrices, tables that rows are looked up in, norms and biases
-    expert   one expert of every sparse layer together; a token takes `experts_per_token` of `num_experts`
+    head     the output matrix, used for the last token of a prompt and for every decode
+    layers   all other weights except experts: matrices, lookup tables, norms and biases
+    expert   one expert of each sparse layer, together; a token takes `experts_per_token` of `num_experts`
 
-Numbers are counted by what becomes of them when weights are narrowed, so that one value answers for every dtype, to the
-byte. The counts come from the spec of the model, in a module that may import it (`quire.cli.model_shapes`): the
-simulator knows no families.
+Weights are counted by how narrowing treats them, so that one value gives the exact bytes for every dtype. The counts
+come from the spec of the model, in a module that can import it (`quire.cli.model_shapes`): the simulator knows no model
+families.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class WeightCount:
-    """Numbers of weights by how they are stored.
+    """Counts of weights, by how they are stored.
 
     `matrices`: in the dtype of the weights, or int8 with a scale for each of their `rows`, or codes in `groups` of 32;
-    the `head_groups` have 8 bits at least; `plain` matrices always have the dtype; `tables`: in the dtype, looked up
-    and never multiplied; `floats`: in float32 always (norms, biases, routers). With weights "auto", `kept` of the
-    matrices and `kept_in_tables` of the tables stay in the blocks of their file and take `kept_bytes` and
+    the `head_groups` have at least 8 bits; `plain` matrices always have the dtype; `tables`: in the dtype, looked up
+    and never multiplied; `floats`: always in float32 (norms, biases, routers). With weights "auto", `kept` of the
+    matrices and `kept_in_tables` of the tables keep the format of their file, and take `kept_bytes` and
     `kept_table_bytes`.
 
     >>> count = WeightCount(matrices=640, rows=10, tables=50, floats=5, groups=20, kept=320, kept_bytes=180)
@@ -57,23 +57,23 @@ class WeightCount:
 
     @property
     def numbers(self) -> int:
-        """How many numbers there are, scales aside."""
+        """The number of weights, without scales."""
         return self.multiplied + self.tables + self.floats
 
     @property
     def multiplied(self) -> int:
-        """How many of them each token is multiplied by."""
+        """The number of weights by which each token is multiplied."""
         return self.matrices + self.plain
 
     def num_bytes(self, dtype: str, weights: str = "auto") -> int:
-        """Return the bytes that they take in memory."""
+        """Return the bytes of the weights in memory."""
         tables = self.tables * DTYPE_BYTES[dtype]
         if weights == "auto":
             tables += self.kept_table_bytes - self.kept_in_tables * DTYPE_BYTES[dtype]
         return tables + self.read_bytes(dtype, weights)
 
     def read_bytes(self, dtype: str, weights: str = "auto") -> int:
-        """Return the bytes that a step reads: all but the tables, of which it takes a few rows."""
+        """Return the bytes that a step reads: everything except the tables, of which it reads a few rows."""
         if weights in GROUP_BYTES:
             matrices = self.groups * GROUP_BYTES[weights] + self.head_groups * GROUP_BYTES["int8_groups"]
         elif weights == "int8":
@@ -89,8 +89,8 @@ class WeightCount:
 class ModelShape:
     """The sizes of a model. `windows[i]` is the window of layer i, None for full attention; `dtype` the checkpoint's.
 
-    `kv_head_dim` is how many numbers of a head are stored: an engine may round `head_dim` up. `latent_dim` not 0: as
-    many of them are also the value. `intermediate_size`: the outputs of gate that a token has in a layer.
+    `kv_head_dim` is the number of stored values per head: an engine can round `head_dim` up. `latent_dim`: if not 0,
+    this many of them are also the value. `intermediate_size`: the outputs of gate for a token in a layer.
 
     >>> shape = ModelShape("m", "bfloat16", hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=10,
     ...     context_length=64, windows=(None, 16), layers=WeightCount(matrices=600, rows=60), head=WeightCount(80, 10))
@@ -126,44 +126,44 @@ class ModelShape:
 
     @property
     def num_layers(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return len(self.windows)
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the weights are."""
+        """The number of weights."""
         return self.layers.numbers + self.head.numbers + self.num_experts * self.expert.numbers
 
     @property
     def is_packed(self) -> bool:
-        """Whether most weights that rows are multiplied by stay in the blocks of their file, with weights "auto"."""
+        """Whether most multiplied weights keep the format of their file, with weights "auto"."""
         parts = ((self.layers, 1), (self.expert, self.num_experts))
         return 2 * sum(count.kept * n for count, n in parts) > sum(count.matrices * n for count, n in parts)
 
     @property
     def operations_per_token(self) -> int:
-        """Additions and multiplications of the products that every token goes through; the head aside."""
+        """Additions and multiplications of the products for each token, without the head."""
         return 2 * (self.layers.multiplied + self.experts_per_token * self.expert.multiplied)
 
     @property
     def operations_per_logits(self) -> int:
-        """Those of the head, for each token that is sampled after."""
+        """Additions and multiplications of the head, for each token whose successor is sampled."""
         return 2 * self.head.matrices
 
     @property
     def operations_per_pair(self) -> int:
-        """Those of one layer for each pair of a token and one that it attends to: a score, and a part of the sum."""
+        """Additions and multiplications of one layer for each pair of a token and one that it attends to."""
         return 2 * self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
 
     def weight_bytes(self, dtype: str, weights: str = "auto") -> int:
-        """Return how many bytes the weights take in memory."""
+        """Return the bytes of the weights in memory."""
         stored = self.layers.num_bytes(dtype, weights) + self.head.num_bytes(dtype, weights)
         return stored + self.num_experts * self.expert.num_bytes(dtype, weights)
 
     def layer_read_bytes(self, dtype: str, weights: str, num_tokens: int) -> float:
-        """Return the bytes of weights that a step of this many tokens reads, the head aside.
+        """Return the bytes of weights that a step of this many tokens reads, without the head.
 
-        Of experts those that some token is expected to take, where each takes any of them as likely.
+        For experts, it is the expected number that at least one token takes, if all are equally likely.
         """
         taken = 0.0
         if self.num_experts:
@@ -171,7 +171,7 @@ class ModelShape:
         return self.layers.read_bytes(dtype, weights) + taken * self.expert.read_bytes(dtype, weights)
 
     def kv_cache_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
-        """Return what a block of KV memory holds."""
+        """Return the spec of the KV cache with blocks of this size."""
         return KVCacheSpec.from_layers(
             self.windows,
             block_size=block_size,
@@ -191,7 +191,7 @@ class ModelShape:
 
 
 def num_pairs(start: int, count: int, window: int | None = None) -> int:
-    """Return how many pairs of a token and one that it attends to, itself too, the tokens from `start` on make.
+    """Return the number of pairs of a token and one that it attends to, including itself, for the tokens from `start`.
 
     >>> num_pairs(0, 3), num_pairs(10, 1), num_pairs(0, 5, window=2)
     (6, 11, 9)
@@ -201,7 +201,7 @@ def num_pairs(start: int, count: int, window: int | None = None) -> int:
 
 
 def num_read(start: int, count: int, window: int | None = None) -> int:
-    """Return of how many tokens the keys and values are read, each once, for the tokens from `start` on.
+    """Return the number of tokens whose keys and values are read, each once, for the tokens from `start`.
 
     >>> num_read(0, 3), num_read(10, 1), num_read(10, 4, window=4)
     (3, 11, 7)

@@ -1,12 +1,12 @@
-"""The planner: which settings serve requests of certain lengths best, from sizes and bounds alone.
+"""The planner: finds the best settings for requests of given lengths, from sizes and bounds alone.
 
     block size    the largest that holds nearly as many requests as the best: longer runs of memory, shorter tables
-    sequences,    every pair in steps of powers of two, each with the pool that it leaves: the most tokens a second
+    sequences,    every pair in steps of powers of two, each with the pool that it leaves: the most tokens per second
     tokens        within the objective; of nearly equal ones the smallest product of the two times, then fewest tokens
 
-Larger steps take memory from the pool (activations, logits), so every choice is sized again by the engine's own plan of
-its memory, which the caller hands in: `PoolOf`. Nothing is searched that a simulation would have to decide; for
-queues, shared prefixes and preemptions there is `quire simulate`.
+Larger steps take memory from the pool (activations, logits), so every choice is sized again by the engine's own memory
+plan, a `PoolOf` from the caller. The planner decides nothing that needs a simulation; for queues, shared prefixes and
+preemptions, use `quire simulate`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from quire.simulate.lengths import RequestLengths
 BUDGETS: Final = tuple(1 << power for power in range(5, 14))
 SEQUENCES: Final = (1, 2, 3, *(part << power for power in range(1, 10) for part in (2, 3)))
 NEARLY: Final = 0.98
-"""Of the best: what is left to gain is less than what the bounds do not know."""
+"""The share of the best that is good enough: the bounds are not more exact than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The KV memory that certain settings leave."""
+    """The KV memory that some settings leave."""
 
     spec: KVCacheSpec
     num_blocks: int
@@ -38,16 +38,16 @@ class Pool:
 
 
 class PoolOf(Protocol):
-    """Sizes the memory of an engine of certain settings."""
+    """Sizes the memory of an engine with given settings."""
 
     def __call__(self, block_size: int, max_num_seqs: int, max_num_batched_tokens: int) -> Pool | None:
-        """Return the pool; None where these settings do not fit."""
+        """Return the pool; None if these settings do not fit."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What may be chosen; a setting that the user has fixed is alone here."""
+    """The values to choose from; a setting that the user has fixed has only one."""
 
     block_sizes: tuple[int, ...] = (16, 32, 64, 128)
     sequences: tuple[int, ...] = SEQUENCES
@@ -56,7 +56,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Settings, the requests that their pool holds, and what they bring."""
+    """Settings, the concurrency of their pool, and their estimate."""
 
     block_size: int
     max_num_seqs: int
@@ -66,7 +66,7 @@ class Recommendation:
 
 
 class UnreachableError(QuireError):
-    """No settings keep the objective; `nearest` come closest, None where no settings fit at all."""
+    """No settings meet the objective; `nearest` comes closest, None if no settings fit at all."""
 
     def __init__(self, nearest: Estimate | None) -> None:
         super().__init__("no settings meet the targets")
@@ -76,7 +76,7 @@ class UnreachableError(QuireError):
 def recommend(
     pool_of: PoolOf, estimator: Estimator, lengths: RequestLengths, choices: Choices, objective: Objective
 ) -> Recommendation:
-    """Return the best settings; raises `UnreachableError` where none keep the objective."""
+    """Return the best settings; raises `UnreachableError` if none meet the objective."""
     block_size = _best_block_size(pool_of, lengths, choices)
     found = list(_candidates(pool_of, estimator, lengths, choices, block_size))
     if not found:
@@ -94,12 +94,12 @@ def recommend(
 
 
 def _grade(estimate: Estimate) -> int:
-    """Return how long the times of an estimate are, in grades of 5 %: those of one grade are taken for equal."""
+    """Return the grade of an estimate's times, in steps of 5 %; times of one grade count as equal."""
     return round(math.log(estimate.tpot_s * estimate.ttft_p95_s) / math.log(1.05))
 
 
 def _best_block_size(pool_of: PoolOf, lengths: RequestLengths, choices: Choices) -> int:
-    """Return the largest size that holds nearly as many requests as the best one does."""
+    """Return the largest block size that holds nearly as many requests as the best one."""
     held = {}
     for size in choices.block_sizes:
         pool = pool_of(size, min(choices.sequences), max(min(choices.budgets), min(choices.sequences)))
@@ -115,7 +115,7 @@ def _candidates(
     occupancy: Occupancy | None = None
     for budget in choices.budgets:
         running = 0
-        for sequences in (count for count in choices.sequences if count <= budget):  # a token for each of them
+        for sequences in (count for count in choices.sequences if count <= budget):  # each needs a token of the budget
             pool = pool_of(block_size, sequences, budget)
             if pool is None:
                 continue
@@ -125,6 +125,6 @@ def _candidates(
             if running:
                 yield Recommendation(block_size, sequences, pool, held, estimator.serving(running, budget))
             if held.average < sequences:
-                break  # more places than requests fit
+                break  # more sequences than the pool holds
         if running and estimator.is_enough(running, budget):
             break

@@ -1,11 +1,11 @@
-"""Replica: one simulated engine, with a clock of its own.
+"""Replica: one simulated engine, with its own clock.
 
-    SimulatedEngine   what a simulation asks of an engine: take a request, do a step, say where the memory is
-    ScheduledEngine   what any engine on the product's scheduler says of itself, whatever computes its steps
+    SimulatedEngine   the protocol of a simulated engine: add a request, run a step, report the memory
+    ScheduledEngine   the counters of any engine on the product's scheduler, with any executor
     PagedEngine       the product: EngineCore, Scheduler and KVCacheManager, on a SimExecutor and a ManualClock
 
-The engines of others that quire is compared with (baselines/) are `SimulatedEngine`s as well, and are driven, measured
-and checked by the same lines.
+The engines that quire is compared with (baselines/) are `SimulatedEngine`s too, driven, measured and checked by the
+same code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from quire.simulate.executor import NO_PLAN, Outputs, SimExecutor
 from quire.simulate.holders import holders_of
 
 VOCAB_SIZE = 1 << 20
-"""More than any model has, so that the requests of every log are allowed. What is drawn lies below 65,536."""
+"""More than any model has, so that the requests of every log are allowed. Drawn tokens are below 65,536."""
 
 
 class SimulatedEngine(Protocol):
@@ -46,27 +46,27 @@ class SimulatedEngine(Protocol):
 
     @property
     def num_running(self) -> int:
-        """Sequences that run."""
+        """The number of running sequences."""
         ...
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait."""
+        """The number of waiting sequences."""
         ...
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence has yielded."""
+        """The number of preemptions."""
         ...
 
     @property
     def num_disk_tokens(self) -> int:
-        """Tokens of prompts that came from a disk."""
+        """Prompt tokens that were loaded from a disk."""
         ...
 
     @property
     def num_host_tokens(self) -> int:
-        """Tokens of prompts that came from the host."""
+        """Prompt tokens that were copied from the host."""
         ...
 
     @property
@@ -75,40 +75,40 @@ class SimulatedEngine(Protocol):
         ...
 
     def add(self, request: Request) -> None:
-        """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
+        """Add a request; raises `InvalidRequestError` if it can never be served. Mutates."""
         ...
 
     def step(self) -> StepOutcome | None:
-        """Do a step, which moves the clock; None: there is nothing to do. Mutates."""
+        """Run a step, which moves the clock; None: there is nothing to do. Mutates."""
         ...
 
     def ledger(self) -> MemoryLedger:
-        """Return where the memory is. Does not mutate."""
+        """Return the ledger of the memory. Does not mutate."""
         ...
 
     def holders(self) -> array[int]:
-        """Return who holds each block, as `holders` says it. Does not mutate; O(blocks)."""
+        """Return the holder of each block, see `holders`. Does not mutate; O(blocks)."""
         ...
 
     def survey(self) -> None:
-        """Report from now on what can be hit, all that is there already first. Mutates."""
+        """Report the prefix cache from now on, first its present blocks. Mutates."""
         ...
 
     def take_cache_news(self) -> CacheNews | None:
-        """Return the report of what can be hit since the last one; None: nothing changed. Mutates."""
+        """Return the changes of the prefix cache since the last report; None: nothing changed. Mutates."""
         ...
 
     def check(self) -> None:
-        """Raise `InvariantError` unless the books agree, and the memory is free once nothing runs or waits."""
+        """Raise `InvariantError` unless the state is consistent, and no memory is held once all requests have ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What a simulated engine is made of: the product's own settings, and a cost model.
+    """The parts of a simulated engine: the product's own settings, and a cost model.
 
-    `acceptance`: how likely a guess is right, where the scheduler verifies guesses. `draft_cost`: the time of a
-    pass of the draft model, if there is one. `disk_bandwidth`: bytes per second of the disk, where there is one.
+    `acceptance`: the probability that a guess is right, with speculation. `draft_cost`: the cost model of the draft
+    model, if there is one. `disk_bandwidth`: bytes per second of the disk, if there is one.
     """
 
     spec: KVCacheSpec
@@ -120,13 +120,13 @@ class EngineSetup:
     disk_bandwidth: float = 2e9
 
     def limits(self) -> RequestLimits:
-        """Return what requests may ask for."""
+        """Return the limits of requests."""
         longest = max_sequence_tokens(self.memory.num_blocks, self.spec)
         return RequestLimits(VOCAB_SIZE, self.scheduler.max_model_len, longest, self.scheduler.max_num_seqs)
 
 
 class ScheduledEngine:
-    """The books of an engine whose steps the product's scheduler plans, from when this was made."""
+    """The counters of an engine whose steps the product's scheduler plans, from the creation of this object on."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.clock = ManualClock()
@@ -135,54 +135,54 @@ class ScheduledEngine:
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold a row."""
+        """The number of sequences with a row."""
         return len(self._scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that hold none."""
+        """The number of sequences without a row."""
         return self._scheduler.num_waiting
 
     @property
     def num_preemptions(self) -> int:
-        """How often a running sequence has yielded."""
+        """The number of preemptions."""
         return self._scheduler.num_preemptions - self._num_preempted_before
 
     @property
     def num_disk_tokens(self) -> int:
-        """Tokens of prompts that came from a disk."""
+        """Prompt tokens that were loaded from a disk."""
         disk = self._scheduler.memory.disk
         return 0 if disk is None else disk.num_hit_tokens
 
     @property
     def num_host_tokens(self) -> int:
-        """Tokens of prompts that came from the host."""
+        """Prompt tokens that were copied from the host."""
         return self._scheduler.memory.host.num_hit_tokens
 
     def survey(self) -> None:
-        """Report from now on what can be hit. Mutates."""
+        """Report the prefix cache from now on. Mutates."""
         self._scheduler.memory.survey()
 
     def take_cache_news(self) -> CacheNews | None:
-        """Return the report of what can be hit since the last one. Mutates."""
+        """Return the changes of the prefix cache since the last report. Mutates."""
         journal = self._scheduler.memory.cache_journal
         return None if journal is None else journal.take()
 
     def holders(self) -> array[int]:
-        """Return who holds each block. Does not mutate; O(blocks)."""
+        """Return the holder of each block. Does not mutate; O(blocks)."""
         return holders_of(self._scheduler.memory, self._scheduler.running)
 
     def check(self) -> None:
-        """Raise `InvariantError` unless all books agree. O(everything)."""
+        """Raise `InvariantError` unless scheduler and memory are consistent. O(requests + blocks)."""
         self._scheduler.check()
         if not self._scheduler.requests and self._scheduler.memory.pool.num_in_use:
-            raise InvariantError("nobody runs, and blocks are held")
+            raise InvariantError("no sequence is running, but blocks are held")
 
 
 class PagedEngine(ScheduledEngine):
     """The product's engine under simulation. With a log, its run can be replayed to the byte.
 
-    `outputs`: what is known of the answers, by request.
+    `outputs`: known answers, by request.
     """
 
     def __init__(self, setup: EngineSetup, *, log: BinaryIO | None = None, outputs: Outputs | None = None) -> None:
@@ -207,14 +207,14 @@ class PagedEngine(ScheduledEngine):
         return self._executor.plan
 
     def add(self, request: Request) -> None:
-        """Take a request in. Mutates."""
+        """Add a request. Mutates."""
         self.core.add_request(request)
 
     def step(self) -> StepOutcome | None:
-        """Do a step. Mutates."""
-        self._executor.plan = NO_PLAN  # where the step only waits for the disk
+        """Run a step. Mutates."""
+        self._executor.plan = NO_PLAN  # for a step that only waits for the disk
         return self.core.step()
 
     def ledger(self) -> MemoryLedger:
-        """Return where the memory is. Does not mutate; O(running)."""
+        """Return the ledger of the memory. Does not mutate; O(running)."""
         return self._scheduler.memory.ledger()

@@ -13,7 +13,7 @@ from quire.simulate.timeline import TimelinePoint, mean_over_time
 
 @dataclass(frozen=True, slots=True)
 class ReplicaResult:
-    """What came of one replica: its memory over time, and its ledger at the end."""
+    """The result of one replica: its memory over time, and its ledger at the end."""
 
     num_requests: int
     num_steps: int
@@ -27,37 +27,37 @@ class ReplicaResult:
     num_host_tokens: int = 0
 
     def mean_share(self, name: str) -> float:
-        """Return the mean share of all slots that a count of the timeline took, over the time of steps that it shows.
+        """Return the mean share of all slots in a count of the timeline, weighted by the time of steps.
 
-        Blocks are counted with all their slots.
+        A block counts with all its slots.
         """
         return mean_over_time(self.timeline, lambda point: self.slots(point, name)) / self.num_slots
 
     @property
     def num_slots(self) -> int:
-        """All slots."""
+        """The number of slots."""
         return self.ledger.num_blocks * self.ledger.block_size
 
     def slots(self, point: TimelinePoint, name: str) -> float:
-        """Return a count of a point of the timeline in slots: a block is all its slots."""
+        """Return a count of a point of the timeline in slots; a block counts with all its slots."""
         count = float(getattr(point, name))
         return count if name.endswith("_slots") else count * self.ledger.block_size
 
     @property
     def stored_share_of_used(self) -> float:
-        """Share of the memory in use that held keys and values of a token, over the time that the timeline shows."""
+        """Share of the used memory that held keys and values of a token, over the time of the timeline."""
         used = self.mean_share("used_blocks")
         return self.mean_share("stored_slots") / used if used else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What came of a run.
+    """The result of a run.
 
-    Computed tokens are those of all steps. What requests needed and did not find in the cache was computed once;
-    `recomputed_tokens` are what was computed beyond that, because preemption had thrown it away, or because a replica
-    was lost; `num_moved_requests`: those that went on at another one. `mean_replicas`: how many
-    there were, over time.
+    `computed_tokens` are those of all steps. Tokens that requests need and the cache lacks are computed once;
+    `recomputed_tokens` are computed again, because a preemption dropped them or a replica was lost.
+    `num_moved_requests`: requests that continued in another replica. `mean_replicas`: the mean number of replicas over
+    time.
     """
 
     duration_s: float
@@ -77,43 +77,43 @@ class SimulationResult:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence has yielded."""
+        """The number of preemptions."""
         return sum(replica.num_preemptions for replica in self.replicas)
 
     @property
     def num_steps(self) -> int:
-        """Steps of all replicas."""
+        """The number of steps of all replicas."""
         return sum(replica.num_steps for replica in self.replicas)
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Tokens that came out in a second of simulated time, from the first request to the last end."""
+        """Generated tokens per second of simulated time, from the first request to the last end."""
         return self.output_tokens / self.duration_s if self.duration_s else 0.0
 
     @property
     def requests_per_s(self) -> float:
-        """Requests that ended in a second of simulated time."""
+        """Requests that ended per second of simulated time."""
         return (self.num_requests - self.num_refused) / self.duration_s if self.duration_s else 0.0
 
     @property
     def hit_rate(self) -> float:
-        """Share of the tokens of prompts that the cache served."""
+        """Share of the prompt tokens that the cache served."""
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def disk_hit_rate(self) -> float:
-        """Share of the tokens of prompts that came from the disk; they count as served by the cache, too."""
+        """Share of the prompt tokens that came from the disk, which also count as cache hits."""
         tokens = sum(replica.num_disk_tokens for replica in self.replicas)
         return tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def host_hit_rate(self) -> float:
-        """Share of the tokens of prompts that came from the host; they count as served by the cache, too."""
+        """Share of the prompt tokens that came from the host, which also count as cache hits."""
         tokens = sum(replica.num_host_tokens for replica in self.replicas)
         return tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the value as what JSON can hold, derived figures included."""
+        """Return the result as JSON data, with derived figures."""
         content = asdict(self)
         for replica in content["replicas"]:
             misses = replica["ledger"]["misses"]

@@ -1,14 +1,14 @@
-"""Roofline: how long a step takes at the least, from what a machine can do and what the step must read and compute.
+"""Roofline: the least time of a step, from the limits of a machine and the bytes and operations of the step.
 
     products of the layers   max(weights / bandwidth, operations / rate)
-    the head                 max(its matrix / bandwidth, operations / rate)       only where something is sampled
+    the head                 max(its matrix / bandwidth, operations / rate)       only if tokens are sampled
     attention                max(keys and values / bandwidth, operations / rate)
-    exchanges of ranks       what others have computed / link, and a latency: four a layer, or two sums; and the logits
+    exchanges of ranks       bytes from other ranks / link, plus latency: four per layer, or two sums; and the logits
     the step                 their sum, and the overhead
 
-Each byte is counted once, for all its users, and the parts follow one another: no engine is faster unless it lets the
-attention of some rows read while others compute. Norms, rotations and sampling are not counted. What share of this an
-engine reaches is measured, not assumed: docs/how-to/plan.md has it for this one.
+Each byte counts once for all its uses, and the parts run one after another: an engine can only be faster if the
+attention of some rows reads while others compute. Norms, rotations and sampling are not counted. The share of this
+bound that an engine reaches is measured, not assumed: docs/how-to/plan.md has it for quire.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.simulate.model_shape import CODES, ModelShape, num_pairs, num_read
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What a model is computed with, in the words of `EngineConfig`; auto: as `dtype`.
+    """The number formats of a model's computation, as in `EngineConfig`; auto: the same as `dtype`.
 
     `sums`: its `tensor_parallel_sums`.
     """
@@ -43,17 +43,17 @@ class Numbers:
 
     @property
     def stored_kv_dtype(self) -> str:
-        """The numbers of keys and values."""
+        """The format of stored keys and values."""
         return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
 
     @property
     def multiplied_kv(self) -> str:
-        """The numbers that keys and values are multiplied as; those of 4 bits as int8."""
+        """The format in which keys and values are multiplied; int8 for those of 4 bits."""
         return "int8" if self.stored_kv_dtype in INT4_VALUES else self.stored_kv_dtype
 
     @property
     def multiplied(self) -> str:
-        """The numbers that rows are multiplied as."""
+        """The format in which rows are multiplied."""
         return "int8" if self.weights in CODES else self.dtype
 
 
@@ -64,8 +64,8 @@ class Roofline:
         self.hardware = hardware
         self.shape = shape
         self.numbers = numbers
-        self.kinds = tuple(Counter(shape.windows).items())  # windows, and how many layers have each
-        packed = shape.is_packed and numbers.weights == "auto"  # rows are rounded to int8 for codes
+        self.kinds = tuple(Counter(shape.windows).items())  # each window with its number of layers
+        packed = shape.is_packed and numbers.weights == "auto"  # rows are rounded to int8 for packed weights
         self._product_rate = hardware.rate("int8" if packed else numbers.multiplied)
         self._pair_s = shape.operations_per_pair / hardware.rate(numbers.multiplied_kv)
         self._read_s = shape.kv_bytes_per_layer_token(numbers.stored_kv_dtype) / hardware.read_bandwidth
@@ -75,13 +75,13 @@ class Roofline:
     def step_s(self, starts: Sequence[int], counts: Sequence[int], num_logits: int) -> float:
         """Return the seconds of a step that computes `counts[i]` tokens from position `starts[i]` on.
 
-        `num_logits` of all tokens are sampled after. O(rows × kinds of layers).
+        `num_logits`: the number of tokens whose successor is sampled. O(rows × kinds of layers).
         """
         computed_s = self.products_s(sum(counts), num_logits) + self.attention_s(starts, counts)
         return computed_s + self.exchanges_s(sum(counts), num_logits) + self.hardware.step_overhead_s
 
     def decode_s(self, num_sequences: int, context: int) -> float:
-        """Return the seconds of a step of decodes that all attend to `context` tokens, themselves counted."""
+        """Return the seconds of a step of decodes that each attend to `context` tokens, including themselves."""
         return self.step_s([context - 1] * num_sequences, [1] * num_sequences, num_sequences)
 
     def products_s(self, num_tokens: int, num_logits: int) -> float:
@@ -94,7 +94,7 @@ class Roofline:
         return seconds
 
     def exchanges_s(self, num_tokens: int, num_logits: int) -> float:
-        """Return the seconds of exchanges between ranks; 0 with one rank. Nothing is computed meanwhile."""
+        """Return the seconds of exchanges between ranks; 0 with one rank. They do not overlap with computing."""
         hardware, per_layer = self.hardware, 2 if self.numbers.sums == "reduce" else 4
         if hardware.num_ranks == 1:
             return 0.0
@@ -102,10 +102,10 @@ class Roofline:
         return seconds + (hardware.exchange_s + num_logits * self._logits_s if num_logits else 0.0)
 
     def _exchange_times(self) -> tuple[float, float]:
-        """Return the seconds for the logits of a token, and for all that its layers exchange.
+        """Return the seconds of the exchanges of a token's logits, and of its layers.
 
-        A rank gets what the others have: heads, the outputs of attention, those of gate and up, and those of down. With
-        sums, parts of the outputs of attention and of down go to the rank that adds them up, and the sums come back.
+        A rank receives the parts of the others: heads, the outputs of attention, of gate and up, and of down. With
+        sums, parts of the outputs of attention and of down go to the rank that adds them up, which returns the sums.
         """
         shape, hardware = self.shape, self.hardware
         num_ranks = hardware.num_ranks
@@ -125,5 +125,5 @@ class Roofline:
         return self.seconds_of(read, pairs)
 
     def seconds_of(self, read: int, pairs: int) -> float:
-        """Return the seconds of attention that reads this many tokens and makes this many pairs, each of one layer."""
+        """Return the seconds of attention that reads this many tokens and has this many pairs, each of one layer."""
         return max(read * self._read_s, pairs * self._pair_s)

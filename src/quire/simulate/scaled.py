@@ -1,7 +1,7 @@
 """ScalingPlan: a number of replicas that follows the load, by the product's own rule (`quire.routing.scaling`).
 
-A replica that is added takes requests after `start_s`, which its model takes to load. One that is given back drains
-as before an update: what is left after 5 s goes on elsewhere.
+An added replica takes requests after `start_s`, the time to load its model. A removed replica drains as before an
+update: its requests that are left after 5 s continue in others.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from quire.core.config import require_int, require_number
 from quire.simulate.replica import SimulatedEngine
 
 LOOK_S: Final = 1.0
-"""Seconds between two looks at the load, as at a server."""
+"""Seconds between two checks of the load, as in a server."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingPlan:
-    """`least` of all replicas run at any time; `make_engine` makes the next engine of one that was given back."""
+    """At least `least` of the replicas run at any time; `make_engine` makes the next engine of a removed replica."""
 
     least: int
     make_engine: Callable[[], SimulatedEngine]
     start_s: float = 30.0
 
     def require_for(self, num_replicas: int) -> None:
-        """Raise `InvalidConfigError` unless there are as many."""
+        """Raise `InvalidConfigError` unless there are at least this many replicas."""
         require_int("least replicas", self.least, 1, num_replicas)
         require_number("start time", self.start_s, 0.0, 1e6)

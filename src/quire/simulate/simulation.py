@@ -1,20 +1,20 @@
-"""Simulation: requests come, replicas step, until all requests have ended.
+"""Simulation: requests arrive and replicas run steps, until all requests have ended.
 
     source ──► Front: router ──► replica 0: engine, clock ──┐
       ▲          ▲               replica 1: engine, clock ──┼──► meter, timeline ──► SimulationResult
-      │          └────────────── what can be hit ───────────┤
-      └───────────────────────── what ended ────────────────┘
+      │          └────────────── cached blocks ─────────────┤
+      └───────────────────────── ended requests ────────────┘
 
-Each replica has a clock of its own, and the one that is furthest behind does the next step. A request that is due
-before the next step begins is handed over first; one that is due while a step is under way waits for its end, as it
-would at an engine. Time passes only in steps and in waiting for requests, so idle hours cost nothing. Replicas may be
-lost on the way (`faults`); what they had then goes on elsewhere.
+Each replica has its own clock, and the replica that is furthest behind runs the next step. A request that is due before
+the next step begins is added first; one that is due during a step waits for its end, as in a real engine. Time passes
+only in steps and in waiting for requests, so idle hours take no time to simulate. Replicas can fail (`faults`); their
+requests then continue in others.
 
-Every run checks itself at its end: each request that was taken has ended with the tokens that it asked for, what was
-computed is what was needed less what was hit, and more what was lost, no memory is held, and all ledgers add up.
+Every run checks itself at its end: each accepted request has ended with the requested number of tokens, the computed
+tokens are the needed ones without the cache hits, plus the lost ones, no memory is held, and all ledgers add up.
 
-The collector of cycles rests while a run lasts: what comes and goes makes none, and every search for them walks the
-whole pool again, which took a fifth of the time.
+Garbage collection is off during a run: a run creates no cycles, and each collection would scan the whole pool, which
+took a fifth of the time.
 """
 
 from __future__ import annotations
@@ -53,27 +53,27 @@ from quire.simulate.timeline import Timeline, TimelinePoint
 from quire.simulate.workload.offered import OfferedRequest, RequestSource
 
 Watcher = Callable[[int, SimulatedEngine], None]
-"""Is told of each step: which replica has done it, and its engine."""
+"""Called after each step with the number of the replica, and its engine."""
 
 
 class Replica:
-    """An engine and its record. Another engine takes the place of one that was lost."""
+    """An engine and its measurements. If the engine is lost, another one replaces it."""
 
     def __init__(self, engine: SimulatedEngine, latencies: Latencies) -> None:
         self.engine = engine
         self.meter = Meter(latencies)
         self.timeline = Timeline()
         self.num_requests = 0
-        self.is_up = True  # takes steps
+        self.is_up = True  # runs steps
         self.is_draining = False
-        self._before: list[SimulatedEngine] = []  # that were lost
+        self._before: list[SimulatedEngine] = []  # lost engines
 
     def take(
         self, request: Request, times_s: tuple[float, float], track: Track | None = None, *, leaves: bool = False
     ) -> None:
-        """Hand a request to the engine, and note when it was due; an engine that was idle has waited until now.
+        """Add a request to the engine, and record when it was due; the clock of an idle engine moves to now.
 
-        `times_s`: when it was due, and now. `leaves`: it goes on at another replica. Mutates.
+        `times_s`: when it was due, and now. `leaves`: it continues in another replica. Mutates.
         """
         due_s, now_s = times_s
         clock = self.engine.clock
@@ -88,16 +88,16 @@ class Replica:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something runs or waits."""
+        """Whether a sequence runs or waits."""
         return self.meter.num_under_way > 0
 
     def step(self) -> StepOutcome:
-        """Do a step and note it. Mutates."""
+        """Run a step and record it. Mutates."""
         engine = self.engine
         began_s = engine.clock.now()
         outcome = engine.step()
         if outcome is None:
-            raise InvariantError(f"{self.meter.num_under_way} sequences wait, and nothing is done for them")
+            raise InvariantError(f"{self.meter.num_under_way} sequences wait, but the engine has no step for them")
         now_s = engine.clock.now()
         self.meter.note(engine.plan, outcome, began_s, now_s)
         self.timeline.advance(now_s, now_s - began_s, self._look)
@@ -109,7 +109,7 @@ class Replica:
         return TimelinePoint.of(now_s, busy_s, counts, engine.ledger())
 
     def replace(self, engine: SimulatedEngine) -> dict[str, Track]:
-        """Put an empty engine in the place of this one, which is not up yet; return how far requests were. Mutates."""
+        """Replace the engine by an empty one, which is not up yet; return the times of its requests. Mutates."""
         before = self.engine
         before.check()
         self._before.append(before)
@@ -119,12 +119,12 @@ class Replica:
 
     @property
     def engines(self) -> list[SimulatedEngine]:
-        """All engines that have been here."""
+        """The engine and the lost ones before it."""
         return [*self._before, self.engine]
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence has yielded."""
+        """The number of preemptions."""
         return sum(engine.num_preemptions for engine in self.engines)
 
     def result(self) -> ReplicaResult:
@@ -146,13 +146,13 @@ class Replica:
 
 @dataclass(slots=True)
 class UnderWay:
-    """A request that was offered and has not ended."""
+    """A request that has arrived and not ended."""
 
     offered: OfferedRequest
     request: Request
     num_left: int  # sequences that have not ended
-    index: int | None = None  # its replica; None: there is none that takes requests
-    track: Track | None = None  # as a lost replica has left it
+    index: int | None = None  # its replica; None: no replica takes requests
+    track: Track | None = None  # its times from a lost replica
 
 
 @contextmanager
@@ -167,10 +167,10 @@ def _without_collector() -> Iterator[None]:
 
 
 class Simulation:
-    """One run. Make another for another run. Watchers are called after each step; they must not change the engine.
+    """A single run. Watchers are called after each step; they must not change the engine.
 
-    `router`: for several replicas; None: round robin. `plan`: what happens to them, which only compute prompts, or how
-    many there are.
+    `router`: for several replicas; None: round robin. `plan`: the faults of replicas, the split between prompt and
+    token replicas, or the scaling of their number.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Simulation:
         self._latencies = Latencies()
         self._replicas = [Replica(engine, self._latencies) for engine in engines]
         self._source = source
-        self._front: Front | None = None  # one replica that stays needs none
+        self._front: Front | None = None  # a single permanent replica needs none
         if len(engines) > 1 or faults.faults or scaled:
             self._front = Front(engines, router or Router(1, b"", ROUND_ROBIN), reports or Reports())
         self._make_engine = faults.make_engine if scaled is None else scaled.make_engine
@@ -220,7 +220,7 @@ class Simulation:
         self._first_due_s: float | None = None
 
     def run(self) -> SimulationResult:
-        """Run to the end of the source and of all requests, and check the result. Mutates."""
+        """Run until the source and all requests have ended, check the result, and return it. Mutates."""
         with _without_collector():
             self._run()
         return self._result()
@@ -255,7 +255,7 @@ class Simulation:
         self._begin(entry, offered.due_s)
 
     def _begin(self, entry: UnderWay, now_s: float) -> None:
-        """Send a request to its first replica: where prompts have some of their own, for one token. Mutates."""
+        """Send a request to its first replica: a prompt replica, if there are any, for one token. Mutates."""
         offered = entry.offered
         if self._front is None or self._links is None or offered.num_output_tokens == 1:
             self._place(entry, now_s, self._prompt_replicas or None)
@@ -270,9 +270,9 @@ class Simulation:
             self._refuse(offered)
 
     def _hand_on(self, entry: UnderWay, prompt: Request, track: Track, now_s: float) -> None:
-        """The prompt of a request is computed: send its keys and values to where it goes on. Mutates."""
+        """Send the keys and values of a computed prompt to a token replica. Mutates."""
         if self._front is None or self._links is None or entry.index is None:
-            raise InvariantError("a request left its replica, and there is no other")
+            raise InvariantError("a request left its replica, but there is no other replica")
         self._front.request_ended(prompt.request_id, now_s)
         self._num_moved += 1
         self._num_lost_tokens += prompt.num_computed
@@ -281,7 +281,7 @@ class Simulation:
         self._agenda.put(arrives_s, lambda at_s: self._place(entry, at_s, self._token_replicas))
 
     def _place(self, entry: UnderWay, now_s: float, among: range | None = None) -> None:
-        """Send a request to a replica, if there is one; one that has failed unnoticed gets nothing done. Mutates."""
+        """Send a request to a replica, if there is one; a failed one that is not noticed yet ignores it. Mutates."""
         entry.index = 0 if self._front is None else self._front.choose(entry.request, now_s, among)
         if entry.index is None or not self._replicas[entry.index].is_up:
             return
@@ -323,10 +323,10 @@ class Simulation:
         for watch in self._watchers:
             watch(index, replica.engine)
 
-    # ---- as many as the load asks for -------------------------------------------------------------------------
+    # ---- scaling ----------------------------------------------------------------------------------------------
 
     def _look(self, at_s: float) -> None:
-        """Have one replica more, or one less, if the product's rule says so; and look again a second later. Mutates."""
+        """Add or remove a replica if the product's rule requires it; check again a second later. Mutates."""
         if self._scaled is None or self._front is None:
             return
         ready = [index for index, each in enumerate(self._replicas) if each.is_up and not each.is_draining]
@@ -358,10 +358,10 @@ class Simulation:
         self._agenda.put(began_s + NOTICED_S[fault.kind], partial(self._lose, fault.index))
 
     def _lose(self, index: int, at_s: float) -> None:
-        """A replica is given up: what it had goes on elsewhere. Mutates."""
+        """Replace a lost replica's engine, and send its requests to others. Mutates."""
         replica, front = self._replicas[index], self._front
         if front is None or self._make_engine is None:
-            raise InvariantError("a replica was lost, and there is no engine to take its place")
+            raise InvariantError("a replica was lost, but there is no engine to replace it")
         now_s = max(at_s, replica.engine.clock.now()) if replica.is_busy else at_s
         front.lose(index, now_s)
         tracks = replica.replace(self._make_engine())
@@ -415,18 +415,18 @@ class Simulation:
         )
 
     def _check(self, beyond: int) -> None:
-        """Raise `InvariantError` unless what went in has come out; `beyond`: tokens computed or hit beyond those."""
+        """Raise `InvariantError` unless requests and tokens add up; `beyond`: tokens computed or hit but not needed."""
         for replica in self._replicas:
             replica.engine.check()
             replica.engine.ledger().check()
         ended = sum(replica.meter.num_ended for replica in self._replicas)
         tokens = sum(replica.meter.num_output_tokens for replica in self._replicas)
         if ended != self._num_sequences or self._under_way:
-            raise InvariantError(f"{self._num_sequences} sequences went in, {ended} came out")
+            raise InvariantError(f"{self._num_sequences} sequences were added, but {ended} ended")
         if tokens != self._output_tokens:
-            raise InvariantError(f"{self._output_tokens} tokens were asked for, {tokens} came out")
+            raise InvariantError(f"{self._output_tokens} tokens were requested, but {tokens} were generated")
         beyond -= self._num_lost_tokens
         preempted = any(replica.num_preemptions for replica in self._replicas)
         num_drafts = sum(replica.meter.num_drafts for replica in self._replicas)
         if beyond < 0 or (beyond > num_drafts and not preempted):
-            raise InvariantError(f"{beyond} tokens were computed or hit beyond what was needed")
+            raise InvariantError(f"{beyond} more tokens were computed or hit than needed")

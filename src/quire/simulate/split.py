@@ -1,14 +1,14 @@
-"""Split: some replicas compute prompts, the others generate; keys and values go from one to the other over a link.
+"""Split: some replicas compute prompts, the others generate; a link carries the keys and values between them.
 
     request ──► prompt replica: the prompt, one token ──► link ──► token replica: all other tokens
 
-The prompt replica serves a request of one token, as any. The token replica gets the request with its first token, as
-one that goes on after a fault; what it plans for tokens that were computed elsewhere costs no time, because their keys
-and values have come over the link (`ReceivedCost`). So scheduler, memory and router are the product's on both sides,
-and the blocks of a received prompt are published and hit like any.
+The prompt replica serves an ordinary request of one token. The token replica gets the request with its first token,
+like one that continues after a fault; tokens that were computed elsewhere take no time there, because their keys and
+values arrived over the link (`ReceivedCost`). So scheduler, memory and router are the product's on both sides, and the
+blocks of a received prompt are published and hit like any others.
 
-A link sends for one request after another. Optimistic: a block is written without slowing a step, and a prompt replica
-may free what it still sends.
+A link serves one request after another. Two assumptions are optimistic: writing a block does not slow a step, and a
+prompt replica can free a block while it is being sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.simulate.cost.base import StepCost
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The first `num_prompt_replicas` compute prompts; `s_per_token`: what a link takes for the state of a token."""
+    """The first `num_prompt_replicas` compute prompts; `s_per_token`: a link's time for the state of a token."""
 
     num_prompt_replicas: int
     s_per_token: float
@@ -36,29 +36,29 @@ class Split:
 
 
 class Links:
-    """The links of prompt replicas, and until when each is busy."""
+    """The links of prompt replicas, with the time at which each becomes free."""
 
     def __init__(self, split: Split) -> None:
         self._s_per_token = split.s_per_token
         self._free_s = [0.0] * split.num_prompt_replicas
 
     def send(self, index: int, request: Request, now_s: float) -> float:
-        """Send what a replica has computed of a request; return when it has come. Mutates."""
+        """Send the computed state of a request; return its time of arrival. Mutates."""
         self._free_s[index] = max(self._free_s[index], now_s) + request.num_computed * self._s_per_token
         return self._free_s[index]
 
 
 class ReceivedCost:
-    """The times of `computing` for a replica whose requests were begun elsewhere.
+    """The times of `computing` for a replica whose requests began elsewhere.
 
-    When a request gets a row for the first time, all its tokens but the last have been received. A row that it gets
-    again, after a preemption, is computed.
+    When a request gets a row for the first time, all its tokens except the last have been received. After a preemption,
+    its tokens are computed.
     """
 
     def __init__(self, computing: StepCost) -> None:
         self._computing = computing
         self._seen: set[str] = set()
-        self._received: dict[int, int] = {}  # by row, how many tokens have come over the link
+        self._received: dict[int, int] = {}  # by row, the number of received tokens
 
     def step_s(self, plan: StepPlan) -> float:
         """Return the seconds that the plan takes. Mutates; O(rows)."""

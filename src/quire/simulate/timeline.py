@@ -1,15 +1,15 @@
-"""Timeline: where the memory and the queue stood over time, in a room that does not grow with the length of a run.
+"""Timeline: the memory and the queue over time, in bounded space.
 
-A point is taken every `interval_s` of its time. When there are too many, each two become one, their mean, and the
-interval doubles: a run of minutes is seen by the second, one of hours by the half minute. To look costs as much as a
-few steps, so after the first points at least 64 steps lie between two.
+A point is taken every `interval_s` of simulated time. When there are too many, each pair is merged into its mean, and
+the interval doubles: a run of minutes has a point per second, one of hours a point per half minute. Taking a point
+takes as long as a few steps, so after the first points at least 64 steps separate them.
 
     time    ├─ step ─┼─ step ─┤  idle  ├────── step ──────┤
     point                     │                           │
                   stands for two steps        stands for one, however long
 
-So points do not stand for equal times. Each says how long the steps took since the one before (`busy_s`), and counts
-for so much in a mean: in `mean_over_time`, and where two points become one, which leaves the means what they were.
+So points do not stand for equal times. Each has the time of the steps since the previous one (`busy_s`), which is its
+weight in a mean: in `mean_over_time`, and when two points are merged, which does not change the means.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_STRIDE = 64
 
 @dataclass(frozen=True, slots=True)
 class TimelinePoint:
-    """The state around one moment, which stands for `busy_s` of steps. Counts are means over what was merged.
+    """The state at one moment, which stands for `busy_s` of steps. Counts are means over merged points.
 
-    The last three count from the beginning.
+    The last three count from the beginning of the run.
     """
 
     time_s: float
@@ -48,7 +48,7 @@ class TimelinePoint:
 
     @classmethod
     def of(cls, time_s: float, busy_s: float, counts: tuple[int, int, int], ledger: MemoryLedger) -> TimelinePoint:
-        """Return the point of a ledger, and of how many sequences run, wait, and have yielded so far."""
+        """Return a point; `counts`: running sequences, waiting sequences, and preemptions so far."""
         num_running, num_waiting, num_preemptions = counts
         return cls(
             time_s,
@@ -69,7 +69,7 @@ class TimelinePoint:
 
 
 class Timeline:
-    """Takes points as time goes on.
+    """Takes points as time passes.
 
     >>> timeline = Timeline()
     >>> def look(now_s, busy_s): return TimelinePoint(now_s, busy_s, *[1.0] * 12)
@@ -86,9 +86,9 @@ class Timeline:
         self._busy_s = 0.0  # since the last point
 
     def advance(self, now_s: float, step_s: float, look: Callable[[float, float], TimelinePoint]) -> None:
-        """A step has ended that took so long: take a point if one is due. Mutates.
+        """Note the end of a step of `step_s`, and take a point if one is due. Mutates.
 
-        Only then `look` is called, with the time, and for how long the point stands.
+        Only then `look` is called, with the time, and with the time of steps that the point stands for.
         """
         self._num_skipped += 1
         self._busy_s += step_s
@@ -104,7 +104,7 @@ class Timeline:
 
 
 def mean_over_time(points: Sequence[TimelinePoint], measure: Callable[[TimelinePoint], float]) -> float:
-    """Return the mean of what is measured of points over the time that they stand for; 0 of no time."""
+    """Return the mean of a measure of points, weighted by the time that they stand for; 0 without time."""
     busy_s = sum(point.busy_s for point in points)
     return sum(measure(point) * point.busy_s for point in points) / busy_s if busy_s else 0.0
 

@@ -1,1 +1,1 @@
-"""Where an engine runs: in its own thread, or in a separate process that is watched and restarted."""
+"""Runs an engine in its own thread, or in a separate process that is monitored and restarted."""

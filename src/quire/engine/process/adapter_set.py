@@ -1,13 +1,13 @@
-"""AdapterSet: the adapters of a model by name, and which of them the engine has in memory.
+"""AdapterSet: a model's adapters by name, and the ones that the engine has in memory.
 
     load ──► check the files (in a thread) ──► a name
-    request ──► hold ──► in memory? ──► it stays until `release`
-                            └── not yet: room? ──► LoadAdapter ──► the engine says that it is ready
-                                            └── DropAdapter: of those that no request holds, the one used longest ago
+    request ──► hold ──► in memory? ──► held until `release`
+                            └── not yet: room? ──► LoadAdapter ──► the engine reports it as ready
+                                            └── DropAdapter: the least recently used one that no request holds
 
-Requests for adapters that are in memory never wait here. Those for others wait for room in order, and then each for its
-own adapter, up to `LOAD_S`: the engine loads in threads while steps run. An adapter that requests still have takes room
-until they have ended, also without a name. An engine that was started again gets the same ones.
+Requests for adapters in memory never wait here. The others wait for room, in order, and then for their adapter, up to
+`LOAD_S`: the engine loads it in a thread while steps run. An adapter that requests hold takes room until they have
+ended, even if its name was removed. A restarted engine gets the same adapters.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Stats = Callable[[], EngineStats]
 
 
 class AdapterSet:
-    """The names of adapters. `check` reads the files of one; `budget`: the bytes of those that are in memory at once.
+    """The adapters of a model. `check` reads an adapter's files; `budget`: the bytes of adapters in memory at once.
 
-    Of the adapters that are named at the start, the engine has the first ones that fit, from the start.
+    The engine starts with the first of the `named` adapters that fit into the budget.
     """
 
     def __init__(self, named: Mapping[str, AdapterFacts], check: Callable[[str], AdapterFacts], budget: int) -> None:
@@ -45,22 +45,22 @@ class AdapterSet:
         self._check = check
         self._budget = budget
         self._at_start = first_that_fit(named.values(), budget)
-        self._loaded = {facts.digest: facts for facts in self._at_start}  # the one used longest ago first
+        self._loaded = {facts.digest: facts for facts in self._at_start}  # least recently used first
         self._holds: Counter[str] = Counter()
-        self._held: dict[str, AdapterFacts] = {}  # those that requests have
-        self._coming: Counter[str] = Counter()  # how many wait for each
+        self._held: dict[str, AdapterFacts] = {}  # held by requests
+        self._coming: Counter[str] = Counter()  # the number of requests that wait for each
         self._awaited: dict[str, AdapterFacts] = {}
-        self._dropped: set[str] = set()  # and not loaded again
+        self._dropped: set[str] = set()  # dropped and not loaded again
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock, self._released = asyncio.Lock(), asyncio.Event()  # of that loop
 
     @property
     def by_name(self) -> Mapping[str, AdapterFacts]:
-        """The adapters that requests may ask for."""
+        """The adapters that requests can use."""
         return self._by_name
 
     def digest_of(self, name: str) -> str:
-        """Return the digest of an adapter; raises `InvalidRequestError` if there is none of that name."""
+        """Return the digest of an adapter; raises `InvalidRequestError` if no adapter has this name."""
         if name not in self._by_name:
             allowed = f"one of {', '.join(self._by_name)}" if self._by_name else "none: no adapter is loaded"
             raise InvalidRequestError("adapter", name, allowed)
@@ -69,9 +69,9 @@ class AdapterSet:
     # ---- names ------------------------------------------------------------------------------------------------------
 
     async def load(self, name: str, folder: str, send: Send, stats: Stats) -> AdapterFacts:
-        """Load the adapter in a folder while steps run, and give it a name. Mutates.
+        """Load the adapter in a folder under a name, while steps run. Mutates.
 
-        Raises `InvalidRequestError` or `CheckpointError` for one that cannot be, `ExecutionError` if loading fails.
+        Raises `InvalidRequestError` or `CheckpointError` for an unsuitable adapter, `ExecutionError` if loading fails.
         """
         facts = await self._checked(folder)
         self._require_possible(name, facts)
@@ -81,25 +81,26 @@ class AdapterSet:
         return facts
 
     async def _checked(self, folder: str) -> AdapterFacts:
-        """Return the facts of the adapter in a folder, read in a thread that nothing waits for at the end."""
-        found: Future[AdapterFacts] = Future()
-        found.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+        """Return the facts of the adapter in a folder, read in a thread that does not delay the end of the process."""
+        facts: Future[AdapterFacts] = Future()
+        facts.set_running_or_notify_cancel()  # from now on it cannot be cancelled
 
         def work() -> None:
             try:
-                found.set_result(self._check(folder))
+                facts.set_result(self._check(folder))
             except BaseException as error:
-                found.set_exception(error)
+                facts.set_exception(error)
 
         threading.Thread(target=work, name="quire-adapter-check", daemon=True).start()
         try:
             async with asyncio.timeout(LOAD_S):
-                return await asyncio.wrap_future(found)
+                return await asyncio.wrap_future(facts)
         except TimeoutError as error:
-            raise ExecutionError(f"the adapter in {Path(folder).name} is not read within {LOAD_S:.0f} s") from error
+            message = f"the adapter in {Path(folder).name} could not be read within {LOAD_S:.0f} s"
+            raise ExecutionError(message) from error
 
     def load_now(self, name: str, folder: str, send: Send, stats: Stats) -> AdapterFacts:
-        """The same, while the caller waits. Mutates."""
+        """Load as `load` does, but block the caller. Mutates."""
         facts = self._check(folder)
         self._require_possible(name, facts)
         self.hold_now(facts, send, stats)
@@ -108,14 +109,14 @@ class AdapterSet:
         return facts
 
     def unload(self, name: str, send: Send) -> None:
-        """Take a name away; requests that have the adapter go on. Raises as `digest_of`. Mutates."""
+        """Remove a name; requests that use the adapter go on. Raises as `digest_of`. Mutates."""
         digest = self.digest_of(name)
         del self._by_name[name]
         if all(facts.digest != digest for facts in self._by_name.values()):
             self._drop(digest, send)
 
     def restore(self, send: Send) -> None:
-        """Have an engine that was started again load what the one before had. Does not mutate."""
+        """Make a restarted engine load the adapters that its predecessor had. Does not mutate."""
         at_start = {facts.digest for facts in self._at_start}
         for digest in at_start - self._loaded.keys():
             send(DropAdapter(digest))
@@ -124,18 +125,18 @@ class AdapterSet:
                 send(LoadAdapter(digest, facts.folder))
 
     def facts_of(self, digest: str) -> AdapterFacts | None:
-        """Return what is known of an adapter; None if no name leads to it."""
+        """Return the facts of an adapter that has a name or is in memory, else None."""
         return next((facts for facts in self._by_name.values() if facts.digest == digest), self._loaded.get(digest))
 
     # ---- memory -----------------------------------------------------------------------------------------------------
 
     async def hold(self, facts: AdapterFacts, send: Send, stats: Stats) -> None:
-        """Return when the engine has an adapter; it keeps it until `release`. Mutates; raises as `load`.
+        """Wait until the engine has an adapter, and hold it there until `release`. Mutates; raises as `load`.
 
-        Only those for whom there is room keep it: a request that waits for its turn keeps nobody's.
+        A request holds its adapter only once there is room for it: a waiting request takes no room from others.
         """
         if not self._touch(facts.digest):
-            if self._loop is not asyncio.get_running_loop():  # a model may be used in one after another
+            if self._loop is not asyncio.get_running_loop():  # a model can be used in several loops, one after another
                 self._loop, self._lock, self._released = asyncio.get_running_loop(), asyncio.Lock(), asyncio.Event()
             async with self._lock:
                 while not self._make_room(facts, send):
@@ -146,20 +147,20 @@ class AdapterSet:
             try:
                 while not self._is_ready(facts, send, stats, began_s):
                     await asyncio.sleep(ASK_AGAIN_S)
-                self._take(facts)  # before another one makes room
+                self._take(facts)  # before another request makes room
             finally:
                 self._await(facts, -1)
             return
         self._take(facts)
 
     def hold_now(self, facts: AdapterFacts, send: Send, stats: Stats) -> None:
-        """The same, while the caller waits; raises `ExecutionError` if others hold all the room. Mutates."""
+        """Hold as `hold` does, but block the caller; raises `ExecutionError` if there is no room. Mutates."""
         self._take(facts)
         if self._touch(facts.digest):
             return
         try:
             if not self._make_room(facts, send):
-                raise ExecutionError("the adapters of requests under way take all of adapter_memory")
+                raise ExecutionError("the adapters of running requests leave no room in adapter_memory")
             began_s = time.monotonic()
             while not self._is_ready(facts, send, stats, began_s):
                 time.sleep(ASK_AGAIN_S / 10)
@@ -168,7 +169,7 @@ class AdapterSet:
             raise
 
     def release(self, facts: AdapterFacts) -> None:
-        """A request that held an adapter has ended. Mutates."""
+        """Release an adapter, because a request that held it has ended. Mutates."""
         self._holds[facts.digest] -= 1
         if not self._holds[facts.digest]:
             del self._holds[facts.digest], self._held[facts.digest]
@@ -179,7 +180,7 @@ class AdapterSet:
         self._held[facts.digest] = facts
 
     def _await(self, facts: AdapterFacts, change: int = 1) -> None:
-        """Note that one more waits for an adapter, for which there is room, or one less. Mutates."""
+        """Add `change` to the requests that wait for an adapter for which there is room. Mutates."""
         self._coming[facts.digest] += change
         self._awaited[facts.digest] = facts
         if not self._coming[facts.digest]:
@@ -187,17 +188,17 @@ class AdapterSet:
             self._released.set()
 
     def _touch(self, digest: str) -> bool:
-        """Return whether an adapter is in memory, and note that it is used. Mutates."""
+        """Return whether an adapter is in memory, and mark it as most recently used. Mutates."""
         facts = self._loaded.pop(digest, None)
         if facts is not None:
             self._loaded[digest] = facts
         return facts is not None
 
     def _make_room(self, facts: AdapterFacts, send: Send) -> bool:
-        """Drop adapters that nobody holds until another one fits; False: those that are held take too much. Mutates."""
+        """Drop idle adapters until another one fits; return False if those in use take too much. Mutates."""
         if self._touch(facts.digest):
             return True
-        others = (self._loaded, self._held, self._awaited)  # one that is held may have lost its name
+        others = (self._loaded, self._held, self._awaited)  # an adapter without a name can still be held
         while _num_bytes([*(each for some in others for each in some.values()), facts]) > self._budget:
             used = self._holds.keys() | self._coming.keys()
             idle = next((digest for digest in self._loaded if digest not in used), None)
@@ -212,17 +213,17 @@ class AdapterSet:
             send(DropAdapter(digest))
 
     def _require_possible(self, name: str, facts: AdapterFacts) -> None:
-        """Raise unless an adapter may have a name. Does not mutate."""
+        """Raise unless an adapter fits the budget and can have this name. Does not mutate."""
         if not ADAPTER_NAME.fullmatch(name):
             raise InvalidRequestError("name", name, "letters, digits and ._/:-, at most 128")
         if name in self._by_name and self._by_name[name].digest != facts.digest:
-            raise InvalidRequestError("name", name, "one that no other adapter has; unload that first")
+            raise InvalidRequestError("name", name, "a name that no other adapter has; unload that adapter first")
         if facts.num_bytes > self._budget:
-            allowed = f"at most {format_bytes(self._budget)}, the adapter_memory"
+            allowed = f"at most {format_bytes(self._budget)} (adapter_memory)"
             raise InvalidRequestError("memory of the adapter", format_bytes(facts.num_bytes), allowed)
 
     def _is_ready(self, facts: AdapterFacts, send: Send, stats: Stats, began_s: float) -> bool:
-        """Ask the engine for an adapter, and return whether it has it. An idle engine tells nothing unless asked."""
+        """Return whether the engine has an adapter; if not, send a command, for which an idle engine reports again."""
         digest, state = facts.digest, stats().adapters.get(facts.digest)
         if digest in self._dropped and state is None:
             self._dropped.discard(digest)
@@ -233,14 +234,14 @@ class AdapterSet:
         if is_late or (state not in (None, LOADING) and digest not in self._dropped):
             self._dropped.add(digest)
             send(DropAdapter(digest))
-            raise ExecutionError(f"the adapter in {Path(facts.folder).name} is not loaded: {state}")
-        # What is told of one that was dropped is from before, until the engine has dropped it.
+            raise ExecutionError(f"the adapter in {Path(facts.folder).name} could not be loaded: {state}")
+        # The state of a dropped adapter is out of date until the engine has dropped it.
         send(DropAdapter(digest) if digest in self._dropped else LoadAdapter(digest, facts.folder))
         return False
 
 
 def first_that_fit(adapters: Iterable[AdapterFacts], budget: int) -> list[AdapterFacts]:
-    """Return the first adapters that fit into a budget together; equal files are kept once. Pure."""
+    """Return the first adapters that fit into a budget together; equal files count once. Pure."""
     found: dict[str, AdapterFacts] = {}
     for facts in adapters:
         if _num_bytes([*found.values(), facts]) > budget:

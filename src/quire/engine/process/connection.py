@@ -1,9 +1,9 @@
 """EngineConnection: one engine, from its start to its end, and messages to and from it.
 
-    await start(index) ──► send(message) …   await receive() …  None: it is gone ──► await end(patience_s)
+    await start(index) ──► send(message) …   await receive() …  None: it has ended ──► await end(patience_s)
 
-Messages come in order or not at all: a message that cannot be read, or one that is missing, ends the connection, and
-nothing that an ended connection still delivers is read. So an engine that was given up for lost cannot speak again.
+Messages arrive in order or not at all: an unreadable or missing message ends the connection, and nothing is read from
+an ended connection. So no message of a lost engine has an effect.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ LOOK_S: Final = 0.01
 
 
 class EngineConnection(Protocol):
-    """An engine that runs somewhere else. Use it in one event loop."""
+    """A connection to an engine in another process. Use it in one event loop."""
 
     @property
     def process_id(self) -> int | None:
-        """The process id of an engine on this machine."""
+        """The process id of the engine; None if it is on another machine."""
         ...
 
     def send(self, message: Message | Command) -> None:
-        """Send a message; if the engine is gone, the message is lost."""
+        """Send a message; if the engine has ended, the message is lost."""
         ...
 
     async def receive(self) -> FromEngine | None:
-        """Wait for a message; None when the engine is gone. Raises `ExecutionError` for what is no message."""
+        """Wait for a message; None when the engine has ended. Raises `ExecutionError` for an invalid message."""
         ...
 
     async def end(self, patience_s: float) -> int:
-        """Wait this long for the engine to end, then end it by force; return its exit status."""
+        """Wait this long for the engine to end, then kill it; return its exit status."""
         ...
 
     def kill(self) -> None:
-        """End the engine by force."""
+        """Kill the engine."""
         ...
 
 
 StartEngine = Callable[[int], Awaitable[EngineConnection]]
-"""Starts the engine of a replica, by its number; its settings are on their way when this returns."""
+"""Starts the engine of a replica, by its number, and sends its settings."""
 StartElsewhere = Callable[[Configure], Awaitable[EngineConnection]]
 """Starts an engine with these settings on another machine."""
 
 
 async def read_message(reader: asyncio.StreamReader) -> FromEngine | None:
-    """Wait for a message of an engine; None when there will be no more. Raises `ExecutionError` for what is none."""
+    """Wait for an engine's message; None when the connection has ended. Raises `ExecutionError` for an invalid one."""
     try:
         head = await reader.readexactly(LENGTH_BYTES)
         return message_from_engine(await reader.readexactly(body_length(head)))
@@ -83,7 +83,7 @@ class LocalEngine:
 
     @classmethod
     async def start(cls, configure: Configure, environment: Mapping[str, str] | None = None) -> LocalEngine:
-        """Start a process that builds an engine. `environment` None: that of this process."""
+        """Start a process that builds an engine. `environment`: None for that of this process."""
         ours, theirs = socket.socketpair()
         try:
             arguments = ("-m", "quire.engine.process.engine_host", str(theirs.fileno()))
@@ -105,12 +105,12 @@ class LocalEngine:
         return self._process.pid
 
     def send(self, message: Message | Command) -> None:
-        """Send a message; if the engine is gone, the message is lost."""
-        self._home.require()  # a forked process has its parent's connection
+        """Send a message; if the engine has ended, the message is lost."""
+        self._home.require()  # in a forked process the connection is the parent's
         self._writer.write(encode_message(message))
 
     async def receive(self) -> FromEngine | None:
-        """Wait for a message; None when the engine is gone."""
+        """Wait for a message; None when the engine has ended."""
         return await read_message(self._reader)
 
     async def end(self, patience_s: float) -> int:
@@ -126,11 +126,11 @@ class LocalEngine:
             return await self._ended()
 
     async def _ended(self) -> int:
-        """Poll for the exit status: a thread to wait in might be busy when it matters."""
+        """Poll for the exit status: a thread pool to wait in could be busy."""
         while (status := self._process.poll()) is None:
             await asyncio.sleep(LOOK_S)
         return status
 
     def kill(self) -> None:
-        """End the process by force."""
+        """Kill the process."""
         self._process.kill()

@@ -1,12 +1,12 @@
 """The engine's own process: `python -m quire.engine.process.engine_host DESCRIPTOR`.
 
     main thread: reads messages ──► EngineThread: commands, then one step ──► writer thread: messages to the socket
-    heart: a Beat once a second; checks that steps go on and the server is alive ──► writer thread
+    heart: a Beat once a second; checks that steps end and the server is alive ──► writer thread
 
-The engine's thread never waits for the server: its messages are queued, and the writer sends them. When the connection
-ends, for any reason, the engine has no more clients: the process frees its memory and ends, by force if the engine does
-not finish its step. Signals to a whole group of processes (Ctrl-C in a terminal, a service manager that stops a
-service) are meant for the server, which lets requests finish first.
+The engine's thread never waits for the server: it queues its messages, and the writer sends them. When the connection
+ends, for any reason, the engine has no clients left: the process frees its memory and ends, by force if the engine does
+not finish its step. The process ignores signals to its process group (Ctrl-C in a terminal, a service manager that
+stops a service): they are meant for the server, which lets requests finish first.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ logger = logging.getLogger("quire.engine")
 LOADED_EVERY_S: Final = 0.1
 CLOSING_S: Final = 10.0
 FAILED, ORPHANED = 1, 3
-"""Exit statuses: of an engine that failed, and of one that ended by force because its server was gone."""
+"""Exit statuses of an engine that failed, and of one that exited because its server had ended."""
 
 
 class MessageSocket:
-    """Whole messages over a connected socket: read in one thread, written in another."""
+    """Complete messages over a connected socket: read in one thread, written in another."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -83,14 +83,14 @@ class MessageSocket:
         return None if body is None else message_to_engine(body)
 
     def close(self) -> None:
-        """Send the queued messages, wait until the other end has read them and closed, and close.
+        """Send the queued messages, wait until the other end has read them and closed, then close.
 
-        An end that writes to a closed socket gets an error at once, and may never read what was sent to it before.
+        If this end closed first, a write of the other end would fail at once, and it might not read the last messages.
         """
         self._outgoing.put(None)
         self._writer.join(CLOSING_S)
         last_s = time.monotonic() + CLOSING_S
-        with contextlib.suppress(OSError):  # it has closed already
+        with contextlib.suppress(OSError):  # the other end has already closed
             self._socket.shutdown(socket.SHUT_WR)
             while (left_s := last_s - time.monotonic()) > 0:
                 self._socket.settimeout(left_s)
@@ -115,11 +115,11 @@ class MessageSocket:
             try:
                 self._socket.sendall(data)
             except OSError:
-                return  # the connection is gone, as the reader will also find
+                return  # the connection has ended; the reader notices too
 
 
 class EngineHost:
-    """One engine, for the server at the other end of a connection."""
+    """Runs one engine for the server at the other end of a connection."""
 
     def __init__(self, connection: MessageSocket, clock: Clock) -> None:
         self._connection = connection
@@ -133,7 +133,7 @@ class EngineHost:
         self._is_orphan = False
 
     def run(self) -> int:
-        """Serve until the connection ends; returns the exit status."""
+        """Serve until the connection ends; return the exit status."""
         first = self._connection.receive()
         if not isinstance(first, Configure):
             return 0 if first is None else FAILED
@@ -149,12 +149,12 @@ class EngineHost:
         callbacks = EngineCallbacks(self._deliver, self._die, self._tell, self._show, self._report)
         thread = EngineThread(client, callbacks, self._clock)
         self._thread = thread
-        gc.freeze()  # these objects stay, so garbage collection need not scan every block of the pool
+        gc.freeze()  # these objects stay alive; do not scan every block of the pool
         self._connection.send(ready)
         self._obey(thread)
         _exit_after(CLOSING_S)
         heart.stop()
-        self._thread = None  # when the interpreter ends, no native object may be in use
+        self._thread = None  # no native object must be in use when the interpreter exits
         thread.close()
         return 0
 
@@ -169,7 +169,7 @@ class EngineHost:
         return core, Ready(core.scheduler.limits, blueprint.report, blueprint.fingerprint)
 
     def _obey(self, thread: EngineThread) -> None:
-        """Pass messages on until there are no more."""
+        """Pass commands to the engine until the connection ends."""
         while True:
             match self._connection.receive():
                 case Command() as command:
@@ -180,10 +180,10 @@ class EngineHost:
                     return
 
     def _beat(self) -> None:
-        """Send a beat; end this process if the server is gone, or if a step does not end."""
+        """Send a beat; end this process if the server has ended, or if a step does not end."""
         self._connection.send(Beat())
         was_orphan, self._is_orphan = self._is_orphan, os.getppid() != self._parent
-        if was_orphan:  # but the connection is open: another process holds the other end
+        if was_orphan:  # the connection is open only because another process holds it
             self._leave("the server has ended")
         if self._thread is None:
             return
@@ -199,14 +199,14 @@ class EngineHost:
         self._num_delivered += 1
 
     def _die(self, message: str) -> None:
-        """End the process because the engine has failed: log the reason and tell the server."""
+        """End the process because the engine has failed, after sending the server the reason."""
         self._connection.send(Failed(_in_one_line(message)))
         self._connection.close()
         drain_output()
         os._exit(FAILED)
 
     def _leave(self, why: str) -> None:
-        """End the process by force, without a server to tell."""
+        """End the process at once, without a server to notify."""
         logger.error("stopping the engine: %s", why)
         drain_output()
         os._exit(ORPHANED)
@@ -232,21 +232,21 @@ def _in_one_line(message: str) -> str:
 
 
 def _exit_after(seconds: float) -> None:
-    """End the process by force if it still runs then."""
+    """End the process by force after a delay."""
     timer = threading.Timer(seconds, os._exit, (ORPHANED,))
     timer.daemon = True
     timer.start()
 
 
 def main(descriptor: int) -> int:
-    """Serve over an inherited socket; returns the exit status."""
+    """Serve over an inherited socket; return the exit status."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     thread_output()
     connection = MessageSocket(socket.socket(fileno=descriptor))
     try:
         return EngineHost(connection, SystemClock()).run()
-    except ExecutionError as error:  # an invalid message: the connection cannot be trusted any more
+    except ExecutionError as error:  # an invalid message: the connection is unusable
         print(f"quire: error: {error}", file=sys.stderr)
         return FAILED
     finally:

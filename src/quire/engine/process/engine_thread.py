@@ -2,8 +2,8 @@
 
     any thread ── send ──► queue ──► engine thread: commands, then one step ──► EngineCallbacks
 
-Without requests the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing. While
-blocks are on their way to the disk, it asks now and then what has been written, so that the rest follows.
+Without requests the thread sleeps on the queue, so a request wakes it at once and an idle engine uses no CPU. While
+blocks are being written to the disk, it polls the disk now and then, so that the remaining blocks follow.
 Commands take effect between steps: an aborted request frees its blocks before the next step is planned. An exception
 from the engine ends the thread and calls `fail` with the reason, so that no caller waits forever.
 """
@@ -33,16 +33,16 @@ STATS_EVERY_S: Final = 0.1
 
 
 def ignore_news(news: CacheNews) -> None:
-    """Do nothing with a report of what can be hit: no router reads it."""
+    """Ignore a report of cache changes: no router reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCallbacks:
-    """What a thread calls, from that thread.
+    """The callbacks of an `EngineThread`, which it calls in its own thread.
 
-    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second. `show` gets the
-    events in the memory, while a `Watch` asks for them. `report` gets what can be hit, after a `Survey`, before the
-    updates of the step in which that changed.
+    `tell` receives the engine's counters: before the thread sleeps, and otherwise ten times a second. `show` receives
+    memory events, while a `Watch` is active. `report` receives changes of the prefix cache, after a `Survey`, before
+    the updates of the step that caused them.
     """
 
     deliver: Callable[[list[SequenceUpdate]], None]
@@ -53,14 +53,14 @@ class EngineCallbacks:
 
 
 class EngineThread:
-    """Steps the engine of a client and passes on what each step brings."""
+    """Steps the engine of a client and passes the results of each step to callbacks."""
 
     def __init__(self, client: EngineClient, callbacks: EngineCallbacks, clock: Clock) -> None:
         self._client = client
         self._callbacks = callbacks
         self._clock = clock
         self._next_stats_s = 0.0
-        self._turn: int | None = None  # the present step, with the commands before it
+        self._turn: int | None = None  # the current step or command
         self._num_turns = 0
         self._every_s: float | None = None  # seconds between frames; None: no reader
         self._next_frame_s = 0.0
@@ -70,21 +70,21 @@ class EngineThread:
 
     @property
     def turn(self) -> int | None:
-        """A number that changes with each step; None while there is nothing to do. Read from any thread."""
+        """A number that changes with each step and command; None while there is nothing to do. Read from any thread."""
         return self._turn
 
     @property
     def stack(self) -> str:
-        """Where the thread is, for the log."""
-        found = sys._current_frames().get(self._thread.ident or 0)
-        return "".join(traceback.format_stack(found)) if found else "its thread has ended"
+        """The thread's stack trace, for the log."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame else "its thread has ended"
 
     def send(self, command: AnyCommand) -> None:
         """Queue a command, to take effect before the next step; from any thread."""
         self._commands.put(command)
 
     def close(self) -> None:
-        """End the thread after its present step, and close the client. May be called twice."""
+        """End the thread after its current step, and close the client. May be called twice."""
         self._commands.put(None)
         self._thread.join()
 
@@ -107,7 +107,7 @@ class EngineThread:
             self._client.close()
 
     def _obey(self) -> bool:
-        """Carry out the queued commands, and wait for one if there are no requests; False: the thread must end."""
+        """Carry out the queued commands, waiting for one if there are no requests; return False to end the thread."""
         while True:
             if self._client.is_idle:
                 self._report()
@@ -155,7 +155,7 @@ class EngineThread:
             self._callbacks.deliver(refused(command, str(error)))
 
     def _seconds_to_wait(self) -> float | None:
-        """Return the seconds after which an idle engine has something to do; None: nothing."""
+        """Return the seconds until an idle engine has something to do; None: it has nothing to do."""
         if self._client.has_cache_news:
             return 0.0
         waits = [wait for wait in (self._seconds_to_frame(), self._client.ask_s) if wait is not None]

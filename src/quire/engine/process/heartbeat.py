@@ -1,15 +1,15 @@
-"""Heartbeats: show the server and the engine's process that the other one is alive, and that steps go on.
+"""Heartbeats: the server and the engine's process check that the other one is alive, and that steps end.
 
     server ── Beat, once a second ──► engine process      silent for max_silence_s: the engine ends itself
     server ◄── Beat, once a second ── engine process      silent for 5 s: not ready; for max_silence_s: killed
-                                      a step of max_step_s: the engine says so and ends itself
+                                      a step of max_step_s: the engine reports it and ends itself
 
-A heart beats in its own thread, so neither an idle engine nor a long step is silent: an engine without traffic beats,
-and a step computes without the interpreter's lock. A silent process is stopped, or stuck in native code that holds that
-lock. A silent engine becomes not ready soon, but is killed late: it may only be held by a debugger.
+Beats come from their own thread, so neither an idle engine nor a long step is silent: a step computes without the
+interpreter's lock. A silent process is stopped, or stuck in native code that holds that lock. A silent engine soon
+counts as not ready, but is killed late: a debugger may have stopped it.
 
-Time is counted by checks, one per second, and a check counts for two seconds at most. So time in which the checker did
-not run either does not count: a machine that slept, a frozen container, Ctrl-Z.
+Silence is counted in checks, one per second, each at most two seconds. So time in which the checker itself did not run
+does not count: a suspended machine, a frozen container, Ctrl-Z.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from quire.core.clock import Clock
 
 BEAT_S: Final = 1.0
 QUIET_S: Final = 5.0
-"""An engine that has been silent for this long is not ready."""
+"""Seconds of silence after which an engine is not ready."""
 MAX_STEP_S: Final = 300.0
 MAX_SILENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The longest time of a step, and the longest silence of the server and the engine; None: no limit."""
+    """The time limits of a step, and of the silence of server and engine; None: no limit."""
 
     max_step_s: float | None = MAX_STEP_S
     max_silence_s: float | None = MAX_SILENCE_S
@@ -40,7 +40,7 @@ PATIENCE: Final = Patience()
 
 
 class Standstill:
-    """Counts how long a number that should change has stayed the same, with one check per beat.
+    """Measures how long a number that should change has stayed the same, with one check per beat.
 
     >>> from quire.core.clock import ManualClock
     >>> clock = ManualClock()
@@ -49,7 +49,7 @@ class Standstill:
     0.0
     >>> clock.advance(1.0); still.look(7)
     1.0
-    >>> clock.advance(3600.0); still.look(7)  # nobody looked meanwhile
+    >>> clock.advance(3600.0); still.look(7)  # no checks in between
     3.0
     >>> still.look(8)
     0.0
@@ -62,7 +62,7 @@ class Standstill:
         self._seconds = 0.0
 
     def look(self, mark: int | None) -> float:
-        """Return for how many seconds `mark` has been the same; None: it need not change. Mutates."""
+        """Return the seconds for which `mark` has been the same; 0 if it is None. Mutates."""
         now = self._clock.now()
         passed_s = min(now - self._looked_s, 2 * BEAT_S)
         self._seconds = 0.0 if mark is None or mark != self._mark else self._seconds + passed_s

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C between steps, never within one: an engine interrupted while it updates its books could not go on."""
+"""Handles Ctrl-C between steps, never within one: an engine interrupted while it updates its state could not go on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import FrameType, TracebackType
 
 
 class InterruptsDeferred:
-    """Delays an interrupt in its `with` block, and raises it as KeyboardInterrupt at the end.
+    """Defers an interrupt in a `with` block, and raises it as KeyboardInterrupt at the end.
 
-    Does nothing outside the main thread, the only one that is interrupted, or if the program handles interrupts itself.
+    Does nothing outside the main thread, which alone gets interrupts, or if the program handles interrupts itself.
     """
 
     def __init__(self) -> None:

@@ -1,17 +1,17 @@
-"""The messages between the server and the engine's process: typed, over a pair of Unix sockets.
+"""The typed messages between the server and the engine's process, over a pair of Unix sockets.
 
     server                                       engine process
       Configure ───────────────────────────────►            once: the settings
       ◄──────────────────── Loaded …, then Ready
       a command (`commands`) ──────────────────►
       ◄──────────────────── Blocks, Updates, Stats, Live    after a step
-      ◄──────────────────── Failed                          why it ends: it could not be built, or cannot go on
+      ◄──────────────────── Failed                          the reason why the process ends
       Beat ────────────────►◄─────────────── Beat           once a second: the sender is alive
-      Close, or the end of the connection ─────►            it ends
+      Close, or the end of the connection ─────►            the process ends
 
-A message is its length in four bytes and its fields in MessagePack. Lengths are capped, types are checked, and there is
-no pickle: a message can be refused, but never run code. Columns of numbers are sent as bytes: token ids as 32-bit
-integers, log-probabilities as 64-bit floats, in the machine's byte order, which both sides share.
+A message is its length in four bytes and its fields in MessagePack, not pickle. Lengths are capped and types are
+checked: an invalid message is refused, and no message can run code. Columns of numbers are sent as bytes: token ids
+as 32-bit integers, log-probabilities as 64-bit floats, in the machine's byte order, which both sides share.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Configure(Message, frozen=True):
-    """Build the engine with these settings, and end it if it takes too long.
+    """Build the engine with these settings, and end it if a step or a silence takes too long.
 
-    `hash_key`: the key of its prefix hashes, for engines whose blocks have the same names; empty: one of its own.
+    `hash_key`: the key of its prefix hashes, which engines share to name blocks alike; empty: a new one.
     """
 
     config: EngineConfig
@@ -65,7 +65,7 @@ class Beat(Message, frozen=True):
 
 
 class Close(Message, frozen=True):
-    """Give the memory back and end."""
+    """Free the memory and end."""
 
 
 class Loaded(Message, frozen=True):
@@ -118,14 +118,14 @@ class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Updates(Message, frozen=True):
-    """The updates of sequences, in messages that are numbered from 0."""
+    """The updates of sequences; messages are numbered from 0."""
 
     entries: list[Update]
     number: int = 0
 
     @classmethod
     def of(cls, updates: Iterable[SequenceUpdate], number: int = 0) -> Updates:
-        """Return the message of some updates."""
+        """Return a message with these updates."""
         return cls(
             [
                 Update(
@@ -178,13 +178,13 @@ class Stats(Message, frozen=True):
 
 
 class Live(Message, frozen=True):
-    """The events in the memory."""
+    """Memory events."""
 
     frame: LiveFrame
 
 
 class Blocks(Message, frozen=True):
-    """Which blocks can be hit now, and which no more; after a `Survey`."""
+    """The blocks that became or ceased to be cache hits; after a `Survey`."""
 
     news: CacheNews
 

@@ -1,10 +1,10 @@
-"""Who may use an engine: the process that opened it, and one thread at a time.
+"""Ownership: only the process that opened an engine can use it, in one thread at a time.
 
     with turn: …        raises RequestStateError at once if another thread is inside, or this process was forked
 
-Two threads in one scheduler gave texts that were silently wrong. A queue would make the second thread wait for a whole
-batch of the first, and `AsyncLLM` is there for callers who want both at once. So a second thread is refused. A forked
-process has a copy of the books, but not the compute threads, and its pipes and sockets are those of its parent.
+Two threads in one scheduler produced wrong texts without an error. A queue would make the second thread wait for a
+whole batch of the first, and `AsyncLLM` serves concurrent callers. So a second thread is refused. A forked process has
+a copy of the engine's state, but not its compute threads, and shares pipes and sockets with its parent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Home:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is still that process, and not a fork."""
+        """Whether this is that process, and not a fork."""
         return os.getpid() == self._process_id
 
     def require(self) -> None:
@@ -44,7 +44,7 @@ class Turn:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """Return whether the caller now has the turn; then `give` must follow. Never waits. Mutates."""
+        """Try to take the turn, without waiting; return whether it succeeded. Then `give` must follow. Mutates."""
         return self.home.is_here and self._lock.acquire(blocking=False)
 
     def give(self) -> None:

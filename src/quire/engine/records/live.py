@@ -1,12 +1,12 @@
 """LiveJournal: the events in an engine, as frames for readers such as the dashboard.
 
     MemoryJournal ── blocks ────┐
-    RequestJournal ─ events ────┼──► stamp(now), twice a step ──► take, a few times a second ──► LiveFrame
+    RequestJournal ─ events ────┼──► stamp(now), twice per step ──► take, a few times a second ──► LiveFrame
     Scheduler ────── progress ──┘
 
-A frame has the changes since the frame before, and the small facts that every frame repeats. It costs
-O(changes + running), between steps. The first frames describe the present state, in parts; a frame says when that is
-complete. Numbers are sent as columns of bytes, as in `messages`.
+A frame has the changes since the previous frame, and a few facts that every frame repeats. It costs
+O(changes + running), between steps. The first frames describe the present state, in parts; `is_whole` marks the frame
+that completes it. Numbers are sent as columns of bytes, as in `messages`.
 
 Requests and tenants get short numbers, in the order of their first report.
 """
@@ -28,14 +28,14 @@ from quire.scheduler.scheduler import Scheduler
 
 NOBODY: Final = -1
 UNCHANGED_S: Final = -1.0
-"""The time of a block with the same owner: keep the time sent before."""
+"""The time of a block whose owner is unchanged: keep the time of the previous row."""
 
 BLOCK_COLUMNS: Final = 6
 """Id, state, reference count, owner, parent, tenant."""
 REQUEST_COLUMNS: Final = 10
 """Number, status, tenant, tokens of the prompt, computed, known, from the cache, preemptions, from disk, from host."""
 GONE_COLUMNS: Final = 6
-"""Number, and as they were at the end: tokens computed, known, from the cache, from disk, from host."""
+"""Number, then the final counts of tokens: computed, known, from the cache, from disk, from host."""
 EVENT_COLUMNS: Final = 4
 """Kind, request, number, tenant."""
 SLOT_COLUMNS: Final = 3
@@ -67,10 +67,10 @@ STATUS_NUMBERS: Final = {status: number for number, status in enumerate(STATUSES
 
 @dataclass(frozen=True, slots=True)
 class LiveFrame:
-    """The changes since the frame before, and the facts that every frame repeats.
+    """The changes since the previous frame, and the facts that every frame repeats.
 
-    Times are seconds since the engine began. `tenants` are new names; their numbers continue those before. `ids` has an
-    entry for each row of `requests`: the engine's id of one that is told of first, else nothing.
+    Times are seconds since the engine began. `tenants` are new names; they are numbered after the earlier ones. `ids`
+    has an entry for each row of `requests`: the engine's id in the first row of a request, else an empty one.
     """
 
     at_s: float
@@ -98,7 +98,7 @@ def packed(rows: Iterable[Iterable[int]]) -> bytes:
 
 
 def unpacked(data: bytes, num_columns: int) -> Iterator[tuple[int, ...]]:
-    """Return the rows again.
+    """Return the rows of `packed` data.
 
     >>> list(unpacked(packed([(1, 2), (3, 4)]), 2))
     [(1, 2), (3, 4)]
@@ -116,7 +116,7 @@ def unpacked_times(data: bytes) -> array[float]:
 
 
 class LiveJournal:
-    """Watches an engine from its making to `close`."""
+    """Records the events of an engine from the journal's creation to `close`."""
 
     def __init__(self, scheduler: Scheduler, began_s: float) -> None:
         self._scheduler = scheduler
@@ -130,7 +130,7 @@ class LiveJournal:
         self._numbers: dict[Request, int] = {}
         self._num_requests = 0
         self._moving: list[Request] = []  # may have progressed since the last report
-        self._told: set[Request] = set()  # reported, and not yet reported as ended
+        self._told: set[Request] = set()  # reported, but not yet as ended
         self._events: list[tuple[int, ...]] = []
         self._event_times = array("d")
 
@@ -151,7 +151,7 @@ class LiveJournal:
         self._scheduler.memory.unwatch()
 
     def stamp(self, now_s: float) -> None:
-        """Give this time to all changes since the last stamp. Mutates; O(changes)."""
+        """Set the time of all changes since the last stamp. Mutates; O(changes)."""
         at_s = now_s - self._began_s
         self._memory.stamp(at_s)
         for tenant, num_blocks in self._memory.take_evicted():
@@ -160,7 +160,7 @@ class LiveJournal:
             self._note(at_s, (kind, self._number(request), number, self._tenant(request.scope.tenant)))
 
     def take(self, now_s: float, stats: EngineStats) -> LiveFrame:
-        """Return the news. Mutates; O(changes + running), plus a few thousand blocks during the initial report."""
+        """Return the next frame. Mutates; O(changes + running), plus a few thousand blocks for the initial state."""
         self.stamp(now_s)
         if self._survey is not None and next(self._survey, self) is self:
             self._survey = None
@@ -201,7 +201,7 @@ class LiveJournal:
         return change.block_id, state, change.num_holders, number, change.parent, tenant
 
     def _request_rows(self) -> tuple[list[tuple[int, ...]], list[str], list[tuple[int, ...]]]:
-        """The requests that may have changed, their ids if they are new, and those that have ended. Mutates."""
+        """Return rows of requests that may have changed, ids of new ones, and rows of ended ones. Mutates."""
         running = self._scheduler.running
         moving = list(running)
         rows, ids, gone = [], list[str](), list[tuple[int, ...]]()
@@ -210,7 +210,7 @@ class LiveJournal:
                 ids.append("" if request in self._told else request.request_id)
                 self._told.add(request)
                 rows.append(self._request_row(request))
-                if request.num_late_results:  # preempted, with results still to come
+                if request.num_late_results:  # preempted, with results outstanding
                     moving.append(request)
                 continue
             number = self._numbers.pop(request, NOBODY)

@@ -12,10 +12,10 @@ LABEL_COLUMNS = 12
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """The start-up table as a value; `str` returns the table.
+    """The facts of the start-up table; `str` returns the table.
 
-    It leaves out how the model is stored (a format, and a type such as Q4_K_M or BF16), how many weights it has, and
-    whether its makers recommend how to sample. `labels`: of a model that classifies texts.
+    The table leaves out the format and type of the model's file (such as Q4_K_M or BF16), the number of parameters, and
+    whether the model recommends sampling parameters. `labels`: those of a model that classifies texts.
     """
 
     model: str
@@ -42,11 +42,11 @@ class EngineReport:
     disk_cache: str = ""
     has_host_cache: bool = False
     labels: tuple[str, ...] = ()
-    replicas: str = "1"  # in words
-    num_replicas: int = 1  # the highest, where it follows the load
+    replicas: str = "1"  # the number or range, for display
+    num_replicas: int = 1  # the maximum, if the number follows the load
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return labels and texts, without the memory. Does not mutate."""
+        """Return the rows of the table as label and text, without the memory. Does not mutate."""
         plan = self.plan
         threads = f", {self.num_threads} thread{'s' * (self.num_threads > 1)}" if self.num_threads else ""
         others = [
@@ -64,7 +64,7 @@ class EngineReport:
         disk = [("disk cache", f"{plan.num_disk_slots:,} blocks in {self.disk_cache}")] if self.disk_cache else []
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
-            *([("replicas", f"{self.replicas}, each with what follows")] if self.replicas != "1" else ()),
+            *([("replicas", f"{self.replicas}, each as follows")] if self.replicas != "1" else ()),
             ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
             ("KV memory", f"{plan.num_blocks:,} blocks of {self.block_size} tokens, {at_once}"),

@@ -23,15 +23,15 @@ class ModelState(Enum):
 
     @property
     def has_engine(self) -> bool:
-        """Whether the engine is running with all its state; it may be silent."""
+        """Whether an engine is running, with all its state; it may be silent."""
         return self in (ModelState.READY, ModelState.UNRESPONSIVE)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStats:
-    """One engine of a model: its state, the texts that it has, how often it was started again, and its own counters.
+    """One engine of a model: its state, number of texts, number of restarts, and counters.
 
-    `failure`: why it takes no requests. `routes`: requests that the router sent there, by why (`quire.routing.router`).
+    `failure`: why it takes no requests. `routes`: requests that the router sent it, by reason (`quire.routing.router`).
     """
 
     state: ModelState
@@ -44,31 +44,33 @@ class ReplicaStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The counters at one moment. Those named `…_total` only grow while the engine lives; the others rise and fall.
+    """The counters at one moment. Those named `…_total` only grow while the engine runs; the others rise and fall.
 
     `queried_tokens_total` are the prompt tokens looked up in the prefix cache, `hit_tokens_total` the cache hits.
     `busy_s_total` is the time spent in steps; `steps_total` counts the steps with a result.
 
-    `failed_steps_total` counts the steps that the executor failed, `memory_failures_total` those for lack of memory.
-    `culprits_total` are requests that ended because a step with only them failed; `corrupted_requests_total` those
-    whose own numbers went wrong (such as NaN) in a good step. `num_suspects` counts the requests that are now tried
-    apart from the others, and `max_step_tokens` is the most tokens of a step: less than the setting after memory has
-    run out. `prompt_limit` is the most tokens of prompts in a step while others generate, as the setting `itl_slo_ms`
-    asks for; 0: any. `drafts_total` counts the sequences of steps that verified guesses, `verified_guesses` the guesses
-    and `right_guesses` those that were right, by their proposer and their place in the draft.
+    `failed_steps_total` counts steps that failed in the executor, `memory_failures_total` those for lack of memory.
+    `culprits_total` counts requests that ended because a step with only them failed; `corrupted_requests_total` those
+    whose own values were invalid (such as NaN) in a step that succeeded. `num_suspects` is the number of requests that
+    are now retried apart from the others. `max_step_tokens` is the maximum of tokens in a step: less than the setting
+    after memory has run out. `prompt_limit` is the maximum of prompt tokens in a step while other requests generate, as
+    `itl_slo_ms` requires; 0: no limit. `drafts_total` counts sequences with guesses to verify, once per step.
+    `verified_guesses` and `right_guesses` count all verified guesses, and the right ones, by proposer and place in the
+    draft.
 
-    `num_disk_slots` is the room of the disk cache, `num_kept_blocks` what it holds, and `num_landing_blocks` are on
-    their way from it. `disk_blocks` counts blocks by what became of them: stored, loaded, evicted, or why they were not
-    loaded or stored. `disk_is_off`: it failed too often. `adapters`: by digest, whether each is ready, or what else.
-    `num_host_blocks` is the memory on the host, of which `num_cached_host_blocks` hold copies of the prefix cache.
-    `jobs`: what operators have asked of the cache, by name; `disk_store`: the folder of the store of the disk cache.
+    `num_disk_slots` is the capacity of the disk cache in blocks, `num_kept_blocks` the number it holds, and
+    `num_landing_blocks` the number being loaded from it. `disk_blocks` counts blocks by outcome: stored, loaded,
+    evicted, or the reason why they were not stored or loaded. `disk_is_off`: the disk failed too often. `adapters`: the
+    state of each adapter, by digest. `num_host_blocks` is the number of blocks on the host, of which
+    `num_cached_host_blocks` hold copies of the prefix cache. `jobs`: the operators' cache jobs, by name.
+    `disk_store`: the folder of the disk cache's store.
     `token_us` and `load_us`: the measured time to compute a token and to load a block from disk; 0: not known yet.
 
-    Of several engines these are sums, and `replicas` has what there is to tell of each. `continued_total` counts the
-    texts that went on in another engine because theirs died, `moved_total` those that left one to be restarted, and
-    `at_fault_total` the requests that ended because three engines had died with them. `fetches` counts what became of
-    prefixes that another engine held (`quire.engine.replicas.fetches`); `fetched_blocks_total`, `fetched_bytes_total`
-    and `fetch_s_total` are of those that came.
+    For several engines these are sums, and `replicas` has the counters of each. `continued_total` counts texts that
+    continued in another engine because theirs died, `moved_total` those that left a healthy engine, and
+    `at_fault_total` requests that ended because three engines had died with them. `fetches` counts the fetches of
+    prefixes from other engines by outcome (`quire.engine.replicas.fetches`); `fetched_blocks_total`,
+    `fetched_bytes_total` and `fetch_s_total` are totals of the successful ones.
     """
 
     num_running: int = 0
@@ -118,7 +120,7 @@ class EngineStats:
 
     @property
     def kv_usage(self) -> float:
-        """Share of KV blocks held by requests.
+        """Share of the KV blocks that requests hold.
 
         >>> EngineStats(num_blocks=8, num_used_blocks=2).kv_usage
         0.25
@@ -127,24 +129,24 @@ class EngineStats:
 
     @property
     def num_verified_guesses(self) -> int:
-        """Guessed tokens that steps have verified, of all proposers."""
+        """Guesses that steps have verified, of all proposers."""
         return sum(map(sum, self.verified_guesses.values()))
 
     @property
     def num_right_guesses(self) -> int:
-        """Guessed tokens that were right, of all proposers."""
+        """Guesses that were right, of all proposers."""
         return sum(map(sum, self.right_guesses.values()))
 
 
 LEAST: Final = ("max_step_tokens", "prompt_limit")
 OF_ONE_ENGINE: Final = ("jobs", "disk_store", "token_us", "load_us")
-"""What several engines have not in common."""
+"""Counters that make no sense summed over engines."""
 
 
 def joined_stats(each: Sequence[EngineStats]) -> EngineStats:
-    """Return the counters of several engines as those of one: sums, and of limits the least. Pure.
+    """Return the counters of several engines as those of one: sums, and for limits the minimum. Pure.
 
-    An adapter is as far as in the engine that is behind the others.
+    An adapter's state is that of the slowest engine.
 
     >>> one = EngineStats(num_blocks=8, num_used_blocks=2, max_step_tokens=512, adapters={"a": "ready"})
     >>> joined = joined_stats([one, EngineStats(num_blocks=8, max_step_tokens=64, adapters={"a": "loading"})])
@@ -170,7 +172,7 @@ def joined_stats(each: Sequence[EngineStats]) -> EngineStats:
 
 
 def _sums(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums of counts by name; counts by place are added place by place."""
+    """Return the sums of counts by name; lists are added element by element."""
     total: dict[str, Any] = {}
     for counts in each:
         for name, count in counts.items():

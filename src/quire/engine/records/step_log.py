@@ -6,10 +6,10 @@ The scheduler is a pure function of its inputs: the settings, the requests, the 
 log of a run can be **replayed**: `replay` feeds the same inputs to a new scheduler and compares each of its plans with
 the one in the log, byte for byte. A log makes a bug report, and a replay shows that a refactoring changes no decision.
 
-A log that ends between two records is the log of a shorter run. A log that ends within a record, or with an altered
-byte, is refused. The time of a record is the engine's clock when it was written. No decision depends on it; it shows
-readers how long everything took. Guesses of tokens, and how long a step took, are in its result. An eviction policy
-that was passed as an object is not in the log, so such a run cannot be replayed.
+A log that ends between two records is the log of a shorter run. A log that ends within a record, or has an altered
+byte, is refused. The time of a record is the engine's clock when it was written; no decision depends on it. A step's
+result includes its guessed tokens and its duration. An eviction policy that was passed as an object is not in the log,
+so such a run cannot be replayed.
 
 The key of the prefix hash is not written: it is a secret, and no decision depends on it. Cache salts are written as
 digests, because only their equality matters.
@@ -57,7 +57,7 @@ class StepLogWriter:
         self._write(_HEAD.pack(kind, at_s, len(payload), _checksum(kind, at_s, payload)) + payload)
 
     def _write(self, data: bytes) -> None:
-        """Append a whole record, or what stands before the first."""
+        """Append a complete record, or the header of the log."""
         self._file.write(data)
 
     def begin(self, scheduler: Scheduler) -> None:
@@ -95,7 +95,7 @@ class StepLogWriter:
         self._record(PLANNED, plan.to_bytes())
 
     def idled(self) -> None:
-        """Write that the scheduler was asked for a plan, and there was nothing to do."""
+        """Write that the scheduler had nothing to plan."""
         self._record(IDLED, b"")
 
     def computed(self, result: StepResult) -> None:
@@ -113,7 +113,7 @@ class StepLogWriter:
 
 
 def _without_salt(scope: CacheScope) -> CacheScope:
-    """Return a scope with a digest in place of its salt, to be kept on disk if the scope was."""
+    """Return a scope with a digest in place of its salt; it is kept on disk exactly if the original is."""
     if not scope.salt:
         return scope
     digest = hashlib.blake2b(scope.salt.encode("utf-8", "surrogatepass"), digest_size=16)
@@ -125,7 +125,7 @@ def _kept_without_salt(block: KeptBlock) -> KeptBlock:
 
 
 def _logged(block: KeptBlock) -> str:
-    """Return a block that the disk had at the start as text, with a digest in place of a salt."""
+    """Return the text of a block that was on the disk at the start, with a digest in place of its salt."""
     writer = WireWriter()
     write_kept_block(writer, _kept_without_salt(block))
     return writer.to_bytes().hex()
@@ -193,7 +193,7 @@ class Replayed(NamedTuple):
 
 
 def replay(file: BinaryIO) -> int:
-    """Feed a log to a new scheduler; return the number of plans, all equal to those logged to the byte.
+    """Feed a log to a new scheduler; return the number of plans, each equal to the logged one, byte for byte.
 
     Raises `StepLogError` at the first plan that differs.
     """
@@ -215,14 +215,14 @@ def replayed(file: BinaryIO) -> Iterator[Replayed]:
         if kind == PLANNED:
             plan = scheduler.schedule()
             if plan is None or plan.to_bytes() != payload:
-                raise StepLogError(f"plan {num_plans} differs from the one logged")
+                raise StepLogError(f"plan {num_plans} differs from the logged one")
             num_plans += 1
             yield Replayed(kind, at_s, scheduler, plan=plan)
         elif kind == COMPUTED:
             yield Replayed(kind, at_s, scheduler, outcome=scheduler.update(StepResult.from_bytes(payload)))
         elif kind == IDLED:
             if scheduler.schedule() is not None:
-                raise StepLogError(f"plan {num_plans} was not made in the log")
+                raise StepLogError(f"plan {num_plans} is not in the log")
             yield Replayed(kind, at_s, scheduler)
         elif kind == COMMANDED:
             command = read_command(payload)
@@ -232,4 +232,4 @@ def replayed(file: BinaryIO) -> Iterator[Replayed]:
             scheduler.lose_steps((ExecutionError if kind == LOST else OutOfMemoryError)(payload.decode()))
             yield Replayed(kind, at_s, scheduler)
         else:
-            raise StepLogError(f"a record of kind {kind!r} is unknown")
+            raise StepLogError(f"unknown kind of record: {kind!r}")

@@ -1,13 +1,13 @@
 """StepLogFile: the step log of a serving engine, in a new file.
 
-    --step-log run.steplog     run.steplog │ run.steplog.1 │ run.steplog.2 …     one for each engine that was started
+    --step-log run.steplog     run.steplog │ run.steplog.1 │ run.steplog.2 …     one for each start of an engine
 
 An existing file is never changed: an operator who restarts a server after a crash wants the log of the crash, and a
-restarted engine begins a new run. The file holds prompts, so only its owner may read it.
+restarted engine begins a new run. The file holds prompts, so only its owner can read it.
 
 Every record is one system write, without a buffer in this process: a killed engine loses no record, and the file ends
-within a record only if the machine itself fails. Writing some hundred bytes costs microseconds of a step of
-milliseconds. If a record cannot be written (the disk is full), the partial record is cut off, a log line says so once,
+within a record only if the machine itself fails. Writing some hundred bytes takes microseconds of a step of
+milliseconds. If a record cannot be written (the disk is full), the partial record is cut off, a warning is logged once,
 and the engine goes on without a step log.
 """
 
@@ -27,11 +27,14 @@ logger = logging.getLogger("quire.engine")
 
 
 class StepLogFile(StepLogWriter):
-    """A step log that owns its file, and ends rather than fails. Raises `InvalidConfigError` if it cannot create it."""
+    """A step log with its own file; if a write fails, the log ends and the engine goes on.
+
+    Raises `InvalidConfigError` if it cannot create the file.
+    """
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._raw = _create(path)
-        self._num_bytes = 0  # of whole records
+        self._num_bytes = 0  # of complete records
         super().__init__(self._raw, clock)
 
     def _write(self, data: bytes) -> None:
@@ -42,7 +45,7 @@ class StepLogFile(StepLogWriter):
                 raise OSError("no room for a complete record")
             self._num_bytes += len(data)
         except OSError as error:
-            logger.warning("the step log %s ends here, the engine goes on: %s", self._raw.name, error)
+            logger.warning("the step log %s ends here, and the engine goes on: %s", self._raw.name, error)
             with suppress(OSError):
                 self._raw.truncate(self._num_bytes)
             self._raw.close()
@@ -57,7 +60,7 @@ def step_log_notices(path: str | None) -> tuple[str, ...]:
     if path is None:
         return ()
     if not os.access(os.path.dirname(path) or ".", os.W_OK | os.X_OK):
-        raise InvalidConfigError("step_log", path, "a file in a folder that can be written to")
+        raise InvalidConfigError("step_log", path, "a file in a writable folder")
     return (f"logging all prompts and outputs, as token ids, to {path} (or to {path}.1 and so on if it exists)",)
 
 

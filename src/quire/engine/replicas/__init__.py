@@ -1,1 +1,1 @@
-"""The engines of a served model: one or several, each watched and restarted, and the texts that survive them."""
+"""The engines of a served model: one or several, each monitored and restarted, and the texts that survive a crash."""

@@ -1,14 +1,14 @@
-"""Fetches: a prefix that another engine holds is copied to the one that was chosen, if that beats computing it.
+"""Fetches: copies a prefix from the engine that holds it to the one chosen for a request, if that beats computing it.
 
-    Router ──► engine 1, which lacks blocks of engine 0 ──► the part is held ──► Courier: ask, move ──┬──► it is sent
-                                                                 └── late, failed, not worth it ──────┘
+    Router ──► engine 1, which lacks blocks of engine 0 ──► hold the part ──► Courier: ask, move ──┬──► send it
+                                                                 └── late, failed, not worth it ───┘
 
-The blocks go from disk to disk, by the records and checksums of a bundle, so the engine hits them as it hits its own. A
-fetch is worth it if it is expected to take less than half the time of computing, by measured times: of a token at the
-engine that was chosen, of earlier fetches, and of loads from its disk. It may take that half and no longer. So a link
-that has become slow costs a request half as much again, and the next ones nothing.
+The blocks are copied from disk to disk, with the records and checksums of a bundle, so they are ordinary cache hits. A
+fetch is worth it if it should take less than half the time of computing the prefix. The estimate uses measured times:
+of a token in the chosen engine, of earlier fetches, and of loads from its disk. After that half the request no longer
+waits. So a link that has become slow delays one request by half the time of computing, and later ones not at all.
 
-One prefix travels at a time: a burst for the same one waits for it, and all others compute.
+One prefix is fetched at a time: requests for the same prefix wait for it, and all others compute.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ logger = logging.getLogger("quire.engine")
 
 MARGIN: Final = 2.0
 LEAST_S: Final = 0.1
-"""Less computing is never spared: engines tell how far they are ten times a second."""
+"""Never fetch to save less time than this: engines report their progress ten times a second."""
 LONGEST_S: Final = 10.0
 RETRY_EVERY: Final = 64
-"""One in this number of fetches that do not seem to pay is done: a link may have recovered."""
+"""Try one in this many fetches that are estimated not to pay: a link may have recovered."""
 SMOOTHING: Final = 0.3
 CLOSING_S: Final = 1.0
 
@@ -48,15 +48,15 @@ FAILED: Final = "failed"
 
 
 class Engines(Protocol):
-    """The engines of a model, for those that have them write blocks and take some in."""
+    """The engines of a model, for a courier that makes them write and take blocks."""
 
     @property
     def state(self) -> ModelState:
-        """What they are together."""
+        """The state of the set."""
         ...
 
     def stats(self) -> EngineStats:
-        """Return their last counts."""
+        """Return their latest counters."""
         ...
 
     def send_to(self, replica: int, command: AnyCommand) -> None:
@@ -64,12 +64,12 @@ class Engines(Protocol):
         ...
 
     def holder(self, tokens: array[int], scope: CacheScope) -> int:
-        """Return the number of the one that holds the most of a prompt; raises `ExecutionError` without any."""
+        """Return the number of the engine that holds most of a prompt; raises `ExecutionError` if none runs."""
         ...
 
 
 class Errand(NamedTuple):
-    """What a courier is to bring: the blocks of `tokens`, which are whole blocks, from one engine to another."""
+    """A courier's task: copy the blocks of `tokens`, which fill whole blocks, from one engine to another."""
 
     source: Replica
     target: Replica
@@ -78,7 +78,7 @@ class Errand(NamedTuple):
 
 
 class StoredBlocks(NamedTuple):
-    """Where blocks are: the stores of both engines, and the slots of the source."""
+    """The place of blocks: the stores of both engines, and the slots in the source's."""
 
     source_store: str
     target_store: str
@@ -89,16 +89,16 @@ class Courier(Protocol):
     """Copies blocks from the store of an engine to that of another. Raises `FetchError`."""
 
     async def ask(self, engines: Engines, errand: Errand) -> StoredBlocks | None:
-        """Have the source write the blocks to its disk; None: the target has them all."""
+        """Make the source write the blocks to its disk; return their place, or None if the target has them all."""
         ...
 
     async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
-        """Copy what was found, and have the target take it in; return how many bytes that were."""
+        """Copy the stored blocks and make the target take them in; return the number of bytes."""
         ...
 
 
 class FetchRates:
-    """The measured times of fetches: until the source has written, and of each block on its way.
+    """The measured times of fetches: until the source has written the blocks, and to move each block.
 
     >>> rates = FetchRates()
     >>> rates.expected_s(100)
@@ -113,15 +113,15 @@ class FetchRates:
         self._block_s: float | None = None
 
     def expected_s(self, num_blocks: int) -> float:
-        """Return how long a fetch will take; 0 as long as none was done. Does not mutate."""
+        """Return the expected time of a fetch; 0 before the first one. Does not mutate."""
         return (self._ask_s or 0.0) + num_blocks * (self._block_s or 0.0)
 
     def note_asked(self, seconds: float) -> None:
-        """Take note of how long it took to ask. Mutates."""
+        """Record the time until the source had written the blocks. Mutates."""
         self._ask_s = _smoothed(self._ask_s, seconds)
 
     def note_moved(self, num_blocks: int, seconds: float) -> None:
-        """Take note of how long blocks were on their way. Mutates."""
+        """Record the time to move blocks. Mutates."""
         self._block_s = _smoothed(self._block_s, seconds / num_blocks)
 
 
@@ -131,7 +131,7 @@ def _smoothed(before: float | None, now: float) -> float:
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """A prefix on its way, and the parts that are held for it."""
+    """A prefix that is being fetched, and the parts that are held for it."""
 
     errand: Errand
     num_blocks: int
@@ -141,23 +141,23 @@ class Fetch:
     parts: dict[Part, Add] = field(default_factory=dict)
 
     def brings(self, replica: Replica, prompt: RoutedPrompt) -> bool:
-        """Whether an engine will have the beginning of a prompt by it. Does not mutate; O(1)."""
+        """Whether this fetch copies the beginning of a prompt to an engine. Does not mutate; O(1)."""
         last = prompt.digests[self.num_blocks - 1 : self.num_blocks]
         return replica is self.errand.target and last == (self.digest,)
 
     def hold(self, part: Part, add: Add) -> None:
-        """Hold a part back, until the prefix is there or it leaves its engine. Mutates."""
+        """Hold a part until the prefix has arrived or the part leaves its engine. Mutates."""
         self.parts[part], part.fetch = add, self
 
     def leave(self, part: Part) -> None:
-        """A part is not to be sent any more; nobody waits after the last one. Mutates."""
+        """Stop holding a part, without sending it; cancel the fetch after the last one. Mutates."""
         del self.parts[part]
         part.fetch = None
         if not self.parts:
             self.work.cancel()
 
     def release(self) -> None:
-        """Send what was held. Mutates."""
+        """Send the held parts to their engine. Mutates."""
         for part, add in self.parts.items():
             part.fetch = None
             self.errand.target.send(add)
@@ -165,9 +165,9 @@ class Fetch:
 
 
 class Fetches:
-    """Decides what is fetched, and holds parts meanwhile. Use it in one event loop.
+    """Decides which prefixes to fetch, and holds parts meanwhile. Use it in one event loop.
 
-    `counts`: what became of fetches; `num_blocks`, `num_bytes`, `seconds`: of those that came.
+    `counts`: the fetches by outcome; `num_blocks`, `num_bytes`, `seconds`: totals of the successful ones.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Fetches:
         self._task: asyncio.Task[None] | None = None
 
     def holds(self, part: Part, add: Add, prompt: RoutedPrompt) -> bool:
-        """Hold a part that was just routed, if its prefix is fetched, now or already; False: send it. Mutates."""
+        """Hold a part that was just routed, if its prefix is or should be fetched; False: send it now. Mutates."""
         target, fetch = part.replica, self._fetch
         if target is None or part.num_deaths:  # a suspect computes everything itself
             return False
@@ -218,7 +218,7 @@ class Fetches:
         }
 
     def _lenders(self, target: Replica, add: Add) -> list[int]:
-        """Return the numbers of the engines from which an engine may have blocks for a request. Does not mutate."""
+        """Return the numbers of the engines whose blocks the target can use for a request. Does not mutate."""
         reads_cache = add.sampling.prompt_logprobs is None and add.pooling is None
         if not (reads_cache and may_be_kept(add.scope) and _keeps(target)):
             return []
@@ -226,7 +226,7 @@ class Fetches:
         return [each.index for each in others if each.fingerprint == target.fingerprint]
 
     def _limit_s(self, loan: Loan, target: EngineStats) -> float:
-        """Return how long a fetch may take; 0: it is not worth it. Mutates the counts."""
+        """Return the time limit of a fetch; 0: it is not worth it. Mutates the counts."""
         num_missing = loan.num_held - loan.num_known
         token_us = target.token_us or self._replicas[loan.lender].stats.token_us
         spared_s = num_missing * self._router.block_size * token_us / 1e6
@@ -239,14 +239,14 @@ class Fetches:
         return limit_s
 
     async def _run(self, fetch: Fetch) -> None:
-        """Fetch, and send what was held when that is done, late or failed."""
+        """Wait for a fetch, and send the held parts when it is done, late or failed."""
         work = fetch.work
         try:
             await asyncio.wait([work], timeout=fetch.limit_s)
             is_late = bool(fetch.parts) and not work.done()
             work.cancel()
             fetch.release()
-            await asyncio.wait([work])  # what it reads may hang: nobody waits for it, but nothing else is fetched
+            await asyncio.wait([work])  # a read may hang: no part waits for it, but no other fetch begins
         finally:
             work.cancel()
             self._fetch = None
@@ -271,19 +271,19 @@ class Fetches:
         return DONE
 
     async def close(self) -> None:
-        """Wait for the end of what nobody waits for any more; what hangs on a disk is left behind."""
+        """Wait for the last fetch, up to `CLOSING_S`: it may hang on a disk."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=CLOSING_S)
             self._task.cancel()
 
 
 def _keeps(replica: Replica) -> bool:
-    """Whether an engine has a cache on disk that works."""
+    """Whether an engine has a working disk cache."""
     return bool(replica.stats.disk_store) and not replica.stats.disk_is_off
 
 
 def _outcome(work: asyncio.Task[str]) -> str:
-    """Return what became of a fetch that ended by itself."""
+    """Return the outcome of a fetch that was not cancelled."""
     error = work.exception()
     if error is None:
         return work.result()

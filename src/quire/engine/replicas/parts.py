@@ -1,10 +1,10 @@
-"""What the server knows of requests under way, so that they can go on in another engine (ADR 50).
+"""The server's record of running requests, with which they can continue in another engine (ADR 50).
 
-    TrackedRequest  as the caller sent it, and the tokens of each sequence so far
-    Part            the request, or one of its sequences, in one engine after the other, each time under a new name
+    TrackedRequest  the request as sent by the caller, and the tokens of each sequence so far
+    Part            the request, or one of its sequences, in one engine after another, each time under a new name
 
-A request is one part until it has to go on elsewhere after its samples have begun: then each sample that has not ended
-is a part. Nothing is shown of beams and vectors before they end, so they begin again.
+A request is one part until it has to move to another engine after its samples have begun: then each unfinished sample
+becomes a part. Beams and vectors show no output before they end, so they start again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from quire.engine.commands import Add
 from quire.engine.replicas.replica import Replica
 
 AGAIN: Final = "~"
-"""In the name of a part that was sent again, before the number of times; the door's ids have none."""
+"""Separates the id in a part's name from the number of times it was sent again; ids of the door never contain it."""
 
 
 def request_id_of(name: str) -> str:
-    """Return the id of the request that a part is of. Pure.
+    """Return the id of a part's request. Pure.
 
     >>> request_id_of("17~2"), request_id_of("17"), request_id_of("")
     ('17', '17', '')
@@ -33,7 +33,7 @@ def request_id_of(name: str) -> str:
 
 
 class TrackedRequest:
-    """A request under way. `order`: which came first. The door has given it a seed, or its names would be one."""
+    """A running request. `order`: its rank by arrival. It must have a seed, or each name would give it another one."""
 
     __slots__ = ("add", "ended", "num_names", "order", "outputs")
 
@@ -51,23 +51,23 @@ class TrackedRequest:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether its tokens are shown as they come, so that each sequence goes on with them."""
+        """Whether its sequences can continue from their tokens; beams and vectors start again."""
         return self.add.pooling is None and self.add.sampling.num_beams == 1
 
 
 class Hold(Protocol):
-    """What holds parts back that an engine was chosen for."""
+    """Holds parts after an engine was chosen for them."""
 
     def leave(self, part: Part) -> None:
-        """A part is not to be sent to that engine any more."""
+        """Stop holding a part, without sending it to that engine."""
         ...
 
 
 class Part:
-    """A request (`branch` None), or one of its sequences. `replica` None: it waits for an engine.
+    """A request (`branch` None), or one of its sequences. `replica`: None while it waits for an engine.
 
-    `fingerprint`: of the engine that generated what it has. `num_deaths`: engines that died while they had it.
-    `fetch`: what holds it back, so that its engine does not have it yet.
+    `fingerprint`: that of the engine that generated its tokens. `num_deaths`: the number of engines that died while
+    they had it. `fetch`: the fetch that holds it, so that its engine does not have it yet.
     """
 
     __slots__ = ("branch", "fetch", "fingerprint", "name", "num_deaths", "replica", "request", "waits_since_s")
@@ -84,25 +84,25 @@ class Part:
 
     @property
     def output(self) -> array[int]:
-        """The tokens with which it goes on; empty: it begins."""
+        """The generated tokens from which it continues; empty: it starts at the prompt."""
         request, branch = self.request, self.branch or 0
         is_whole = self.branch is None and request.add.sampling.num_sequences > 1
         return array("i") if is_whole or not request.may_go_on else request.outputs.get(branch, array("i"))
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that an engine computes before it goes on."""
+        """The number of tokens that an engine computes before it can continue."""
         return len(self.request.add.prompt_token_ids) + len(self.output)
 
     @property
     def progress(self) -> int:
-        """The tokens of its longest sequence."""
+        """The number of tokens of its longest sequence."""
         outputs = self.request.outputs
         branches = outputs if self.branch is None else (self.branch,)
         return max((len(outputs[branch]) for branch in branches if branch in outputs), default=0)
 
     def pieces(self) -> list[Part]:
-        """Return the parts that go on in its place: it, or each sample that has begun. Does not mutate."""
+        """Return the parts to move to another engine: this one, or one per unfinished sample. Does not mutate."""
         request = self.request
         num_sequences = request.add.sampling.num_sequences
         if self.branch is not None or num_sequences == 1 or not request.may_go_on or not request.outputs:
@@ -114,7 +114,7 @@ class Part:
         return pieces
 
     def next_add(self) -> Add:
-        """Return the command that makes an engine begin it, or go on with it, under a new name. Mutates the name."""
+        """Return the command that starts or continues it in an engine, under a new name. Mutates the name."""
         request, output = self.request, self.output
         if request.num_names:
             self.name = f"{request.add.request_id}{AGAIN}{request.num_names}"
@@ -128,7 +128,7 @@ class Part:
         return replace(request.add, request_id=self.name, sampling=sampling, output_token_ids=output[:])
 
     def take(self, update: SequenceUpdate) -> SequenceUpdate:
-        """Keep the tokens of an update, and return it as one of the request. Mutates."""
+        """Record the tokens of an update, and return it with the id of the request. Mutates."""
         request = self.request
         branch = update.branch if self.branch is None else self.branch
         if update.token_ids:

@@ -1,12 +1,11 @@
-"""Replica: one engine, kept running. It is watched, given up when it is silent or gone, and started again.
+"""Replica: keeps one engine running. It monitors the engine, kills it if it is silent for too long, and restarts it.
 
     start ──► starting ── Ready ──► ready ◄──► unresponsive (silent for 5 s)
                  ▲                    │             │ silent for too long: killed
-                 └─── after a delay ──┴── it ends ◄─┘           each start is an epoch of its own
+                 └─── after a delay ──┴── it ends ◄─┘           each start begins a new epoch
 
-What an engine says is believed as long as its connection lives. A message that cannot be read, or updates that are
-missing, end the epoch; updates that come twice are dropped. Nothing of an epoch is read after its end, so an engine
-that was stopped and wakes up late cannot speak again.
+An unreadable message or a missing update ends the epoch; duplicate updates are dropped. No message of an epoch is read
+after its end, so an engine that was stopped and resumes late has no effect.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ logger = logging.getLogger("quire.engine")
 FIRST_RESTART_S: Final = 0.1
 LONGEST_RESTART_S: Final = 30.0
 STAYS_UP_S: Final = 60.0
-"""An engine that was up for this long is restarted at once."""
+"""After this many seconds of running, an engine that ends is restarted after the shortest delay."""
 MOST_FAILED_STARTS: Final = 5
 CLOSING_S: Final = 10.0
 
 
 class ReplicaOwner(Protocol):
-    """Who is told what becomes of a replica."""
+    """Receives the events of a replica."""
 
     def note_loaded(self, replica: Replica, message: Loaded) -> None:
-        """The weights of an engine are being loaded."""
+        """An engine reports its progress of loading."""
         ...
 
     def replica_ready(self, replica: Replica) -> None:
@@ -52,28 +51,28 @@ class ReplicaOwner(Protocol):
         ...
 
     def take_updates(self, replica: Replica, updates: list[SequenceUpdate]) -> None:
-        """An engine has got further with requests."""
+        """An engine has updates of requests."""
         ...
 
     def take_blocks(self, replica: Replica, news: CacheNews) -> None:
-        """An engine reports which blocks it can hit now, and which no more."""
+        """An engine reports changes of its prefix cache."""
         ...
 
     def take_live(self, replica: Replica, frame: LiveFrame) -> None:
-        """An engine shows the events in its memory."""
+        """An engine reports memory events."""
         ...
 
     def replica_changed(self, replica: Replica) -> None:
-        """An engine has become silent, or speaks again."""
+        """An engine has become silent, or responds again."""
         ...
 
     def replica_lost(self, replica: Replica, *, is_planned: bool) -> None:
-        """An engine is gone, and what it was computing with it; `failure` says why."""
+        """An engine has ended, and its running requests are lost; `failure` is the cause."""
         ...
 
 
 class Replica:
-    """One engine of a set. `silence_s`: it is killed when it is silent for longer; None: never."""
+    """One engine of a set. `silence_s`: seconds of silence after which the engine is killed; None: no limit."""
 
     def __init__(
         self, index: int, start: StartEngine, owner: ReplicaOwner, clock: Clock, silence_s: float | None
@@ -87,14 +86,14 @@ class Replica:
         self.stats = EngineStats()
         self.epoch = 0
         self.num_restarts = 0
-        self.load_s = 0.0  # how long its first start took until it was ready
+        self.load_s = 0.0  # seconds from its first start until it was ready
         self._start = start
         self._owner = owner
         self._clock = clock
         self._silence_s = silence_s
         self._connection: EngineConnection | None = None
-        self._reason = ""  # why the present engine is about to end, if known
-        self._is_recycled = False  # it ends because it was asked to
+        self._reason = ""  # why the current engine will end, if known
+        self._is_recycled = False  # the engine ends because of `recycle`
         self._num_heard = 0
         self._started_s = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -106,16 +105,16 @@ class Replica:
 
     @property
     def process_id(self) -> int | None:
-        """The id of the engine's process; None while it takes no requests."""
+        """The id of the engine's process; None if it is not running or on another machine."""
         return self._connection.process_id if self._connection is not None and self.state.has_engine else None
 
     @property
     def connection(self) -> EngineConnection | None:
-        """The way to the engine; None without one."""
+        """The connection to the engine; None without an engine."""
         return self._connection
 
     def begin(self) -> None:
-        """Start the engine, and again whenever it ends, until `close`."""
+        """Start the engine, and restart it whenever it ends, until `close`."""
         if self._task is not None:
             raise InvariantError("a replica can be started only once")
         self.state = ModelState.STARTING
@@ -123,43 +122,43 @@ class Replica:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it has an engine, or tries to; `begin` and `rest` change it."""
+        """Whether it is to have an engine; `begin` and `rest` change it."""
         return self._task is not None
 
     def send(self, command: AnyCommand) -> None:
-        """Send a command to an engine that is there; nothing without one."""
+        """Send a command to the engine; if it is not running, drop the command."""
         if self._connection is not None and self.state.has_engine:
             self._connection.send(command)
 
     def recycle(self) -> None:
-        """End the engine in order and start another; `replica_lost` is told meanwhile. Mutates."""
+        """End the engine cleanly and start another; calls `replica_lost` in between. Mutates."""
         if self._connection is not None:
             self._is_recycled = True
             self._connection.send(Close())
 
     async def close(self) -> None:
-        """End the engine for good. May be called twice."""
+        """End the engine and do not restart it. May be called twice."""
         self.state = ModelState.CLOSED
         if self._task is not None:
-            if not self._task.cancelling():  # a second time would cut short its wait for the process
+            if not self._task.cancelling():  # a second cancellation would interrupt its wait for the process
                 self._task.cancel()
-            await asyncio.wait([self._task])  # which, unlike `await`, tells whose end a `CancelledError` means
+            await asyncio.wait([self._task])  # unlike `await`, raises `CancelledError` only for the caller
 
     async def rest(self) -> None:
         """End the engine until `begin`. Mutates."""
         await self.close()
         self._task, self.stats = None, EngineStats()
 
-    # ---- its life ---------------------------------------------------------------------------------------------------
+    # ---- life cycle -------------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        """Keep an engine running; returns when it cannot be built."""
+        """Keep an engine running; return when it cannot be started."""
         delay_s, num_failed_starts = FIRST_RESTART_S, 0
         while num_failed_starts < MOST_FAILED_STARTS:
             started_s, self._is_recycled = self._clock.now(), False
             was_ready = await self._run_once()
             if self.limits is None:
-                break  # it was never ready, so it would fail again
+                break  # it was never ready, so another start would fail too
             self.num_restarts += 1
             if self._is_recycled and was_ready:
                 continue
@@ -171,7 +170,7 @@ class Replica:
         self._lose(ModelState.FAILED, self.failure)
 
     async def _run_once(self) -> bool:
-        """Run one engine until it is gone; returns whether it was ready."""
+        """Run one engine until it ends; return whether it was ready."""
         self._reason, self.epoch, self._started_s = "", self.epoch + 1, self._clock.now()
         try:
             connection = await self._start(self.index)
@@ -183,7 +182,7 @@ class Replica:
         status, patience_s, was_ready = 0, CLOSING_S, False
         try:
             await self._listen(connection)
-            patience_s = 1.0  # the connection has ended, so the process will soon
+            patience_s = 1.0  # the connection has ended, so the process will end soon
         except ExecutionError as error:
             self._reason = f"the engine process: {error}"
             connection.kill()
@@ -195,14 +194,14 @@ class Replica:
             was_ready, self._connection = self.state.has_engine, None
             heart.cancel()
             if was_ready:
-                self.state = ModelState.RESTARTING  # nothing is sent to it any more
+                self.state = ModelState.RESTARTING  # send it no more commands
             status = await asyncio.shield(connection.end(patience_s))
             if self.state is not ModelState.CLOSED:
                 self._lose(ModelState.RESTARTING, self._reason or f"the engine process has ended with status {status}")
         return was_ready
 
     async def _listen(self, connection: EngineConnection) -> None:
-        """Receive an engine's messages until it is gone."""
+        """Receive an engine's messages until it ends."""
         owner, num_updates = self._owner, 0
         while (message := await connection.receive()) is not None:
             self._num_heard += 1
@@ -241,7 +240,7 @@ class Replica:
             self.judge(still.look(self._num_heard))
 
     def judge(self, silent_s: float) -> None:
-        """Judge an engine that has been silent for some time. During its start it may be: it imports libraries."""
+        """Act on an engine's silence: mark it unresponsive, or kill it. A starting engine may be silent."""
         if self._connection is None or not self.state.has_engine:
             return
         if silent_s >= QUIET_S and self.is_ready:

@@ -1,13 +1,13 @@
-"""ReplicaSet: the engines of a model, which requests go to which, and what becomes of them when one dies.
+"""ReplicaSet: the engines of a model. It places requests in engines, and moves them when an engine dies.
 
     RequestStreams ── Add, Abort … ──► ReplicaSet ──► Replica 0 ──► engine
           ▲                              │  ▲   └───► Replica 1 ──► engine
-          └────────── updates ───────────┘  └── lost: its parts go on in others, before new requests
+          └────────── updates ───────────┘  └── lost: its parts go to the others, before new requests
 
 To the streams of a server this is one engine (`EngineLink`). The router chooses the engine of a request. Every token
-that an engine reports is kept, so when the engine dies, its texts go on in another one with the same bits (`parts`),
-and the request that killed it is found (`suspects`). An engine that is drained gives its requests away in the same
-manner, so that a rolling restart ends none.
+that an engine reports is recorded, so when the engine dies, its texts continue in another one with the same bits
+(`parts`), and the request that killed it is found (`suspects`). The requests of a drained engine move in the same way,
+so a rolling restart ends none of them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from quire.routing.router import Router
 from quire.routing.scaling import Load, Scaling
 
 logger = logging.getLogger("quire.engine")
-scaling_logger = logging.getLogger("quire.scaling")  # of which a server shows more than warnings
+scaling_logger = logging.getLogger("quire.scaling")  # a server shows its messages from level INFO on
 
 MOST_WAIT_S: Final = 30.0
-"""How long a request under way waits for an engine that can go on with it, at the least."""
+"""The minimum of seconds that a running request waits for an engine that can continue it."""
 LOADS_WAITED_FOR: Final = 2.0
-"""It waits for as long as this many loads take: an engine that takes minutes to load takes as long to come back."""
-GIVEN_UP: Final = "it is given up, and only a restart of the server tries it again"
-AT_FAULT: Final = "three engines have ended while they computed it, the last one with nothing else"
+"""It waits for at least this many times the load time, because a restarted engine loads as long again."""
+GIVEN_UP: Final = "giving up on this engine; restart the server to try it again"
+AT_FAULT: Final = "three engines died while computing this request, the last one without any other request"
 STATES: Final = (
     ModelState.READY,
     ModelState.UNRESPONSIVE,
@@ -58,14 +58,14 @@ STATES: Final = (
     ModelState.CLOSED,
     ModelState.FAILED,
 )
-"""What the set is: the first of these that one of its engines is."""
+"""The state of the set is the first of these that one of its engines has."""
 
 
 class SetOwner(Protocol):
-    """Who is told what becomes of the requests of a set."""
+    """Receives the updates and failures of a set's requests."""
 
     def process(self, updates: list[SequenceUpdate]) -> None:
-        """Requests have got further."""
+        """Requests have new updates."""
         ...
 
     def lose(self, message: str, request_ids: Sequence[str] | None = None) -> None:
@@ -91,7 +91,7 @@ class ReplicaSet:
     ) -> None:
         indices, silence_s = range(settings.num_replicas), settings.silence_s
         self.replicas = [Replica(index, start, self, clock, silence_s) for index in indices]
-        self.settled = asyncio.Event()  # one is ready for the first time, or all failed for good
+        self.settled = asyncio.Event()  # an engine has been ready, or all have failed permanently
         self.num_continued = self.num_moved = self.num_at_fault = 0
         self._router = router
         self._clock = clock
@@ -112,7 +112,7 @@ class ReplicaSet:
         self._is_closed = False
 
     def serve(self, owner: SetOwner) -> None:
-        """Say whom to tell, before anything is sent. Mutates."""
+        """Set the owner; call it before the first command. Mutates."""
         self._owner = owner
 
     @property
@@ -125,7 +125,7 @@ class ReplicaSet:
 
     @property
     def in_use(self) -> list[Replica]:
-        """The engines that run, or are to; the others wait until the load asks for them."""
+        """The engines that run or are starting; the others start when the load requires it."""
         return [replica for replica in self.replicas if replica.is_in_use]
 
     @property
@@ -135,7 +135,7 @@ class ReplicaSet:
         return "" if is_ready else next((each.failure for each in self.replicas if each.failure), "")
 
     def stats(self) -> EngineStats:
-        """Return the counters of all engines together, and of each what there is to tell. Does not mutate."""
+        """Return the counters of all engines together, and the state of each. Does not mutate."""
         joined = joined_stats([each.stats for each in self.replicas if each.state.has_engine])
         return replace(
             joined,
@@ -154,7 +154,7 @@ class ReplicaSet:
     # ---- commands ---------------------------------------------------------------------------------------------------
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out; raises `ExecutionError` for a request if no engine takes one. Mutates."""
+        """Send a command to the engines it concerns; raises `ExecutionError` for `Add` if none is ready. Mutates."""
         match command:
             case Add():
                 if self.state is not ModelState.READY:
@@ -173,20 +173,20 @@ class ReplicaSet:
                     replica.send(command)
 
     def send_to(self, index: int, command: AnyCommand) -> None:
-        """Have one engine carry out a command that is not of a request; nothing without one. Mutates."""
+        """Send one engine a command that concerns no request; if it is not running, drop the command. Mutates."""
         self.replicas[index].send(command)
 
     def holder(self, tokens: array[int], scope: CacheScope) -> int:
-        """Return the number of the engine that holds the most of a prompt; raises where none is there."""
+        """Return the number of the engine that holds most of a prompt; raises `ExecutionError` if none runs."""
         there = [each.index for each in self.replicas if each.state.has_engine]
         if not there:
             raise ExecutionError("the engine is not running")
         return self._router.holder(self._router.prompt(tokens, scope), there)
 
-    # ---- its life ---------------------------------------------------------------------------------------------------
+    # ---- life cycle -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the engines, each again whenever it ends, until `close`."""
+        """Start the engines, and restart each whenever it ends, until `close`."""
         self._ticks = asyncio.create_task(self._tick(), name="quire-replicas")
         for replica in self.replicas[: None if self._scaling is None else self._scaling.least]:
             replica.begin()
@@ -204,23 +204,23 @@ class ReplicaSet:
         self.settled.set()
 
     def close_to_requests(self, replica: Replica) -> None:
-        """Send an engine nothing new until `open_to_requests`; it goes on with what it has. Mutates."""
+        """Send an engine no new requests until `open_to_requests`; its own requests go on. Mutates."""
         self._draining.add(replica)
 
     def open_to_requests(self, replica: Replica) -> None:
-        """An engine may get requests again. Mutates."""
+        """Allow new requests in an engine again. Mutates."""
         self._draining.discard(replica)
         self._place_all()
 
     def move(self, replica: Replica, most: int) -> list[Part]:
-        """Take at most this many parts from a healthy engine; return those that go on elsewhere instead. Mutates."""
+        """Take at most this many parts from a healthy engine; return the parts that replace them. Mutates."""
         return self._move(self.book.at(replica)[:most])
 
     async def roll(self) -> None:
-        """Restart the engines one after another; requests under way go on in others. Mutates.
+        """Restart the engines one after another; their requests continue in the others. Mutates.
 
-        Raises `ExecutionError` if an engine does not come back; those after it are left as they are. While that goes on
-        already, returns at its end.
+        Raises `ExecutionError` if an engine does not come back, and then restarts no further ones. If a rolling restart
+        is already running, waits for its end instead.
         """
         is_rolling = self._rolling.locked()
         async with self._rolling:
@@ -231,19 +231,19 @@ class ReplicaSet:
             await roll(self, self._clock, may_move=self._continue_on != "never")
 
     async def _tick(self) -> None:
-        """End what has waited too long for an engine; once a second."""
+        """Once a second, end the requests that have waited too long for an engine, and check the load."""
         while True:
             await asyncio.sleep(BEAT_S)
             now = self._clock.now()
             late = dict.fromkeys(part.request for part in self.book.waiting if not self._may_still_wait(part, now))
             for request in late:
-                self._give_up(request, f"no engine could go on with it within {self._most_wait_s:.0f} s")
+                self._give_up(request, f"no engine could continue this request within {self._most_wait_s:.0f} s")
             self._place_all()
             if self._scaling is not None and not self._rolling.locked():
                 self._scale(self._scaling, now)
 
     def _scale(self, scaling: Scaling, now: float) -> None:
-        """Begin one more engine, or end one, if the load asks for it. Mutates."""
+        """Start one more engine, or end one, if the load requires it. Mutates."""
         router, book = self._router, self.book
         engines = [each for each in self.in_use if each.state is not ModelState.FAILED]
         num_ready = sum(map(self._is_open, engines))
@@ -259,12 +259,12 @@ class ReplicaSet:
             self._removal = asyncio.create_task(self._remove(engines[-1]), name="quire-removal")
 
     async def _remove(self, replica: Replica) -> None:
-        """Have an engine end once its requests have ended or moved. Mutates."""
-        scaling_logger.info("replica %d ends: the others have time for its requests", replica.index)
+        """End an engine once its requests have ended or moved. Mutates."""
+        scaling_logger.info("replica %d ends: the others have capacity for its requests", replica.index)
         self.close_to_requests(replica)
         try:
             await drain(self, replica, self._clock, may_move=self._continue_on != "never")
-            self._router.lose(replica.index)  # or it might be chosen while it ends
+            self._router.lose(replica.index)  # so that it is not chosen while it ends
             await replica.rest()
             self.replica_lost(replica, is_planned=True)
         finally:
@@ -279,15 +279,15 @@ class ReplicaSet:
             return True
         return any(each.is_ready and self._has_same_bits(each, part) for each in self.replicas)
 
-    # ---- what replicas tell -----------------------------------------------------------------------------------------
+    # ---- events of replicas -----------------------------------------------------------------------------------------
 
     def note_loaded(self, replica: Replica, message: Loaded) -> None:
-        """Tell of the weights of the first engine. Mutates nothing."""
+        """Pass on the loading progress of the first engine. Does not mutate."""
         if self._note_loaded is not None and not replica.index:
             self._note_loaded(message.count, message.total, message.what)
 
     def replica_ready(self, replica: Replica) -> None:
-        """An engine takes requests: those that go on come first. Mutates."""
+        """Place the waiting parts, now that an engine is ready. Mutates."""
         self._router.add(replica.index)
         if self._router.reads_blocks:
             replica.send(Survey())
@@ -297,12 +297,12 @@ class ReplicaSet:
         self.settled.set()
 
     def replica_changed(self, replica: Replica) -> None:
-        """An engine has become silent, or speaks again. Mutates."""
+        """Place the waiting parts if an engine responds again. Mutates."""
         if replica.is_ready:
             self._place_all()
 
     def take_updates(self, replica: Replica, updates: list[SequenceUpdate]) -> None:
-        """Pass on what is new of requests. Mutates."""
+        """Record the updates of requests, and pass them on. Mutates."""
         book, passed, told = self.book, [], []
         for update in updates:
             part = book.named(update.request_id, replica)
@@ -320,19 +320,19 @@ class ReplicaSet:
         if passed:
             self._end_trial(passed)
         elif self._suspects.waiting:
-            self._begin_trial()  # what has ended may have left an engine to itself
+            self._begin_trial()  # an engine may now be empty
 
     def take_blocks(self, replica: Replica, news: CacheNews) -> None:
-        """Tell the router what an engine can hit. Mutates."""
+        """Report changes of an engine's prefix cache to the router. Mutates."""
         if self._router.note(replica.index, news):
             replica.send(Survey())
 
     def take_live(self, replica: Replica, frame: LiveFrame) -> None:
-        """Show the events in the memory of an engine that is watched. Mutates nothing."""
+        """Pass on the memory events of a watched engine. Does not mutate."""
         self.memory.take(replica, frame)
 
     def replica_lost(self, replica: Replica, *, is_planned: bool) -> None:
-        """An engine is gone: its requests go on in others, except one that is at fault. Mutates."""
+        """Move the requests of an engine that has ended to others, and end the one at fault. Mutates."""
         self._router.lose(replica.index)
         parts = self.book.at(replica)
         unsent = [part for part in parts if part.fetch is not None]
@@ -361,7 +361,7 @@ class ReplicaSet:
         self._place_all()
 
     def _go_on(self, parts: list[Part]) -> None:
-        """Have the parts of an engine that died go on: in halves, alone, or not at all. Mutates."""
+        """Continue the parts of an engine that died, in halves or alone; end the one at fault. Mutates."""
         first, second, at_fault = self._suspects.note_death(parts)
         self.num_continued += len(first) + len(second)
         ready = [each for each in self.replicas if self._is_open(each)]
@@ -379,15 +379,15 @@ class ReplicaSet:
     # ---- which engine -----------------------------------------------------------------------------------------------
 
     def _is_open(self, replica: Replica) -> bool:
-        """Whether an engine takes requests of any kind."""
+        """Whether an engine takes new requests."""
         return replica.is_ready and replica not in self._draining and replica is not self._suspects.engine
 
     def _has_same_bits(self, replica: Replica, part: Part) -> bool:
-        """Whether an engine may go on with what a part has."""
+        """Whether an engine is allowed to continue a part's output."""
         return self._continue_on == "any" or not part.output or part.fingerprint == replica.fingerprint
 
     def _place(self, part: Part, among: Sequence[Replica] | None = None) -> bool:
-        """Send a part to the engine that the router chooses; False: none can take it. Mutates."""
+        """Send a part to the engine that the router chooses; return False if none can take it. Mutates."""
         engines = [each for each in among or self.replicas if self._is_open(each) and self._has_same_bits(each, part)]
         if engines:
             self._put(part, engines)
@@ -402,19 +402,19 @@ class ReplicaSet:
         prompt = router.prompt(add.prompt_token_ids + add.output_token_ids, add.scope)
         index = router.choose(part.name, prompt)
         if index is None:
-            raise InvariantError(f"no engine of {len(among)} was chosen for request {part.name}")
+            raise InvariantError(f"the router chose none of {len(among)} engines for request {part.name}")
         self.book.enter(part, self.replicas[index])
         if self.fetches is None or not self.fetches.holds(part, add, prompt):
             self.replicas[index].send(add)
 
     def _place_all(self) -> None:
-        """Send what waits, the oldest first, to engines that can take it. Mutates."""
+        """Send the waiting parts, oldest first, to engines that can take them. Mutates."""
         self._begin_trial()
         if any(map(self._is_open, self.replicas)):
             self.book.wait([part for part in self.book.take_waiting() if not self._place(part)])
 
     def _move(self, parts: Sequence[Part]) -> list[Part]:
-        """Take parts from their healthy engine; return those that go on in their place. Mutates."""
+        """Take parts from their healthy engine; return the parts that replace them. Mutates."""
         if self._suspects.on_trial in parts:
             self._suspects.end_trial()
         for part in parts:
@@ -430,7 +430,7 @@ class ReplicaSet:
     # ---- trials -----------------------------------------------------------------------------------------------------
 
     def _begin_trial(self) -> None:
-        """Have the next suspect go on alone, once there is an engine without any requests. Mutates."""
+        """Try the next suspect alone, once an engine has no requests. Mutates."""
         suspects = self._suspects
         if suspects.on_trial is not None:
             return
@@ -443,7 +443,7 @@ class ReplicaSet:
         suspects.engine = None
 
     def _try_alone(self, part: Part, fitting: Sequence[Replica]) -> None:
-        """Have a suspect go on in one of these engines, or keep one free for it. Mutates."""
+        """Send a suspect to an idle engine among these, or reserve one for it. Mutates."""
         suspects = self._suspects
         allowed = [each for each in fitting if each is suspects.engine] or fitting
         idle = next((each for each in allowed if not self.book.num_at(each)), None)
@@ -452,10 +452,10 @@ class ReplicaSet:
             suspects.begin(part, idle)
             self._put(part, [idle])
         elif all(each.is_ready or each.state is ModelState.FAILED for each in self.in_use):
-            suspects.engine = min(allowed, key=self.book.num_at)  # it runs empty
+            suspects.engine = min(allowed, key=self.book.num_at)  # it gets no new requests
 
     def _end_trial(self, parts: Sequence[Part]) -> None:
-        """The part on trial has passed: make place for the next. Mutates."""
+        """End the trial of a part that has passed, and make room for the next suspect. Mutates."""
         self._suspects.end_trial()
         if self._suspects.waiting:
             self._move([part for part in parts if not part.is_over])
@@ -480,7 +480,7 @@ class ReplicaSet:
         self._place_all()
 
     def _fail(self, request: TrackedRequest, message: str) -> None:
-        """End a request, all its sequences, with an error of its own. Mutates."""
+        """End all sequences of a request with an error. Mutates."""
         request_id = request.add.request_id
         told = [
             SequenceUpdate(request_id, branch, [], [], 0, FinishReason.ERROR, message)
@@ -491,7 +491,7 @@ class ReplicaSet:
         self._tell(told)
 
     def _withdraw(self, request: TrackedRequest, command: Abort | Fail | None = None) -> None:
-        """Take a request from all its engines, and forget it. Mutates."""
+        """Remove a request from all its engines, and forget it. Mutates."""
         for part in self.book.of(request):
             if part.replica is not None:
                 part.replica.send(replace(command or Abort(part.name), request_id=part.name))
@@ -499,13 +499,13 @@ class ReplicaSet:
         self.book.requests.pop(request.add.request_id, None)
 
     def _give_up(self, request: TrackedRequest, message: str) -> None:
-        """End a request because no engine can go on with it. Mutates."""
+        """End a request because no engine can continue it. Mutates."""
         self._withdraw(request)
         if self._owner is not None:
             self._owner.lose(message, [request.add.request_id])
 
     def _drop_all(self, message: str) -> None:
-        """End all requests: no engine will ever go on with them. Mutates."""
+        """End all requests, because no engine will continue them. Mutates."""
         for request in list(self.book.requests.values()):
             self._give_up(request, message)
 

@@ -1,8 +1,8 @@
-"""A rolling restart: one engine after another, while their requests go on in the others.
+"""A rolling restart: engines restart one after another, and their requests continue in the others.
 
-    closed to new requests ──► 5 s for those that it has ──► the rest moves, a few at a time ──► restart ──► open again
+    closed to new requests ──► 5 s for its own requests ──► the rest moves, a few at a time ──► restart ──► open again
 
-A few at a time, because each has to be computed again, and the others have work of their own.
+Requests move a few at a time, because another engine has to compute the tokens of each again, besides its own work.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from quire.engine.replicas.parts import Part
 from quire.engine.replicas.replica import Replica
 
 DRAIN_S: Final = 5.0
-"""How long the requests of an engine may go on there; those left are moved."""
+"""Seconds that the requests of an engine get to end there; then the rest moves."""
 MOVED_AT_ONCE: Final = 8
 LOOK_S: Final = 0.02
 
 
 class Engines(Protocol):
-    """What a set of engines does for it."""
+    """The part of a set of engines that a rolling restart uses."""
 
     @property
     def replicas(self) -> Sequence[Replica]:
@@ -34,19 +34,19 @@ class Engines(Protocol):
 
     @property
     def book(self) -> PartBook:
-        """Where requests are."""
+        """The book of the requests and their engines."""
         ...
 
     def close_to_requests(self, replica: Replica) -> None:
-        """Send an engine nothing new until `open_to_requests`; it goes on with what it has. Mutates."""
+        """Send an engine no new requests until `open_to_requests`; its own requests go on. Mutates."""
         ...
 
     def open_to_requests(self, replica: Replica) -> None:
-        """An engine may get requests again. Mutates."""
+        """Allow new requests in an engine again. Mutates."""
         ...
 
     def move(self, replica: Replica, most: int) -> list[Part]:
-        """Take at most this many parts from a healthy engine; return those that go on elsewhere instead. Mutates."""
+        """Take at most this many parts from a healthy engine; return the parts that replace them. Mutates."""
         ...
 
 
@@ -63,7 +63,7 @@ async def roll(engines: Engines, clock: Clock, *, may_move: bool) -> None:
 
 
 async def drain(engines: Engines, replica: Replica, clock: Clock, *, may_move: bool) -> None:
-    """Wait until an engine that is closed to requests has none left; move those that take long. Mutates."""
+    """Wait until an engine that is closed to new requests has none left; move those that take long. Mutates."""
     end_s = clock.now() + DRAIN_S
     while engines.book.num_at(replica) and replica.is_ready:
         others = [other for other in engines.replicas if other is not replica and other.is_ready]
@@ -78,7 +78,7 @@ async def drain(engines: Engines, replica: Replica, clock: Clock, *, may_move: b
 async def _restart(engines: Engines, replica: Replica, clock: Clock, may_move: bool) -> None:
     epoch = replica.epoch
     await drain(engines, replica, clock, may_move=may_move)
-    if replica.epoch == epoch:  # else it has died meanwhile, and was started again
+    if replica.epoch == epoch:  # else it has died and was restarted in the meantime
         replica.recycle()
     while replica.epoch == epoch or not replica.is_ready:
         if replica.state in (ModelState.FAILED, ModelState.CLOSED):

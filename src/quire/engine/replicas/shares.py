@@ -1,8 +1,7 @@
-"""What each of several engines gets of a machine.
+"""The share of a machine that each of several engines gets.
 
-Threads and memory of a CPU are shared out equally, so that as many engines take what one would have taken. Each engine
-on a GPU has a GPU of its own, or one for each of its ranks, and all of their memory; the memory of the host is shared
-out.
+On a CPU, threads and memory are divided equally, so that all engines together use what one would use. On GPUs, each
+engine has its own GPU, or one for each of its ranks, with all of the GPU's memory; the host's memory is divided.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def share_of(blueprint: EngineBlueprint, num_replicas: int) -> EngineConfig:
-    """Return the settings of each of several engines that together take what one would have taken. Pure."""
+    """Return the settings of each of several engines that together use what one engine would use. Pure."""
     config, facts, needs = blueprint.config, blueprint.backend.facts, blueprint.report.plan.needs
     if num_replicas == 1:
         return config
@@ -30,7 +29,7 @@ def share_of(blueprint: EngineBlueprint, num_replicas: int) -> EngineConfig:
         disk_cache_size=int(config.disk_cache_size) // num_replicas,
     )
     if facts.device != "cpu":
-        return replace(share, device="cuda")  # an engine without a GPU of its own says so
+        return replace(share, device="cuda")  # an engine without its own GPU then raises an error
     free = UNKNOWN_FREE_BYTES if needs.free_bytes is None else needs.free_bytes
     return replace(
         share,
@@ -41,7 +40,7 @@ def share_of(blueprint: EngineBlueprint, num_replicas: int) -> EngineConfig:
 
 
 def environment_of(config: EngineConfig, index: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of an engine: on GPUs it sees those of its number, of those that we see. Pure.
+    """Return the environment of an engine, with which it sees only its own of the visible GPUs. Pure.
 
     >>> environment_of(EngineConfig(device="cuda"), 1, {"CUDA_VISIBLE_DEVICES": "4,6"})
     {'CUDA_VISIBLE_DEVICES': '6'}

@@ -1,6 +1,6 @@
-"""ShownMemory: the memories of engines, for those who watch. Each engine is watched while it has a reader.
+"""ShownMemory: the memory events of engines, for clients. An engine is watched only while it has a reader.
 
-An engine that was started again is watched again, and its frames begin again: they say so.
+A restarted engine is watched again; its first frame has `begins` set.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from quire.engine.replicas.replica import Replica
 
 
 class ShownMemory:
-    """Has engines watched, and passes on their frames."""
+    """Starts and stops the watches of engines, and passes on their frames."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        self._watched: dict[int, tuple[float, ShowLive]] = {}  # how often, and the receiver of frames
+        self._watched: dict[int, tuple[float, ShowLive]] = {}  # the interval, and the receiver of frames
 
     def watch(self, index: int, every_s: float, show: ShowLive) -> None:
-        """Call `show` with the events in the memory of an engine, at most once per `every_s` seconds. Mutates."""
+        """Call `show` with the memory events of an engine, at most once per `every_s` seconds. Mutates."""
         self._watched[index] = every_s, show
         self.begin(self._replicas[index])
 
     def unwatch(self, index: int) -> None:
-        """Show nothing more of an engine. Mutates."""
+        """Stop showing memory events of an engine. Mutates."""
         if self._watched.pop(index, None) is not None:
             self._replicas[index].send(Watch(None))
 
     def begin(self, replica: Replica) -> None:
-        """Have an engine watched, if it is to be and takes requests. Mutates."""
+        """Start the watch of an engine, if it has a reader and is ready. Mutates."""
         if replica.index in self._watched:
             replica.send(Watch(self._watched[replica.index][0]))
 
     def take(self, replica: Replica, frame: LiveFrame) -> None:
-        """Pass a frame on if its engine is watched; requests have the names that callers know."""
+        """Pass a frame on if its engine is watched, with the request ids that callers know."""
         if replica.index in self._watched:
             self._watched[replica.index][1](replace(frame, ids=list(map(request_id_of, frame.ids))))

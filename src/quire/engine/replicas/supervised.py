@@ -1,13 +1,13 @@
-"""SupervisedLLM: a model whose engines are other processes, which are restarted when they die.
+"""SupervisedLLM: a model whose engines are separate processes, which are restarted when they die.
 
     event loop: Door, RequestStreams ──► ReplicaSet ──── messages ────► engine processes: scheduler, memory, model
                       ▲                                                     │
                       └─────────────── updates, stats ◄─────────────────────┘
 
-A server must answer while the model computes, and survive its crash. So everything about text stays here, and code that
-may run out of memory or crash runs there. When a process ends, or is silent for too long (`heartbeat`), a new one
-starts: at once at first, then with growing delays while it does not stay up. Its requests go on in another engine, or
-in the new one. Settings are checked here before any process is started.
+A server must answer while the model computes, and survive its crash. So all work on text is done in this process, and
+code that can run out of memory or crash runs in the others. When a process ends, or is silent for too long
+(`heartbeat`), a new one starts: soon the first time, then with growing delays while it does not stay up. Its requests
+continue in another engine, or in the new one. Settings are checked here before any process is started.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
 
 MAX_WAITING_TEXTS: Final = 256
-"""Long texts of one tenant that may wait for a thread."""
+"""The maximum of long texts of one tenant that wait for a thread."""
 
 
 def server_text_pool() -> TenantPool:
-    """Return the threads for long texts of a server, which all its models share."""
+    """Return the threads for long texts that all models of a server share."""
     return TenantPool("quire-text", num_threads=TEXT_THREADS, max_waiting=MAX_WAITING_TEXTS)
 
 
@@ -63,8 +63,8 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
     """A model in separate processes, for the tasks of one event loop. Implements `quire.serve.model.ServedModel`.
 
     Bad settings raise at once. `start` starts the engines and returns; `wait_ready` waits until one takes requests.
-    `config` is that of each engine. `text_pool`: the threads that it shares with other models; None: threads of its
-    own. `blueprint`: the plan of these settings, where it was made already.
+    `config` is that of each engine. `text_pool`: threads shared with other models; None: its own threads. `blueprint`:
+    the plan of these settings, if it exists already.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
 
     @property
     def report(self) -> EngineReport:
-        """The start-up table: as planned here, and once an engine is ready, with its own memory plan."""
+        """The start-up table: as planned here; once an engine is ready, with the engine's own memory plan."""
         return self._report
 
     @property
@@ -117,12 +117,12 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         return self._limits
 
     def stats(self) -> EngineStats:
-        """Return the engines' last counts, and the number of restarts. Does not mutate."""
+        """Return the engines' latest counters, and the number of restarts. Does not mutate."""
         return self._set.stats()
 
     @property
     def replicas(self) -> ReplicaSet:
-        """The engines, to look at."""
+        """The engines, for inspection."""
         return self._set
 
     @property
@@ -132,7 +132,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
 
     @property
     def engine_process_id(self) -> int | None:
-        """The id of the first engine's process; None while there is none."""
+        """The id of the first engine's process; None while it does not run."""
         return self._set.replicas[0].process_id
 
     async def prepare(
@@ -143,7 +143,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         *,
         chat: ChatOptions | None = None,
     ) -> PreparedRequest:
-        """Return a request that the engine can serve; raises `InvalidRequestError` if it cannot."""
+        """Check a prompt and return its request; raises `InvalidRequestError` if the engine cannot serve it."""
         return await self._door.prepare_beside(prompt, self.limits, sampling, ticket, chat)
 
     def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
@@ -164,39 +164,39 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         self._set.memory.unwatch(replica)
 
     def send(self, command: AnyCommand) -> None:
-        """Send a command, which takes effect before the next step; without an engine, drop it. Mutates."""
+        """Send a command, which takes effect before the next step; if no engine runs, drop it. Mutates."""
         self._set.send(command)
 
     def send_to(self, replica: int, command: AnyCommand) -> None:
-        """Send a command to one engine; without it, drop it. Mutates."""
+        """Send a command to one engine; if it is not running, drop it. Mutates."""
         self._set.send_to(replica, command)
 
     def holder(self, tokens: array[int], scope: CacheScope) -> int:
-        """Return the number of the engine that holds the most of a prompt; raises `ExecutionError` without any."""
+        """Return the number of the engine that holds most of a prompt; raises `ExecutionError` if none runs."""
         return self._set.holder(tokens, scope)
 
     async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
-        """Load the adapter in a folder while steps run, and give it a name; raises for one that does not fit."""
+        """Load the adapter in a folder under a name, while steps run; raises if it does not fit."""
         return await self._door.adapters.load(name, folder, self.send, self.stats)
 
     def unload_adapter(self, name: str) -> None:
-        """Take the name of an adapter away; requests that have it go on. Mutates."""
+        """Remove the name of an adapter; requests that use it go on. Mutates."""
         self._door.adapters.unload(name, self.send)
 
     # ---- the engines ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the engines, and again whenever they end, until `close`."""
+        """Start the engines, and restart them whenever they end, until `close`."""
         self._set.begin()
 
     async def wait_ready(self) -> None:
-        """Wait until an engine takes requests for the first time; raises `ExecutionError` if none can be built."""
+        """Wait until an engine is ready for the first time; raises `ExecutionError` if none can be started."""
         await self._set.settled.wait()
         if self.state is ModelState.FAILED:
             raise ExecutionError(self.failure)
 
     async def restart(self) -> None:
-        """Restart the engines one after another, without ending a request; raises if one does not come back."""
+        """Restart the engines one after another, ending no request; raises if an engine does not come back."""
         await self._set.roll()
 
     async def close(self) -> None:
@@ -227,7 +227,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         return await LocalEngine.start(configure, None if is_alone else environment_of(self.config, index, os.environ))
 
     def _note_ready(self, replica: Replica) -> None:
-        """Keep what an engine says of itself: the first one its report, and of limits the least. Mutates."""
+        """Record a ready engine's report and the smallest limits of all engines; restore its adapters. Mutates."""
         if replica.report is None or replica.limits is None:
             return
         self._report = self._settings.shown_in(replica.report)

@@ -1,15 +1,15 @@
-"""Suspects: finds the request that kills engines, so that it ends alone.
+"""Suspects: finds the request that kills engines, so that only this request ends.
 
-An engine that dies says nothing of who did it: every part that it had is a suspect. What `Isolation` does with a failed
-step is done here with engines, and at the price of an engine each time.
+An engine that dies does not report the cause: every part that it had is a suspect. This is what `Isolation` does with a
+failed step, but each failed trial costs an engine.
 
-    first death      its parts go on in two halves, in different engines where there are
-    second death     each of its parts goes on alone, one after another, in an engine that has nothing else
-    alone, at its third death     it is at fault, and ends with an error; all others go on
+    first death      the engine's parts continue in two halves, in different engines if possible
+    second death     each of its parts continues alone, one after another, in an engine without other requests
+    alone, at its third death     the part is at fault, and ends with an error; all others continue
 
-A part on trial has passed once it is some tokens past the place at which its engine died: 16, and twice as many with
-each further death, so that one that kills an engine now and then is found as well. It keeps its count: nobody knows
-that a part is innocent.
+A part on trial passes once it is some tokens past the place at which its engine died: 16, doubled with each further
+death, so that a request that kills an engine only now and then is found too. Its count of deaths is never reset,
+because a trial cannot prove a part innocent.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MOST_DOUBLINGS: Final = 16
 
 
 class Suspects:
-    """The parts that go on alone, and the engine in which they do: one at a time."""
+    """The parts that must be tried alone, one at a time, and the engine reserved for the trial."""
 
     def __init__(self) -> None:
         self._waiting: deque[Part] = deque()
-        self.engine: Replica | None = None  # it takes nothing else
+        self.engine: Replica | None = None  # reserved for the trial
         self.on_trial: Part | None = None
         self._goal = 0
 
@@ -42,9 +42,9 @@ class Suspects:
         return list(self._waiting)
 
     def note_death(self, parts: Sequence[Part]) -> tuple[list[Part], list[Part], Part | None]:
-        """The engine of some parts has died: return the two halves that go on at once, and the part at fault. Mutates.
+        """Count a death of an engine with these parts; return two halves to continue, and the part at fault. Mutates.
 
-        All others wait for their trial. Of several samples each is a part from now on.
+        All others wait for their trial. A request with several samples becomes one part per sample.
         """
         is_alone = len(parts) == 1 and parts[0] is self.on_trial
         for part in parts:
@@ -60,21 +60,21 @@ class Suspects:
         return once[:half], once[half:], None
 
     def begin(self, part: Part, engine: Replica) -> None:
-        """A part that waits goes on alone, in an engine that has nothing else. Mutates."""
+        """Begin the trial of a waiting part, in an engine without other requests. Mutates."""
         self._waiting.remove(part)
         self.engine, self.on_trial = engine, part
         self._goal = part.progress + (PASSED_TOKENS << min(part.num_deaths - ALONE_FROM, MOST_DOUBLINGS))
 
     def has_passed(self, part: Part) -> bool:
-        """Whether the part on trial is past the place at which its engine died, or over. Does not mutate."""
+        """Whether this is the part on trial, and it has ended or is far enough past the last death. Does not mutate."""
         return part is self.on_trial and (part.is_over or part.progress >= self._goal)
 
     def end_trial(self) -> None:
-        """The part on trial has passed, or leaves its engine for another reason than a death. Mutates."""
+        """End the trial, because the part has passed, or leaves its engine for another reason than a death. Mutates."""
         self.on_trial = None
 
     def forget(self, part: Part) -> None:
-        """A part has ended. Mutates."""
+        """Remove a part that has ended. Mutates."""
         if part in self._waiting:
             self._waiting.remove(part)
         if part is self.on_trial:

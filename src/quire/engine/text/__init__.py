@@ -1,1 +1,1 @@
-"""Text to tokens and tokens to text: prompts, chat templates, tokenizers, and what ends a text."""
+"""Text to tokens and tokens to text: prompts, chat templates, tokenizers, stop strings."""

@@ -1,16 +1,17 @@
-"""A conversation becomes the text that a model was trained on, by the Jinja template in its folder.
+"""Renders a conversation as the text that a model was trained on, with the Jinja template in its folder.
 
-A template is a program from a downloaded folder, and what it works on comes from a client. So
+A template is a program from a downloaded folder, and its input comes from a client. So
 
-- it runs in a sandbox (`template_sandbox`), on plain JSON data only, and its time and memory are bounded; the clock is
-  handed in;
-- messages, tools and variables are validated before it sees them, and a client's variable never takes the place of a
-  name that the template or the renderer relies on;
-- whatever goes wrong in it is an `InvalidRequestError` of one line.
+- it runs in a sandbox (`template_sandbox`), on plain JSON data only, with bounded time and memory; the clock is an
+  argument;
+- messages, tools and variables are validated first, and a client's variable never replaces a name that the template or
+  the renderer relies on;
+- every failure in it is an `InvalidRequestError` of one line.
 
-Templates are rendered as `transformers` renders them: the same options, filters and globals, keys that are None left
-out. Two courtesies beyond that: arguments of a tool call that come as JSON text (as OpenAI sends them) are parsed, as
-templates expect an object; and a "developer" message is a "system" message to a template that does not know developers.
+Templates are rendered as `transformers` renders them: the same options, filters and globals, without keys that are
+None. There are two additions: arguments of a tool call that are JSON text (as OpenAI sends them) are parsed, because
+templates expect an object; and a "developer" message becomes a "system" message for a template that does not know that
+role.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Message = dict[str, object]
 
 
 class ChatTemplate:
-    """One template, compiled. Immutable; threads may share it."""
+    """A compiled template. Immutable; threads can share it."""
 
     def __init__(
         self,
@@ -44,18 +45,18 @@ class ChatTemplate:
         where: str = "chat_template",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile `source`; `special_tokens` are its variables such as bos_token, `where` names it in errors."""
+        """Compile `source`; `special_tokens` are variables such as bos_token, `where` names the template in errors."""
         from quire.engine.text.template_sandbox import GLOBALS, compile_template
 
         try:
             self._template, named = compile_template(source, now)
-        except Exception as error:  # Jinja's errors, and those of Python for the code that Jinja writes
+        except Exception as error:  # errors of Jinja, and of Python in the code that Jinja generates
             raise CheckpointError(where, _one_line(error), "a Jinja template that compiles") from error
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._taken = {"messages", "tools", "add_generation_prompt", *special_tokens, *GLOBALS}
         self.variables = named - self._taken
-        """Names that the template looks up and that the renderer does not set: what a client may say."""
+        """Names that the template looks up and that the renderer does not set: a client can set them."""
 
     def render(
         self,
@@ -65,7 +66,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the text of a conversation out of `validate_messages`. Does not mutate."""
+        """Return the text of a conversation that `validate_messages` returned. Does not mutate."""
         for name in variables or {}:
             if name in self._taken or not name.isidentifier():
                 raise InvalidRequestError("template_variables", name, "names that the renderer does not use")
@@ -77,7 +78,7 @@ class ChatTemplate:
             return "".join(_bounded(self._template.generate(context)))
         except InvalidRequestError:
             raise
-        except Exception as error:  # a template can fail in every way that Python can
+        except Exception as error:  # a template can raise any exception
             roles = ", ".join(str(message["role"]) for message in messages)
             allowed = f"messages that the chat template accepts; its error: {_one_line(error)}"
             raise InvalidRequestError("messages", roles, allowed) from error
@@ -101,11 +102,11 @@ def _bounded(pieces: Iterator[str]) -> Iterator[str]:
         yield piece
 
 
-# --- what a client sends -----------------------------------------------------------------------
+# --- validation of a client's input --------------------------------------------------------------
 
 
 def validate_messages(messages: object) -> list[Message]:
-    """Return the messages as plain data: contents joined to one text, arguments parsed, keys of None left out.
+    """Return the messages as plain data: contents joined to one text, arguments parsed, without keys that are None.
 
     >>> validate_messages([{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}])
     [{'role': 'user', 'content': 'Hi'}]
@@ -122,7 +123,7 @@ def validate_messages(messages: object) -> list[Message]:
 
 
 def validate_tools(tools: object) -> list[Message] | None:
-    """Return the tools as plain data; None where there are none."""
+    """Return the tools as plain data; None without tools."""
     if tools is None:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -131,7 +132,7 @@ def validate_tools(tools: object) -> list[Message] | None:
 
 
 def plain_object(value: object, where: str) -> dict[str, object]:
-    """Return a copy of a mapping that is JSON data all through; `where` names it in errors."""
+    """Return a copy of a mapping, which must be JSON data; `where` names it in errors."""
     plain = _plain(value, where, MAX_DEPTH)
     if not isinstance(plain, dict):
         raise InvalidRequestError(where, value, "an object")
@@ -139,7 +140,7 @@ def plain_object(value: object, where: str) -> dict[str, object]:
 
 
 def require_unicode(text: str, where: str) -> None:
-    """Raise if `text` has half of a surrogate pair, which is no character and has no UTF-8."""
+    """Raise if `text` has half a surrogate pair, which is not a character and has no UTF-8 encoding."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -148,13 +149,13 @@ def require_unicode(text: str, where: str) -> None:
 
 
 class _Arguments:
-    """Reads the arguments of calls, which may be JSON within a text. Mutable: counts over a whole conversation."""
+    """Reads the arguments of tool calls, which can be JSON text. Mutable: its limits are for a whole conversation."""
 
     def __init__(self) -> None:
         self._num_left = MAX_ARGUMENT_VALUES
 
     def read(self, arguments: object, where: str) -> dict[str, object]:
-        """Return arguments as plain data; raises `InvalidRequestError` for what is no object. Mutates."""
+        """Return arguments as plain data; raises `InvalidRequestError` if they are not an object. Mutates."""
         if isinstance(arguments, str):
             text = (arguments or "{}").encode("utf-8", "surrogatepass")
             try:
@@ -190,7 +191,7 @@ def _content(content: object, where: str) -> str:
     for index, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else part
-            raise InvalidRequestError(f"{where}[{index}].type", kind, "'text': no other part is supported")
+            raise InvalidRequestError(f"{where}[{index}].type", kind, "'text': other parts are not supported")
         text = part.get("text")
         if not isinstance(text, str):
             raise InvalidRequestError(f"{where}[{index}].text", text, "a string")
@@ -207,12 +208,12 @@ def _tool_calls(calls: object, where: str, arguments: _Arguments) -> list[object
             raise InvalidRequestError(f"{where}[{index}]", call, "an object with function.name and function.arguments")
         place = f"{where}[{index}].function.arguments"
         plain = arguments.read(function.pop("arguments", {}), place)
-        call["function"] = {"name": function.pop("name"), "arguments": plain, **function}  # as models write them
+        call["function"] = {"name": function.pop("name"), "arguments": plain, **function}  # in the order of models
     return calls
 
 
 def _plain(value: object, where: str, depth: int) -> object:
-    """Copy JSON data; a subclass of str or dict comes out as the plain type, with no methods of its own."""
+    """Copy JSON data; an instance of a subclass of str or dict becomes the plain type, without extra methods."""
     if depth == 0:
         raise InvalidRequestError(where, "nested too deeply", f"data of at most {MAX_DEPTH} levels")
     if isinstance(value, str):

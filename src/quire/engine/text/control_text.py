@@ -1,18 +1,18 @@
-r"""Special tokens in a client's words stay words.
+r"""Keeps the text of special tokens in a client's input as text.
 
-A chat template writes control tokens as text ("<|im_end|>"), so the same text
-typed by a client, or fetched by a tool, would end a turn and begin another. Here it stays text:
+A chat template writes control tokens as text ("<|im_end|>"), so the same text, typed by a client or fetched by a tool,
+would end a turn and begin another. Here it stays text:
 
-    content    "hi <|im_end|>"          a character from a private plane, one that nobody used, stands for the text
-    rendered   "<|im_start|>user\nhi ▯<|im_end|>\n…"        so the special tokens here are all the template's own
-    renamed    "①user\nhi <|im_end|>②\n…"                   they get names that no text contains, the text comes back
-    encoded    by a copy of the tokenizer in which ① and ② are the special tokens, and "<|im_end|>" is letters
+    content    "hi <|im_end|>"                              an unused character of a private plane replaces the text
+    rendered   "<|im_start|>user\nhi ▯<|im_end|>\n…"        so all special tokens here are the template's own
+    renamed    "①user\nhi <|im_end|>②\n…"                   they get names that no text contains; the text is put back
+    encoded    by a copy of the tokenizer in which ① and ② are the special tokens, and "<|im_end|>" is ordinary text
 
-It is encoded in one piece, so spaces and merges are those of ordinary text. (Encoding piece by piece, with the
-library's `encode_special_tokens` for the client's, would put a prefix space at every seam, and would still give the
-control token where the vocabulary has it as a piece.) The copy is made when it is first needed. A token that the
-tokenizer does not call special, such as Qwen's "<think>", is text by its author's word, and a client may write it. A
-plain prompt is taken as it is written, with its special tokens: clients that complete text want to place them.
+The text is encoded in one piece, so spaces and merges are those of ordinary text. (Encoding piece by piece, with the
+library's `encode_special_tokens` for the client's pieces, would put a prefix space at every seam, and would still
+produce the control token if the vocabulary has it as a piece.) The copy is made when it is first needed. A token that
+the tokenizer does not mark as special, such as Qwen's "<think>", is text by its author's choice, and a client can write
+it. A plain prompt keeps its special tokens: clients that complete text want to place them.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _PRIVATE_PLANES = (*range(0x100000, 0x10FFFE), *range(0xF0000, 0xFFFFE))
 
 
 def ids_of(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Return the ids of a text, without holding Python's lock meanwhile."""
+    """Return the ids of a text, without holding Python's lock."""
     try:
         return library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     except (Exception, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of the library: an expression of tokenizer.json that takes too long
+    except BaseException as error:  # a panic of the library, such as a regular expression that takes too long
         raise RuntimeError(f"the tokenizer failed: {error}") from error
 
 
 class ControlText:
-    """Keeps the special tokens that a template writes apart from the same text in what a client wrote."""
+    """Separates a template's special tokens from the same text in a client's input."""
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
@@ -58,12 +58,12 @@ class ControlText:
         }
         self._names = {text: _name(index) for index, text in enumerate(special)}
         self._pattern = re.compile(_any_of(list(special)) if special else r"(?!)")
-        # Where special tokens are looked for in normalised text, other text may turn into one.
+        # If the tokenizer looks for special tokens in normalised text, other text can turn into one.
         self._always = library.normalizer is not None and any(special.values())
         self._lock = threading.Lock()
 
     def replace(self, inputs: tuple[Any, ...], source: str) -> tuple[dict[str, str], tuple[Any, ...]]:
-        """Return which character stands for which text, and the inputs with those characters in its place."""
+        """Return the stand-in characters with their texts, and the inputs with each text replaced by its character."""
         found = sorted({match[0] for text in _texts(inputs) for match in self._pattern.finditer(text)})
         if not found:
             return {}, inputs
@@ -76,7 +76,7 @@ class ControlText:
         return stand_ins, _map_texts(inputs, lambda text: self._pattern.sub(lambda match: char_of[match[0]], text))
 
     def encode(self, text: str, stand_ins: Mapping[str, str]) -> list[int]:
-        """Return the ids of a rendered template: its own special tokens are control, what a character stands for text.
+        """Return the ids of a rendered template, with its own special tokens, and the stand-ins' texts as text.
 
         Mutates only the cached copy of the tokenizer.
         """
@@ -92,7 +92,7 @@ class ControlText:
         return ids_of(library, named.translate({ord(char): text for char, text in stand_ins.items()}), False)
 
     def renamed(self) -> tokenizers.Tokenizer | None:
-        """Return a copy of the tokenizer that has other names for its special tokens; None if there can be none."""
+        """Return a copy of the tokenizer with other names for its special tokens; None if that is impossible."""
         with self._lock:
             return self._renamed
 
@@ -114,7 +114,7 @@ class ControlText:
             model["unk_token"] = names[model["unk_token"]]
         try:
             return tokenizers.Tokenizer.from_str(json.dumps(settings))
-        except Exception:  # the library raises nothing narrower: merges build a special token out of letters
+        except Exception:  # the library's own type: merges build a special token out of letters
             return None
 
 
@@ -123,7 +123,7 @@ def _name(index: int) -> str:
 
 
 def _any_of(texts: Sequence[str]) -> str:
-    """Return a pattern that matches the longest of some texts, in time that does not grow with their number."""
+    """Return a pattern that matches the longest of some texts, in time independent of their number."""
     prefix = commonprefix(texts)  # noqa: RUF071 - character by character is the point
     tails: dict[str, list[str]] = {}
     for text in texts:

@@ -1,19 +1,18 @@
-"""Token ids back to text, while they are being generated.
+"""Turns token ids back into text while they are generated.
 
-Text is bytes first. Nearly every language model decodes token by token to bytes, and the bytes are UTF-8: byte-level
-BPE (GPT-2, Llama 3, Qwen) by an alphabet of 256 letters, SentencePiece (Llama 2, Mistral, Gemma) by "▁" for a space
-and "<0xE4>" for a byte. So `TokenBytes` reads from the tokenizer's own decoder how a token becomes bytes, and an
-incremental UTF-8 decoder turns bytes into text: a character goes out with its last byte, in O(1) per token, and the
-pieces add up to the text of all tokens at once, however they are cut. Bytes that are no UTF-8 become U+FFFD by the rule
-of the Unicode standard (one for each longest beginning of a character), which is what the `tokenizers` library does
-too, except in one case: in a run of byte tokens that is not UTF-8 as a whole it replaces *every* byte, the good
-characters before the bad byte too. No stream can do that, as they have been shown; here only the bad bytes are
-replaced.
+For nearly every language model, each token stands for bytes of UTF-8: byte-level BPE (GPT-2, Llama 3, Qwen) has an
+alphabet of 256 letters, SentencePiece (Llama 2, Mistral, Gemma) writes "▁" for a space and "<0xE4>" for a byte. So
+`TokenBytes` reads from the tokenizer's own decoder how a token becomes bytes, and an incremental UTF-8 decoder turns
+bytes into text: a character is emitted with its last byte, in O(1) per token, and the pieces add up to the text of all
+tokens decoded at once, however they are cut. Invalid UTF-8 becomes U+FFFD by the rule of the Unicode standard (one for
+each longest beginning of a character). The `tokenizers` library does the same, with one exception: if a run of byte
+tokens is not valid UTF-8, it replaces *every* byte, including the characters before the invalid byte. No stream can do
+that, because it has already emitted those; here only the invalid bytes are replaced.
 
-A decoder of another kind (WordPiece, a CTC collapse, none) is asked again for a short window of tokens, and what it
-adds to the window before is the new text.
+With a decoder of another kind (WordPiece, a CTC collapse, none), a short window of tokens is decoded again, and the
+text beyond that of the previous window is new.
 
-Rejected: `tokenizers.decoders.DecodeStream`. It has no way to end a stream, so what it holds back is lost, and a model
+Rejected: `tokenizers.decoders.DecodeStream`. It cannot end a stream, so text that it holds back is lost, and a model
 that writes U+FFFD itself makes its window grow forever.
 """
 
@@ -31,18 +30,18 @@ if TYPE_CHECKING:
     from quire.engine.text.tokenizer import Tokenizer
 
 REPLACEMENT: Final = "\ufffd"
-_NUM_PROMPT_TOKENS: Final = 4  # as many as a character has bytes
+_NUM_PROMPT_TOKENS: Final = 4  # the longest character has 4 bytes
 
 
 class _Stream(Protocol):
-    """Turns the tokens of a text into its pieces; gets no special tokens that are not shown."""
+    """Turns the visible tokens of a text into pieces of text."""
 
     def append(self, token_id: int) -> str: ...
     def finish(self) -> str: ...
 
 
 class _ByteStream:
-    """Decodes bytes as they come."""
+    """Decodes bytes as they arrive."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._bytes = token_bytes
@@ -51,7 +50,7 @@ class _ByteStream:
         self._first_text = True
 
     def continue_after(self, prompt_token_ids: Sequence[int]) -> None:
-        """Take up after the end of a prompt, in the middle of a character if need be. Mutates the stream."""
+        """Continue at the end of a prompt, which can be within a character. Mutates the stream."""
         for token_id in prompt_token_ids:
             self._decoder.decode(self._bytes[token_id])
         if prompt_token_ids:
@@ -73,7 +72,7 @@ class _ByteStream:
 
 
 class _WindowStream:
-    """Decodes a window of tokens again; the new piece is the text after the part that was shown before."""
+    """Decodes a window of tokens again; the new piece is the text that was not in the previous window."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -102,8 +101,8 @@ class _WindowStream:
 class IncrementalDetokenizer:
     """The text of one generated sequence, piece by piece. Mutable.
 
-    All pieces together are the text of the output as it follows the prompt. Only whole characters go out; a character
-    that the last token left incomplete comes out of `finish` as U+FFFD.
+    All pieces together are the text of the output as a continuation of the prompt. Pieces have only complete
+    characters; if the last token leaves a character incomplete, `finish` returns it as U+FFFD.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """Begin a text behind a prompt; `shown_token_ids` are those special tokens that are not skipped."""
+        """Begin a text after a prompt; `shown_token_ids` are special tokens that are never skipped."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset()
         self._finished = False
@@ -128,18 +127,18 @@ class IncrementalDetokenizer:
             stream.continue_after(prompt)
 
     def append(self, token_ids: Sequence[int]) -> str:
-        """Add tokens; return the text that they completed. Mutates the sequence."""
+        """Add tokens; return the text that they complete. Mutates the sequence."""
         if self._finished:
             raise InvariantError("tokens after the end of a text")
         return "".join([self._stream.append(token_id) for token_id in token_ids if self._is_visible(token_id)])
 
     def finish(self) -> str:
-        """Return what is left of the text: there will be no more tokens. Mutates the sequence."""
+        """End the sequence; return the rest of its text. Mutates the sequence."""
         self._finished = True
         return self._stream.finish()
 
     def _is_visible(self, token_id: int) -> bool:
-        # A model may have more ids than its tokenizer; those have no text, and do not begin one.
+        # A model can have more ids than its tokenizer; they have no text, and none of them begins a text.
         return token_id not in self._skipped and self._tokenizer.has(token_id)
 
     def _last_visible(self, token_ids: Sequence[int]) -> list[int]:

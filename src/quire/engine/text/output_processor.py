@@ -1,10 +1,10 @@
-"""OutputProcessor: from the updates of sequences to the outputs that a caller sees. All work on text is done here.
+"""OutputProcessor: turns the updates of sequences into a caller's outputs. All work on generated text is done here.
 
     SequenceUpdate ──► tokens ──► IncrementalDetokenizer ──► StopStrings ──► text
-                                                                 └── found: the engine is told to stop the sequence
+                                                                 └── found: send `Stop` for the sequence
 
-It stands on the door's side of the `EngineClient`. What goes wrong with the text of one request (a broken tokenizer,
-say) ends that request with an error and touches no other.
+It runs on the door's side of the `EngineClient`. A failure in the text of one request (such as a broken tokenizer) ends
+that request with an error and affects no other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Condemn = Callable[[Grammar], None]
 
 
 class SequenceText:
-    """What one sequence has become so far."""
+    """The output of one sequence so far."""
 
     def __init__(self, index: int, prepared: PreparedRequest, tokenizer: Tokenizer | None) -> None:
         wanted = prepared.wanted
@@ -49,9 +49,9 @@ class SequenceText:
         self.cumulative_logprob = 0.0
         self._pieces: list[str] = []
         self._logprobs: list[dict[int, Logprob]] = []
-        self._num_taken = 0  # tokens that a delta has told
+        self._num_taken = 0  # tokens in earlier deltas
         self._num_taken_pieces = 0
-        self._is_told = False  # a delta has told its end
+        self._is_told = False  # a delta has reported its end
         self._wanted = wanted
         self._tokenizer = tokenizer
         self._detokenizer: IncrementalDetokenizer | None = None
@@ -65,7 +65,7 @@ class SequenceText:
         self._stops = StopStrings(wanted.stop, wanted.include_stop_str_in_output)
 
     def extend(self, update: SequenceUpdate) -> None:
-        """Take an update in; at a stop string the sequence ends, and what comes after it is dropped. Mutates."""
+        """Add an update; a stop string ends the sequence, and the tokens after it are dropped. Mutates."""
         if update.cumulative_logprob is not None:
             self.cumulative_logprob = update.cumulative_logprob
         ends_by_token = update.finish_reason is FinishReason.STOP
@@ -80,19 +80,19 @@ class SequenceText:
             self._finish(update)
 
     def fail(self, message: str) -> None:
-        """End it with an error. Mutates."""
+        """End the sequence with an error. Mutates."""
         self.finish_reason, self.error = FinishReason.ERROR, message
 
     @property
     def score(self) -> float:
-        """By what the sequences of a request are ranked."""
+        """The score that ranks the sequences of a request."""
         if not self._wanted.beam_search or not self.token_ids:
             return self.cumulative_logprob
         length: float = len(self.token_ids) ** self._wanted.length_penalty
         return self.cumulative_logprob / length
 
     def output(self) -> CompletionOutput:
-        """Return it as the caller sees it. Does not mutate."""
+        """Return the sequence in the caller's form. Does not mutate."""
         asked, is_found = self._wanted.logprobs is not None, self._wanted.beam_search
         return CompletionOutput(
             index=self.index,
@@ -107,7 +107,7 @@ class SequenceText:
         )
 
     def take_delta(self) -> CompletionDelta | None:
-        """Return what is new since the last call; None if nothing is. Mutates."""
+        """Return the new output since the last call; None if nothing is new. Mutates."""
         tokens, pieces = self.token_ids[self._num_taken :], self._pieces[self._num_taken_pieces :]
         text = "".join(pieces)
         if self._is_told or (self.finish_reason is None and not tokens and not text):
@@ -128,7 +128,7 @@ class SequenceText:
         return delta
 
     def _show(self, text: str) -> bool:
-        """Add text; return whether it has reached a stop string, which ends the sequence after `min_tokens` tokens."""
+        """Add text; return whether a stop string ends the sequence, which needs more than `min_tokens` tokens."""
         self._pieces.append(self._stops.push(text, may_end=len(self.token_ids) > self._wanted.min_tokens))
         if self._stops.matched is None:
             return False
@@ -153,7 +153,7 @@ class SequenceText:
 
 
 def token_and_likeliest(token: int, entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    """Return how likely a token was, then the likeliest ones, by token id. Does not mutate."""
+    """Return the log-probability of a token, then those of the likeliest ones, by token id. Does not mutate."""
     found = {token: (entry.logprob, entry.rank)}
     for rank, (other, value) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1):
         found[other] = value, rank
@@ -165,9 +165,9 @@ def token_and_likeliest(token: int, entry: TokenLogprobs, tokenizer: Tokenizer |
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that the engine can serve, and what its caller said: its id, the text of its prompt, what is wanted.
+    """A request that the engine can serve, with the caller's own id, prompt text and sampling parameters.
 
-    The special tokens `shown_token_ids` are a part of its texts even where special tokens are not shown.
+    The special tokens `shown_token_ids` are part of its texts even if special tokens are skipped.
     """
 
     request: Add
@@ -178,7 +178,7 @@ class PreparedRequest:
 
 
 class RequestText:
-    """A request under way: its prompt, its sequences, its times."""
+    """A running request: its prompt, its sequences, its times."""
 
     def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer | None, now: float) -> None:
         prompt, wanted = prepared.request.prompt_token_ids, prepared.wanted
@@ -218,22 +218,22 @@ class RequestText:
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     def note_start(self, update: SequenceUpdate) -> None:
-        """Keep what is told with a first token. A text that goes on in another engine has begun already. Mutates."""
+        """Record the facts of a first update. A text that continues in another engine has them already. Mutates."""
         if update.waited_s is not None:
             self.waited_s = update.waited_s
             self.num_cached_tokens, self.num_disk_tokens = update.num_cached_tokens, update.num_disk_tokens
             self.num_host_tokens = update.num_host_tokens
 
     def note_prompt(self, entries: Sequence[TokenLogprobs]) -> None:
-        """Keep the log-probabilities of the prompt, whose first token has none. Mutates."""
+        """Record the log-probabilities of the prompt, whose first token has none. Mutates."""
         if self._wanted.prompt_logprobs is None or self._prompt_logprobs is not None:
             return
-        told = zip(self._prompt_token_ids[1:], entries, strict=False)  # a prompt that failed is told in part
-        self._prompt_logprobs = [None, *(token_and_likeliest(token, each, self._tokenizer) for token, each in told)]
+        pairs = zip(self._prompt_token_ids[1:], entries, strict=False)  # a prompt that failed has fewer entries
+        self._prompt_logprobs = [None, *(token_and_likeliest(token, each, self._tokenizer) for token, each in pairs)]
         self._untold_prompt_logprobs = self._prompt_logprobs
 
     def note_progress(self, now: float) -> None:
-        """Keep the times, and count the step if it brought a token. Mutates."""
+        """Record the times, and count the step if it generated a token. Mutates."""
         num_generated = self._num_generated
         if num_generated > self._num_before:
             self._num_before, self._num_steps = num_generated, self._num_steps + 1
@@ -243,7 +243,7 @@ class RequestText:
             self._finished_s = now
 
     def output(self) -> RequestOutput:
-        """Return everything so far; of `best_of` sequences the n best, once all have ended. Does not mutate."""
+        """Return the output so far; once all `best_of` sequences have ended, the n best. Does not mutate."""
         chosen = self.sequences
         if self._is_ranked:
             good_first = sorted(chosen, key=lambda text: (bool(text.error), -text.score, text.index))
@@ -276,10 +276,7 @@ class RequestText:
         )
 
     def take_delta(self) -> RequestDelta:
-        """Return what is new since the last call; where the best texts are chosen, that is all of them at the end.
-
-        Mutates.
-        """
+        """Return the new output since the last call; if texts are ranked, it comes at the end. Mutates."""
         if self._is_ranked:
             deltas = [CompletionDelta.of(each) for each in self.output().outputs] if self.finished else []
         else:
@@ -300,14 +297,14 @@ class RequestText:
 
     @property
     def _is_ranked(self) -> bool:
-        """Whether fewer texts are returned than are generated, or in another order."""
+        """Whether only the best of the generated texts are returned, or in the order of their scores."""
         return len(self.sequences) > self._wanted.n or self._wanted.beam_search
 
 
 class OutputProcessor:
-    """Keeps the requests under way and turns updates into outputs.
+    """Holds the running requests and turns updates into outputs.
 
-    `condemn` is called with a grammar that let a text fail.
+    `condemn` is called with a grammar that could not be enforced.
     """
 
     def __init__(
@@ -320,18 +317,18 @@ class OutputProcessor:
         self._requests: dict[str, tuple[RequestText, Callable[[RequestText], None]]] = {}
 
     def add(self, prepared: PreparedRequest, deliver: Callable[[RequestText], None]) -> RequestText:
-        """Expect updates of a request; `deliver` is called after every one that got it further. Mutates."""
+        """Add a request; its updates call `deliver`. Mutates."""
         request = RequestText(prepared, self._tokenizer, self._clock.now())
         self._requests[request.request_id] = request, deliver
         return request
 
     def process(self, updates: Iterable[SequenceUpdate]) -> None:
-        """Process updates; deliver each request that got further, and forget those that ended. Mutates."""
+        """Process updates; deliver each request that advanced, and forget those that ended. Mutates."""
         touched: dict[str, tuple[RequestText, Callable[[RequestText], None]]] = {}
         for update in updates:
             entry = self._requests.get(update.request_id)
             if entry is None or entry[0].sequences[update.branch].finish_reason is not None:
-                continue  # ended here already, by an abort or a stop string
+                continue  # already ended here, by an abort or a stop string
             touched[update.request_id] = entry
             entry[0].note_start(update)
             self._extend(entry[0], update)
@@ -343,7 +340,7 @@ class OutputProcessor:
             deliver(request)
 
     def abort(self, request_id: str) -> None:
-        """End a request, here and in the engine, and deliver what it has so far; nothing if it has ended. Mutates."""
+        """End a request, here and in the engine, and deliver its output; does nothing if it has ended. Mutates."""
         entry = self._requests.pop(request_id, None)
         if entry is None:
             return
@@ -364,8 +361,8 @@ class OutputProcessor:
             sequence.extend(update)
             if request.grammar is not None and self._condemn is not None and update.error.startswith(CANNOT_HOLD):
                 self._condemn(request.grammar)
-        except Exception as error:  # whatever a tokenizer may raise, the others go on
-            message = f"its text cannot be decoded: {type(error).__name__}: {error}"
+        except Exception as error:  # a tokenizer can raise anything; other requests go on
+            message = f"the text of this request cannot be decoded: {type(error).__name__}: {error}"
             for text in request.sequences:
                 if text.finish_reason is None:
                     text.fail(message)

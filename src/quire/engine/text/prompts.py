@@ -1,13 +1,12 @@
-"""Prompts as callers write them, and the sampling parameters that go with them.
+"""Prompts in the forms that callers can use, and options of a call that set sampling parameters.
 
-    "a text"                              is encoded
-    [15, 2, 8]                            token ids, taken as they are
-    {"prompt_token_ids": [15, 2, 8]}      the same
-    {"prompt": "a text"}                  the same as the text
-    [{"role": "user", "content": "Hi"}]   a conversation, in the words of the model's chat template
+    "a text"                              encoded by the tokenizer
+    [15, 2, 8]                            token ids, used unchanged
+    {"prompt_token_ids": [15, 2, 8]}      the same token ids
+    {"prompt": "a text"}                  the same text
+    [{"role": "user", "content": "Hi"}]   a conversation, rendered by the model's chat template
 
-Several prompts are a list of these. Options of a call are fields of `SamplingParams`, or the names that Hugging Face
-has for them.
+Several prompts are a list of these. Options of a call are fields of `SamplingParams`, or Hugging Face's names for them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Prompts = Prompt | Sequence[Prompt]
 
 FORMS: Final = 'a text, a list of token ids, {"prompt_token_ids": […]}, {"prompt": …} or a list of messages'
 CHARACTERS_PER_TOKEN: Final = 4
-"""Of ordinary English, as long as the tokens of a text are not known; elsewhere a character is a token."""
+"""An estimate for ASCII text; in other text each character counts as a token."""
 
 SAMPLING_FIELDS: Final = frozenset(field.name for field in fields(SamplingParams))
 HUGGING_FACE_NAMES: Final = {
@@ -43,7 +42,7 @@ HUGGING_FACE_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How a conversation becomes a prompt. `variables` go to the chat template; `template`: the name of another."""
+    """How a conversation becomes a prompt. `variables`: for the chat template; `template`: the name of another one."""
 
     add_generation_prompt: bool = True
     tools: Sequence[Message] | None = None
@@ -53,14 +52,14 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A prompt as the engine takes it, and its text where it came as one."""
+    """The token ids of a prompt, and its text if it was given as one."""
 
     text: str | None
     token_ids: array[int]
 
 
 def split_prompts(prompts: Prompts) -> list[Prompt]:
-    """Return the prompts one by one. Does not mutate.
+    """Return the prompts as a list, also for a single one. Does not mutate.
 
     >>> split_prompts("one"), split_prompts([1, 2]), split_prompts(["one", [1, 2]])
     (['one'], [[1, 2]], ['one', [1, 2]])
@@ -75,12 +74,12 @@ def split_prompts(prompts: Prompts) -> list[Prompt]:
 
 
 def is_message(value: object) -> bool:
-    """Return whether it looks like a message of a conversation."""
+    """Return whether a value looks like a message of a conversation."""
     return isinstance(value, Mapping) and "role" in value
 
 
 def estimated_tokens(prompt: object, most: int) -> int:
-    """Return roughly how many tokens a prompt has, before it is encoded; at most `most`, which bounds the time as well.
+    """Return an estimate of a prompt's tokens, without encoding it; at most `most`, which also limits the time.
 
     Does not mutate.
 
@@ -104,7 +103,7 @@ def estimated_tokens(prompt: object, most: int) -> int:
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, chat: ChatOptions | None = None) -> Encoded:
-    """Return the tokens of a prompt; raises `InvalidRequestError` for what is none. Does not mutate."""
+    """Return the tokens of a prompt; raises `InvalidRequestError` if it is not a prompt. Does not mutate."""
     if isinstance(prompt, Mapping):
         if set(prompt) == {"prompt_token_ids"}:
             return Encoded(None, token_array(prompt["prompt_token_ids"]))
@@ -123,7 +122,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, chat: ChatOptions
 
 
 def with_options(sampling: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
-    """Return the sampling parameters with options of a call put in. Does not mutate.
+    """Return the sampling parameters, overridden by options of a call. Does not mutate.
 
     >>> with_options(SamplingParams(), {"max_new_tokens": 8, "do_sample": False}).temperature
     0.0
@@ -142,18 +141,18 @@ def with_options(sampling: SamplingParams, options: Mapping[str, Any]) -> Sampli
 
 
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """Return the sampling parameters with the tokens of their bad words put in. Does not mutate.
+    """Return the sampling parameters with the tokens of their bad words. Does not mutate.
 
-    A word is encoded as it begins a text and as it follows a space, because the two usually have other tokens.
+    Each word is encoded at the beginning of a text and after a space, because its tokens usually differ.
     """
     if tokenizer is None:
-        allowed = "none, because this engine has no tokenizer, see bad_words_ids"
+        allowed = "none, because this engine has no tokenizer; use bad_words_ids"
         raise InvalidRequestError("bad_words", sampling.bad_words, allowed)
     found = dict.fromkeys(sampling.bad_words_ids)
     for word in sampling.bad_words:
         bare = word.lstrip()
         if not bare:
-            raise InvalidRequestError("bad_words", word, "more than space")
+            raise InvalidRequestError("bad_words", word, "a word that is not only white space")
         for text in (bare, " " + bare):
             sequence = _encode_word(text, tokenizer)
             if not 1 <= len(sequence) <= MAX_BAD_WORD_TOKENS:
@@ -203,5 +202,5 @@ def _encode_chat(messages: Sequence[Any], tokenizer: Tokenizer, chat: ChatOption
 
 
 def _not_encoded(field: str, error: Exception) -> InvalidRequestError:
-    """Whatever else a tokenizer raises is about this prompt, and concerns no other."""
-    return InvalidRequestError(field, f"{type(error).__name__}: {error}", "what the tokenizer can encode")
+    """Return the error for any other exception of a tokenizer: only this prompt is at fault."""
+    return InvalidRequestError(field, f"{type(error).__name__}: {error}", "a text that the tokenizer can encode")

@@ -1,11 +1,11 @@
 """Scores of pairs: how well a document answers a query.
 
     a model with labels     one prompt for each pair; the score is the share of the first label
-    any other               a vector for each text; the score is the cosine of the two
+    other models            a vector for each text; the score is the cosine of the two
 
-The prompt of a pair has the query first, so that documents share its blocks. It is that of the model's own template for
-pairs, which GGUF files of rerankers have; else what Qwen3-Reranker was trained with, in the model's chat template;
-without a template, the query and the document in two lines.
+The prompt of a pair has the query first, so that documents share its blocks. It is made by the model's own template for
+pairs, which GGUF files of rerankers have; else it has the form that Qwen3-Reranker was trained with, in the model's
+chat template; without a template, it is the query and the document on two lines.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Pairs = Iterable[tuple[str, str]]
 def pair_prompts(
     pairs: Pairs, instruction: str | None, tokenizer: Tokenizer | None
 ) -> tuple[list[Prompt], ChatOptions | None]:
-    r"""Return the prompts that pairs are scored by, and how they become tokens if they are conversations.
+    r"""Return the prompts that score pairs, and the chat options if the prompts are conversations.
 
-    Raises `InvalidRequestError` for an instruction where the model's template has no place for one.
+    Raises `InvalidRequestError` for an instruction if the model's template has no place for one.
 
     >>> pair_prompts([("a query", "a document")], None, None)
     (['a query\na document'], None)
@@ -44,8 +44,8 @@ def pair_prompts(
             raise InvalidRequestError(
                 "instruction", instruction, "none: the prompt in the model's file has no place for it"
             )
-        told = instruction or INSTRUCTION
-        return [[_message("system", told), _message("user", one), _message("user", two)] for one, two in pairs], AS_PAIR
+        task = instruction or INSTRUCTION
+        return [[_message("system", task), _message("user", one), _message("user", two)] for one, two in pairs], AS_PAIR
     if tokenizer is None or not tokenizer.has_chat_template:
         return [f"{query}\n{document}" for query, document in pairs], None
     asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: "
@@ -75,7 +75,7 @@ def cosine(one: bytes, other: bytes) -> float:
 
 
 def ranked(scores: Sequence[float], most: int | None = None) -> list[int]:
-    """Return the places of scores, the highest first; among equal ones the first.
+    """Return the indexes of scores, the highest score first; equal scores in their order.
 
     >>> ranked([0.1, 0.9, 0.9], 2)
     [1, 2]

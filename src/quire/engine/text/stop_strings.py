@@ -1,16 +1,16 @@
 """Stop strings in a text that arrives in pieces.
 
-The text ends at the first place where a stop string ends; where several end at one place, the longest counts. This is
-the one rule that needs no look ahead, so it gives the same text however the pieces are cut: with the stop strings "bc"
-and "abcd" the text "abcd" stops at "bc", whether it comes at once or letter by letter. ("The one that begins first"
-would have to wait, after "abc", for a letter that the model may never write.)
+The text ends at the first place where a stop string ends; if several end there, the longest counts. Only this rule
+needs no look-ahead, so the text does not depend on how the pieces are cut: with the stop strings "bc" and "abcd" the
+text "abcd" stops at "bc", whether it arrives at once or letter by letter. ("The stop string that begins first" would
+have to wait, after "abc", for a letter that the model may never write.)
 
     stop "</end>"      text so far: "so it is</e"
                                              └─┘ held back: it could begin the stop string
-                                     └──────┘ safe: goes out
+                                     └──────┘ safe: emitted
 
-Each string is matched by the method of Knuth, Morris and Pratt: a character costs O(1) steps per stop string whatever
-came before it. Searching the held-back text again after every token would be quadratic for long stop strings.
+Each string is matched by the method of Knuth, Morris and Pratt: a character takes amortised O(1) steps per stop string.
+Searching the held-back text again after every token would be quadratic for long stop strings.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, *, may_end: bool = True) -> str:
-        """Add text; return what can be shown now. After a match everything is dropped. Mutates the stream.
+        """Add text; return the text that can be shown now. After a match all text is dropped. Mutates the stream.
 
-        With `may_end` False a stop string that ends in `text` is text like any other. It may still begin there.
+        With `may_end` False, a stop string that ends in `text` is ordinary text. One can still begin there.
         """
         if self.matched is not None or not self._matchers:
             return text if self.matched is None else ""
@@ -48,7 +48,7 @@ class StopStrings:
         return self._hold(self._held + text)
 
     def finish(self) -> str:
-        """Return the text that was held back: the stream has ended. Mutates the stream."""
+        """End the stream; return the text that was held back. Mutates the stream."""
         held, self._held = self._held, ""
         return held
 
@@ -58,7 +58,7 @@ class StopStrings:
         return shown if self._include else shown[: len(shown) - len(matched)]
 
     def _hold(self, text: str) -> str:
-        # A stop string that will be shown anyway is no reason to wait.
+        # A stop string that is part of the output need not be held back.
         num_held = 0 if self._include else max(matcher.length for matcher in self._matchers)
         safe = len(text) - num_held
         self._held = text[safe:]
@@ -88,7 +88,7 @@ class _Matcher:
 
 
 def _fallback_lengths(text: str) -> list[int]:
-    """For each prefix of `text`: the length of its longest proper suffix that `text` begins with."""
+    """Return, for each prefix of `text`, the length of its longest proper suffix that is also a prefix of `text`."""
     lengths = [0] * len(text)
     length = 0
     for position in range(1, len(text)):

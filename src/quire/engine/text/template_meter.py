@@ -1,4 +1,4 @@
-"""What the operations of a chat template cost, in steps; `template_sandbox` says why and when they are charged."""
+"""The costs of a chat template's operations, in steps; see `template_sandbox` for why and when they are charged."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Final
 import jinja2.runtime
 
 MAX_STEPS: Final = 10_000_000
-"""Of one rendering: about a second of loops, or 80 million characters made."""
+"""The steps of one rendering: about a second of loops, or 80 million generated characters."""
 
 MAX_WIDTH: Final = 1024
-"""Of padding, of an indentation, and of a formatted field."""
+"""The maximum width of padding, of an indentation, and of a formatted field."""
 
 MAX_DEPTH: Final = 100
 MAX_BITS: Final = 4096
-MAX_DIGITS: Final = 4300  # as many as Python itself turns into a number
+MAX_DIGITS: Final = 4300  # Python's own limit for converting text to a number
 MAX_TUPLE: Final = 64  # a tuple can be a key, and each look-up hashes it completely
 MAX_FORM: Final = 4096
 MAX_PRODUCT: Final = 1 << 20
@@ -41,18 +41,18 @@ LIST_FILTERS: Final = names_in(
 
 
 class Meter(jinja2.runtime.Context):
-    """The variables of one rendering, with the steps that it has left. Every method may raise `OverflowError`."""
+    """The variables of one rendering, with its remaining steps. Every method can raise `OverflowError`."""
 
     left = MAX_STEPS
 
     def charge(self, steps: int) -> None:
-        """Take steps, 0 or more, from those that are left. Mutates."""
+        """Subtract steps, 0 or more, from the remaining ones. Mutates."""
         self.left -= steps
         if self.left < 0:
             raise OverflowError(f"it needs more than {MAX_STEPS:,} steps")
 
     def read(self, value: Any) -> Any:
-        """Charge for reading or making a value, what its items hold not counted. Returns the value."""
+        """Charge for reading or making a value, without the contents of its items. Returns the value."""
         if isinstance(value, str):
             self.charge(len(value) // CHARACTERS_PER_STEP)
         elif isinstance(value, CONTAINERS):
@@ -62,7 +62,7 @@ class Meter(jinja2.runtime.Context):
         return value
 
     def weigh(self, value: Any, depth: int = MAX_DEPTH) -> Any:
-        """Charge for a value and everything that it holds, at every depth. Returns the value."""
+        """Charge for a value and all its contents, at every depth. Returns the value."""
         if value.__class__ in _SCALARS:
             return value
         self.read(value)
@@ -76,21 +76,21 @@ class Meter(jinja2.runtime.Context):
         return value
 
     def weigh_times(self, value: Any, times: int) -> None:
-        """Charge for a value and everything that it holds, for each time that it is used."""
+        """Charge for a value and all its contents, as many times as it is used."""
         before = self.left
         self.weigh(value)
         self.charge((before - self.left + 1) * max(times, 0))
 
-    # ---- what the code of a template calls --------------------------------------------------------------------------
+    # ---- called by the code of a template ---------------------------------------------------------------------------
 
     def held(self, value: Any) -> Any:
-        """Charge for looking for something in a value. Returns the value."""
+        """Charge for a search in a value. Returns the value."""
         return value if isinstance(value, dict) else self.weigh(value)
 
     def short(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Charge for a tuple; refuses one that is long or that holds another one. Returns the tuple."""
+        """Charge for a tuple; raises for a long one, or one that contains a tuple. Returns the tuple."""
         if len(value) > MAX_TUPLE or any(isinstance(item, tuple) for item in value):
-            raise OverflowError(f"a tuple has more than {MAX_TUPLE} values, or has another tuple in it")
+            raise OverflowError(f"a tuple has more than {MAX_TUPLE} values, or contains a tuple")
         self.weigh(value)
         return value
 
@@ -99,7 +99,7 @@ class Meter(jinja2.runtime.Context):
         return value if value.__class__ is str else self.read(str(value))
 
     def add(self, left: Any, right: Any) -> Any:
-        """Return left + right: at most twice as much as what was paid for."""
+        """Return left + right, charged afterwards: it is at most twice as large as values that were already charged."""
         result = left + right
         if result.__class__ is str:  # the usual case, without another call
             self.left -= len(result) // CHARACTERS_PER_STEP
@@ -108,15 +108,15 @@ class Meter(jinja2.runtime.Context):
         return self.short(result) if isinstance(result, tuple) else self.read(result)
 
     def concat(self, pieces: list[str]) -> str:
-        """Return pieces of text as one."""
+        """Return the concatenation of pieces of text."""
         self.charge(sum(map(len, pieces)) // CHARACTERS_PER_STEP)
         return "".join(pieces)
 
     def str_join(self, values: tuple[Any, ...]) -> str:
-        """Return the texts of values as one."""
+        """Return the concatenation of the texts of values."""
         return self.concat([self.text(value) for value in values])
 
-    # ---- what is paid before it is done -----------------------------------------------------------------------------
+    # ---- charged before the operation -------------------------------------------------------------------------------
 
     def multiply(self, operator: str, left: Any, right: Any) -> None:
         """Charge for left * right or left ** right."""
@@ -136,14 +136,14 @@ class Meter(jinja2.runtime.Context):
                 raise OverflowError("the product is too large")
 
     def fill(self, form: str, values: list[Any]) -> None:
-        """Charge for filling the fields of a form; refuses widths that are large or that a value says."""
+        """Charge for filling in a format string; raises for widths that are large or that are values themselves."""
         is_wide = any(len(digits) > 3 for digits in re.findall(r"\d+", form[:MAX_FORM]))
         if is_wide or len(form) > MAX_FORM or "*" in form or re.search(r"\{[^{}]*\{", form):
-            raise OverflowError("a form is too long, or one of its fields too wide")
+            raise OverflowError("a format string is too long, or one of its fields too wide")
         self.weigh_times([values, " " * MAX_WIDTH], form.count("%") + form.count("{"))
 
     def pad(self, options: list[Any], num_places: int = 1) -> None:
-        """Charge for padding at some places of a text, by the largest of some numbers or the longest of some texts."""
+        """Charge for padding at some places of a text, by the largest number or the longest text of the options."""
         widths = [len(option) if isinstance(option, str) else option for option in options]
         width = max([0, *(width for width in widths if isinstance(width, int))])
         if width > MAX_WIDTH:
@@ -157,7 +157,7 @@ class Meter(jinja2.runtime.Context):
         self.charge(longest // CHARACTERS_PER_STEP)
 
     def strip(self, text: Any, options: list[Any]) -> None:
-        """Charge for stripping characters: each character of the text is looked for among them."""
+        """Charge for stripping characters: each character of the text can be compared with each of them."""
         self.charge(len(text) * _longest(options) // CHARACTERS_PER_STEP)
 
     def join(self, values: Any, options: list[Any]) -> None:
@@ -202,7 +202,7 @@ class Meter(jinja2.runtime.Context):
                 self.pad(options, value.count("\n") + 1 if isinstance(value, str) else 1)
             case "replace" if isinstance(value, str):
                 self.replace(value, options)
-            case "title" if isinstance(value, str):  # it is taken apart into words
+            case "title" if isinstance(value, str):  # it is split into words
                 self.charge(len(value))
             case "trim" if isinstance(value, str):
                 self.strip(value, options)

@@ -1,21 +1,21 @@
-"""The sandbox that chat templates run in: what a template can call, and how much time and memory it can take.
+"""The sandbox that chat templates run in: it limits what a template can call, and its time and memory.
 
-A template comes with a model folder, perhaps from a stranger. Jinja's sandbox keeps it away from Python, but not from
-looping for hours or from building a text of gigabytes. So each rendering has a number of steps, and every operation
-pays for what it costs:
+A template is part of a downloaded model folder and cannot be trusted. Jinja's sandbox denies it access to Python, but
+does not stop it from looping for hours or from building a text of gigabytes. So each rendering has a budget of steps,
+and every operation is charged:
 
-    a turn of a loop, a call of a macro     the nodes of its body, counted when the template is compiled
-    ~ + * % filters, methods, slices        the size of what they read and of what they make
-    == in                                   the size of what they compare, unless one side is a constant
-    a list or an object that is written     the size of everything that it holds, at every depth
+    an iteration, a call of a macro         the nodes of its body, counted when the template is compiled
+    ~ + * % filters, methods, slices        the sizes of their inputs and outputs
+    == in                                   the size of the compared value, unless one side is a constant
+    a literal list or object                the size of all its contents, at every depth
 
-Where a result can be much larger than what it is made of, it is paid for before it is made. The last rule stops
-containers that hold one another and double with each line; with it, the size of a value bounds the cost of every
-operation on it. Steps are counted, not timed, so a busy machine renders the same conversations as an idle one. Parts of
-Jinja that no chat template needs and that are hard to bound are left out: blocks, `lipsum`, `batch`, `urlize`,
-`str.translate` and others.
+A result that can be much larger than its inputs is charged before it is made. The last rule stops containers that
+contain each other and double with each line; with it, the size of a value bounds the cost of every operation on it.
+Steps are counted, not timed, so a busy machine renders the same conversations as an idle one. Parts of Jinja that no
+chat template needs and that are hard to bound are left out: blocks, `lipsum`, `batch`, `urlize`, `str.translate` and
+others.
 
-Rejected: a child process with limits for each rendering. It would cost more than the rendering.
+Rejected: a child process with limits for each rendering. Starting it would take longer than the rendering.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from quire.engine.text.template_meter import (
 )
 
 GLOBALS: Final = frozenset({"range", "raise_exception", "strftime_now", "dict", "namespace"})
-"""The names that are there for every template."""
+"""The names that every template can use."""
 
 MAX_SOURCE_CHARACTERS: Final = 1 << 17
 MAX_NODES: Final = 20_000  # the largest templates of published models have a fifth of this
@@ -62,7 +62,7 @@ _METHODS: Final[dict[type, frozenset[str]]] = {
     **dict.fromkeys((list, tuple), names_in("copy count index")),
     **dict.fromkeys((int, bool, float, range, *VIEWS), names_in("")),
 }
-"""What a template may use of plain data. Of other objects it may use what Jinja's sandbox allows."""
+"""The methods of plain data that a template can use. For other objects, Jinja's sandbox decides."""
 
 _OWN_NAMES: Final = frozenset(dir(dict))
 _LOOP_NAMES: Final = names_in("first index index0 last")
@@ -77,23 +77,23 @@ _COMPARING_TESTS: Final = names_in("== eq equalto != ne > gt greaterthan >= ge <
 
 
 class Steps(int):
-    """A constant in the code of a template that charges for itself."""
+    """A constant in a template's code that stands for a charge of this many steps."""
 
 
 # ---- the compiler -------------------------------------------------------------------------------------------------
 
 
 class MeteredCode(CodeGenerator):
-    """Jinja's compiler, which adds a charge wherever cost depends on how often code runs, or on what it runs."""
+    """Jinja's compiler, with a charge added wherever the cost depends on the number of runs or on the values."""
 
     def write_commons(self) -> None:
-        """Write the beginning of a template: short names for what charges."""
+        """Write the beginning of a template: short names for the methods that charge."""
         super().write_commons()
         for name in ("charge", "add", "concat", "str_join"):
             self.writeline(f"{name} = context.{name}")
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        """Write a loop: each turn is charged, and each item that its condition leaves out."""
+        """Write a loop: each iteration is charged, and each item that its condition leaves out."""
         if node.test is not None:
             node.test = nodes.Or(_steps([node.test]), node.test, lineno=node.lineno)
         _charge_body(node)
@@ -105,12 +105,12 @@ class MeteredCode(CodeGenerator):
         super().visit_Macro(node, frame)
 
     def visit_CallBlock(self, node: nodes.CallBlock, frame: Frame) -> None:
-        """Write what a macro is called with: each call is charged."""
+        """Write a call block, the argument of a macro: each call is charged."""
         _charge_body(node)
         super().visit_CallBlock(node, frame)
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
-        """Write a constant, or a charge."""
+        """Write a constant, or a charge for `Steps`."""
         if isinstance(node.value, Steps):
             self.write(f"charge({int(node.value)})")
         else:
@@ -125,7 +125,7 @@ class MeteredCode(CodeGenerator):
         self.write(")")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Write a comparison. Looking at one side is enough: no comparison costs more than its smaller side."""
+        """Write a comparison. Charging for one side is enough: no comparison costs more than its smaller side."""
         self.write("(")
         self.visit(node.expr, frame)
         left = node.expr
@@ -136,7 +136,7 @@ class MeteredCode(CodeGenerator):
         self.write(")")
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        """Write a look-up; a slice is a copy."""
+        """Write a look-up; a slice is charged, because it is a copy."""
         self._write_charged("read" if isinstance(node.arg, nodes.Slice) else "", node, super().visit_Getitem, frame)
 
     def visit_List(self, node: nodes.List, frame: Frame) -> None:
@@ -160,14 +160,14 @@ class MeteredCode(CodeGenerator):
         self.write(")")
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
-        if frame.buffer is None:  # it goes out, and what goes out is bounded
+        if frame.buffer is None:  # direct output has its own limit
             super()._output_child_pre(node, frame, finalize)
         else:
             self.write("context.text(")
 
 
 def _steps(charged: list[Any]) -> nodes.Const:
-    """Return what charges for running some nodes once."""
+    """Return a charge for running some nodes once."""
     count = 1 + sum(1 + sum(1 for _ in node.find_all(nodes.Node)) for node in charged)
     return nodes.Const(Steps(count), lineno=charged[0].lineno if charged else 1)
 
@@ -178,7 +178,7 @@ def _charge_body(node: nodes.For | nodes.Macro | nodes.CallBlock) -> None:
 
 
 def _comparison_charge(left: nodes.Expr, operand: nodes.Operand) -> str:
-    """Return what charges for the right side of a comparison; nothing where a constant bounds the cost."""
+    """Return the method that charges for the right side of a comparison; empty if a constant bounds the cost."""
     if operand.op in ("in", "notin"):
         return "" if isinstance(operand.expr, nodes.Literal) else "held"
     return "" if isinstance(left, nodes.Const) or isinstance(operand.expr, nodes.Const) else "weigh"
@@ -196,7 +196,7 @@ def _is_plain(node: nodes.Expr) -> bool:
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which everything is charged. One for each template."""
+    """Jinja's sandbox, in which every operation is charged. One for each template."""
 
     code_generator_class = MeteredCode
     context_class = Meter
@@ -213,12 +213,12 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return context.read(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether a template may use an attribute."""
+        """Return whether a template can use an attribute."""
         methods = _METHODS.get(obj.__class__)
         return super().is_safe_attribute(obj, attr, value) if methods is None else attr in methods
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute, or an item of that name; without a detour where it is a usual one."""
+        """Return an attribute, or the item with this name; the common cases take a short cut."""
         kind = obj.__class__
         if kind is dict and attribute not in _OWN_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
@@ -227,12 +227,12 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """Return a method that fills a form, without its ways out of the sandbox; None for every other method."""
+        """Return a sandboxed `str.format`; None for every other method."""
         return None if getattr(value, "__name__", "") == "format_map" else super().wrap_str_format(value)
 
     def call(__self, __context: Any, __function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a method, a macro or a global function."""
-        if kwargs:  # two of them are meant for functions that take a context: none is here
+        if kwargs:  # these two are for functions that take a context, which this sandbox does not have
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
         method = getattr(__function, "__wrapped__", __function)
@@ -251,7 +251,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} marks what a model is trained to say; the text is the same without it."""
+    """{% generation %} marks the text that a model is trained to generate; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -261,21 +261,21 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A namespace that holds no name out of the interior of Python, and that prints as a word."""
+    """A namespace without Python's internal names, and with a constant text form."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
         super().__setitem__(name, value)
 
-    def __repr__(self) -> str:  # two that hold one another would print without end
+    def __repr__(self) -> str:  # two that contain each other would print without end
         return "<Namespace>"
 
 
 def compile_template(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template, frozenset[str]]:
-    """Return a template, compiled, and the names that it looks up without setting them.
+    """Return a compiled template, and the names that it looks up without setting them.
 
-    Raises what Jinja and Python raise for source that is no template, or that is too long.
+    Raises the errors of Jinja and Python for source that is not a template, or that is too long.
     """
     if len(source) > MAX_SOURCE_CHARACTERS:
         raise jinja2.TemplateError(f"it has {len(source)} characters, more than {MAX_SOURCE_CHARACTERS}")
@@ -292,12 +292,12 @@ def compile_template(source: str, now: Callable[[], datetime]) -> tuple[jinja2.T
 
 
 def _environment(now: Callable[[], datetime]) -> Sandbox:
-    """Return the environment of transformers' templates, as far as chat templates use it."""
+    """Return the part of the environment of transformers' templates that chat templates use."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def make_dict(*items: Any, **fields: Any) -> dict[str, Any]:  # rather than the class, with all its attributes
+    def make_dict(*items: Any, **fields: Any) -> dict[str, Any]:  # instead of the class with all its attributes
         return dict(*items, **fields)
 
     def strftime_now(form: str) -> str:
@@ -308,7 +308,7 @@ def _environment(now: Callable[[], datetime]) -> Sandbox:
         lstrip_blocks=True,
         extensions=[_Generation, "jinja2.ext.loopcontrols"],
         autoescape=False,
-        optimized=False,  # constants are folded by Python; Jinja would run filters while it compiles
+        optimized=False,  # Python folds constants; Jinja would run filters while it compiles
     )
     every = environment.filters | {"tojson": _tojson}
     charged = {name: _charged_filter(name, every[name]) for name in sorted(_TEXT_FILTERS | LIST_FILTERS)}
@@ -325,7 +325,7 @@ def _environment(now: Callable[[], datetime]) -> Sandbox:
 
 
 def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that is charged for, and that returns a list where Jinja's is lazy."""
+    """Return a filter with a charge, which returns a list where Jinja's filter is lazy."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", "")
     is_short = name in _TEXT_FILTERS and not wanted and name != "title"
 
@@ -345,7 +345,7 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _charged_test(function: Any) -> Callable[..., Any]:
-    """Return a test that is charged for what it compares with."""
+    """Return a test with a charge for its arguments."""
 
     @jinja2.pass_context
     def charged(context: Meter, value: Any, *args: Any) -> Any:
@@ -365,7 +365,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> Any:
-    # Jinja's own filter writes "<" as an escape, for HTML; models were trained on the plain sign.
+    # Jinja's own filter escapes "<" for HTML; models were trained on the plain character.
     if indent is None and separators is None:
         return context.read(json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys))
     context.pad([indent, *(separators or ())])

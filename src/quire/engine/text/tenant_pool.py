@@ -1,15 +1,15 @@
-"""TenantPool: a few threads for work on texts and grammars. Tenants take turns at them.
+"""TenantPool: a few threads for work on texts and grammars, shared fairly between tenants.
 
     tenant a   job job job …  ──► the oldest ─┐
     tenant b   job            ──► the oldest ─┴─► threads, one job of each tenant at a time
 
-A job may hold a thread for seconds: a text of megabytes, a conversation of thousands of messages, a grammar that is
-large. So a tenant has one thread at a time, its jobs wait behind its own only, and a job whose caller has left is
-dropped before it starts. A job that has started goes on, because a thread cannot be stopped; until it ends, its tenant
-has no other. The threads are daemons: a program that ends does not wait for them.
+A job can occupy a thread for seconds: a text of megabytes, a conversation of thousands of messages, a large grammar. So
+a tenant has one thread at a time, its jobs wait only for its own, and a job whose caller has left is dropped before it
+starts. A job that has started goes on, because a thread cannot be stopped; until it ends, its tenant gets no other
+thread. The threads are daemons: a program that exits does not wait for them.
 
-Rejected: the pool of `asyncio.to_thread`. What must not wait for texts shares it, it is first come first served, and
-the end of the event loop waits for its threads.
+Rejected: the pool of `asyncio.to_thread`. Other work shares it that must not wait for texts, it is first come, first
+served, and the end of the event loop waits for its threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOSED: Final = "the engine is closed"
 class TenantPool:
     """Threads for the jobs of tenants. Safe to use from several threads and event loops.
 
-    Each thread starts when it is first needed. `max_waiting`: jobs of one tenant that may wait; None: any number.
+    Each thread starts when it is first needed. `max_waiting`: the maximum of waiting jobs per tenant; None: no limit.
     """
 
     def __init__(self, name: str, *, num_threads: int, max_waiting: int | None = None) -> None:
@@ -39,28 +39,28 @@ class TenantPool:
         self._num_threads = num_threads
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
-        self._waiting: dict[str, deque[_Job]] = {}  # by tenant, the one whose turn is next first
+        self._waiting: dict[str, deque[_Job]] = {}  # by tenant, in the order of turns
         self._running: set[str] = set()
         self._threads: list[threading.Thread] = []
         self._is_closed = False
 
     @property
     def num_running(self) -> int:
-        """Jobs that have started and not ended."""
+        """The number of jobs that have started and not ended."""
         with self._changed:
             return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that have not started."""
+        """The number of jobs that have not started."""
         with self._changed:
             return sum(map(len, self._waiting.values()))
 
     async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns in a thread of the pool, when it is the tenant's turn. Mutates.
+        """Run `work` in a thread of the pool, when it is the tenant's turn, and return its result. Mutates.
 
-        Raises `TooManyJobsError` if too many jobs of the tenant wait. A caller that is cancelled takes its job back,
-        unless it has started.
+        Raises `TooManyJobsError` if too many jobs of the tenant wait. Cancelling the caller removes its job, unless the
+        job has started.
         """
         job = _Job(tenant, work)
         self._add(job)
@@ -71,7 +71,7 @@ class TenantPool:
             self._take_back(job)
 
     def close(self) -> None:
-        """Drop the jobs that wait, and have each thread end after its job. May be called twice. Mutates."""
+        """Drop the waiting jobs, and end each thread after its job. May be called twice. Mutates."""
         with self._changed:
             self._is_closed = True
             dropped = [job for jobs in self._waiting.values() for job in jobs]
@@ -96,7 +96,7 @@ class TenantPool:
             self._changed.notify()
 
     def _take_back(self, job: _Job) -> None:
-        """Forget a job that has not started, so that it holds neither a place nor its text. Mutates."""
+        """Remove a job that has not started, which frees its place and its text. Mutates."""
         with self._changed:
             jobs = self._waiting.get(job.tenant)
             if jobs and job in jobs:
@@ -110,12 +110,12 @@ class TenantPool:
             with self._changed:
                 self._running.remove(job.tenant)
                 if jobs := self._waiting.pop(job.tenant, None):
-                    self._waiting[job.tenant] = jobs  # behind the others
+                    self._waiting[job.tenant] = jobs  # after the other tenants
                     self._changed.notify()
-            del job  # and its text
+            del job  # frees its text
 
     def _next(self) -> _Job | None:
-        """Wait for a job of a tenant that has no thread, and take it; None: the pool is closed. Mutates."""
+        """Wait for a job of a tenant that has no thread, and take it; return None if the pool is closed. Mutates."""
         with self._changed:
             while not self._is_closed:
                 for tenant, jobs in self._waiting.items():
@@ -137,10 +137,10 @@ class _Job:
         self.future: Future[Any] = Future()
 
     def run(self) -> None:
-        """Do the work, unless nobody waits for it. Mutates."""
+        """Do the work, unless its caller has left. Mutates."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
             self.future.set_result(self.work())
-        except BaseException as error:  # of any kind: it belongs to the caller
+        except BaseException as error:  # any exception goes to the caller
             self.future.set_exception(error)

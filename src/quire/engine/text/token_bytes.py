@@ -1,4 +1,4 @@
-"""TokenBytes: the bytes that each token of a vocabulary stands for, where every token has bytes of its own."""
+"""TokenBytes: the bytes of each token, for tokenizers whose tokens decode to bytes independently of each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPACE_MARK: Final = "▁"
 
 
 class TokenBytes:
-    """What bytes each token stands for, as the decoder in tokenizer.json says. Safe to share between threads."""
+    """The bytes of each token, by the decoder in tokenizer.json. Safe to share between threads."""
 
     def __init__(self, library: tokenizers.Tokenizer, parts: Sequence[Mapping[str, object]]) -> None:
         kinds = {part["type"] for part in parts}
@@ -28,13 +28,13 @@ class TokenBytes:
 
     @classmethod
     def of(cls, library: tokenizers.Tokenizer) -> TokenBytes | None:
-        """Return the bytes of the tokens of a tokenizer; None where its decoder does not work token by token."""
+        """Return the bytes of a tokenizer's tokens; None if its decoder does not work token by token."""
         settings = library.decoder and json.loads(library.decoder.__getstate__())
         parts = _flat_parts(settings) if settings else []
         return cls(library, parts) if parts and _is_bytewise(parts) else None
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Return the bytes of a token within a text; none for an id that the tokenizer does not have."""
+        """Return the bytes of a token within a text; empty for an id that the tokenizer does not have."""
         known = self._known.get(token_id)
         if known is None:
             token = self._library.id_to_token(token_id)
@@ -42,20 +42,20 @@ class TokenBytes:
         return known
 
     def first(self, token_id: int) -> bytes:
-        """Return the bytes of a token that begins a text: the space that encoding had put before it is gone."""
+        """Return the bytes of a token that begins a text, without the space that encoding adds before a text."""
         if not self._drops_first_marks:
             return self[token_id]
         return self._decode((self._library.id_to_token(token_id) or "").replace(SPACE_MARK, ""))
 
     def trim(self, text: str) -> str:
-        """Return a text, or the beginning of one, without the space that encoding had put before it."""
+        """Return a text, or the beginning of one, without the space that encoding adds before a text."""
         return text[1:] if self._drops_first_space and text.startswith(" ") else text
 
     def _decode(self, token: str) -> bytes:
         if self._byte_of:
-            # One letter outside of the alphabet, and the token is text that was added as it stands.
-            found = [self._byte_of.get(letter) for letter in token]
-            return token.encode() if None in found else bytes(byte for byte in found if byte is not None)
+            # A token with a letter outside the alphabet is an added token, whose text is not encoded by bytes.
+            values = [self._byte_of.get(letter) for letter in token]
+            return token.encode() if None in values else bytes(byte for byte in values if byte is not None)
         for part in self._parts:
             if part["type"] == "ByteFallback" and (byte := _fallback_byte(token)) is not None:
                 return byte
@@ -74,7 +74,7 @@ def _flat_parts(settings: Mapping[str, object]) -> list[Mapping[str, object]]:
 
 
 def _is_bytewise(parts: Sequence[Mapping[str, object]]) -> bool:
-    """Return whether tokens decode one by one, except at the very beginning of a text."""
+    """Return whether tokens decode independently of each other, except at the beginning of a text."""
     kinds = [str(part["type"]) for part in parts]
     if "ByteLevel" in kinds:
         return kinds == ["ByteLevel"]
@@ -96,7 +96,7 @@ def _is_bytewise(parts: Sequence[Mapping[str, object]]) -> bool:
 
 
 def _pattern(part: Mapping[str, object]) -> str:
-    """Return the text that a part replaces; "" for a regular expression."""
+    """Return the text that a part of a decoder replaces; "" for a regular expression."""
     pattern = part.get("pattern")
     return str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
 
@@ -111,7 +111,7 @@ def _fallback_byte(token: str) -> bytes | None:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return the letters of GPT-2 that stand for bytes: the printable ones for themselves, the rest from U+0100 on."""
+    """Return GPT-2's letters for bytes: printable bytes stand for themselves, the others are letters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}

@@ -1,16 +1,16 @@
-r"""Text to token ids and back, by the files of a model.
+r"""Turns text into token ids and back, with the files of a model.
 
-`tokenizers` (Rust) does the work, on tokenizer.json; `transformers` is not needed. Around it stand the things that a
-server needs and a library leaves open:
+`tokenizers` (Rust) does the work, on tokenizer.json; `transformers` is not needed. This module adds what a server needs
+and the library leaves open:
 
-**Special tokens in a client's words.** What a client writes never becomes a control token; see `control_text`.
+**Special tokens in a client's text.** The text of a chat message never becomes a control token; see `control_text`.
 
-**Ids that the model lacks.** Gemma 3 1B comes with a tokenizer of one token more than the model has, for images. Such
-a token stays where nothing uses it: no setting names it and no chat template writes it. A plain prompt that writes it
-out is refused as any id out of range is; in a conversation its text is text, as that of every special token.
+**Ids that the model lacks.** Gemma 3 1B comes with a tokenizer that has one token more than the model, for images. Such
+a token is allowed if nothing uses it: no setting names it and no chat template writes it. A plain prompt that contains
+it is refused like any id out of range; in a conversation it is ordinary text, like every special token of a client.
 
-**The interpreter goes on.** `Tokenizer.encode` holds Python's lock while it works, a second for a megabyte, in which a
-server would answer nobody; `encode_batch_fast` does not, and is twice as fast.
+**Python's lock.** `Tokenizer.encode` holds it while it works, a second for a megabyte, in which a server would answer
+no client; `encode_batch_fast` does not hold it, and is twice as fast.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 
 MAX_TEXT_BYTES: Final = 8 << 20
 TEXT_BYTES_PER_TOKEN: Final = 16
-"""Bytes of text for each token of the context; more is refused before it is encoded, as encoding takes 190 for each.
+"""Maximum bytes of text per token of the context. A longer text is refused before it is encoded, which takes 190 bytes
+of memory for each of its bytes.
 
-Texts have 3 to 6. A vocabulary may have tokens of 128 bytes, but these are spaces and rules: who fills a context with
-them alone is refused, rather than eight times the memory kept for it.
+Ordinary texts have 3 to 6. A vocabulary can have tokens of 128 bytes, but these are runs of spaces and rules: a text
+that fills a context with them is refused, because allowing it would need eight times the memory for every text.
 """
 
 DEFAULT: Final = "default"
@@ -49,7 +50,7 @@ NAMED_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_
 
 
 class Tokenizer:
-    """The tokenizer of a model, with its chat templates. Immutable except for caches; threads may share it."""
+    """The tokenizer of a model, with its chat templates. Immutable except for caches; threads can share it."""
 
     def __init__(
         self,
@@ -60,9 +61,9 @@ class Tokenizer:
         add_bos_token: bool = False,
         max_tokens: int | None = None,
     ) -> None:
-        """Wrap a tokenizer of the library; `templates` are by name, and "default" is the one for any conversation.
+        """Wrap a tokenizer of the library; `templates` are by name, and "default" is for any conversation.
 
-        A text that `max_tokens` cannot hold is not encoded.
+        A text that cannot fit into `max_tokens` is refused without encoding it.
         """
         library.no_truncation()
         library.no_padding()
@@ -70,7 +71,7 @@ class Tokenizer:
         self._templates = dict(templates or {})
         added = library.get_added_tokens_decoder()
         self.vocab_size: int = max([-1, *library.get_vocab(with_added_tokens=True).values()]) + 1
-        """One more than the highest id; a model may have more."""
+        """One more than the highest id; a model can have more ids."""
         self.special_token_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         named = named_tokens or {}
         self.bos_token_id = library.token_to_id(named.get("bos_token", ""))
@@ -92,8 +93,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Read the tokenizer of a model; `vocab_size` is the model's, `now` the clock of its chat template.
 
-        `max_tokens` is what the model's context holds: a text that cannot be so short is not encoded.
-        Raises `CheckpointError` where a file is missing or torn, or where ids that the model lacks are in use.
+        `max_tokens` is the model's context length: a text that cannot fit into it is refused without encoding it.
+        Raises `CheckpointError` if a file is missing or broken, or if ids that the model lacks are in use.
         """
         settings = read_settings(files)
         named = {name: text for name in NAMED_TOKENS if (text := token_text_of(settings.get(name)))}
@@ -122,24 +123,24 @@ class Tokenizer:
 
     @property
     def pair_template(self) -> str:
-        """The text of the template for a query and a document; empty where the model has none."""
+        """The text of the template for a query and a document; empty if the model does not have one."""
         return self._templates[PAIR_TEMPLATE].source if PAIR_TEMPLATE in self._templates else ""
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """Variables that a client may set for the chat templates, in addition to messages and tools."""
+        """Variables that a client can set for the chat templates, in addition to messages and tools."""
         return frozenset[str]().union(*(template.variables for template in self._templates.values()))
 
     def template_source(self, *, with_tools: bool = False) -> str:
-        """Return the text of the chat template of a conversation; "" where the model has none. Does not mutate."""
+        """Return the text of the chat template of a conversation; "" if the model has none. Does not mutate."""
         return self._template(with_tools=with_tools).source if self.has_chat_template else ""
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of the token that is this very text; None where there is none. Does not mutate."""
+        """Return the id of the token with exactly this text; None if it does not exist. Does not mutate."""
         return self._library.token_to_id(token)
 
     def warm_up(self) -> None:
-        """Do now what the first special token in a client's words would wait for: 1.5 s for 150,000 tokens."""
+        """Make the copy that the first special token in a client's text would need: 1.5 s for 150,000 tokens."""
         self._control.renamed()
 
     def has(self, token_id: int) -> bool:
@@ -147,10 +148,10 @@ class Tokenizer:
         return 0 <= token_id < self.vocab_size and self._library.id_to_token(token_id) is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
-        """Return the ids of a text, in which special tokens may be written out; `field` names it in errors.
+        """Return the ids of a text, which can contain special tokens; `field` names it in errors.
 
-        `add_special_tokens` puts before it what the model was trained to see there, such as the token that begins
-        every text. Does not mutate.
+        `add_special_tokens` adds the tokens that the model expects around every text, such as one at its beginning.
+        Does not mutate.
         """
         if not isinstance(text, str):
             raise InvalidRequestError(field, text, "a string")
@@ -170,10 +171,10 @@ class Tokenizer:
         template_variables: Mapping[str, object] | None = None,
         template_name: str = "",
     ) -> list[int]:
-        """Return the ids of a conversation as the model's chat template writes it. Does not mutate.
+        """Return the ids of a conversation, rendered by the model's chat template. Does not mutate.
 
-        `template_name`: that of another template of the model. Special tokens come from the template alone; their text
-        in messages, tools and variables is text.
+        `template_name`: the name of another template of the model. Only the template can write special tokens; in
+        messages, tools and variables they are ordinary text.
         """
         conversation, plain_tools = validate_messages(messages), validate_tools(tools)
         variables = plain_object(template_variables or {}, "template_variables")
@@ -189,7 +190,7 @@ class Tokenizer:
         return self._control.encode(text, stand_ins)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; ids that the tokenizer does not have have none. Does not mutate."""
+        """Return the text of token ids; ids that the tokenizer does not have are skipped. Does not mutate."""
         skipped = self.special_token_ids if skip_special_tokens else frozenset()
         shown = [token_id for token_id in token_ids if token_id not in skipped and self.has(token_id)]
         token_bytes = self.bytes_of_tokens
@@ -199,7 +200,7 @@ class Tokenizer:
         return token_bytes.trim(data.decode("utf-8", "replace"))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token within a text, a space before it included; those of a special token too."""
+        """Return the bytes of one token within a text, including a leading space; also those of a special token."""
         if not self.has(token_id):
             return b""
         if self.bytes_of_tokens is None:
@@ -207,11 +208,11 @@ class Tokenizer:
         return self.bytes_of_tokens[token_id]
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of one token by itself, as log probabilities show it; part of a character is U+FFFD."""
+        """Return the text of a single token, for log-probabilities; an incomplete character is U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def _require_short(self, text: str, field: str) -> None:
-        """Raise `RequestTooLargeError` for a text that is too long whatever its tokens are."""
+        """Raise `RequestTooLargeError` for a text that is too long for any tokens."""
         if len(text) <= self._max_bytes and (
             text.isascii() or len(text.encode("utf-8", "surrogatepass")) <= self._max_bytes
         ):
@@ -222,7 +223,7 @@ class Tokenizer:
         raise RequestTooLargeError(field, f"a text of {len(text)} characters", allowed)
 
     def _uses_beyond(self, vocab_size: int, named: Collection[str]) -> bool:
-        """Return whether ids from `vocab_size` on are more than added tokens that no setting and no template uses."""
+        """Return whether ids from `vocab_size` on are in use: in the model's vocabulary, a setting or a template."""
         vocabulary = self._library.get_vocab(with_added_tokens=True)
         beyond = {text for text, token_id in vocabulary.items() if token_id >= vocab_size}
         added = {token.content for token in self._library.get_added_tokens_decoder().values()}

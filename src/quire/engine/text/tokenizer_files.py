@@ -1,7 +1,7 @@
-"""The files of a model's tokenizer: tokenizer.json or vocabulary and merges, settings, chat templates.
+"""Reads the files of a model's tokenizer: tokenizer.json or vocabulary and merges, settings, chat templates.
 
-Everything is checked as it is read: whatever is missing, torn or not understood is a `CheckpointError` that names the
-file and says what to do.
+Every file is checked while it is read: a missing, broken or unsupported part raises a `CheckpointError` that names the
+file and the remedy.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER_FILE: Final = "tokenizer.json"
-SETTINGS_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")  # the later has the last word
+SETTINGS_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 MAX_TOKENIZER_BYTES: Final = 64 << 20
 MAX_TOKENIZER_VALUES: Final = 4_000_000
-"""In tokenizer.json: 262,000 tokens and 580,000 merges, the largest published, need half of this."""
+"""Values in tokenizer.json: the largest published one, with 262,000 tokens and 580,000 merges, has half of this."""
 
 MAX_TABLE_BYTES: Final = 4 << 20
 LONG_TEXT: Final = re.compile(rb'[^"]{4096,}')
 MAX_TEMPLATES: Final = 16
-MAX_STEPS: Final = 32  # of a normalizer or a decoder; published ones have five
+MAX_STEPS: Final = 32  # steps of a normalizer or a decoder; published ones have five
 MAX_GROWTH: Final = 64
 MAX_TOKEN_CHARACTERS: Final = 256
 MAX_TOKENS_AROUND: Final = 64
-SPLITS: Final = MappingProxyType(  # how classes of byte-level BPE split words; None: as GPT-2 did
+SPLITS: Final = MappingProxyType(  # how classes of byte-level BPE split words; None: as in GPT-2
     {
         "GPT2Tokenizer": None,
         "Qwen2Tokenizer": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     }
 )
-CLASSES: Final = MappingProxyType(  # by the model_type in config.json, where the tokenizer's settings do not say
+CLASSES: Final = MappingProxyType(  # by the model_type in config.json, if the tokenizer's settings have no class
     {"gpt2": "GPT2Tokenizer", **dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), "Qwen2Tokenizer")}
 )
-END_OF_TEXT: Final = "<|endoftext|>"  # the named tokens of GPT2Tokenizer, where its settings do not say
+END_OF_TEXT: Final = "<|endoftext|>"  # the named tokens of GPT2Tokenizer, if its settings do not name them
 
 
 def read_settings(files: ModelFiles) -> dict[str, object]:
-    """Return what the files of settings say, and what follows from the model where the vocabulary is two files."""
+    """Return the tokenizer's settings, with defaults by the model's type if the vocabulary is in two files."""
     settings: dict[str, object] = {}
     for name in SETTINGS_FILES:
         settings |= {key: value for key, value in _read_object(files, name).items() if value is not None}
@@ -70,7 +70,7 @@ def read_library(files: ModelFiles, settings: Mapping[str, object]) -> tokenizer
     text, where = files.text(TOKENIZER_FILE, MAX_TOKENIZER_BYTES), files.where(TOKENIZER_FILE)
     data = text.encode()
     require_few_values(data, where, MAX_TOKENIZER_VALUES)
-    # A table of characters is one long text. The library makes a hundred times the memory of others, which are tokens.
+    # One long text can be a table of characters. Others would be tokens, which take a hundred times their size.
     long_texts = LONG_TEXT.findall(data.replace(b'\\"', b""))
     if len(long_texts) > 1 or sum(map(len, long_texts)) > MAX_TABLE_BYTES:
         found, allowed = f"texts of {max(map(len, long_texts))} bytes", "tokens as short as words"
@@ -79,14 +79,14 @@ def read_library(files: ModelFiles, settings: Mapping[str, object]) -> tokenizer
         library = tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # a panic of the library, which is no Exception, is a broken file too
+    except BaseException as error:  # a panic of the library is not an Exception, but also means a broken file
         raise CheckpointError(where, f"broken: {error}", "a tokenizer that the tokenizers library reads") from error
     _require_bounded(library, where)
     return library
 
 
 def _require_bounded(library: tokenizers.Tokenizer, where: str) -> None:
-    """Raise where a text may become much larger on its way to tokens, or tokens on their way to text."""
+    """Raise if normalizing, decoding or post-processing can make a text much larger."""
     for name, part in (("normalizer", library.normalizer), ("decoder", library.decoder)):
         steps = list(_steps_of(json.loads(part.__getstate__()))) if part is not None else []
         growth = math.prod(map(_growth, steps))
@@ -103,7 +103,7 @@ def _require_bounded(library: tokenizers.Tokenizer, where: str) -> None:
 
 
 def _steps_of(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normalizer or a decoder, however they are nested."""
+    """Yield the steps of a normalizer or a decoder, also nested ones."""
     if settings.get("type") != "Sequence":
         yield settings
     for inner in settings.get("normalizers") or settings.get("decoders") or ():
@@ -111,18 +111,18 @@ def _steps_of(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> float:
-    """Return by how much a step can make a text longer, at most; what adds to its ends is not counted."""
+    """Return the factor by which a step can lengthen a text, without additions at its ends."""
     if step.get("type") == "ByteLevel":
         return 2
     if step.get("type") != "Replace":
         return 1
     pattern = step["pattern"].get("String")
-    shortest = 1 if pattern is None else len(pattern.encode())  # what an expression matches has a character or more
+    shortest = 1 if pattern is None else len(pattern.encode())  # a regular expression can match a single character
     return float(max(len(step["content"].encode()) / shortest, 1)) if shortest else math.inf
 
 
 def tokenizer_json(files: ModelFiles, vocab_size: int) -> dict[str, Any]:
-    """Return a model's tokenizer from tokenizer.json, without added tokens that a model of this many ids lacks."""
+    """Return a model's tokenizer.json, without the added tokens beyond the model's vocabulary."""
     tokenizer: dict[str, Any] = json.loads(read_library(files, read_settings(files)).to_str())
     added = [token for token in tokenizer["added_tokens"] if token["id"] < vocab_size]
     return tokenizer | {"added_tokens": added, "truncation": None, "padding": None}
@@ -143,7 +143,7 @@ def _how_to_convert(name: str) -> str:
 
 
 def _read_byte_level_bpe(files: ModelFiles, settings: Mapping[str, object]) -> tokenizers.Tokenizer:
-    """Build a byte-level BPE from its two files, where the class of the tokenizer says how to split words."""
+    """Build a byte-level BPE from its two files; the class of the tokenizer determines how to split words."""
     is_whole = files.has("vocab.json") and files.has("merges.txt")
     name = str(settings.get("tokenizer_class")).removesuffix("Fast")
     added = _added_tokens(files, settings)
@@ -157,7 +157,7 @@ def _read_byte_level_bpe(files: ModelFiles, settings: Mapping[str, object]) -> t
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     try:
         model = models.BPE(cast(Any, vocab), cast(Any, merges))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library's own type
         raise CheckpointError(files.name, f"broken: {error}", "vocab.json and merges.txt of one BPE") from error
     library = tokenizers.Tokenizer(model)
     prefix, split = settings.get("add_prefix_space") is True, SPLITS[name]
@@ -192,7 +192,7 @@ def _added_tokens(files: ModelFiles, settings: Mapping[str, object]) -> dict[str
 
 
 def read_templates(files: ModelFiles, settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the chat templates by name; where there are any for conversations, one is "default"."""
+    """Return the chat templates by name; if any is for conversations, one is "default"."""
     source: object = files.text("chat_template.jinja") if files.has("chat_template.jinja") else None
     for found in (settings.get("chat_template"), _read_object(files, "chat_template.json").get("chat_template")):
         source = found if source is None else source
@@ -221,5 +221,5 @@ def token_text_of(token: object) -> str | None:
 
 
 def _read_object(files: ModelFiles, file: str) -> dict[str, object]:
-    """Return the JSON object in a file; an empty one where there is no such file."""
+    """Return the JSON object in a file; an empty one if the file does not exist."""
     return files.json_object(file) if files.has(file) else {}

@@ -1,7 +1,7 @@
-"""Documents: words, tables and charts as values, and their output formats.
+"""Documents: text, tables and charts as values, and their output formats.
 
-Document ─ Section ─┬─ words, Table
+Document ─ Section ─┬─ text, Table
                     ├─ Chart ── chart_svg ──► a picture, which is also in the HTML for readers without scripts
-                    └─ Film ──► the block map through time
-  └── document_html ──► one file of HTML: no request to anywhere, interactive where scripts run
+                    └─ Film ──► the block map over time
+  └── document_html ──► one HTML file that loads nothing, interactive if scripts run
 """

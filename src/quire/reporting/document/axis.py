@@ -1,4 +1,4 @@
-"""Axes: the positions of ticks and the format of numbers. `charts.mjs` writes numbers by the same rule."""
+"""Axes: the positions of ticks and the format of numbers. `format.mjs` writes numbers by the same rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEW_DECADES = 2.5
 
 
 def show_number(value: float, unit: str = "") -> str:
-    """Return a number in at most three digits, or whole from a thousand on, with its unit.
+    """Return a number with at most three digits, or as an integer from a thousand on, with its unit.
 
     >>> show_number(0.03251, "s"), show_number(1234567.0, "tok/s"), show_number(38.25, "%"), show_number(0.0)
     ('32.5 ms', '1,234,567 tok/s', '38.2 %', '0')
@@ -42,15 +42,15 @@ class Range:
 
     @classmethod
     def of(cls, axis: Axis, values: Collection[float]) -> Range:
-        """Return the range from the least to the greatest value, for an x axis."""
+        """Return the range from the minimum to the maximum, for an x axis."""
         low, high = min(values, default=1.0), max(values, default=2.0)
         return cls(low, high, axis.scale) if low < high else cls.around(axis, values)
 
     @classmethod
     def around(cls, axis: Axis, values: Collection[float]) -> Range:
-        """Return a range for a y axis, which has 0 in it where it is linear.
+        """Return a range for a y axis, which includes 0 if it is linear.
 
-        It begins and ends on a tick, unless values lie on both sides of 0.
+        It begins and ends on a tick, unless there are values on both sides of 0.
         """
         if axis.scale == LOG:
             low, high = _round_down(min(values, default=1.0)), _round_up(max(values, default=10.0))
@@ -60,15 +60,15 @@ class Range:
         return cls(math.floor(low / step) * step, math.ceil(high / step * (1 - 1e-9)) * step, axis.scale)
 
     def share(self, value: float) -> float:
-        """Return how far along the axis a value lies: 0 at its beginning, 1 at its end."""
+        """Return the position of a value on the axis: 0 at its beginning, 1 at its end."""
         if self.scale == LOG:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Return where the ticks stand: at round numbers, about five of them.
+        """Return the positions of the ticks: about five round numbers.
 
-        Between two of them a logarithmic axis is nearly linear, and has the ticks of one.
+        A logarithmic axis that would have at most one tick gets those of a linear axis.
 
         >>> [show_number(tick) for tick in Range(5.1, 6.0, LOG).ticks()]
         ['5.2', '5.4', '5.6', '5.8', '6']

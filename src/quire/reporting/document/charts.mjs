@@ -1,18 +1,18 @@
-// Live plots in place of the still ones, by uPlot: values under the cursor, a zoom by dragging, a legend that switches
-// series off. Plots of one group share the cursor, and the mark of the film next to them.
+// Live plots, drawn by uPlot, that replace the still pictures: values under the cursor, zoom by dragging, a legend that
+// hides series. Plots of one group share the cursor, and the mark of the film next to them.
 
 import { showNumber } from "./format.mjs";
 import { onTheme, readColours } from "./theme.mjs";
 
 const HEIGHT = 260;
-const BARS_SHARE = 0.8; // of the room of a name, as in svg.py
+const BARS_SHARE = 0.8; // of the width of a place, as in svg.py
 const FEW_DECADES = 2.5; // as in axis.py
 const LONGEST_NAME = 21;
-const TILT = -30; // degrees, of names that do not fit
+const TILT = -30; // degrees, for names that do not fit
 const CHARACTER = 6.5; // px
-const MARKED = 24; // a line of at most this many points shows them
+const MARKED = 24; // a line with at most this many points shows them
 
-/** Return the upper edges of columns that lie on one another; hidden ones take no room. */
+/** Return the upper edges of stacked columns; hidden ones take no space. */
 export function stacked(columns, isShown) {
     const sums = columns[0]?.map(() => 0) ?? [];
     return columns.map((column, index) => {
@@ -39,7 +39,7 @@ function linearTicks(low, high) {
     return Array.from({ length: last - first + 1 }, (_, index) => (first + index) * step);
 }
 
-/** Return where the ticks of a logarithmic axis stand: 1, 2 and 5, over many decades only 1, within one linear. */
+/** Return the ticks of a logarithmic axis: 1, 2 and 5; over many decades only 1; linear ones if too few fit. */
 export function logTicks(low, high) {
     const isNarrow = Math.log10(high / low) <= FEW_DECADES;
     const steps = logSteps(low, high).filter((_, index) => isNarrow || index % 3 === 0);
@@ -55,7 +55,7 @@ export class ChartView {
     constructor(figure, chart) {
         this.chart = chart;
         this.colours = readColours();
-        this.mark = null; // where the film stands on the x axis
+        this.mark = null; // the position of the film on the x axis
         this.order = chart.series.map((_, index) => index); // from the top of the plot's list; areas overpaint
         if (chart.kind === "areas") this.order.reverse();
         const host = figure.querySelector(".plot");
@@ -113,10 +113,10 @@ export class ChartView {
         return { distr: 3, range: (_, low, high) => (low < high ? [low, high] : [low / 2, 2 * high]) };
     }
 
-    /** Return the range of the y axis: from 0, or between round numbers where it is logarithmic. */
+    /** Return the range of the y axis: from 0, or between round numbers if it is logarithmic. */
     around(low, high) {
         if (this.chart.y.scale !== "log") return [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.05 : 1];
-        if (this.chart.kind === "bars") low /= 2; // so that the least bar is seen
+        if (this.chart.kind === "bars") low /= 2; // so that the smallest bar is visible
         const ticks = logSteps(low || 1, high || 10);
         const below = ticks.findLast((tick) => tick <= low * 1.001);
         const above = ticks.find((tick) => tick >= high * 0.999);
@@ -145,7 +145,7 @@ export class ChartView {
         };
     }
 
-    /** Whether the names on the x axis would not fit side by side. */
+    /** Whether the names on the x axis do not fit side by side. */
     isCrowded(plot) {
         const { names } = this.chart;
         return Math.max(0, ...names.map((name) => shortened(name).length)) * CHARACTER * names.length > plot.width - 80;
@@ -186,7 +186,7 @@ export class ChartView {
         plot.setData(this.data((index) => plot.series[1 + this.order.indexOf(index)].show), false);
     }
 
-    /** Show where a film stands; null: nowhere. Mutates. */
+    /** Show the position of a film; null: hide it. Mutates. */
     markAt(place) {
         this.mark = place;
         this.plot.redraw(false);
@@ -201,7 +201,7 @@ export class ChartView {
     }
 }
 
-/** Let the still picture of a figure be saved: as it is, or as a PNG of twice its size. */
+/** Add buttons that save the still picture of a figure, as SVG or as a PNG of twice its size. */
 export function addButtons(figure, title) {
     const name = title.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "chart";
     const row = document.createElement("span");
@@ -220,7 +220,7 @@ export function addButtons(figure, title) {
     figure.querySelector("figcaption").append(row);
 }
 
-/** Return a picture on white as an address: light in every theme, as it will stand on other people's pages. */
+/** Return a picture on white as a URL: light in every theme, for use in other pages. */
 function addressOf(svg) {
     const copy = svg.cloneNode(true);
     copy.querySelector("style").remove();
@@ -242,7 +242,7 @@ function saveSvg(svg, name) {
     download(addressOf(svg), `${name}.svg`);
 }
 
-/** Return the picture as the address of a PNG. */
+/** Return the picture as the URL of a PNG. */
 export async function pngOf(svg) {
     const image = new Image();
     image.src = addressOf(svg);

@@ -1,7 +1,7 @@
-"""A document as frozen values: words, tables, charts, films. `html` and `svg` decide how it looks.
+"""A document as frozen values: text, tables, charts, films. `html` and `svg` determine its appearance.
 
-Words are plain text; what stands between two backticks is set as code. Nothing in them is ever taken for markup, so
-names of models and lines of traces can stand anywhere.
+Text is plain; parts between two backticks are set as code. No text is interpreted as markup, so it can contain names of
+models and lines of traces.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from quire.core.errors import InvariantError
 
 LINES, AREAS, BARS = "lines", "areas", "bars"
-"""Kinds of charts; areas lie on one another, the first at the bottom, and bars of one place side by side."""
+"""Kinds of charts. Areas are stacked, the first at the bottom; the bars of one place are side by side."""
 LINEAR, LOG = "linear", "log"
 BYTES_PER_CELL = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What an axis shows. Seconds (unit "s") are written as milliseconds where they are short."""
+    """The quantity of an axis. Short times in seconds (unit "s") are written as milliseconds."""
 
     label: str
     unit: str = ""
@@ -27,16 +27,16 @@ class Axis:
 
     @property
     def title(self) -> str:
-        """The label of the axis; the numbers show that times are in seconds."""
+        """The label of the axis, with its unit; for times, the numbers have the unit."""
         return f"{self.label}, {self.unit}" if self.unit and self.unit != "s" else self.label
 
     @property
     def tick_unit(self) -> str:
-        """What stands after the number of each tick."""
+        """The unit after the number of each tick."""
         return "s" if self.unit == "s" else ""
 
     def drawable(self, value: float | None) -> float | None:
-        """Return a value as it can be drawn here: None for what is no number, or has no logarithm."""
+        """Return a value, or None if this axis cannot show it: not a number, or without a logarithm."""
         if value is None or not math.isfinite(value) or (self.scale == LOG and value <= 0):
             return None
         return value
@@ -44,17 +44,17 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Numbers with a name, one for each place of the x axis; None where there is none."""
+    """A name, and a number for each place of the x axis; None for a missing one."""
 
     name: str
     values: tuple[float | None, ...]
     colour: str = ""
-    """A name of `assets/theme.css`, as "accent"; else the colours of owners in their order."""
+    """A colour name of `assets/theme.css`, such as "accent"; empty: the next colour of the owners."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Series over common places: ascending numbers, or names where these are bars.
+    """Series over common places: ascending numbers, or names for bars.
 
     >>> chart = Chart("Speed", (1.0, 2.0), (Series("quire", (3.0, None)),), Axis("users"), Axis("rate", "tok/s"))
     >>> chart.kind, chart.names
@@ -75,24 +75,24 @@ class Chart:
         if any(len(one.values) != len(self.x) for one in self.series):
             raise InvariantError(f"chart {self.title!r}: each series needs a value for each of {len(self.x)} places")
         if len(self.names) != (len(self.x) if self.kind == BARS else 0):
-            raise InvariantError(f"chart {self.title!r}: bars stand at names, everything else at numbers")
+            raise InvariantError(f"chart {self.title!r}: bars need names as places, other charts numbers")
         if any(after <= before for before, after in zip(self.places, self.places[1:], strict=False)):
             raise InvariantError(f"chart {self.title!r}: places must ascend")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names on the x axis; none where it has numbers."""
+        """The names on the x axis; empty if it has numbers."""
         return tuple(place for place in self.x if isinstance(place, str))
 
     @property
     def places(self) -> tuple[float, ...]:
-        """Where on the x axis the values stand: names stand at 0, 1, 2 and so on."""
+        """The positions of the values on the x axis; names are at 0, 1, 2 and so on."""
         return tuple(float(index) if isinstance(place, str) else place for index, place in enumerate(self.x))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells under a header; the first cell of a row is its label, the others are figures."""
+    """Rows of cells under a header; the first cell of a row is its label, the others are numbers."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -108,8 +108,9 @@ class Table:
 class Film:
     """The block map at some moments, in cells of one block or more.
 
-    A picture is three planes, one after another. Who holds a cell, in 32 bits: 0 for nobody, else as in
-    `simulate/holders.py`. How much is held, in 8 bits, 255 being everything. How much is only cached, likewise.
+    A picture has three planes, one after another. The holder of each cell, in 32 bits: 0 for none, else as in
+    `simulate/holders.py`. The share that is held, in 8 bits, where 255 is the whole cell. The share that is only
+    cached, likewise.
     """
 
     title: str
@@ -128,13 +129,13 @@ class Film:
 
     @property
     def num_cells(self) -> int:
-        """Cells of a picture."""
+        """The number of cells of a picture."""
         return -(-self.num_blocks // self.blocks_per_cell)
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what follows it: words, tables, charts and films."""
+    """A heading and its parts: text, tables, charts and films."""
 
     title: str
     parts: tuple[str | Table | Chart | Film, ...]
@@ -142,7 +143,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A whole document. `facts` are pairs of what must be known to repeat it: the machine, the command, the seed."""
+    """A document. `facts` are pairs that are needed to repeat it: the machine, the command, the seed."""
 
     title: str
     sections: tuple[Section, ...]

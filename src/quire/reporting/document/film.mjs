@@ -1,9 +1,9 @@
-// The block map through time: a slider over moments, and every block, or a few of them, a cell on a canvas.
+// The block map over time: a slider over moments, and a canvas with a cell for each block, or for a few blocks.
 //
 //     free    a pale cell        cached  a grey one       one   the colour of its request       shared   amber
 //
-// A cell of several blocks is the stronger the more of them are held. Colours repeat after eight requests; the words
-// next to the slider and under the pointer have the numbers.
+// A cell of several blocks is stronger if more of them are held. Colours repeat after eight requests; the text next to
+// the slider and under the pointer has the numbers.
 
 import { NUM_OWNERS, onTheme, readColours } from "./theme.mjs";
 
@@ -11,11 +11,11 @@ const [NOBODY, SHARED, FIRST_OWNER] = [0, 1, 2]; // as in holders.py
 const BYTES_PER_CELL = 6;
 const LARGEST_CELL = 22;
 const MAX_HEIGHT = 320;
-const FAINTEST = 0.4; // of what is held, however little
+const FAINTEST = 0.4; // the opacity of the smallest held share
 const FULL = 255;
 const PACE_MS = 120;
 
-/** Return how large cells can be, and in how many columns they stand. */
+/** Return the size of cells, and the number of columns. */
 export function layoutOf(numCells, width) {
     for (let cell = LARGEST_CELL; cell > 2; cell -= 1) {
         const columns = Math.max(1, Math.floor(width / cell));
@@ -40,7 +40,7 @@ export async function unpack(film) {
     });
 }
 
-/** Say in words what a cell is. */
+/** Return a description of a cell. */
 export function describeCell(film, picture, cell) {
     const first = cell * film.blocksPerCell;
     const last = Math.min(first + film.blocksPerCell, film.numBlocks) - 1;
@@ -55,7 +55,7 @@ export function describeCell(film, picture, cell) {
     return `Blocks ${first} to ${last}: ${held}, ${share(picture.cached[cell])} only cached`;
 }
 
-/** A film in its figure. `onMoment(time)` is told where it stands. */
+/** A film in its figure. `onMoment(time)` is called with its position. */
 export class FilmView {
     constructor(figure, film, onMoment) {
         this.film = film;

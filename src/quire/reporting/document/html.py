@@ -1,13 +1,13 @@
-"""A document as one file of HTML, which loads nothing from anywhere.
+"""A document as one HTML file, which loads nothing.
 
     <style>   assets/theme.css, uplot.css, document.css
-    <body>    words, tables, and every chart as a still picture (`svg`), so that it can be read and printed as it is
+    <body>    text, tables, and every chart as a still picture (`svg`), readable and printable without scripts
     <script type="application/json">     the same charts and films as numbers
-    <script>  uplot.js; then the modules of this folder, joined: they put a live plot in place of each still one
+    <script>  uplot.js; then the modules of this folder, joined: they replace each still picture by a live plot
 
-The policy in its head lets it run these two scripts, known by their hashes, and load nothing. So a document does no
-harm even if a mistake of ours let a name pass as markup. All words pass through `escape`; the numbers are JSON without
-a "<", which no name can end.
+The policy in its head allows only these two scripts, by their hashes, and no loading. So a document is harmless even if
+a bug let a name pass as markup. All text passes through `escape`; the numbers are JSON without a "<", so no name can
+end their script.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.reporting.document.svg import chart_svg
 from quire.reporting.document.theme import colour_names
 
 MODULES = ("format.mjs", "theme.mjs", "charts.mjs", "film.mjs", "main.mjs")
-"""In the order in which they import one another."""
+"""The modules, in the order of their imports."""
 MIN_SECTIONS_LISTED, MANY_CHARTS, LONG_CELL = 4, 4, 40
 _FOLDER = Path(__file__).parent
 _CODE = re.compile(r"`([^`]+)`")
@@ -39,7 +39,7 @@ _IMPORT = re.compile(r'^import \{[^}]*\} from "\./[\w.]+";\n', re.MULTILINE)
 
 
 def document_html(document: Document) -> str:
-    """Return a document as HTML. The same document makes the same text. Does not mutate."""
+    """Return a document as HTML. Equal documents give equal text. Does not mutate."""
     parts = [part for section in document.sections for part in section.parts]
     charts = [_chart_data(part) for part in parts if isinstance(part, Chart)]
     content = {"charts": charts, "films": [_film_data(part) for part in parts if isinstance(part, Film)]}
@@ -57,13 +57,13 @@ def document_html(document: Document) -> str:
 
 
 def joined_modules() -> str:
-    """Return the modules as one: each once, in order, without their imports and exports."""
+    """Return the modules joined into one, in order, without their imports and exports."""
     texts = ((_FOLDER / name).read_text(encoding="utf-8") for name in MODULES)
     return "".join(_IMPORT.sub("", text).replace("\nexport ", "\n") for text in texts)
 
 
 def safe_json(value: Any) -> str:
-    r"""Return JSON that can be inside a script: it has no "<", so nothing in it ends the script or begins a comment.
+    r"""Return JSON for use inside a script: without "<", it cannot end the script or begin a comment.
 
     >>> safe_json(["</script>"])
     '["\\u003c/script>"]'
@@ -73,7 +73,7 @@ def safe_json(value: Any) -> str:
 
 
 def words(text: str) -> str:
-    """Return words as markup: escaped, and code where backticks stand.
+    """Return text as markup: escaped, with code between backticks.
 
     >>> words("run `a<b>`")
     'run <code>a&lt;b&gt;</code>'
@@ -100,7 +100,7 @@ def _style() -> str:
     return f"/* uPlot: {licence}*/\n" + "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
 
 
-# ---- words and tables ---------------------------------------------------------------------------------------------
+# ---- text and tables ----------------------------------------------------------------------------------------------
 
 
 def _head(document: Document) -> str:
@@ -187,5 +187,5 @@ def _film_data(film: Film) -> dict[str, Any]:
 
 
 def _numbers(values: Sequence[float | None]) -> list[float | None]:
-    """Return numbers with six digits, which is more than can be seen; None for what is none."""
+    """Return numbers with six digits, more than a plot can show; None for values that are not numbers."""
     return [None if value is None or not math.isfinite(value) else float(f"{value:.6g}") for value in values]

@@ -1,4 +1,4 @@
-// The page comes to life: a view for every chart and film, in the order in which they stand.
+// Starts the page: a view for every chart and film, in the order of the page.
 
 import { addButtons, ChartView } from "./charts.mjs";
 import { FilmView } from "./film.mjs";

@@ -1,7 +1,7 @@
-"""Pictures as PNG, by resvg, which is the extra `quire[png]`: a small library that draws SVG, with no browser.
+"""Pictures as PNG, drawn by resvg (the extra `quire[png]`): a small library that renders SVG without a browser.
 
-`dejavu-sans.ttf` is part of DejaVu Sans 2.37 without hints: Latin, Greek and Cyrillic letters, arrows, signs of
-mathematics and boxes. With it a machine without fonts draws words too. Other letters come from the system's fonts.
+`dejavu-sans.ttf` is a part of DejaVu Sans 2.37 without hints: Latin, Greek and Cyrillic letters, arrows, mathematical
+signs and boxes, so that text is drawn on a machine without fonts. Other letters come from the system's fonts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SCALE: Final = 2.0
 
 
 class PngError(QuireError):
-    """A picture cannot be drawn as PNG here; the message says what is missing."""
+    """A picture cannot be drawn as PNG; the message names what is missing."""
 
 
 def require_png() -> None:
@@ -28,7 +28,7 @@ def require_png() -> None:
 
 
 def svg_png(svg: str) -> bytes:
-    """Return a picture as PNG, of twice its size. Does not mutate."""
+    """Return a picture as PNG, at twice its size. Does not mutate."""
     import resvg_py
 
     return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=SCALE, font_files=[str(FONT_FILE)]))

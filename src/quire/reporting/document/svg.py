@@ -1,15 +1,15 @@
-"""Charts as SVG: a picture that needs no script, for a README, for paper, and for a document before its scripts run.
+"""Charts as SVG: a picture without scripts, for a README, for print, and for a document before its scripts run.
 
     title
-    ── one  ── two            the legend, in as many rows as it needs
-    rate, tok/s               what the y axis shows
+    ── one  ── two            the legend, in one or more rows
+    rate, tok/s               the title of the y axis
     20 ┤
     10 ┤      plot
      0 ┼──────┬──────┬
        0      1      2   users
 
-Colours are attributes, those of a light ground, so that every reader of SVG knows them; a rule of a style sheet takes
-the others where the ground is dark. A picture on its own has a ground, one in a document has that of the document.
+Colours are attributes for a light background, which every SVG reader supports; a rule of a style sheet replaces them on
+a dark background. A separate picture has its own background, one in a document that of the document.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from quire.reporting.document.axis import Range, show_number
 from quire.reporting.document.content import AREAS, BARS, LINEAR, LOG, Chart
 from quire.reporting.document.theme import Theme, colour_names
 
-WIDTH, HEIGHT = 760, 300  # of the picture, and of what is plotted
+WIDTH, HEIGHT = 760, 300  # the width of the picture, and the height of the plot
 EDGE, LEFT, RIGHT = 12.0, 72, 20
 FOOT, TILTED_FOOT = 52, 110
 ROW = 22
-MARKED = 24  # a line of at most this many points shows them
+MARKED = 24  # a line with at most this many points shows them
 MAX_LABELLED_BARS = 24
 LONGEST_NAME = 21
 FONT = "system-ui, 'DejaVu Sans', 'Noto Sans', sans-serif"
-CHARACTER = 7.0  # px, of the size that the labels have
+CHARACTER = 7.0  # px, the width of a character in labels
 END, MIDDLE = "text-anchor='end'", "text-anchor='middle'"
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def chart_svg(chart: Chart, *, on_ground: bool = True) -> str:
-    """Return a chart as a picture, well-formed XML. Does not mutate."""
+    """Return a chart as an SVG picture. Does not mutate."""
     return _Picture(chart).render(on_ground)
 
 
 class _Picture:
-    """One chart on its way to being a picture."""
+    """Renders one chart as a picture."""
 
     def __init__(self, chart: Chart) -> None:
         self._chart = chart
@@ -54,7 +54,7 @@ class _Picture:
         self._x = self._x_range()
         values = [value for column in self._columns for value in column if value is not None]
         if chart.kind == BARS and chart.y_axis.scale == LOG and values:
-            values.append(min(values) / 2)  # so that the least bar is seen
+            values.append(min(values) / 2)  # so that the smallest bar is visible
         self._y = Range.around(chart.y_axis, values)
 
     def _x_range(self) -> Range:
@@ -92,7 +92,7 @@ class _Picture:
     # ---- legend and axes ----------------------------------------------------------------------------------------
 
     def _make_legend(self) -> tuple[list[str], int]:
-        """Return the parts of the legend, and where the plot below it begins."""
+        """Return the parts of the legend, and the top of the plot below it."""
         parts, x, y = [], EDGE, 44
         for one, (_, colour) in zip(self._chart.series, self._drawn, strict=True):
             width = 34 + CHARACTER * len(one.name)
@@ -113,7 +113,7 @@ class _Picture:
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether the names on the x axis would not fit side by side."""
+        """Whether the names on the x axis do not fit side by side."""
         names = self._chart.names
         return max(map(len, names), default=0) * CHARACTER * len(names) > WIDTH - RIGHT - LEFT
 
@@ -138,7 +138,7 @@ class _Picture:
     def _down(self, value: float) -> float:
         return self._bottom - HEIGHT * self._y.share(value)
 
-    # ---- what is plotted ----------------------------------------------------------------------------------------
+    # ---- lines, areas and bars ----------------------------------------------------------------------------------
 
     def _spots(self, column: Sequence[float | None]) -> list[tuple[float, float]]:
         places = map(self._chart.x_axis.drawable, self._chart.places)
@@ -181,7 +181,7 @@ def _path(spots: Sequence[tuple[float, float]]) -> str:
 
 
 def stacked(chart: Chart) -> list[tuple[float | None, ...]]:
-    """Return the upper edges of areas that lie on one another; what is missing is nothing."""
+    """Return the upper edges of stacked areas; a missing value counts as 0."""
     sums = [0.0] * len(chart.x)
     found: list[tuple[float | None, ...]] = []
     for one in chart.series:
@@ -191,7 +191,7 @@ def stacked(chart: Chart) -> list[tuple[float | None, ...]]:
 
 
 def bar_edges(place: float, index: int, num_series: int) -> tuple[float, float]:
-    """Return from where to where a bar of a series goes: the bars of a place together take four fifths of its width.
+    """Return the left and right edges of a bar; the bars of a place together take four fifths of its width.
 
     >>> bar_edges(1.0, 0, 2), bar_edges(1.0, 1, 2)
     ((0.6, 1.0), (1.0, 1.4))
@@ -202,7 +202,7 @@ def bar_edges(place: float, index: int, num_series: int) -> tuple[float, float]:
 
 
 def shortened(name: str) -> str:
-    """Return a name without its middle, where it is long.
+    """Return a name; if it is long, without its middle.
 
     >>> shortened("prefix_index=none block_size=16")
     'prefix_ind…ck_size=16'
@@ -212,5 +212,5 @@ def shortened(name: str) -> str:
 
 
 def escape(words: str) -> str:
-    """Return words escaped for XML, which does not allow control characters."""
+    """Return text escaped for XML, without control characters, which XML does not allow."""
     return escape_markup(_NO_XML.sub("\ufffd", words))

@@ -1,11 +1,11 @@
-// Colours for canvases, read from the style sheet, so that themes are said in one place.
+// Colours for canvases, read from the style sheet, so that themes are defined in one place.
 
 const NAMES = ["ink", "faint", "line", "ground", "accent", "good", "warn", "free", "cached", "shared", "unknown"];
 export const NUM_OWNERS = 8;
 
-/** Return the colours of the theme that is in force, by name. */
+/** Return the colours of the current theme, by name. */
 export function readColours() {
-    const probe = document.createElement("span"); // light-dark(...) is only resolved where it is used
+    const probe = document.createElement("span"); // light-dark(...) is only resolved in an element that uses it
     document.documentElement.append(probe);
     const owners = Array.from({ length: NUM_OWNERS }, (_, index) => `owner-${index}`);
     const found = {};
@@ -17,7 +17,7 @@ export function readColours() {
     return found;
 }
 
-/** Call back when the theme of the system changes. */
+/** Call a function when the theme of the system changes. */
 export function onTheme(changed) {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
 }

@@ -1,4 +1,4 @@
-"""The colours of a document, read from `assets/theme.css`, for pictures that have no style sheet."""
+"""The colours of a document, read from `assets/theme.css`, for pictures without a style sheet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOUR = re.compile(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);")
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colours by name, for a light and for a dark ground.
+    """Colours by name, for a light and for a dark background.
 
     >>> Theme.read().light["accent"]
     '#1f66c7'
@@ -26,13 +26,13 @@ class Theme:
 
     @classmethod
     def read(cls) -> Theme:
-        """Return the colours of the sheet."""
+        """Return the colours of the style sheet."""
         found = _COLOUR.findall((ASSETS_FOLDER / "theme.css").read_text(encoding="utf-8"))
         return cls({name: light for name, light, _ in found}, {name: dark for name, _, dark in found})
 
 
 def colour_names(chart: Chart) -> list[str]:
-    """Return the name of the colour of each series: its own, or the next of the owners' colours."""
+    """Return the colour name of each series: its own, or the next of the owners' colours."""
     names = [one.colour or f"owner-{index % NUM_OWNERS}" for index, one in enumerate(chart.series)]
     unknown = set(names) - set(Theme.read().light)
     if unknown:

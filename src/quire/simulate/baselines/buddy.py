@@ -1,10 +1,10 @@
-"""BuddyAllocator: contiguous memory in powers of two, as the paper assumes that Orca allocates it.
+"""BuddyAllocator: contiguous memory in powers of two, which the paper assumes for Orca.
 
-    16 │■■■■■■■■│████│██│··│        a run of 16 was halved three times: 8 and 4 and 2 are taken, 2 are free
+    16 │■■■■■■■■│████│██│··│        a run of 16 was halved three times: 8, 4 and 2 are taken, 2 are free
 
-A request takes the smallest run that holds it, halving a larger one where there is none; a freed run merges with the
-other half, its buddy, if that is free too. What a run holds beyond the request is lost while it lives, and free runs of
-the wrong size are lost as well: that is what paging does away with.
+A request takes the smallest run that holds it, halving a larger one if necessary; a freed run merges with the other
+half, its buddy, if that is free too. The slots of a run that the request does not need are wasted, and so are free runs
+of the wrong size. Paging avoids both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire.core.errors import InvariantError
 
 
 class BuddyAllocator:
-    """Runs of slots; a size that is no power of two is several runs of falling size, which never merge.
+    """Runs of slots. If the total is not a power of two, it consists of runs of falling size, which never merge.
 
     >>> buddy = BuddyAllocator(24)
     >>> buddy.allocate(5), buddy.allocate(8), buddy.allocate(3), buddy.allocate(8), buddy.num_free
@@ -34,7 +34,7 @@ class BuddyAllocator:
                 start += 1 << order
 
     def allocate(self, num_slots: int) -> int | None:
-        """Take a run of at least this many slots; None, and no change, where there is none. Mutates; O(log slots)."""
+        """Take a run of at least this many slots; return its start, or None if there is none. Mutates; O(log slots)."""
         size = run_size(num_slots)
         found = size
         while not self._free.get(found):
@@ -51,7 +51,7 @@ class BuddyAllocator:
         return start
 
     def free(self, start: int) -> None:
-        """Give a run back, and merge it with its buddy as long as that is free. Mutates; O(log slots)."""
+        """Free a run, and merge it with its buddy as long as that is free. Mutates; O(log slots)."""
         size = self._taken.pop(start, 0)
         if not size:
             raise InvariantError(f"no run begins at {start}")
@@ -63,7 +63,7 @@ class BuddyAllocator:
         self._free[size].add(start)
 
     def check(self) -> None:
-        """Raise `InvariantError` unless free and taken runs cover all slots once, with no two buddies free."""
+        """Raise `InvariantError` unless free and taken runs cover all slots once, and no two buddies are free."""
         runs = sorted([*self._taken.items(), *((start, size) for size in self._free for start in self._free[size])])
         end = 0
         for start, size in runs:

@@ -1,18 +1,18 @@
-"""ContiguousEngine: engines before paging. A sequence gets one run of memory when it starts, for all it may need.
+"""ContiguousEngine: engines before paging. A sequence gets one run of memory when it starts, for its maximum length.
 
-    reserves   max      the longest sequence that the model knows            Orca (Max), FasterTransformer
+    reserves   max      the longest sequence that the model allows           Orca (Max), FasterTransformer
                pow2     its prompt, and the next power of two of its output  Orca (Pow2)
-               oracle   its prompt and its output, known by a miracle        Orca (Oracle)
+               oracle   its prompt and its output, known in advance          Orca (Oracle)
 
     batches    iteration   between two steps, requests that have ended leave and waiting ones enter     Orca
                static      a batch is filled once, and returns all its answers when the last one has ended
 
-    a run      [ stored │ reserved for its own tokens to come │ never used: guessed too long, and rounded up ]
+    a run      [ stored │ reserved for its own future tokens │ never used: estimate too long, or rounded up ]
 
-Prompts are computed whole, in the step in which they start, together with the decodes of the others. First come, first
-served: one that does not fit holds back those behind it. Nobody ever yields, because everything was reserved. Samples
-and beams of one prompt have a run each, and none shares; copying the prompt to them is taken to cost nothing. Requests
-enter with the validation, and run with the executor, clock and measures, of the product.
+A prompt is computed in one step, the one in which it starts, together with the decodes of the others. Requests are
+served first come, first served: a request that does not fit blocks those after it. No request is preempted, because all
+its memory was reserved. Each sample or beam of a prompt has its own run and shares nothing; copying the prompt to it is
+assumed to take no time. Requests are validated by the product, and run with its executor, clock and measures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ITERATION, STATIC = "iteration", "static"
 
 @dataclass(frozen=True, slots=True)
 class ContiguousSetup:
-    """What such an engine is made of. A slot holds the keys and values of one token."""
+    """The settings of such an engine. A slot holds the keys and values of one token."""
 
     num_slots: int
     bytes_per_slot: int
@@ -61,7 +61,7 @@ class ContiguousSetup:
         require_one_of("batches", self.batches, (ITERATION, STATIC))
 
     def num_reserved(self, num_prompt_tokens: int, num_output_tokens: int) -> int:
-        """Return how many slots are reserved for a sequence.
+        """Return the number of slots to reserve for a sequence.
 
         >>> for reserves in (MAX, POW2, ORACLE):
         ...     print(ContiguousSetup(4096, 1, 2048, reserves).num_reserved(100, 25), end=" ")
@@ -86,9 +86,9 @@ class ContiguousEngine:
         self._limits = RequestLimits(VOCAB_SIZE, longest, longest, setup.max_num_seqs)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._runs: dict[Request, int] = {}  # of those that run, and in a static batch of those that have ended
-        self._spare: dict[Request, list[int]] = {}  # runs of the samples that a prompt has not opened yet
-        self._ended: list[Request] = []  # whose batch has not
+        self._runs: dict[Request, int] = {}  # running sequences, and in a static batch also ended ones
+        self._spare: dict[Request, list[int]] = {}  # runs of samples that have not started yet
+        self._ended: list[Request] = []  # ended in a batch that has not
         self._free_rows = list(range(setup.max_num_seqs - 1, -1, -1))
         self._starting: list[Request] = []
         self._released = array("i")
@@ -98,22 +98,22 @@ class ContiguousEngine:
 
     @property
     def num_running(self) -> int:
-        """Sequences that run."""
+        """The number of running sequences."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait."""
+        """The number of waiting requests."""
         return len(self._waiting)
 
     @property
     def num_disk_tokens(self) -> int:
-        """None: there is no cache."""
+        """Zero: there is no cache."""
         return 0
 
     @property
     def num_host_tokens(self) -> int:
-        """None: there is no cache."""
+        """Zero: there is no cache."""
         return 0
 
     @property
@@ -122,7 +122,7 @@ class ContiguousEngine:
         return self._executor.plan
 
     def add(self, request: Request) -> None:
-        """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
+        """Add a request; raises `InvalidRequestError` if it can never be served. Mutates."""
         validate(request, self._limits)
         request.arrival_s = self.clock.now()
         request.max_total_tokens = max_total_tokens(request, self._limits)
@@ -141,7 +141,7 @@ class ContiguousEngine:
         return self._setup.num_reserved(request.num_prompt_tokens, num_output_tokens)
 
     def step(self) -> StepOutcome | None:
-        """Do a step; None: there is nothing to do. Mutates; O(running)."""
+        """Run a step; None: there is nothing to do. Mutates; O(running)."""
         if self._setup.batches == ITERATION or not self._running:
             self._admit()
         if not self._running:
@@ -219,7 +219,7 @@ class ContiguousEngine:
 
     def _end(self, request: Request) -> None:
         self._running.remove(request)
-        if request in self._starting:  # a sample of one token, which no plan has named
+        if request in self._starting:  # a sample of one token, which was in no plan
             self._starting.remove(request)
         else:
             self._released.append(request.row)
@@ -230,7 +230,7 @@ class ContiguousEngine:
         self._ended.append(request)
 
     def ledger(self) -> MemoryLedger:
-        """Return where the memory is, in blocks of one slot. Does not mutate; O(running)."""
+        """Return the ledger of the memory, in blocks of one slot. Does not mutate; O(running)."""
         stored = to_come = 0
         for request in self._runs:
             stored += request.num_computed
@@ -262,7 +262,7 @@ class ContiguousEngine:
         )
 
     def holders(self) -> array[int]:
-        """Return who holds each slot: a sequence its whole run, whether it is used or not. O(slots)."""
+        """Return the holder of each slot; a sequence holds its whole run, used or not. O(slots)."""
         found = array("i", [FREE]) * self._setup.num_slots
         for request, run in self._runs.items():
             for start in (run, *self._spare.get(request, ())):
@@ -271,17 +271,17 @@ class ContiguousEngine:
         return found
 
     def survey(self) -> None:
-        """There is no cache to report."""
+        """Do nothing: there is no cache."""
 
     def take_cache_news(self) -> None:
-        """There is no cache to report."""
+        """Do nothing: there is no cache."""
 
     def check(self) -> None:
-        """Raise `InvariantError` unless the books agree. O(everything)."""
+        """Raise `InvariantError` unless rows, runs and ledger agree. O(slots)."""
         self._memory.check()
         self.ledger().check()
         held = sum(map(len, self._spare.values()))
         if len(self._free_rows) + len(self._running) != self._setup.max_num_seqs:
             raise InvariantError("a row is lost")
         if not self._running and (self._memory.num_free != self._setup.num_slots or held):
-            raise InvariantError("nobody runs, and memory is held")
+            raise InvariantError("no sequence is running, but memory is held")

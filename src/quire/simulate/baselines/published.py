@@ -1,8 +1,8 @@
-"""The systems that the paper compares, made of the same memory, model and cost as an engine of the product.
+"""The systems that the paper compares, with the same memory, model and cost as an engine of the product.
 
 vllm           paging as published: no prefix cache, preemption by recompute, one percent of the blocks kept free
-orca_*         one run of memory for each sequence; reserved as the name says
-static         FasterTransformer or transformers: batches of as many of the longest sequences as fit
+orca_*         one run of memory for each sequence, of the size that the name stands for
+static         FasterTransformer or transformers: batches of as many sequences of maximum length as fit
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PUBLISHED_HEADROOM = 0.01
 
 
 def vllm_setup(setup: EngineSetup) -> EngineSetup:
-    """Return the setup with what was published: sharing within a request only, and no swap."""
+    """Return the setup with the published features only: sharing within a request, and no swap."""
     return replace(
         setup,
         memory=replace(setup.memory, prefix_index="none", num_host_blocks=0),
@@ -26,7 +26,7 @@ def vllm_setup(setup: EngineSetup) -> EngineSetup:
 
 
 def contiguous_setup(setup: EngineSetup, system: str) -> ContiguousSetup:
-    """Return a system without paging that has as many slots as the blocks of the setup."""
+    """Return a system without paging, with the same number of slots as the setup."""
     slots = setup.memory.num_blocks * setup.spec.block_size
     return ContiguousSetup(
         slots,

@@ -1,4 +1,4 @@
-"""StepCost: what a cost model is."""
+"""StepCost: the protocol of cost models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.core.step import StepPlan
 
 
 class StepCost(Protocol):
-    """How long a step takes."""
+    """Predicts the time of a step."""
 
     def step_s(self, plan: StepPlan) -> float:
         """Return the seconds that the plan takes. Does not mutate."""

@@ -1,4 +1,4 @@
-"""What a step's time depends on, as numbers: the columns that a fitted cost model weighs."""
+"""The numbers that a step's time depends on: the features of a fitted cost model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from quire.core.step import StepPlan
 class StepFeatures(NamedTuple):
     """The counts of a step.
 
-    `num_read` are the tokens whose keys and values are read, once for each row; `num_pairs` are the tokens and those
-    that they attend to. Both say how long the contexts are, once for the memory and once for the arithmetic.
+    `num_read` counts the tokens whose keys and values are read, once for each row; `num_pairs` counts pairs of a token
+    and one that it attends to. Both measure the lengths of contexts, the former for memory, the latter for arithmetic.
     """
 
     is_step: int
@@ -23,7 +23,7 @@ class StepFeatures(NamedTuple):
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepFeatures:
-        """Return those of a plan. Does not mutate; O(rows).
+        """Return the features of a plan. Does not mutate; O(rows).
 
         >>> from quire.core.step import column
         >>> StepFeatures.of(StepPlan(0, column(0, 1), column(9, 0), column(1, 3), column(1, 0), num_decodes=1))

@@ -1,14 +1,14 @@
-"""FittedCost: the time of a step from steps that were really measured, by least squares.
+"""FittedCost: predicts the time of a step by a least-squares fit to measured steps.
 
     seconds = a · 1 + b · tokens + c · logits + d · tokens read + e · pairs + f · blocks moved
 
-No part of a step takes less than no time, so the weights are kept at 0 or above (non-negative least squares). There are
-six of them, so every subset of columns is solved in its own right and the best one without a negative weight is the
-answer: exact, and short. Errors are taken relative to the measured time: a step of 3 ms that is predicted as 6 ms is as
-wrong as one of 300 ms predicted as 600 ms, and there are many more of the former.
+No part of a step takes negative time, so the weights are at least 0 (non-negative least squares). There are only six,
+so the fit solves every subset of columns and takes the best solution without a negative weight: exact, and little code.
+Errors are relative to the measured time: a step of 3 ms that is predicted as 6 ms is as wrong as one of 300 ms that is
+predicted as 600 ms, and there are many more of the former.
 
-Relative errors alone come out too low: a step that was held up and took five times as long counts as one that is off by
-0.8. So all weights are scaled at the end, until steps take as long as the fit says *on average*.
+A fit of relative errors alone predicts too low: a step that was delayed and took five times as long counts as an error
+of only 0.8. So all weights are scaled at the end, until the prediction is right *on average*.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ LEAST_PIVOT = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step that was measured."""
+    """A measured step."""
 
     features: StepFeatures
     seconds: float
 
     def as_json(self) -> str:
-        """Return the line of a file of records."""
+        """Return its line for a file of records."""
         return json.dumps({**self.features._asdict(), "seconds": self.seconds})
 
 
 @dataclass(frozen=True, slots=True)
 class FittedCost:
-    """Seconds for each feature of a step.
+    """Seconds per unit of each feature of a step.
 
     >>> cost = FittedCost((0.001, 0.0001, 0.0, 0.0, 0.0, 0.0))
     >>> from quire.core.step import column
@@ -61,7 +61,7 @@ class FittedCost:
 
     @classmethod
     def fit(cls, steps: Sequence[RecordedStep]) -> FittedCost:
-        """Return the model that is least wrong about these steps, and right about their mean."""
+        """Return the model with the least relative errors for these steps, scaled to their mean."""
         gram = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]
         goal = [0.0] * NUM_FEATURES
         if len(steps) < NUM_FEATURES:
@@ -86,7 +86,7 @@ class FittedCost:
 
 
 def _least_squares(gram: list[list[float]], goal: list[float]) -> tuple[float, ...]:
-    """Return the weights, none of them negative, with the least sum of squares."""
+    """Return the non-negative weights with the least sum of squares."""
     best, most = [0.0] * NUM_FEATURES, 0.0
     for size in range(1, NUM_FEATURES + 1):
         for chosen in itertools.combinations(range(NUM_FEATURES), size):
@@ -103,7 +103,7 @@ def _least_squares(gram: list[list[float]], goal: list[float]) -> tuple[float, .
 
 
 def _solve(matrix: list[list[float]], goal: Sequence[float]) -> list[float] | None:
-    """Return the solution of a symmetric system; None where it has no single one."""
+    """Return the solution of a symmetric system; None if it is not unique."""
     size = len(goal)
     scale = [matrix[row][row] ** 0.5 or 1.0 for row in range(size)]
     rows = [
@@ -123,7 +123,7 @@ def _solve(matrix: list[list[float]], goal: Sequence[float]) -> list[float] | No
 
 
 def read_steps(lines: Iterable[str], name: str) -> Iterator[RecordedStep]:
-    """Yield the steps of a file, a JSON object a line; raises `InvalidValueError` that names the line."""
+    """Yield the steps of a file, one JSON object per line; raises `InvalidValueError` that names the line."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -1,4 +1,4 @@
-"""LinearCost: a step costs a fixed time and so much for each token, whatever the contexts are."""
+"""LinearCost: a step takes a fixed time, plus a time per token, independent of the contexts."""
 
 from __future__ import annotations
 

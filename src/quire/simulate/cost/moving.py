@@ -1,6 +1,6 @@
-"""MovingCost: another cost model, and the time that blocks take to the host and back.
+"""MovingCost: another cost model, plus the time that blocks take to the host and back.
 
-For what-if: steps that were recorded where nothing was swapped cannot say how long a swap takes.
+It is for what-if questions: steps that were recorded without swapping do not show how long a swap takes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quire.simulate.cost.base import StepCost
 
 @dataclass(frozen=True, slots=True)
 class MovingCost:
-    """The times of `resting`, and so much for each block that moves.
+    """The times of `resting`, plus a time for each block that moves.
 
     >>> from quire.core.step import BlockMove, column
     >>> from quire.simulate.cost.linear import LinearCost

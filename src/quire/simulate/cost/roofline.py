@@ -1,13 +1,13 @@
-"""RooflineCost: a step takes as long as a machine needs at the least for what the plan reads, computes and moves.
+"""RooflineCost: a step takes the least time that a machine needs to read, compute and move the plan's data.
 
-The arithmetic is `Roofline`'s; here a plan is counted. Plain decodes, of which there are hundreds in every step, are
-counted by sums over whole columns, so that a simulated step costs its cost model a few microseconds.
+`Roofline` has the formulas; this module counts a plan. Plain decodes, hundreds in every step, are counted by sums over
+columns, so that the cost model takes only a few microseconds per simulated step.
 
     copies of blocks          read and written within the machine's memory
-    moves to and from host    over the link, which is taken to wait for nothing and to be waited for
+    moves to and from host    over the link, which starts at once, and the step waits for it
 
-`efficiency` is the share of the roofline that an engine reaches, 1 being the machine's bound. It is a measured number
-or it is 1: no figure is made to fit with it.
+`efficiency` is the share of the roofline that an engine reaches; 1 is the machine's bound. It is a measured number or
+1: it is never tuned to match a figure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RooflineCost:
         self._move_s = bytes_per_block / hardware.host_link_bandwidth
 
     def step_s(self, plan: StepPlan) -> float:
-        """Return the seconds that the plan takes. Does not mutate; O(rows), in C where they are plain decodes."""
+        """Return the seconds that the plan takes. Does not mutate; O(rows), in C for plain decodes."""
         roofline = self._roofline
         num_logits = sum(plan.samples)
         computed_s = roofline.products_s(plan.num_tokens, num_logits) + self._attention_s(plan)

@@ -1,11 +1,11 @@
-"""UnsteadyCost: another cost model, on a machine that is now faster and now slower.
+"""UnsteadyCost: another cost model, on a machine whose speed varies.
 
-    recorded steps   1.0 0.9 1.0 1.1 │ 1.0 4.8 1.3 1.2 │ 1.0 …      times as long as fitted, in the order of the record
-    simulated steps  └─ stretch 2 ─┘   └─ stretch 0 ─┘   …          stretches of the record, drawn
+    recorded steps   1.0 0.9 1.0 1.1 │ 1.0 4.8 1.3 1.2 │ 1.0 …      ratios of measured to fitted time, in their order
+    simulated steps  └─ stretch 2 ─┘   └─ stretch 0 ─┘   …          random stretches of the record
 
-A fit foretells what steps take on average, so it foretells throughput. The slowest of a hundred first tokens is late
-because a step was held up, and steps are held up in company: a neighbour runs, the clock is lowered. So the recorded
-ratios come in stretches, as they were recorded.
+A fit predicts the average time of steps, and so the throughput. But the slowest of a hundred first tokens is late
+because a step was delayed, and delays come in series: another process runs, or the clock frequency drops. So the
+recorded ratios are used in stretches, in the order of the record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STRETCH = 200
 
 @dataclass(frozen=True, slots=True)
 class UnsteadyCost:
-    """The times of `steady`, each times a recorded ratio. Which one depends on the seed and the number of the step.
+    """The times of `steady`, each multiplied by a recorded ratio, chosen by the seed and the number of the step.
 
     >>> from quire.core.step import column
     >>> from quire.simulate.cost.linear import LinearCost

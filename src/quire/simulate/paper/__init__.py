@@ -1,11 +1,12 @@
-"""The figures of the PagedAttention paper (Kwon et al. 2023), reproduced, each with the published one.
+"""The figures of the PagedAttention paper (Kwon et al. 2023), reproduced, each next to the published one.
 
     OPT-13B on an A100 of 40 GB, with 12 GiB for keys and values (table 1): 15,728 slots of one token
     quire · vllm · orca_oracle · orca_pow2 · orca_max · static        the same requests, cost model and measures
 
-Policies are simulated, not kernels: concurrency, memory and sharing follow from who holds what, and are comparable;
-seconds follow from a roofline and are those of no engine. Lengths are log-normal with the paper's means and a spread
-that the paper does not give (workload/lengths.py). Nothing is tuned; where a figure differs, its note says why.
+Policies are simulated, not kernels: concurrency, memory and sharing follow from the holders of the memory, and are
+comparable; seconds follow from a roofline and are not those of a real engine. Lengths are log-normal with the paper's
+means and a spread that the paper does not give (workload/lengths.py). Nothing is tuned; if a figure differs, its note
+explains the difference.
 
     FIGURES[name](laboratory) ──► Figure ──► terminal, JSON, document
 """
@@ -26,4 +27,4 @@ from quire.simulate.paper.siblings import gain, sharing
 
 _ALL = (setup, memory, batches, latency, ample, sharing, gain, prefix, chat, blocks, swap, expectations)
 FIGURES: Final[Mapping[str, Callable[[Laboratory], Figure]]] = MappingProxyType({make.__name__: make for make in _ALL})
-"""What makes each figure, by its name, in the order of the paper; each takes seconds to a minute."""
+"""The functions that make the figures, by name, in the order of the paper; each takes seconds to a minute."""

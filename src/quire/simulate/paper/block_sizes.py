@@ -1,4 +1,4 @@
-"""The size of a block: what it does to memory and speed, and to those who yield."""
+"""The effect of the block size on memory, speed and preemption."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOST_TOKENS = (64, 128, 256, MOVED_TOKENS, 768, 1024, 1536, 2048)
 
 
 def blocks(laboratory: Laboratory) -> Figure:
-    """Return what the size of a block brings."""
+    """Return the memory use and throughput by block size."""
     tables, filled, served, largest, enough = [], [], [], {}, []
     for name, run in (("ShareGPT", long_run), ("Alpaca", short_run)):
         found = [laboratory.run(run("vllm", block_size=size)) for size in BLOCK_SIZES]
@@ -41,12 +41,12 @@ def blocks(laboratory: Laboratory) -> Figure:
 
 
 def _largest(shares: Sequence[float], least: float) -> int:
-    """Return the largest size of a block with at least such a share."""
+    """Return the largest block size whose share is at least `least`."""
     return max(size for size, share in zip(BLOCK_SIZES, shares, strict=True) if share >= least)
 
 
 def swap(laboratory: Laboratory) -> Figure:
-    """Return preemption by recompute against swap."""
+    """Return preemption by recompute compared with swap."""
     recomputed = [laboratory.run(long_run("vllm", block_size=size)) for size in BLOCK_SIZES]
     swapped = [laboratory.run(long_run(SWAPPING, block_size=size)) for size in BLOCK_SIZES]
     rows = tuple(
@@ -58,7 +58,7 @@ def swap(laboratory: Laboratory) -> Figure:
         )
         for size, again, moved in zip(BLOCK_SIZES, recomputed, swapped, strict=True)
     )
-    header = ("tokens in a block", "recompute /s", "swap /s", "yielded", "computed again", "yielded", "moved")
+    header = ("tokens in a block", "recompute /s", "swap /s", "preempted", "recomputed", "preempted", "moved")
     lines = (("recompute", recomputed), ("swap", swapped))
     series = tuple(Series(name, tuple(outcome.requests_per_s for outcome in line)) for name, line in lines)
     site, at_16 = laboratory.sites[OPT_13B], BLOCK_SIZES.index(16)
@@ -68,7 +68,7 @@ def swap(laboratory: Laboratory) -> Figure:
     charts = (
         Chart("Requests served", PLACES, series, SIZE_AXIS, Axis("requests a second")),
         Chart(
-            "Until a sequence is back",
+            "Time until a preempted sequence is back",
             lost,
             (Series("recompute", again_s), Series("swap", moved_s)),
             Axis("tokens of the sequence"),

@@ -1,4 +1,4 @@
-"""The figures as a document: at a glance, and each with its charts, its tables and why it differs from the paper."""
+"""The figures as a document: an overview, then each with its charts, its tables and its differences from the paper."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from quire.simulate.paper.runs import OPT_13B, Laboratory
 LEAD = (
     "Efficient Memory Management for Large Language Model Serving with PagedAttention (Kwon et al. 2023, "
     "arXiv 2309.06180), simulated: the scheduler and the memory manager of quire, and the systems that the paper "
-    "compares, serve drawn requests on a virtual clock. Who holds which memory is computed as it would be served; how "
-    "long a step takes is the roofline of the card. No figure is tuned to match; where one differs, it says why."
+    "compares, serve random requests on a virtual clock. The use of memory is computed as in a real server; the time "
+    "of a step is the roofline of the card. No figure is tuned to match; if one differs, its note explains why."
 )
 
 

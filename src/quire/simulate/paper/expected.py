@@ -1,4 +1,4 @@
-"""What an older document expected of paging, and its slips, from first principles (simulate/expectations.py)."""
+"""The gains that an older document expected of paging, and its mistakes (simulate/expectations.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def expectations(laboratory: Laboratory) -> Figure:
 
 
 def _card(site: Site) -> tuple[Table, dict[str, float]]:
-    """Return what the card holds and serves, and the same by the names under which it was expected."""
+    """Return a table of the card's capacity and speed, and the same values by the names of the expected ones."""
     rows: list[tuple[str, ...]] = []
     found: dict[str, float] = {}
     for name, numbers in NUMBERS:
@@ -65,4 +65,4 @@ def _slips(site: Site, bits: float) -> Table:
         ("up to 55 % saved by parallel sampling", "up to 30.5 %; 55.2 % is that of beams"),
         (f"{ONE_STREAM} tok/s of one stream of an 8B model on this card", f"at {bits:.1f} bits a weight or fewer"),
     )
-    return Table(("the document says", "it is"), rows, "Its slips")
+    return Table(("the document", "correct"), rows, "Mistakes in the document")

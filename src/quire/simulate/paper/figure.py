@@ -1,7 +1,7 @@
-"""Figure: a reproduced figure and the published one, as one value for terminal, document and JSON.
+"""Figure: a reproduced figure next to the published one, as one value for terminal, document and JSON.
 
-What the paper says is data (`paper.yaml`): titles, published numbers and where they stand, and words about what
-differs. A figure brings what it found, under the same names, so no published number can be forgotten.
+The paper's part is data (`paper.yaml`): titles, published numbers with their sources, and notes on the differences. A
+figure has a simulated number under each of these names, so no published number can be forgotten.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PAPER_FILE = Path(__file__).parent / "paper.yaml"
 class Comparison:
     """A published number and the simulated one.
 
-    `published` is one number or the two ends of a range, from 0 where it says "up to". `source` is where it stands: in
-    the paper, unless it says otherwise.
+    `published` is one number or the two ends of a range; "up to" is a range from 0. `source` is its place in the paper,
+    unless it names another document.
 
     >>> row = Comparison("vllm / orca_oracle", 2.81, (1.7, 2.7), "×", "section 6.2")
     >>> row.found_text, row.published_text, row.difference
@@ -37,17 +37,17 @@ class Comparison:
 
     @property
     def found_text(self) -> str:
-        """What came out, with three digits or all before the point."""
+        """The simulated number, with three significant digits or all digits before the point."""
         return (f"{self.found:,.0f}" if self.found >= 1000 else f"{self.found:.3g}") + self.unit
 
     @property
     def published_text(self) -> str:
-        """What was printed, as it was printed."""
+        """The published number, as it was printed."""
         return re.sub("^0–", "up to ", "–".join(f"{bound:,g}" for bound in self.published)) + self.unit
 
     @property
     def difference(self) -> str:
-        """How far the found number lies beyond the published ones."""
+        """The difference between the simulated number and the published number or range."""
         low, high = self.published[0], self.published[-1]
         if low <= self.found <= high:
             return "within" if low < high else "0 %"
@@ -60,7 +60,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure: what was published, what came out, and why the two differ; `charts` draw what the tables say."""
+    """A figure: published and simulated numbers, and a note on their differences; `charts` draw the tables."""
 
     name: str
     title: str
@@ -77,7 +77,7 @@ def make_figure(
     charts: Sequence[Chart] = (),
     **values: float,
 ) -> Figure:
-    """Return a figure: `found` has a number for each published one, `values` are in the note. Reads `paper.yaml`."""
+    """Return a figure: `found` has a number for each published one, `values` fill in the note. Reads `paper.yaml`."""
     said = _read_paper()[name]
     comparisons = tuple(
         Comparison(what, found[what], tuple(numbers), unit, source)
@@ -87,18 +87,18 @@ def make_figure(
 
 
 def published_numbers(name: str) -> dict[str, float]:
-    """Return what was published of a figure: single numbers, and the lower ends of ranges. Reads `paper.yaml`."""
+    """Return the published numbers of a figure; for ranges, their lower ends. Reads `paper.yaml`."""
     return {what: numbers[0] for what, (numbers, _, _) in _read_paper()[name]["published"].items()}
 
 
 def comparison_table(comparisons: Iterable[Comparison], title: str = "") -> Table:
-    """Return comparisons as a table, for any reader."""
+    """Return comparisons as a table."""
     rows = ((row.what, row.found_text, row.published_text, row.difference, row.source) for row in comparisons)
     return Table(("", "here", "published", "difference", "where"), tuple(rows), title)
 
 
 def _read_paper() -> dict[str, Any]:
-    import yaml  # only where a figure is made
+    import yaml  # imported late: only figures need it
 
     content: dict[str, Any] = yaml.safe_load(PAPER_FILE.read_text(encoding="utf-8"))
     return content

@@ -19,7 +19,7 @@ COMPARED = ("vllm", "orca_oracle", "orca_max")
 
 
 def setup(laboratory: Laboratory) -> Figure:
-    """Return what there is before anything runs: sizes from the shapes of the models."""
+    """Return the sizes before any request runs, from the shapes of the models."""
     rows, found = [], {}
     for model, layers, hidden, gigabytes in MACHINES:
         token_bytes = 2 * layers * hidden * 2
@@ -37,7 +37,7 @@ def setup(laboratory: Laboratory) -> Figure:
 
 
 def memory(laboratory: Laboratory) -> Figure:
-    """Return where the KV memory is, while requests wait for it."""
+    """Return the use of the KV memory while requests wait for it."""
     outcomes = [laboratory.run(long_run(system)) for system in SYSTEMS]
     shares = {
         "token states": tuple(100 * outcome.stored for outcome in outcomes),
@@ -66,7 +66,7 @@ def _percent(share: float) -> str:
 
 
 def batches(laboratory: Laboratory) -> Figure:
-    """Return how many sequences run at once."""
+    """Return the number of sequences that run at once."""
     running = {
         "ShareGPT, 2 /s": [laboratory.run(long_run(system, RATE)).mean_running for system in SYSTEMS],
         "ShareGPT, full": [laboratory.run(long_run(system)).mean_running for system in SYSTEMS],
@@ -108,7 +108,7 @@ def batches(laboratory: Laboratory) -> Figure:
 
 
 def _step_ms(running: float, rate: float, lengths: LognormalLengths) -> float:
-    """Return how long steps took, by Little's law."""
+    """Return the time of a step in milliseconds, by Little's law."""
     return 1000 * running / (rate * lengths.output)
 
 

@@ -1,4 +1,4 @@
-"""How many requests are served: latency over the rate of requests, and the most that a system serves."""
+"""Throughput: latency over the rate of requests, and the highest rate that a system serves."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def latency(laboratory: Laboratory) -> Figure:
 
 
 def ample(laboratory: Laboratory) -> Figure:
-    """Return what is served where memory is ample."""
+    """Return the throughput with ample memory."""
     found = {system: laboratory.run(short_run(system, site=OPT_175B)) for system in ITERATING}
     most = found["vllm"].requests_per_s
     rows = (
@@ -85,7 +85,7 @@ def ample(laboratory: Laboratory) -> Figure:
 
 
 def prefix(laboratory: Laboratory) -> Figure:
-    """Return what a beginning brings that all prompts share."""
+    """Return the gain from a prefix that all prompts share."""
     rows, ratios = [], {}
     for text, num_tokens in PREFIXES:
         prompts = DrawnPrompts(TRANSLATION, LONGEST, SharedPrefixes(1, num_tokens))
@@ -99,7 +99,7 @@ def prefix(laboratory: Laboratory) -> Figure:
 
 
 def chat(laboratory: Laboratory) -> Figure:
-    """Return what is served of chats: long prompts, cut to half the context."""
+    """Return the throughput of chats: long prompts, cut to half the context."""
     found = {system: laboratory.run(Run(system, FULL, CHAT)) for system in ITERATING}
     rows = ((name, f"{outcome.mean_running:.1f}", f"{outcome.requests_per_s:.2f}") for name, outcome in found.items())
     paged = found["vllm"]

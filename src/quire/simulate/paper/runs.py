@@ -1,4 +1,4 @@
-"""Runs: what figures are made of. A run is a value, so that figures which need the same one share it.
+"""Runs: the simulations behind the figures. A run is a value, so that figures can share runs.
 
 figure ──► Run ──► Laboratory ──► Outcome ──► figure
 │        └── site: a model, a machine, and the KV memory that table 1 of the paper gives it
@@ -31,9 +31,9 @@ SWAPPING = "vllm, swapping"
 OPT_13B, OPT_175B, LLAMA_8B = "opt-13b", "opt-175b", "llama-3.1-8b"
 LONGEST = 2048
 FULL, SHORT_FULL = 10.0, 400.0
-"""Requests a second that no system serves, with the lengths of ShareGPT and of Alpaca."""
+"""Requests per second beyond the capacity of every system, with the lengths of ShareGPT and of Alpaca."""
 SHORT_REQUESTS = 5
-"""Short requests that are run for each long one: together they hold about as many tokens."""
+"""Short requests per long one, so that both kinds of runs have about equally many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Site:
     kv_bytes: int
 
     def roofline(self) -> Roofline:
-        """Return what a step takes at the least."""
+        """Return the lower bounds of its steps."""
         return Roofline(self.hardware, self.shape, Numbers("float16"))
 
     def setup(self, block_size: int = 16) -> EngineSetup:
@@ -60,7 +60,7 @@ class Site:
 
 
 def paper_sites(find_shape: Callable[[str], ModelShape], machine: Hardware) -> dict[str, Site]:
-    """Return the sites of table 1, and the card of an older document. `find_shape` knows models by their names."""
+    """Return the sites of table 1, and the card of an older document. `find_shape` returns a model by its name."""
     large, card = find_hardware("nvidia-a100-80gb"), find_hardware("nvidia-rtx-4070-ti-super")
     eight = replace(
         large,
@@ -79,7 +79,7 @@ def paper_sites(find_shape: Callable[[str], ModelShape], machine: Hardware) -> d
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Requests that a system is asked at a rate. `times`: short ones for each long one."""
+    """A system, and the requests that it gets at a rate. `times`: short requests per long one."""
 
     system: str
     rate: float
@@ -90,18 +90,18 @@ class Run:
 
 
 def long_run(system: str, rate: float = FULL, *, block_size: int = 16) -> Run:
-    """Return a run of requests with the lengths of ShareGPT; without a rate: more than any system serves."""
+    """Return a run of requests with the lengths of ShareGPT; by default, at a rate beyond every system's capacity."""
     return Run(system, rate, DrawnPrompts(SHAREGPT, LONGEST), block_size=block_size)
 
 
 def short_run(system: str, rate: float = SHORT_FULL, *, block_size: int = 16, site: str = OPT_13B) -> Run:
-    """Return a run of requests with the lengths of Alpaca; without a rate: more than any system serves."""
+    """Return a run of requests with the lengths of Alpaca; by default, at a rate beyond every system's capacity."""
     return Run(system, rate, DrawnPrompts(ALPACA, LONGEST), SHORT_REQUESTS, block_size, site)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What figures take from a run. Shares are of the slots, over the time in which requests waited for them."""
+    """The results of a run for figures. Shares are of all slots, over the time in which requests waited for memory."""
 
     requests_per_s: float
     normalised_latency_s: float
@@ -117,7 +117,7 @@ class Outcome:
 
     @property
     def lost(self) -> float:
-        """The share that nothing will ever be stored in, or that is free."""
+        """The share of slots that will never be used, or that are free."""
         return 1 - self.stored - self.reserved - self.cached
 
     @classmethod
@@ -148,9 +148,9 @@ class Outcome:
 
 
 class Laboratory:
-    """Runs what figures ask for, each run once. The same seed gives the same outcomes.
+    """Simulates the runs of figures, each only once. The same seed gives the same outcomes.
 
-    `watch` is told after each run how many there were.
+    `watch` is called after each run with the number of runs so far.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Laboratory:
         self._outcomes: dict[Run, Outcome] = {}
 
     def run(self, run: Run) -> Outcome:
-        """Return what comes of a run; takes about a second, the first time. Mutates."""
+        """Return the outcome of a run; takes about a second the first time. Mutates."""
         if run not in self._outcomes:
             self._outcomes[run] = self._serve(run)
             self._watch(len(self._outcomes))

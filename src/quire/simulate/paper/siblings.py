@@ -1,4 +1,4 @@
-"""What samples and beams of one prompt share, and what that brings."""
+"""The blocks that samples and beams of one prompt share, and the gain from sharing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sharing(laboratory: Laboratory) -> Figure:
 
 
 def gain(laboratory: Laboratory) -> Figure:
-    """Return how many more requests are served for sharing."""
+    """Return the gain in throughput from sharing."""
     rows, ratios = [], {}
     for kind, counts in ((SAMPLES, (1, *NUM_SEQUENCES)), (BEAMS, NUM_SEQUENCES)):
         for count in counts:

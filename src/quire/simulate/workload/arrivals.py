@@ -1,11 +1,11 @@
-"""When requests are due: endless times, in seconds from the start, drawn from a seed.
+"""Arrivals: endless times at which requests are due, in seconds from the start, drawn from a seed.
 
     fixed      evenly spaced
-    poisson    many users who know nothing of one another: gaps are exponential, their coefficient of variation is 1
-    gamma      gaps with another coefficient of variation: above 1 requests come in clusters, below 1 nearly evenly
-    bursts     poisson, but at `peak` times the rate for a share of the time and more slowly in between
+    poisson    many independent users: gaps are exponential, with coefficient of variation 1
+    gamma      gaps with another coefficient of variation: above 1 requests arrive in clusters, below 1 nearly evenly
+    bursts     poisson, but at `peak` times the rate for a share of the time, and at a lower rate in between
 
-Each pattern is an iterator of its own, so that a workload of hours holds one time and not all of them.
+Each pattern is an iterator, so that a workload of hours does not hold all its times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATTERNS = (FIXED, POISSON, GAMMA, BURSTS)
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A pattern of arrivals at a mean of `rate` a second.
+    """A pattern of arrivals at a mean rate of `rate` per second.
 
     `variation` is the coefficient of variation of gamma gaps. Bursts begin every `period_s`, last for `burst_share` of
     that time, and have `peak` times the rate.
@@ -45,7 +45,7 @@ class Arrivals:
         require_number("period_s", self.period_s, 1e-3, 1e9)
 
     def times(self, seed: int) -> Iterator[float]:
-        """Yield times without an end; the same seed gives the same ones. Does not mutate.
+        """Yield endless times; the same seed gives the same ones. Does not mutate.
 
         >>> list(itertools.islice(Arrivals(2.0, FIXED).times(seed=0), 3))
         [0.0, 0.5, 1.0]
@@ -61,7 +61,7 @@ class Arrivals:
         return unhurried if self.pattern == POISSON else map(self._hurried, unhurried)
 
     def _hurried(self, time_s: float) -> float:
-        """Move a time of an even stream to where a stream with bursts has come as far."""
+        """Return the time at which a stream with bursts has as many arrivals as an even stream at `time_s`."""
         period, within = divmod(time_s / self.period_s, 1.0)
         in_bursts = self.peak * self.burst_share
         if within < in_bursts:
@@ -72,7 +72,7 @@ class Arrivals:
 
 
 def arrival_times(rate: float, duration_s: float, *, pattern: str, seed: int) -> list[float]:
-    """Return when the requests of a short time are due, at a mean of `rate` a second.
+    """Return the arrival times within a short duration, at a mean rate of `rate` per second.
 
     >>> arrival_times(2.0, 2.0, pattern="fixed", seed=0)
     [0.0, 0.5, 1.0, 1.5]

@@ -2,7 +2,7 @@
 
     user   ──► request ──► answer ── thinks ──► request ──► …
 
-The load follows the engine: it is never more than the number of users, and a faster engine is asked more. Thinking
+The load follows the engine: it never exceeds the number of users, and a faster engine gets more requests. Thinking
 times are exponential; with a mean of 0 the next request is due at once.
 """
 
@@ -38,7 +38,7 @@ class ClosedLoop:
         return now_s + (self._rng.expovariate(1.0 / self._thinking_s) if self._thinking_s else 0.0)
 
     def next_due_s(self) -> float | None:
-        """Return when the next request is due; None while everybody waits, and at the end."""
+        """Return when the next request is due; None while all users wait, and at the end."""
         return self._due[0] if self._due and self._due[0] < self._duration_s else None
 
     def take(self) -> OfferedRequest:
@@ -48,6 +48,6 @@ class ClosedLoop:
         return self._prompts.offer(f"r{self._num_offered - 1}", heapq.heappop(self._due), prompt, output)
 
     def ended(self, request_id: str, output: array[int], now_s: float) -> None:
-        """A user has the answer, and will ask again; one who was refused goes away. Mutates."""
+        """Schedule the user's next request; a user who was refused leaves. Mutates."""
         if output:
             heapq.heappush(self._due, self._later(now_s))

@@ -1,10 +1,10 @@
-"""Conversations: chats of several turns, in which each turn repeats all that was said.
+"""Conversations: chats of several turns, in which each turn repeats the conversation so far.
 
     turn 1   [ system │ question 1 ]                                   ──► answer 1
     turn 2   [ system │ question 1 │ answer 1 │ question 2 ]           ──► answer 2
 
-The answers are the very tokens that the engine produced, so what a prefix cache finds of the turns before is what it
-would find in earnest. A chat ends after `num_turns`, or when the next turn would not fit.
+The answers are the tokens that the engine generated, so a prefix cache has the same hits on earlier turns as in a real
+engine. A chat ends after `num_turns`, or when the next turn would not fit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.simulate.workload.offered import OfferedRequest
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How a chat goes on: a number of turns, and a mean thinking time between an answer and the next question."""
+    """The course of a chat: the number of turns, and the mean thinking time between an answer and the next question."""
 
     num_turns: int = 4
     thinking_s: float = 10.0
@@ -37,7 +37,7 @@ class Turns:
 @dataclass(slots=True)
 class _Chat:
     number: int
-    rng: random.Random  # its own, so that it goes on alike whatever becomes of the others
+    rng: random.Random  # its own, so that a chat does not depend on the others
     history: array[int]
     num_turns_left: int
     num_turns_asked: int = 0
@@ -45,7 +45,7 @@ class _Chat:
 
 
 class Conversations:
-    """A `RequestSource` of chats that begin as `arrivals` say, within `duration_s`; all of them go on to their end."""
+    """A `RequestSource` of chats that begin at the times of `arrivals`, within `duration_s`; all run to their end."""
 
     def __init__(
         self, arrivals: Arrivals, prompts: DrawnPrompts, turns: Turns, *, duration_s: float, seed: int
@@ -60,7 +60,7 @@ class Conversations:
         self._begin_next()
 
     def _begin_next(self) -> None:
-        """Let the chat that begins next stand among those that are due."""
+        """Add the chat that begins next to those that are due."""
         number, due_s = next(self._beginnings, (0, None))
         if due_s is not None:
             prompt, output = next(self._draws)
@@ -69,7 +69,7 @@ class Conversations:
             heapq.heappush(self._due, (due_s, number, chat))
 
     def next_due_s(self) -> float | None:
-        """Return when the next turn is due; None while all that go on wait for answers, and at the end."""
+        """Return when the next turn is due; None while all chats wait for answers, and at the end."""
         return self._due[0][0] if self._due else None
 
     def take(self) -> OfferedRequest:
@@ -84,10 +84,10 @@ class Conversations:
         return self._prompts.offer(name, due_s, chat.history, chat.num_output_tokens)
 
     def ended(self, request_id: str, output: array[int], now_s: float) -> None:
-        """An answer is there: the next question of its chat is due later, if there is one. Mutates."""
+        """Schedule the next turn of a chat after an answer, if there is one. Mutates."""
         chat = self._waiting.pop(request_id, None)
         if chat is None:
-            raise InvariantError(f"nobody waits for {request_id!r}")
+            raise InvariantError(f"no chat waits for {request_id!r}")
         if not chat.num_turns_left or not output:
             return
         num_question_tokens, chat.num_output_tokens = self._prompts.lengths.draw(chat.rng, self._prompts.longest)

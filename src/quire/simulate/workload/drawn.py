@@ -1,10 +1,10 @@
-"""Drawn workloads: arrivals, lengths and what prompts have in common, from one seed.
+"""Drawn workloads: arrivals, lengths and shared prefixes of prompts, from one seed.
 
-The three are drawn from generators of their own, so that another rate asks for the same prompts in the same order, and
-a comparison of rates compares nothing else.
+The three have separate generators, so that another rate gets the same prompts in the same order, and a comparison of
+rates compares nothing else.
 
-Token ids lie below 65,536 whatever the vocabulary: two bytes of a generator are a token, which is what makes millions
-of them a second possible. That two drawn prompts begin alike by chance in a whole block of 16 has odds of 1 to 2^256.
+Token ids are below 65,536 for any vocabulary: a token is two bytes of a generator, which makes it possible to draw
+millions per second. Two drawn prompts share a block of 16 by chance with a probability of 1 in 2^256.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def draw_tokens(rng: random.Random, num_tokens: int) -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Beginnings that requests have in common: `count` of them, `num_tokens` long, before `share` of the requests."""
+    """Prefixes that requests share: `count` of them, `num_tokens` long, in a `share` of the requests."""
 
     count: int = 1
     num_tokens: int = 0
@@ -40,7 +40,7 @@ class SharedPrefixes:
         require_number("share of requests with a prefix", self.share, 0.0, 1.0)
 
     def of(self, number: int, seed: int) -> array[int]:
-        """Return one of the prefixes, made again each time, so that a million of them take no room."""
+        """Return one of the prefixes; it is drawn each time, so that a million of them take no memory."""
         return draw_tokens(random.Random(f"prefix {seed} {number}"), self.num_tokens)
 
 
@@ -49,7 +49,7 @@ NO_PREFIXES = SharedPrefixes()
 
 @dataclass(frozen=True, slots=True)
 class DrawnPrompts:
-    """What is asked for, apart from when. `longest` limits prompt, prefix and output together."""
+    """Random prompts and lengths of outputs, without times. `longest` limits prompt, prefix and output together."""
 
     lengths: Lengths
     longest: int = 2048
@@ -62,7 +62,7 @@ class DrawnPrompts:
         require_int("num_sequences", self.num_sequences, 1, 1 << 10)
 
     def draw(self, seed: int) -> Iterator[tuple[array[int], int]]:
-        """Yield prompts and lengths of outputs without an end; the same seed gives the same ones.
+        """Yield endless prompts with lengths of outputs; the same seed gives the same ones.
 
         >>> from quire.simulate.workload.lengths import FixedLengths
         >>> requests = DrawnPrompts(FixedLengths(3, 5), prefixes=SharedPrefixes(1, 4)).draw(seed=1)
@@ -80,7 +80,7 @@ class DrawnPrompts:
             yield tokens, output
 
     def offer(self, request_id: str, due_s: float, prompt: array[int], num_output_tokens: int) -> OfferedRequest:
-        """Return a request of what was drawn."""
+        """Return a request with a drawn prompt and length of output."""
         return OfferedRequest(request_id, due_s, prompt, num_output_tokens, self.num_sequences, self.beam_search)
 
 

@@ -1,12 +1,12 @@
-"""Requests as they are offered: when each is due, its prompt, and how long its output will be.
+"""The requests of a workload: when each is due, its prompt, and the length of its output.
 
-A simulated model ends no text by itself, so the length of every output is known in advance and is part of the request;
-the engine is not told otherwise than by `max_tokens`, as of any request.
+A simulated model never ends a text, so the length of every output is part of the request; the engine gets it as
+`max_tokens`, as for any request.
 
-    open loop      requests are due at times that do not depend on the engine, as those of many users
+    open loop      requests are due at times that do not depend on the engine, like those of many users
     closed loop    a request is due because another one has ended (closed_loop.py, conversations.py)
 
-Both are a `RequestSource`, which is asked for one request at a time: nothing here grows with the length of a trace.
+Both are a `RequestSource`, which returns one request at a time: memory does not grow with the length of a trace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class OfferedRequest:
-    """One request of a workload. `outputs`: what its sequences say, where that is known; else it is drawn.
+    """One request of a workload. `outputs`: the tokens of its sequences, if known; else they are drawn.
 
     >>> OfferedRequest("r", 0.5, array("i", [1, 2]), 8).request().sampling.max_tokens
     8
@@ -39,7 +39,7 @@ class OfferedRequest:
     outputs: tuple[array[int], ...] = ()
 
     def request(self) -> Request:
-        """Return the request that an engine is given."""
+        """Return the request for an engine."""
         sampling = SamplingParams(
             n=self.num_sequences,
             beam_search=self.beam_search,
@@ -51,10 +51,10 @@ class OfferedRequest:
 
 
 class RequestSource(Protocol):
-    """Where the requests of a run come from."""
+    """The source of the requests of a run."""
 
     def next_due_s(self) -> float | None:
-        """Return when the next request is due; None while none is. Does not mutate what is offered."""
+        """Return when the next request is due; None while none is. Does not change the requests."""
         ...
 
     def take(self) -> OfferedRequest:
@@ -62,7 +62,7 @@ class RequestSource(Protocol):
         ...
 
     def ended(self, request_id: str, output: array[int], now_s: float) -> None:
-        """Note that the first sequence of a request ended, or that it was refused, with no output. Mutates."""
+        """Note that a request's first sequence has ended, or that it was refused, with an empty output. Mutates."""
         ...
 
 
@@ -79,7 +79,7 @@ class OpenLoop:
         self._next = next(self._requests, None)
 
     def next_due_s(self) -> float | None:
-        """Return when the next request is due; None after the last."""
+        """Return when the next request is due; None after the last one."""
         return None if self._next is None else self._next.due_s
 
     def take(self) -> OfferedRequest:
@@ -90,4 +90,4 @@ class OpenLoop:
         return taken
 
     def ended(self, request_id: str, output: array[int], now_s: float) -> None:
-        """Nothing depends on what ended."""
+        """Do nothing: later requests do not depend on it."""

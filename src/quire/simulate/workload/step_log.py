@@ -1,12 +1,12 @@
-"""Requests from one of quire's step logs: what a real engine was asked, when, and what it answered.
+"""Requests from one of quire's step logs: a real engine's requests, with their times and answers.
 
-The log is replayed, so each plan is compared on the way, and a request is handed on when it has ended and all before it
-have: what is held is what was under way at once, not the log. Tokens, scopes and priorities are the logged ones; an
-answer that was cut off is as long as it got, one that never began is left out. The answers come along: a chat repeats
-them in its next prompt, and hits them only if the engine under simulation has said the same.
+The log is replayed, which also compares each plan, and a request is yielded when it and all requests before it have
+ended: memory holds the concurrent requests, not the log. Tokens, scopes and priorities are the logged ones; an answer
+that was cut off keeps its length, and a request whose answer never began is left out. The answers are included: a chat
+repeats them in its next prompt, and hits them only if the simulated engine gave the same answer.
 
-The log of a machine that went down may end within a record. What comes before is the log of a shorter run, so a report
-reads up to there (`up_to_tear`), and says so.
+The log of a machine that crashed can end within a record. The part before is the log of a shorter run, so a report
+reads up to there (`up_to_tear`), and states it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.simulate.workload.offered import OfferedRequest
 
 
 def up_to_tear(records: Iterator[Replayed], on_torn: Callable[[str], None]) -> Iterator[Replayed]:
-    """Yield the records of a log; where it is torn, tell why and end. One torn before its first record is refused."""
+    """Yield the records of a log up to a tear, and report the tear. A log without a complete record is refused."""
     yield from itertools.islice(records, 1)
     try:
         yield from records
@@ -32,7 +32,7 @@ def up_to_tear(records: Iterator[Replayed], on_torn: Callable[[str], None]) -> I
 
 
 def logged_requests(records: Iterable[Replayed]) -> Iterator[OfferedRequest]:
-    """Yield the requests of a log in their order, due as long after the first as they came."""
+    """Yield the requests of a log in their order, with times relative to the first one."""
     requests = RequestsInLog()
     for record in records:
         yield from requests.after(record)
@@ -47,7 +47,7 @@ class RequestsInLog:
         self._first_s: float | None = None
 
     def after(self, record: Replayed) -> Iterator[OfferedRequest]:
-        """Yield the requests that a record has brought to their end, as soon as all before them have. Mutates."""
+        """Yield the requests that have ended after a record, once all before them have. Mutates."""
         under_way, alive = self._under_way, record.scheduler.requests
         if isinstance(record.command, Add):
             under_way.append(next(reversed(alive.values())))
@@ -55,7 +55,7 @@ class RequestsInLog:
             yield from self._offered(under_way.popleft())
 
     def left(self) -> Iterator[OfferedRequest]:
-        """Yield those that had not ended when the log did. Mutates."""
+        """Yield the requests that had not ended at the end of the log. Mutates."""
         while self._under_way:
             yield from self._offered(self._under_way.popleft())
 

@@ -1,14 +1,14 @@
-"""Traces: requests from a file, a line each, in the formats that are published.
+"""Traces: requests from a file, one per line, in published formats.
 
     azure       TIMESTAMP, ContextTokens, GeneratedTokens             (Azure LLM inference traces, 2023 and 2024)
     mooncake    timestamp (ms), input_length, output_length, hash_ids     (Mooncake traces)
 
-as CSV with a header or as JSON, an object a line; the names of the fields say which format it is. Lines are read as
-they are needed and none is kept, so a trace may be as long as it likes. Times count from the first line on and may not
-go back. A line that is no request is refused by its number, or skipped and counted where that is asked for.
+as CSV with a header, or as one JSON object per line; the names of the fields determine the format. Lines are read when
+they are needed and not kept, so a trace can have any length. Times count from the first line and must not decrease. An
+invalid line is refused by its number, or, on request, skipped and counted.
 
-The lengths of an Azure trace say nothing of what prompts share, so its prompts share nothing. A Mooncake trace names
-each 512 tokens by a hash of them *and of all before them*: equal ids become equal tokens, so its sharing is real.
+An Azure trace has only lengths, so its prompts share nothing. A Mooncake trace names each 512 tokens by a hash of them
+*and of all before them*: equal ids become equal tokens, so its sharing is real.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Fields = Mapping[str, Any]
 
 
 class TraceError(InvalidValueError):
-    """A trace has a line that is no request."""
+    """A trace has an invalid line."""
 
 
 class Trace:
-    """The requests of a trace, once through. `malformed` says what becomes of lines that are none.
+    """The requests of a trace, for a single pass. `malformed`: what to do with invalid lines.
 
     >>> lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.68,374,44", "soon,1,1"]
     >>> trace = Trace(lines, name="azure.csv", malformed="skip")
@@ -67,7 +67,7 @@ class Trace:
         self.num_skipped = 0
 
     def __iter__(self) -> Iterator[OfferedRequest]:
-        """Yield the requests; raises `TraceError` at a line that is none, unless such lines are skipped. Mutates."""
+        """Yield the requests; raises `TraceError` at an invalid line, unless such lines are skipped. Mutates."""
         for number, line in enumerate(self._lines, start=1):
             if not line.strip():
                 continue
@@ -132,14 +132,14 @@ _FORMATS = (
 
 
 def tokens_of_blocks(hash_ids: list[int], num_tokens: int) -> array[int]:
-    """Return a prompt whose blocks of 512 tokens are equal where their ids are.
+    """Return a prompt in which blocks of 512 tokens with equal ids are equal.
 
     >>> first, second = tokens_of_blocks([7, 8], 600), tokens_of_blocks([7, 9], 600)
     >>> first[:512] == second[:512], first[512] == second[512]
     (True, False)
     """
     tokens = array("i")
-    for hash_id in hash_ids[: _num_blocks(num_tokens)]:  # a line may name millions that no token needs
+    for hash_id in hash_ids[: _num_blocks(num_tokens)]:  # a line can have millions of unused ids
         drawn = hashlib.shake_128(b"block %d" % hash_id).digest(2 * MOONCAKE_BLOCK_TOKENS)
         tokens.extend(array("i", array("H", drawn)))
     return tokens[:num_tokens]
@@ -159,7 +159,7 @@ def _read_cells(line: str, where: str) -> list[str]:
     try:
         return next(csv.reader([line]))
     except (csv.Error, StopIteration):
-        raise TraceError(where, line.strip(), "cells parted by commas") from None
+        raise TraceError(where, line.strip(), "cells separated by commas") from None
 
 
 def _read_object(line: str, where: str) -> dict[str, Any]:
