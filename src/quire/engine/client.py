@@ -72,7 +72,7 @@ class EngineClient(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is running."""
         ...
 
     @property
@@ -146,7 +146,7 @@ class InProcessClient:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is running."""
         return not self._core.scheduler.requests
 
     @property

@@ -123,7 +123,7 @@ class LimitPrompts(Command):
 
 @dataclass(frozen=True, slots=True)
 class AskDisk(Command):
-    """Note what the disk has written since the last step, although no step runs, and send it more to write."""
+    """Collect the disk's finished writes although no step runs, and send it the next ones."""
 
 
 @dataclass(frozen=True, slots=True)

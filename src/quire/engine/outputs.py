@@ -159,7 +159,7 @@ class CompletionDelta:
 
     @classmethod
     def of(cls, output: CompletionOutput) -> CompletionDelta:
-        """Return the delta of a text of which no part was reported before."""
+        """Return a delta with the complete text, for a text that has no earlier delta."""
         return cls(
             output.index,
             output.text,

@@ -5,8 +5,9 @@
 
 The blocks are copied from disk to disk, with the records and checksums of a bundle, so they are ordinary cache hits. A
 fetch is worth it if it should take less than half the time of computing the prefix. The estimate uses measured times:
-of a token in the chosen engine, of earlier fetches, and of loads from its disk. After that half the request no longer
-waits. So a link that has become slow delays one request by half the time of computing, and later ones not at all.
+of a token in the chosen engine, of earlier fetches, and of loads from its disk. After that half the request is sent
+without the prefix. So a link that has become slow delays one request by half the time of computing, and later ones not
+at all.
 
 One prefix is fetched at a time: requests for the same prefix wait for it, and all others compute.
 """

@@ -45,7 +45,7 @@ logger = logging.getLogger("quire.engine")
 scaling_logger = logging.getLogger("quire.scaling")  # a server shows its messages from level INFO on
 
 MOST_WAIT_S: Final = 30.0
-"""The minimum of seconds that a running request waits for an engine that can continue it."""
+"""Seconds that a running request waits for an engine that can continue it, at least."""
 LOADS_WAITED_FOR: Final = 2.0
 """It waits for at least this many times the load time, because a restarted engine loads as long again."""
 GIVEN_UP: Final = "giving up on this engine; restart the server to try it again"

@@ -157,7 +157,7 @@ def _read_byte_level_bpe(files: ModelFiles, settings: Mapping[str, object]) -> t
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     try:
         model = models.BPE(cast(Any, vocab), cast(Any, merges))
-    except Exception as error:  # the library's own type
+    except Exception as error:  # the library raises only this
         raise CheckpointError(files.name, f"broken: {error}", "vocab.json and merges.txt of one BPE") from error
     library = tokenizers.Tokenizer(model)
     prefix, split = settings.get("add_prefix_space") is True, SPLITS[name]
