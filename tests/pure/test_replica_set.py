@@ -246,6 +246,22 @@ def test_samples_that_have_begun_go_on_alone_each(num_replicas: int) -> None:
     run(test)
 
 
+def test_samples_that_begin_in_their_trial_go_on_once_each() -> None:
+    async def test() -> None:
+        async with Fleet(1) as fleet:
+            requests = [add("samples", [5] * 6, 30, n=2), add("next", [6] * 4, 30)]
+            for request in requests:
+                fleet.set.send(request)
+            for _ in range(2):
+                fleet.engine(0).kill()  # before the first token, so that the samples stay one part
+                await fleet.settle()
+            assert fleet.set.book.suspects.on_trial is not None
+            await fleet.run()
+            require_whole(fleet, *requests)
+
+    run(test)
+
+
 def test_of_a_request_that_kills_engines_all_samples_end() -> None:
     async def test() -> None:
         async with Fleet(2) as fleet:

@@ -303,7 +303,7 @@ class ReplicaSet:
 
     def take_updates(self, replica: Replica, updates: list[SequenceUpdate]) -> None:
         """Pass on what is new of requests. Mutates."""
-        book, passed, told = self.book, [], []
+        book, told, passed = self.book, list[SequenceUpdate](), None
         for update in updates:
             part = book.named(update.request_id, replica)
             if part is None:
@@ -311,13 +311,13 @@ class ReplicaSet:
             told.append(part.take(update))
             book.start(part)
             part.fingerprint = replica.fingerprint
-            if part is self._suspects.on_trial and self._suspects.has_passed(part):
-                passed.append(part)
+            if self._suspects.has_passed(part):
+                passed = part  # it may pass several times: each of its samples has an update
             if part.is_over:
                 book.forget(part)
         if told:
             self._tell(told)
-        if passed:
+        if passed is not None:
             self._end_trial(passed)
         elif self._suspects.waiting:
             self._begin_trial()  # what has ended may have left an engine to itself
@@ -454,11 +454,11 @@ class ReplicaSet:
         elif all(each.is_ready or each.state is ModelState.FAILED for each in self.in_use):
             suspects.engine = min(allowed, key=self.book.num_at)  # it runs empty
 
-    def _end_trial(self, parts: Sequence[Part]) -> None:
+    def _end_trial(self, part: Part) -> None:
         """The part on trial has passed: make place for the next. Mutates."""
         self._suspects.end_trial()
-        if self._suspects.waiting:
-            self._move([part for part in parts if not part.is_over])
+        if self._suspects.waiting and not part.is_over:
+            self._move([part])
         else:
             self._place_all()
 
