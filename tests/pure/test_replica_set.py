@@ -353,6 +353,32 @@ def test_never_means_that_texts_end_with_their_engine() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("is_planned", [False, True])
+@pytest.mark.parametrize("continue_on", ["same", "never"])
+def test_an_engine_whose_process_still_ends_gets_nothing_new(continue_on: str, is_planned: bool) -> None:
+    async def test() -> None:
+        async with Fleet(2, continue_on=continue_on) as fleet:
+            requests = [add(str(index), [20 + index] * 4) for index in range(5)]
+            for request in requests[:2]:
+                fleet.set.send(request)
+            await fleet.run()
+            ending = fleet.engine(0)
+            ending.may_end.clear()
+            fleet.set.replicas[0].recycle() if is_planned else ending.kill()
+            await fleet.settle()
+            assert fleet.starts == [0, 1]
+            for request in requests[2:]:
+                fleet.set.send(request)
+            await fleet.settle()
+            assert len(fleet.engine(1).scheduler.requests) == 3
+            ending.may_end.set()
+            await fleet.run()
+            assert fleet.starts == [0, 1, 0]
+            require_whole(fleet, *requests)
+
+    run(test)
+
+
 def test_a_rolling_restart_ends_no_text() -> None:
     async def test() -> None:
         async with Fleet(3) as fleet:

@@ -264,7 +264,6 @@ class ReplicaSet:
         self.close_to_requests(replica)
         try:
             await drain(self, replica, self._clock, may_move=self._continue_on != "never")
-            self._router.lose(replica.index)  # or it might be chosen while it ends
             await replica.rest()
             self.replica_lost(replica, is_planned=True)
         finally:
@@ -396,9 +395,8 @@ class ReplicaSet:
     def _put(self, part: Part, among: Sequence[Replica]) -> None:
         """Send a part to one of these engines. Mutates."""
         router, add = self._router, part.next_add()
-        for each in self.replicas:
-            if each.state.has_engine:
-                (router.resume if each in among else router.pause)(each.index)
+        for each in self.replicas:  # also one that ends: the router knows it until its process is gone
+            (router.resume if each in among else router.pause)(each.index)
         prompt = router.prompt(add.prompt_token_ids + add.output_token_ids, add.scope)
         index = router.choose(part.name, prompt)
         if index is None:
