@@ -157,7 +157,9 @@ class Fetch:
             self.work.cancel()
 
     def release(self) -> None:
-        """Send what was held. Mutates."""
+        """Send what was held; an engine that is ending leaves it unsent, so that it goes elsewhere. Mutates."""
+        if not self.errand.target.state.has_engine:
+            return
         for part, add in self.parts.items():
             part.fetch = None
             self.errand.target.send(add)
