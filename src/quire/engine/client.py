@@ -10,8 +10,8 @@ are totals. Those of the prompt come once, with the first update of the first se
 reason is the last one of its sequence, and every sequence of a request that was not aborted gets one. The beams of a
 search can still be replaced until it is over, so they are sent once, when they end.
 
-A client belongs to one thread. An engine that fails is not used again: every call raises `ExecutionError`, which says
-what happened.
+A client belongs to one thread. An engine that fails or is closed is not used again: every call raises `ExecutionError`,
+which says what happened. Only what ends a request does nothing, because nothing is under way any more.
 """
 
 from __future__ import annotations
@@ -157,9 +157,11 @@ class InProcessClient:
 
     def send(self, command: AnyCommand) -> None:
         """Have a command carried out. Mutates."""
+        if self._failure and isinstance(command, Abort | Fail | Stop):
+            return
+        self._require_engine()
         match command:
             case Add(request_id):
-                self._require_engine()
                 self._core.send(command)
                 if command.sampling.num_beams == 1:
                     self._num_sent[self._core.scheduler.requests[request_id]] = len(command.output_token_ids)
