@@ -18,7 +18,7 @@ from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.client import InProcessClient, SequenceUpdate, refused
-from quire.engine.commands import Abort, Add, Fail, Stop
+from quire.engine.commands import Abort, Add, Clear, Fail, Stop
 from quire.engine.core import EngineCore
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
@@ -222,6 +222,18 @@ def test_a_closed_engine_says_so_and_one_that_cannot_go_on_is_broken() -> None:
     stuck._core.step = lambda: None  # type: ignore[method-assign]
     with pytest.raises(InvariantError, match="requests are waiting, but none can be scheduled"):
         stuck.receive()
+
+
+@pytest.mark.parametrize("command", [Stop("one", 0), Abort("one"), Fail("one", "broken")])
+def test_what_ends_a_request_of_a_closed_engine_does_nothing(command: Any) -> None:
+    client = client_of()
+    client.send(add("one"))
+    assert client.receive()
+    client.close()
+    client._core.send = None  # type: ignore[method-assign,assignment]
+    client.send(command)
+    with pytest.raises(ExecutionError, match=r"^the engine is closed$"):
+        client.send(Clear())
 
 
 @pytest.mark.parametrize("command", [Stop("long", 0), Abort("long"), Fail("long", "broken")])

@@ -182,6 +182,32 @@ def test_an_engine_that_dies_had_nothing_of_what_was_held(monkeypatch: pytest.Mo
     run(test)
 
 
+def test_what_was_held_is_not_sent_to_an_engine_whose_process_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetches_module, "LONGEST_S", SECONDS)
+
+    async def test() -> None:
+        script = Script()
+        async with Fleet(2, courier=script) as fleet:
+            await with_prefix(fleet)
+            script.fate = "is stuck"
+            fleet.set.send(add("second", PREFIX))
+            fleet.set.open_to_requests(fleet.set.replicas[0])
+            ending = fleet.engine(1)
+            ending.may_end.clear()
+            ending.kill()
+            await fleet.settle()
+            script.disk.set()
+            await fleet.settle()
+            assert fleet.set.stats().fetches == {"done": 1}
+            ending.may_end.set()
+            await fleet.settle()
+            assert sent(fleet, 0)[2:] == ["second~1"]
+            (part,) = fleet.set.book.at(fleet.set.replicas[0])
+            assert (part.num_deaths, fleet.set.num_continued) == (0, 0), "it is no suspect"
+
+    run(test)
+
+
 def test_a_suspect_computes_everything_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetches_module, "LONGEST_S", SECONDS)
 

@@ -7,7 +7,7 @@ import logging
 import re
 from array import array
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +22,9 @@ from quire.engine.records.stats import ModelState
 from quire.engine.replicas import replica as replica_module
 from quire.engine.replicas import replica_set as replica_set_module
 from quire.engine.replicas import rolling
+from quire.engine.replicas.parts import Part, TrackedRequest
 from quire.engine.replicas.replica_set import AT_FAULT, GIVEN_UP, MOST_WAIT_S
+from quire.engine.replicas.suspects import Suspects
 from support.fake_engines import POISON, VOCAB, Fleet
 from support.shadow import expected_search, expected_tokens
 
@@ -246,6 +248,59 @@ def test_samples_that_have_begun_go_on_alone_each(num_replicas: int) -> None:
     run(test)
 
 
+def test_samples_that_begin_in_their_trial_go_on_once_each() -> None:
+    async def test() -> None:
+        async with Fleet(1) as fleet:
+            requests = [add("samples", [5] * 6, 30, n=2), add("next", [6] * 4, 30)]
+            for request in requests:
+                fleet.set.send(request)
+            for _ in range(2):
+                fleet.engine(0).kill()  # before the first token, so that the samples stay one part
+                await fleet.settle()
+            assert fleet.set.book.suspects.on_trial is not None
+            await fleet.run()
+            require_whole(fleet, *requests)
+
+    run(test)
+
+
+def test_a_trial_that_ends_with_its_engine_and_others_is_held_again() -> None:
+    suspects = Suspects()
+    tried, other = (Part(TrackedRequest(add(name, [5]), 0)) for name in ("tried", "other"))
+    for _ in range(2):
+        suspects.note_death([tried])
+    suspects.begin(tried, cast(Any, "engine"))
+    assert suspects.note_death([tried, other]) == ([other], [], None)
+    assert (suspects.waiting, suspects.on_trial, suspects.engine) == ([tried], None, None)
+
+
+def test_requests_that_come_while_the_engine_of_a_trial_ends_keep_no_suspect_waiting() -> None:
+    async def test() -> None:
+        async with Fleet(2) as fleet:
+            requests = [add(str(index), [20 + index] * 4, 30) for index in range(6)]
+            for request in requests[:2]:
+                fleet.set.send(request)
+            for _ in range(2):
+                fleet.engine(0).kill()
+                fleet.engine(1).kill()
+                await fleet.settle()
+            on_trial = fleet.set.book.suspects.on_trial
+            assert on_trial is not None and on_trial.replica is not None
+            ending = fleet.engine(on_trial.replica.index)
+            ending.may_end.clear()
+            ending.kill()
+            await fleet.settle()
+            for request in requests[2:]:
+                fleet.set.send(request)
+            ending.may_end.set()
+            await fleet.settle()
+            await fleet.run()
+            require_whole(fleet, *requests[1:])
+            assert fleet.reader.errors() == {"0": AT_FAULT}
+
+    run(test)
+
+
 def test_of_a_request_that_kills_engines_all_samples_end() -> None:
     async def test() -> None:
         async with Fleet(2) as fleet:
@@ -333,6 +388,32 @@ def test_never_means_that_texts_end_with_their_engine() -> None:
             assert "status -9" in fleet.reader.lost["second"]
             await fleet.run()
             require_whole(fleet, first)
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+@pytest.mark.parametrize("continue_on", ["same", "never"])
+def test_an_engine_whose_process_still_ends_gets_nothing_new(continue_on: str, is_planned: bool) -> None:
+    async def test() -> None:
+        async with Fleet(2, continue_on=continue_on) as fleet:
+            requests = [add(str(index), [20 + index] * 4) for index in range(5)]
+            for request in requests[:2]:
+                fleet.set.send(request)
+            await fleet.run()
+            ending = fleet.engine(0)
+            ending.may_end.clear()
+            fleet.set.replicas[0].recycle() if is_planned else ending.kill()
+            await fleet.settle()
+            assert fleet.starts == [0, 1]
+            for request in requests[2:]:
+                fleet.set.send(request)
+            await fleet.settle()
+            assert len(fleet.engine(1).scheduler.requests) == 3
+            ending.may_end.set()
+            await fleet.run()
+            assert fleet.starts == [0, 1, 0]
+            require_whole(fleet, *requests)
 
     run(test)
 

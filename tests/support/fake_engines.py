@@ -56,6 +56,8 @@ class FakeEngine:
         self.client = InProcessClient(EngineCore(scheduler, ShadowExecutor(SPEC, VOCAB), ManualClock()))
         self.scheduler = scheduler
         self.is_dead = False
+        self.may_end = asyncio.Event()  # while it is cleared, the process stays although it serves nobody
+        self.may_end.set()
         self.commands: list[AnyCommand] = []
         self.process_id = 1
         self._num_delivered = 0
@@ -85,6 +87,7 @@ class FakeEngine:
 
     async def end(self, patience_s: float) -> int:
         self.is_dead = True
+        await self.may_end.wait()
         return -9
 
     def kill(self) -> None:

@@ -10,8 +10,8 @@ totals. The log-probabilities of the prompt are in the first update of the first
 reason is the last one of its sequence, and every sequence of a request that was not aborted gets one. The beams of a
 search can be replaced until the search ends, so they are sent once, at its end.
 
-A client belongs to one thread. An engine that has failed is not used again: every call raises `ExecutionError` with
-the cause.
+A client belongs to one thread. An engine that has failed or is closed is not used again: every call raises
+`ExecutionError` with the cause, except commands that end a request: they do nothing, because no request is left.
 """
 
 from __future__ import annotations
@@ -157,9 +157,11 @@ class InProcessClient:
 
     def send(self, command: AnyCommand) -> None:
         """Carry out a command. Mutates."""
+        if self._failure and isinstance(command, Abort | Fail | Stop):
+            return
+        self._require_engine()
         match command:
             case Add(request_id):
-                self._require_engine()
                 self._core.send(command)
                 if command.sampling.num_beams == 1:
                     self._num_sent[self._core.scheduler.requests[request_id]] = len(command.output_token_ids)

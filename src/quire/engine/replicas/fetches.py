@@ -158,7 +158,9 @@ class Fetch:
             self.work.cancel()
 
     def release(self) -> None:
-        """Send the held parts to their engine. Mutates."""
+        """Send the held parts to their engine; if it is ending, keep them, so that they go elsewhere. Mutates."""
+        if not self.errand.target.state.has_engine:
+            return
         for part, add in self.parts.items():
             part.fetch = None
             self.errand.target.send(add)
