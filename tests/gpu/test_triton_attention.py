@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.gpu.counting_driver import inputs_of
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
 
@@ -14,10 +15,12 @@ from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.torch.attention.base import MOST_SHORT, StepBatch, StepShape
 from quire.compute.torch.attention.plain import PlainAttention
-from quire.compute.torch.attention.triton import TritonAttention
+from quire.compute.torch.attention.triton import StandingWork, TritonAttention
+from quire.compute.torch.attention.work import MOST_PARTS
 from quire.compute.torch.kernels.merge import Results
 from quire.compute.torch.kernels.paged_attention import VARIANTS, Cache, Queries, Weighting
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
+from quire.compute.torch.step_upload import uploaded
 from support.paged_steps import WIDEST, WIDEST_NAME, Model, Step
 from support.reference_runs import ReferenceRun
 from support.tiny_checkpoint import write_tiny_qwen3
@@ -313,6 +316,39 @@ def test_usual_decodes_have_a_place_without_many_programs_that_do_nothing(num_de
         batch = replace(standing_batch(num_decodes, 0, device), shape=shape)
         batch = replace(batch, block_tables=(torch.from_numpy(tables.astype(np.int32)),))
         assert standing.plan(batch) == (num_decodes == 8 and length == 3_000)  # 8 × 6 tasks
+
+
+WIDE = Model(num_kv_heads=8, group=2, head_dim=128, dtype=torch.bfloat16, kv_dtype="bfloat16")
+
+
+def host_step(sequences: list[tuple[int, int]], device: str, shared_tokens: int = 0) -> StepBatch:
+    """Return a step that is only planned: sequences in blocks of their own, but for a prefix that they share."""
+    inputs = inputs_of(sequences, 1)
+    [tables] = inputs.block_tables
+    tables[:] = np.arange(tables.size).reshape(tables.shape)
+    tables[:, : shared_tokens // 16] = tables[0, : shared_tokens // 16]
+    return uploaded(inputs, 16, torch.device(device))[0]
+
+
+def recorded(attention: TritonAttention, size: int, device: str, num_short: int = 256) -> StandingWork:
+    """Return the places of a recorded step with prompts of this many tokens."""
+    room = standing_batch(size, 1 << 20, device, longest_query=size)
+    room = replace(room, shape=replace(room.shape, num_short=min(size, num_short)))
+    return attention.reserve(room, torch.bfloat16)
+
+
+@pytest.mark.parametrize("invariant", (False, True))
+@pytest.mark.parametrize(("count", "shared"), ((5, 20_992), (10, 20_992), (4, 31_744)))
+def test_parts_of_a_recorded_step_are_in_its_scratch(count, shared, invariant, device):
+    """Prompts whose last tokens share a cached prefix, next to tiles that are cut because they are long."""
+    backend = attention(WIDE, device, num_processors=132, batch_invariant=invariant)
+    batch = host_step([(shared + 65, 65)] * count, device, shared)
+    assert invariant or max(work.num_parts for _, work in backend.work(batch)[0]) > MOST_PARTS
+    standing = recorded(backend, 128 * -(-65 * count // 128), device)
+    place = standing.plan(batch)
+    assert place is not None or invariant
+    for launch in [] if place is None else standing.planned[place].launches[0]:
+        assert launch.work.parts.max() < max(1, launch.num_parts)
 
 
 def test_twice_the_same(device):

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import numpy as np
@@ -245,7 +245,8 @@ class Room:
     def of_longer(cls, num_tokens: int) -> Room:
         """Return room for this number of tokens of longer queries."""
         num_tasks = num_tokens // LEAST_TOKENS_OF_TASK + SPARE_TASKS
-        return cls(num_tasks, num_tokens + MOST_PARTS, min(num_tokens, MOST_MERGED), MOST_PARTS)
+        num_entries = num_tokens + MOST_PARTS  # each part has one, those of shared prefixes too
+        return cls(num_tasks, num_entries, min(num_tokens, MOST_MERGED), num_entries)
 
     def with_room_of(self, other: Room) -> Room:
         """Return room for both."""
@@ -282,9 +283,13 @@ class _Place:
         )
         return cls(shapes, whole, PlannedStep(batch, launches, outputs))
 
-    def takes(self, arrays: Sequence[IntArray]) -> bool:
-        """Return whether there is room for the arrays of a step."""
-        return all(len(array) <= shape[0] for array, shape in zip(arrays, self.shapes, strict=True))
+    def takes(self, works: Sequence[WorkList]) -> bool:
+        """Return whether there is room for the work of each launch of a step, and for its parts."""
+        lengths = [len(array) for work in works for array in work.arrays]
+        launches = chain.from_iterable(self.planned.launches)
+        return all(length <= shape[0] for length, shape in zip(lengths, self.shapes, strict=True)) and all(
+            work.num_parts <= launch.num_parts for work, launch in zip(works, launches, strict=True)
+        )
 
 
 class StandingWork:
@@ -302,25 +307,26 @@ class StandingWork:
 
     def plan(self, batch: StepBatch) -> int | None:
         """Copy the work and the tables of a step into the smallest place with room for it; return which."""
-        arrays = list(self._arrays(batch))
-        found = next((number for number, place in enumerate(self._places) if place.takes(arrays)), None)
+        works = list(self._works(batch))
+        found = next((number for number, place in enumerate(self._places) if place.takes(works)), None)
         tables = self.planned[0].batch.block_tables  # all places have the same
         if found is None or any(
             given.numel() > len(room) for given, room in zip(batch.block_tables, tables, strict=True)
         ):
             return None
         place = self._places[found]
+        arrays = [array for work in works for array in work.arrays]
         place.whole.copy_(on_device(joined(arrays, place.shapes), place.whole.device))
         for room, given in zip(tables, batch.block_tables, strict=True):
             room[: given.numel()].copy_(given.flatten())
         return found
 
-    def _arrays(self, batch: StepBatch) -> Iterator[IntArray]:
+    def _works(self, batch: StepBatch) -> Iterator[WorkList]:
         """Yield the work of a step, launch by launch; nothing for those that it does not need."""
         for works in self._attention.work(batch):
             found = dict(works)
             for use in self._uses:
-                yield from found.get(use, NO_WORK).arrays
+                yield found.get(use, NO_WORK)
 
 
 def _num_processors(device: torch.device) -> int:
