@@ -26,6 +26,7 @@ from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.count_table import Counted
+from quire.compute.torch.decoder import DecoderOutputs
 from quire.compute.torch.graphs import PROMPT_SIZES, SIZES, StepGraphs
 from quire.compute.torch.load import LoadedModel, load_decoder, load_model
 from quire.compute.torch.rehearsal import largest_steps, rehearsed_draws
@@ -34,6 +35,7 @@ from quire.compute.torch.settings import kv_cache_spec
 from quire.compute.torch.step_upload import uploaded
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
+from quire.compute.worker.model_runner import StepInputs
 from quire.compute.worker.worker import Worker
 from quire.core.errors import CheckpointError, ExecutionError
 from support.adapters import adapter_tensors, write_adapter
@@ -226,6 +228,35 @@ def test_a_step_without_room_in_the_recording_is_computed(
     run = Run(full, device, records=True)
     steps_of(run, 2, 2)
     assert run.recorder.num_replayed == 2
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_halves_of_a_step_keep_their_own_failures(
+    records: bool, full: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that does not fit is computed in halves, and both may be replayed in the same graph."""
+    run = Run(full, device, records=records)
+    steps_of(run, 4, 0)
+    compute, computed = run.runner._compute, run.runner._computed
+    sizes: list[int] = []
+
+    def poisoned(inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
+        if len(inputs.entries) == 4:
+            for pool in pools_of(run):
+                pool[int(inputs.block_tables[0][2][0])] = torch.nan
+        return compute(inputs, cache)
+
+    def narrow(inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
+        if len(inputs.entries) > 2:
+            raise torch.OutOfMemoryError
+        sizes.append(len(inputs.entries))
+        return computed(inputs, cache)
+
+    monkeypatch.setattr(run.runner, "_compute", poisoned)
+    monkeypatch.setattr(run.runner, "_computed", narrow)
+    run.worker.submit(run.driver.plan(*(Work(row, 40 - row, 1, 1) for row in range(4))))
+    assert list(run.worker.collect().failures) == [2]
+    assert sizes == [2, 2] and run.recorder.num_replayed == 2 * records
 
 
 def test_attention_that_cannot_be_recorded_is_launched(full: Path) -> None:
