@@ -151,7 +151,7 @@ def test_replayed_steps_with_prompts_are_those_computed(invariant: bool, folder:
         run.worker.submit(run.driver.plan(Work(1, 41, 1, 1), Work(2, 37, 1, 1), Work(3, 0, 40), Work(4, 0, 39)))
         found[-1] += [run.worker.collect().tokens.tolist() for _ in range(3)]
         pools.append(pools_of(run))
-    assert run.recorder.num_recorded == 2 * 3 + 3  # of 1, 2, 4 tokens in two places, and of 32, 64, 80
+    assert run.recorder.num_recorded == 2 * 3 + 2 * 3  # of 1, 2, 4 tokens, and of 32, 64, 80, in two places each
     assert run.recorder.num_replayed == 4
     assert found[0] == found[1]
     for mine, theirs in zip(*pools, strict=True):

@@ -49,8 +49,8 @@ LEAST_TOKENS_OF_TASK: Final = 4
 UNCUT_FROM: Final = 32
 """Decodes of about the same length are cut if there are few: a task has a share of a multiprocessor or less."""
 SPARE_USUAL: Final = 16
-"""Additional tasks of few decodes, as for one of 8,000 tokens."""
-MOST_MERGED: Final = 256
+"""Additional tasks of few decodes, as for one of 8,000 tokens, and of prompts."""
+MOST_MERGED: Final = 1024
 """Tokens of longer queries that are computed in parts, of the room for a step."""
 LONGEST_SHARE: Final = 0.75
 """Share of a multiprocessor's work in a step: longer tasks are cut, so that the others need not wait for one."""
@@ -145,13 +145,21 @@ class TritonAttention:
         outputs = (len(batch.positions), self._num_heads, self._spec.head_dim)
         zeros = torch.zeros(outputs, dtype=dtype, device=batch.positions.device)
         num_short = batch.shape.num_short
+        choices = [{Use.DECODE: room} for room in (Room.of_usual(num_short), Room.of_short(num_short))]
         if batch.shape.longest_query > MOST_SHORT:
-            choices = [{Use.DECODE: Room.of_short(num_short), Use.PROMPT: Room.of_longer(len(batch.positions))}]
-        else:
-            choices = [{Use.DECODE: room} for room in (Room.of_usual(num_short), Room.of_short(num_short))]
+            choices = self._rooms_with_prompts(num_short, len(batch.positions))
         if self._batch_invariant:
             choices = [{Use.ANY: reduce(Room.with_room_of, rooms.values())} for rooms in choices]
         return StandingWork(self, choices[0], [_Place.of(self.shapes, batch, zeros, rooms) for rooms in choices])
+
+    def _rooms_with_prompts(self, num_short: int, num_tokens: int) -> list[dict[Use, Room]]:
+        """Return the rooms for steps with prompts: next to few decodes, next to many, and with tiles that are cut."""
+        shape = self.shapes[Use.ANY if self._batch_invariant else Use.PROMPT]
+        uncut = Room.of_uncut(num_tokens, min(MOST_SHORT, shape.tokens_per_task))
+        num_short = min(num_short, num_tokens - MOST_SHORT)
+        counts = (num_short,) if num_short < UNCUT_FROM else (SPARE_USUAL, num_short)
+        rooms = [{Use.DECODE: Room.of_usual(count), Use.PROMPT: uncut} for count in counts]
+        return [*rooms, {Use.DECODE: Room.of_short(num_short), Use.PROMPT: Room.of_longer(num_tokens)}]
 
     def run(self, queries: torch.Tensor, pair: KVPair, planned: PlannedStep, rule: AttentionRule) -> torch.Tensor:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`. Mutates the outputs of the plan."""
@@ -240,6 +248,11 @@ class Room:
         num_tasks = num_tokens + SPARE_USUAL
         num_entries = num_tokens + LEAST_TOKENS_OF_TASK * SPARE_USUAL
         return cls(num_tasks, num_entries, num_tokens, num_entries)
+
+    @classmethod
+    def of_uncut(cls, num_tokens: int, tokens_each: int) -> Room:
+        """Return room for this number of tokens of longer queries in tiles of about as many each, none of them cut."""
+        return cls(num_tokens // tokens_each + SPARE_USUAL, num_tokens)
 
     @classmethod
     def of_longer(cls, num_tokens: int) -> Room:
