@@ -389,9 +389,9 @@ def test_sizes_reach_up_to_the_most_sequences_and_no_further() -> None:
 def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: Path, device: str) -> None:
     run = Run(full, device, records=False)
     settings = replace(FLOAT32, max_num_batched_tokens=200, max_num_seqs=24)
-    steps = prompts, chunk, _, last, _ = largest_steps(run.worker.cache.spec, settings, context_length=90)
-    assert [len(step.token_ids) for step in steps] == [198, 66, 24, 1, 32]  # 3 prompts of 66 tokens
-    assert [len(step.logit_indices) for step in steps] == [153, 1, 24, 1, 32]
+    steps = prompts, chunk, _, _, last, _ = largest_steps(run.worker.cache.spec, settings, context_length=90)
+    assert [len(step.token_ids) for step in steps] == [198, 66, 66, 24, 1, 32]  # 3 prompts of 66 tokens
+    assert [len(step.logit_indices) for step in steps] == [153, 1, 1, 24, 1, 32]
     assert prompts.positions.max() == 65 and last.positions.tolist() == [89]
     assert chunk.positions.tolist() == list(range(24, 90))
     run.runner._rehearsals = steps
@@ -406,12 +406,12 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
     run.runner.prepare(run.worker.cache)  # type: ignore[arg-type]
     assert not any(tensor.any() for tensor in pools_of(run))
     assert drawn == [
-        count for count in (3, 1, 24, 1, 1) for _ in rehearsed_draws(count)
+        count for count in (3, 1, 1, 24, 1, 1) for _ in rehearsed_draws(count)
     ]  # what draws is compiled as well
     batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in steps]
-    assert [batch.shape.num_decodes for batch in batches] == [0, 0, 24, 1, 0]
-    assert [batch.shape.num_short for batch in batches] == [0, 0, 24, 1, 0]
-    assert np.array_equal(batches[2].logit_indices.cpu().numpy(), np.arange(24))
+    assert [batch.shape.num_decodes for batch in batches] == [0, 0, 0, 24, 1, 0]
+    assert [batch.shape.num_short for batch in batches] == [0, 0, 0, 24, 1, 0]
+    assert np.array_equal(batches[3].logit_indices.cpu().numpy(), np.arange(24))
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
 )
 def test_decodes_of_twice_as_many_splits_are_rehearsed(context_length: int, expected: list[int], full: Path) -> None:
     spec = kv_cache_spec(read_model(ModelFolder(full)).spec, FLOAT32)
-    decodes = largest_steps(spec, FLOAT32, context_length)[3:-1]
+    decodes = largest_steps(spec, FLOAT32, context_length)[4:-1]
     assert [int(step.positions[0]) + 1 for step in decodes] == expected
     assert all(
         step.block_tables[0].shape[1] == -(-length // 16) for step, length in zip(decodes, expected, strict=True)

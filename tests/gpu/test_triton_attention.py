@@ -15,11 +15,12 @@ from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.torch.attention.base import MOST_SHORT, StepBatch, StepShape
 from quire.compute.torch.attention.plain import PlainAttention
-from quire.compute.torch.attention.triton import StandingWork, TritonAttention
+from quire.compute.torch.attention.triton import LONGEST_SHARE, StandingWork, TritonAttention
 from quire.compute.torch.attention.work import MOST_PARTS
 from quire.compute.torch.graphs import PROMPT_SIZES
 from quire.compute.torch.kernels.merge import Results
 from quire.compute.torch.kernels.paged_attention import VARIANTS, Cache, Queries, Weighting
+from quire.compute.torch.kernels.tile_shape import SPLIT, Use
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.compute.torch.step_upload import uploaded
 from support.paged_steps import WIDEST, WIDEST_NAME, Model, Step
@@ -165,15 +166,21 @@ def test_same_bits_alone_and_in_a_batch(model, invariant, device):
         assert bits(Step(model, (sequence,), (seed,), order_seed=seed, device=device).run(backend)) == [together[seed]]
 
 
-@pytest.mark.parametrize(("kv_dtype", "invariant"), ((WIDEST_NAME, False), (WIDEST_NAME, True), ("int4", True)))
-def test_same_bits_however_the_work_is_cut(kv_dtype, invariant, device):
+@pytest.mark.parametrize(
+    ("kv_dtype", "invariant", "most_parts"),
+    ((WIDEST_NAME, False, MOST_PARTS), (WIDEST_NAME, False, 40), (WIDEST_NAME, True, 40), ("int4", True, MOST_PARTS)),
+)
+def test_same_bits_however_the_work_is_cut(kv_dtype, invariant, most_parts, device, monkeypatch):
+    monkeypatch.setattr("quire.compute.torch.attention.work.MOST_PARTS", most_parts)
     model = Model(num_kv_heads=1, kv_dtype=kv_dtype)
     step = Step(model, ((700, 1), (513, 1), (600, 1), (530, 40)), device=device)
     whole, cut = (
         attention(model, device, num_processors=processors, batch_invariant=invariant) for processors in (1, 1000)
     )
     assert not any(launch.num_parts for launch in whole.plan(step.batch()).launches[0])
-    assert all(launch.num_parts for launch in cut.plan(step.batch()).launches[0])
+    [launches] = cut.plan(step.batch()).launches
+    assert all(launch.num_parts for launch in launches)
+    assert len(launches) == 1 + (not invariant) + (most_parts == 40)
     assert bits(step.run(whole)) == bits(step.run(cut))
 
 
@@ -362,17 +369,35 @@ def test_recorded_prompts_launch_few_programs_that_do_nothing(num_decodes, chunk
 
 
 @pytest.mark.parametrize("invariant", (False, True))
-@pytest.mark.parametrize(("count", "shared"), ((5, 20_992), (10, 20_992), (4, 31_744)))
+@pytest.mark.parametrize(("count", "shared"), ((4, 15_872), (8, 7_680), (5, 20_992)))
 def test_parts_of_a_recorded_step_are_in_its_scratch(count, shared, invariant, device):
     """Prompts whose last tokens share a cached prefix, next to tiles that are cut because they are long."""
     backend = attention(WIDE, device, num_processors=132, batch_invariant=invariant)
     batch = host_step([(shared + 65, 65)] * count, device, shared)
-    assert invariant or max(work.num_parts for _, work in backend.work(batch)[0]) > MOST_PARTS
+    works = [work for _, work in backend.work(batch)[0]]
+    assert works[0].num_parts > MOST_PARTS or len(works) > 1 or invariant
     standing = recorded(backend, 128 * -(-65 * count // 128), device)
     place = standing.plan(batch)
-    assert place is not None or invariant
+    assert (place is None) == (len(works) > 1)
     for launch in [] if place is None else standing.planned[place].launches[0]:
         assert launch.work.parts.max() < max(1, launch.num_parts)
+
+
+@pytest.mark.parametrize("group", (2, 4))
+@pytest.mark.parametrize("context", (30_000, 100_000))
+@pytest.mark.parametrize("count", (50, 150, 256, 512))
+def test_tokens_behind_a_long_prefix_are_cut(count, context, group, device):
+    backend = attention(replace(WIDE, group=group), device, num_processors=132)
+    batch = host_step([(context + count, count)], device)
+    works = [work for _, work in backend.work(batch)[0]]
+    each = backend.shapes[Use.PROMPT].tokens_per_task
+    stops = np.minimum(np.arange(context, context + count, each) + each, context + count)
+    longest_task = int(LONGEST_SHARE * stops.sum() * WIDE.num_kv_heads / 132)
+    assert max((work.tasks[:, 4] - work.tasks[:, 3]).max() for work in works) <= max(SPLIT, longest_task)
+    assert all(work.num_parts <= max(MOST_PARTS, each * -(-stops[-1] // SPLIT)) for work in works)
+    assert sum(len(work.tokens) for work in works) == sum(work.num_parts for work in works) or longest_task > SPLIT
+    is_recorded = len(works) == 1 and works[0].num_parts <= 512 + MOST_PARTS
+    assert (recorded(backend, 512, device).plan(batch) is not None) == is_recorded
 
 
 def test_twice_the_same(device):

@@ -29,7 +29,7 @@ from quire.compute.arrays import IntArray
 from quire.compute.torch.attention.base import MOST_SHORT, AttentionRule, KVPair, KVPool, StepBatch, StepShape
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.attention.shared_prefix import shared_prefixes
-from quire.compute.torch.attention.work import MOST_PARTS, NO_WORK, Tiles, WorkList, work_list
+from quire.compute.torch.attention.work import MOST_PARTS, NO_WORK, Tiles, WorkList, work_lists
 from quire.compute.torch.int4 import INT4
 from quire.compute.torch.kernels.int4 import turn
 from quire.compute.torch.kernels.merge import AT_A_TIME, Results, merge
@@ -173,6 +173,7 @@ class TritonAttention:
             attend(launch.shape, Queries.of(queries, planned.batch.positions), cache, launch.work, results, weighting)
             if launch.num_parts:
                 merge(launch.merges, results, rule.sinks, weighting.exponent_scale, launch.most_parts)
+            del results  # the next launch reuses its memory
         return turn(outputs) if pair.values.dtype is INT4 else outputs
 
     def work(self, batch: StepBatch) -> list[list[tuple[Use, WorkList]]]:
@@ -186,16 +187,17 @@ class TritonAttention:
 
     def _work(self, step: StepShape, group: int) -> Iterator[tuple[Use, WorkList]]:
         """Yield the kernels of a step and the work of each, for one KV group."""
-        if self._batch_invariant:
-            yield Use.ANY, self._work_of(step, np.arange(step.num_sequences), group, Use.ANY)
-            return
         is_short = np.diff(step.query_starts) <= MOST_SHORT
-        for use, sequences in ((Use.DECODE, np.flatnonzero(is_short)), (Use.PROMPT, np.flatnonzero(~is_short))):
+        kernels = [(Use.DECODE, np.flatnonzero(is_short)), (Use.PROMPT, np.flatnonzero(~is_short))]
+        if self._batch_invariant:
+            kernels = [(Use.ANY, np.arange(step.num_sequences))]
+        for use, sequences in kernels:
             if len(sequences):
-                yield use, self._work_of(step, sequences, group, use)
+                for work in self._works_of(step, sequences, group, use):
+                    yield use, work
 
-    def _work_of(self, step: StepShape, sequences: IntArray, index: int, use: Use) -> WorkList:
-        """Return the work of a kernel: cut if that pays, with prefixes that single tokens share."""
+    def _works_of(self, step: StepShape, sequences: IntArray, index: int, use: Use) -> list[WorkList]:
+        """Return the work of a kernel, launch by launch: cut if that pays, with prefixes that single tokens share."""
         group, shape = self._spec.groups[index], self.shapes[use]
         tiles = Tiles.of(step.query_starts, step.lengths, sequences, shape.tokens_per_task)
         prefixes = []
@@ -204,7 +206,7 @@ class TritonAttention:
             tables = step.block_tables[index][tiles.sequences[single]]
             shared = shared_prefixes(tables, tiles.stops[single], self._spec.block_size, shape.split)
             prefixes = [replace(prefix, tiles=single[prefix.tiles]) for prefix in shared]
-        return work_list(
+        return work_lists(
             tiles,
             window=group.window,
             longest_task=self._longest_task(tiles, group),
@@ -320,7 +322,10 @@ class StandingWork:
 
     def plan(self, batch: StepBatch) -> int | None:
         """Copy the work and the tables of a step into the smallest place with room for it; return which."""
-        works = list(self._works(batch))
+        groups = self._attention.work(batch)
+        if any(len(dict(works)) < len(works) for works in groups):  # a kernel has several launches
+            return None
+        works = [found.get(use, NO_WORK) for found in map(dict, groups) for use in self._uses]
         found = next((number for number, place in enumerate(self._places) if place.takes(works)), None)
         tables = self.planned[0].batch.block_tables  # all places have the same
         if found is None or any(
@@ -333,13 +338,6 @@ class StandingWork:
         for room, given in zip(tables, batch.block_tables, strict=True):
             room[: given.numel()].copy_(given.flatten())
         return found
-
-    def _works(self, batch: StepBatch) -> Iterator[WorkList]:
-        """Yield the work of a step, launch by launch; nothing for those that it does not need."""
-        for works in self._attention.work(batch):
-            found = dict(works)
-            for use in self._uses:
-                yield found.get(use, NO_WORK)
 
 
 def _num_processors(device: torch.device) -> int:
