@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from quire.compute.models.base import Activation, RopeSpec
 from quire.compute.torch.attention.base import MOST_SHORT, KVPair
+from quire.compute.torch.decoder import _are_finite
 from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations, activated, rotated
 from quire.compute.torch.products import Matrix, TiledProduct, product
 from quire.compute.torch.step_upload import step_shape
@@ -156,6 +157,14 @@ def test_narrow_matrices_are_widened_exactly_and_scaled_at_the_end(dtype: torch.
     ids = torch.tensor([6, 0, 6])
     assert torch.equal(Matrix(weight, None, scales).looked_up(ids), weight[ids].float() * scales[ids, None])
     assert torch.equal(Matrix(rows).looked_up(torch.tensor([4, 1])), rows[[4, 1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rows_with_a_number_that_is_not_finite_are_flagged(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    rows = torch.tensor([[0.0, largest, -largest, -1.0]] * 5, dtype=dtype)
+    rows[1, 2], rows[2, 0], rows[3, 3], rows[4] = torch.inf, -torch.inf, torch.nan, -0.0
+    assert _are_finite(rows).tolist() == [True, False, False, False, True]
 
 
 def test_an_expert_is_a_view_of_its_matrix_and_scales() -> None:

@@ -35,7 +35,7 @@ from quire.compute.torch.kernels.int4 import turn
 from quire.compute.torch.kernels.merge import AT_A_TIME, Results, merge
 from quire.compute.torch.kernels.paged_attention import Cache, Queries, Weighting, Work, attend
 from quire.compute.torch.kernels.tile_shape import TileShape, Use
-from quire.compute.torch.upload import Shape, apart, joined, on_device, together
+from quire.compute.torch.upload import Shape, apart, for_copy, joined, on_device, together
 from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVGroup
 
 TASKS_EACH: Final = 2
@@ -334,7 +334,7 @@ class StandingWork:
             return None
         place = self._places[found]
         arrays = [array for work in works for array in work.arrays]
-        place.whole.copy_(on_device(joined(arrays, place.shapes), place.whole.device))
+        place.whole.copy_(for_copy(joined(arrays, place.shapes), place.whole.device), non_blocking=True)
         for room, given in zip(tables, batch.block_tables, strict=True):
             room[: given.numel()].copy_(given.flatten())
         return found
