@@ -301,8 +301,8 @@ def test_what_has_no_room_is_not_planned(device):
     standing = backend.reserve(standing_batch(2, 80, device), model.dtype)
     assert standing.plan(steps[0].batch()) == 0
     kept = [planned.launches[0][0].work.tasks.clone() for planned in standing.planned]
-    narrow, few = (backend.reserve(standing_batch(*sizes, device), model.dtype) for sizes in ((2, 75), (1, 400)))
-    assert narrow.plan(steps[0].batch()) is None  # tables of 2 × 39 ids
+    narrow, few = (backend.reserve(standing_batch(*sizes, device), model.dtype) for sizes in ((2, 40), (1, 400)))
+    assert narrow.plan(steps[0].batch()) is None  # tables of 38 and 3 ids
     assert few.plan(steps[1].batch()) is None  # merges of two decodes
     far = replace(steps[0].batch().shape, lengths=np.array([80_000, 40]), block_tables=(np.zeros((2, 5000), int),))
     assert standing.plan(replace(steps[0].batch(), shape=far)) is None  # 157 tasks
@@ -318,11 +318,7 @@ def test_usual_decodes_have_a_place_without_many_programs_that_do_nothing(num_de
     room = standing_batch(num_decodes, 400_000, device)
     standing = backend.reserve(replace(room, shape=replace(room.shape, num_short=num_decodes)), torch.float32)
     for length in (100, 3_000):
-        starts, lengths = np.arange(num_decodes + 1), np.full(num_decodes, length)
-        tables = np.arange(num_decodes * 200).reshape(num_decodes, 200)
-        shape = StepShape(num_decodes, num_decodes, 1, length, starts, lengths, (tables,))
-        batch = replace(standing_batch(num_decodes, 0, device), shape=shape)
-        batch = replace(batch, block_tables=(torch.from_numpy(tables.astype(np.int32)),))
+        batch = host_step([(length, 1)] * num_decodes, device)
         assert standing.plan(batch) == (num_decodes == 8 and length == 3_000)  # 8 × 6 tasks
 
 

@@ -178,11 +178,10 @@ class TritonAttention:
 
     def work(self, batch: StepBatch) -> list[list[tuple[Use, WorkList]]]:
         """Return the kernels of a step and the work of each, per KV group; tasks have the offsets of their tables."""
-        groups = []
-        for group, tables in enumerate(batch.block_tables):
-            to_tables = np.array((1, 1, tables.stride(0), 1, 1))  # from a sequence to the offset of its table
-            works = self._work(batch.shape, group)
-            groups.append([(use, replace(work, tasks=work.tasks * to_tables)) for use, work in works])
+        starts = batch.shape.table_starts(self._spec.block_size)
+        groups = [list(self._work(batch.shape, group)) for group in range(len(batch.block_tables))]
+        for _, work in chain.from_iterable(groups):
+            work.tasks[:, 2] = starts[work.tasks[:, 2]]
         return groups
 
     def _work(self, step: StepShape, group: int) -> Iterator[tuple[Use, WorkList]]:
@@ -203,8 +202,8 @@ class TritonAttention:
         prefixes = []
         if group.window is None:
             single = np.flatnonzero(tiles.counts == 1)
-            tables = step.block_tables[index][tiles.sequences[single]]
-            shared = shared_prefixes(tables, tiles.stops[single], self._spec.block_size, shape.split)
+            tables, rows = step.block_tables[index], tiles.sequences[single]
+            shared = shared_prefixes(tables, tiles.stops[single], self._spec.block_size, shape.split, rows)
             prefixes = [replace(prefix, tiles=single[prefix.tiles]) for prefix in shared]
         return work_lists(
             tiles,
@@ -336,7 +335,7 @@ class StandingWork:
         arrays = [array for work in works for array in work.arrays]
         place.whole.copy_(for_copy(joined(arrays, place.shapes), place.whole.device), non_blocking=True)
         for room, given in zip(tables, batch.block_tables, strict=True):
-            room[: given.numel()].copy_(given.flatten())
+            room[: given.numel()].copy_(given)
         return found
 
 
