@@ -77,8 +77,11 @@ def folder_refusal(folder: Path, missing: str) -> ModelError:
     return ModelError(str(folder), f"{said}: {advice}")
 
 
-def missing_folder(name: str, stored: Sequence[str] = ()) -> ModelError:
-    """Return the error for a name that is no model. `stored`: the names of the models on this machine."""
+def missing_folder(name: str, stored: Sequence[str] = (), looked_in: Sequence[str] = ()) -> ModelError:
+    """Return the error for a name that is no model.
+
+    `stored`: the names of the models on this machine; `looked_in`: where a model of Ollama would be.
+    """
     if name and Path(name).expanduser().exists():
         return ModelError(name, f"{name} is a file. Give the folder that has config.json and the weights in it")
     if name in PACKAGES:
@@ -86,6 +89,10 @@ def missing_folder(name: str, stored: Sequence[str] = ()) -> ModelError:
     if name.lower().endswith(".gguf"):
         return ModelError(name, f'No file named "{name}". Give the path of a GGUF file, or a name that Ollama knows')
     sentence = f'No folder named "{name}". Give a model folder or a hub id such as Qwen/Qwen3-0.6B'
+    if looked_in and ":" in name:
+        sentence = (
+            f'No model named "{name}" in {" and ".join(looked_in)}. If Ollama keeps models elsewhere, set OLLAMA_MODELS'
+        )
     near = get_close_matches(name, stored, n=1)
     sentence += f". Did you mean {near[0]}?" if near else "."
     if stored:
