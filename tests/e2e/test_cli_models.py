@@ -116,7 +116,8 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr(quire: Command, folder: str)
     assert status == 0
     assert out.endswith("\n")
     assert "KV blocks" in err
-    assert re.search(r"^6 tokens · [\d.]+ s · \d+ tok/s · 0 of \d+ prompt tokens from the cache$", err, re.MULTILINE)
+    count = r"^6 tokens · [\d.]+ s · \d+ tok/s · 0 of \d+ prompt tokens from the cache · cut off by --max-tokens$"
+    assert re.search(count, err, re.MULTILINE)
     assert quire("generate", folder, *QUICK, "-p", "hello", "--quiet") == (0, out, "")
     assert quire("generate", *QUICK, "-q", stdin="hello\n", QUIRE_MODEL=folder) == (0, out, "")
 

@@ -243,7 +243,22 @@ def test_a_text_is_written_as_it_grows_and_each_part_once(pieces: list[str]) -> 
 def test_a_count_leaves_out_what_is_not_known() -> None:
     output = snapshot("x")
     unknown = RequestOutput("r", None, [1], output.outputs, True, 0, RequestMetrics(10.0))
-    assert describe(unknown) == "0 tokens · 0 of 1 prompt tokens from the cache"
+    assert describe(unknown, None) == "0 tokens · 0 of 1 prompt tokens from the cache"
+
+
+@pytest.mark.parametrize(
+    ("reason", "max_tokens", "end"),
+    [
+        ("length", 1, " · cut off by --max-tokens"),
+        ("length", 2, " · cut off: the context is full"),
+        ("length", None, " · cut off: the context is full"),
+        ("stop", 1, "from the cache"),
+    ],
+)
+def test_a_count_says_what_cut_an_answer(reason: str, max_tokens: int | None, end: str) -> None:
+    outputs = [CompletionOutput(0, "x", [1], finish_reason="stop"), CompletionOutput(1, "y", [2], finish_reason=reason)]
+    output = RequestOutput("r", None, [1], outputs, True, 0, RequestMetrics(10.0))
+    assert describe(output, max_tokens).endswith(end)
 
 
 def test_each_line_of_a_remark_is_faint_by_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,7 +149,7 @@ class Conversation:
         if output is not None and output.error:
             self.remark(f"error: {output.error}")
         elif output is not None and self._terminal is not None:
-            remark(describe(output), self._terminal)
+            remark(describe(output, self._sampling.max_tokens), self._terminal)
 
 
 def _print(text: str) -> None:

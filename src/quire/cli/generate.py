@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         outputs = _generate(llm, prompts, sampling, arguments)
         if not arguments.quiet:
             for output in outputs:
-                remark(describe(output), terminal)
+                remark(describe(output, sampling.max_tokens), terminal)
     for output in outputs:
         if output.error:
             raise ExecutionError(output.error)

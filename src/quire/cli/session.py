@@ -77,8 +77,8 @@ def until_interrupted(snapshots: Iterable[RequestOutput]) -> Generator[RequestOu
         signal.signal(signal.SIGINT, before)
 
 
-def describe(output: RequestOutput) -> str:
-    """Return the count of an answer in a line. Does not mutate."""
+def describe(output: RequestOutput, max_tokens: int | None) -> str:
+    """Return the count of an answer in a line, and whether `max_tokens` or the context cut it. Does not mutate."""
     metrics = output.metrics
     parts = [f"{metrics.num_generated_tokens} tokens"]
     if metrics.duration_s is not None:
@@ -88,4 +88,7 @@ def describe(output: RequestOutput) -> str:
     if 0 < metrics.num_steps < metrics.num_generated_tokens:
         parts.append(f"{metrics.tokens_per_step:.1f} tokens a step")
     parts.append(f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens from the cache")
+    cut = next((each for each in output.outputs if each.finish_reason == "length"), None)
+    if cut is not None:
+        parts.append("cut off by --max-tokens" if len(cut.token_ids) == max_tokens else "cut off: the context is full")
     return " · ".join(parts)

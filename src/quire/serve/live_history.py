@@ -60,8 +60,8 @@ class LiveHistory:
     def rows(self) -> list[HistoryRow]:
         """Return a row for each second, the oldest first. Does not mutate.
 
-        A row has its age in seconds; blocks used and cached at its end; tokens generated and of prompts; the share of looked up
-        tokens that were hit; the median and the 95th percentile of first tokens and of gaps, in milliseconds.
+        A row has its age in seconds; blocks used and cached at its end; tokens generated and of prompts; the share of
+        looked up tokens that were hit; the median and the 95th percentile of first tokens and of gaps, in milliseconds.
         """
         now_s = self._clock.now()
         seconds = [second for second in self._seconds if second.number >= now_s - SECONDS]
