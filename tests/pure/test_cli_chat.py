@@ -22,7 +22,7 @@ from quire.cli.generate import _as_prompt, _generate, _read_prompt, _searching
 from quire.cli.session import describe, remark, stream_text, until_interrupted
 from quire.cli.terminal import Terminal
 from quire.cli.turn_reader import pipe_reader
-from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.core.errors import ExecutionError, InvalidRequestError, RequestTooLargeError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
@@ -151,6 +151,18 @@ def test_each_question_is_asked_with_all_that_was_said_before(script: list[Any],
     assert status == 0
 
 
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_a_script_is_told_by_the_status_that_a_turn_failed(
+    is_watched: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusals = [InvalidRequestError("stop", "", "more"), RequestTooLargeError("prompt", "long", "less")]
+    model, status = talk([[refusals[0]], [refusals[1]], ["Yes"]], ["a", "b", "c"], is_watched=is_watched, is_quiet=True)
+    assert (model.answers, status) == ([], 0 if is_watched else 1)
+    out, err = capsys.readouterr()
+    assert out.startswith("Yes\n")
+    assert err.splitlines() == [f"error: {refusals[0]}", f"error: {refusals[1]}; /clear starts over"]
+
+
 def test_answers_go_to_stdout_and_all_else_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     talk([["One", " two"], ["Three"]], ["a", "b", "/exit", "never read"])
     out, err = capsys.readouterr()
@@ -164,7 +176,7 @@ def test_quiet_prints_answers_and_what_went_wrong(capsys: pytest.CaptureFixture[
     out, err = capsys.readouterr()
     assert out == "One\n"
     assert err == (
-        "error: prompt is '9 tokens'; allowed: at most 8; /clear starts over\n"
+        "error: prompt is '9 tokens'; allowed: at most 8\n"
         "/what is not a command; /? lists them\n"
         "/clera is not a command; did you mean /clear?\n"
     )
@@ -296,7 +308,6 @@ def test_beams_start_from_nothing_but_what_is_said() -> None:
         ("Hi", None, False, False),
         ("Hi", True, False, True),
         ("Hi", False, True, False),
-        ("", True, True, False),
     ],
 )
 def test_a_prompt_is_a_message_where_that_was_asked_for_or_the_model_takes_them(

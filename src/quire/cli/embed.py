@@ -11,7 +11,8 @@ from pathlib import Path
 from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.session import chosen_adapter, load, remark, stderr_terminal
 from quire.cli.terminal import add_color_option
-from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError, InvalidRequestError, ModelError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Make the vectors. Returns the exit status."""
     config, texts = engine_config(arguments, os.environ), arguments.prompt or _lines(arguments.file)
+    _require_pooling(config)
     terminal = stderr_terminal(arguments.color)
     with load(config, None if arguments.quiet else terminal) as llm:
         if not arguments.quiet:
@@ -52,6 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
     for text, vector in zip(texts, vectors, strict=True):
         print(json.dumps({"text": text, "embedding": vector}, ensure_ascii=False))
     return 0
+
+
+def _require_pooling(config: EngineConfig) -> None:
+    """Raise, before the weights are loaded, if nothing says how the model makes a vector of a text."""
+    from quire.engine.factory import plan_engine
+
+    if config.pooling == "auto" and not plan_engine(config).pooling:
+        sentence = f"{config.model} names no pooling, the way to make a vector. Choose one: --pooling last or mean"
+        raise ModelError(config.model, sentence)
 
 
 def _lines(file: str | None) -> list[str]:

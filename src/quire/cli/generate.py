@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from quire.cli.engine_options import add_engine_options, engine_config
-from quire.cli.sampling_options import add_sampling_options, sampling_params
+from quire.cli.sampling_options import add_sampling_options, check_sampling, require_text, sampling_params
 from quire.cli.session import chosen_adapter, describe, load, remark, stderr_terminal, stream_text
 from quire.cli.terminal import add_color_option
 from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from quire.core.sampling_params import SamplingParams
     from quire.engine.llm import LLM
     from quire.engine.outputs import CompletionOutput, RequestOutput
     from quire.engine.text.prompts import Prompt
@@ -93,7 +93,10 @@ def _searching(arguments: argparse.Namespace, sampling: SamplingParams) -> Sampl
 def run(arguments: argparse.Namespace) -> int:
     """Generate. Returns the exit status."""
     config = engine_config(arguments, os.environ)
+    check_sampling(_searching(arguments, sampling_params(arguments, SamplingParams())))
     texts = arguments.prompt or [_read_prompt(arguments)]
+    for text in texts:
+        require_text(text)
     terminal = stderr_terminal(arguments.color)
     with load(config, None if arguments.quiet else terminal) as llm:
         if not arguments.quiet:
@@ -123,7 +126,7 @@ def _read_prompt(arguments: argparse.Namespace) -> str:
 
 def _as_prompt(llm: LLM, text: str, chat: bool | None) -> Prompt:
     takes_messages = llm.tokenizer is not None and llm.tokenizer.has_chat_template
-    if not text or not (takes_messages if chat is None else chat):
+    if not (takes_messages if chat is None else chat):
         return text
     return [{"role": "user", "content": text}]
 
