@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli import generate
+from quire.cli import embed, generate
 from quire.cli.chat import COMMANDS, HELP, Conversation, _talk
 from quire.cli.generate import _as_prompt, _generate, _read_prompt, _searching
 from quire.cli.session import describe, remark, stream_text, until_interrupted
@@ -387,4 +387,12 @@ def test_a_prompt_from_a_pipe_loses_one_line_end_and_a_file_none(tmp_path: Any) 
     path.write_bytes(b"\xff")
     with pytest.raises(InvalidRequestError) as caught:
         _read_prompt(arguments(prompt_file=str(path)))
-    assert (caught.value.field, caught.value.allowed) == ("prompt file", "a text in UTF-8")
+    assert (caught.value.field, caught.value.allowed) == ("file", "a text in UTF-8")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_other_bytes_than_utf8_are_refused_on_stdin_too(errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for read in (lambda: _read_prompt(arguments()), pipe_reader(), lambda: embed._lines(None)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), "utf-8", errors=errors))
+        with pytest.raises(InvalidRequestError, match=r"^file is 'stdin'; allowed: a text in UTF-8$"):
+            read()

@@ -6,10 +6,11 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from quire.cli.engine_options import add_engine_options, engine_config
-from quire.cli.session import chosen_adapter, load, remark, stderr_terminal
+from quire.cli.session import chosen_adapter, in_utf8, load, remark, stderr_terminal
 from quire.cli.terminal import add_color_option
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvalidRequestError, ModelError
@@ -67,10 +68,9 @@ def _require_pooling(config: EngineConfig) -> None:
 
 def _lines(file: str | None) -> list[str]:
     """Return the lines of a file that are not empty."""
-    try:
-        text = sys.stdin.read() if file in (None, "-") else Path(str(file)).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InvalidRequestError("file", file, "a text in UTF-8") from None
+    is_stdin = file in (None, "-")
+    read = sys.stdin.read if is_stdin else partial(Path(str(file)).read_text, encoding="utf-8")
+    text = in_utf8(read, "stdin" if is_stdin else str(file))
     found = [line for line in text.splitlines() if line.strip()]
     if not found:
         raise InvalidRequestError("file", file or "stdin", "a file with at least one line of text")

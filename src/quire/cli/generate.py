@@ -8,14 +8,15 @@ import os
 import sys
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.sampling_options import add_sampling_options, check_sampling, require_text, sampling_params
-from quire.cli.session import chosen_adapter, describe, load, remark, stderr_terminal, stream_text
+from quire.cli.session import chosen_adapter, describe, in_utf8, load, remark, stderr_terminal, stream_text
 from quire.cli.terminal import add_color_option
-from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.core.errors import ExecutionError
 from quire.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -115,13 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read_prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt_file not in (None, "-"):
-        try:
-            return Path(arguments.prompt_file).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise InvalidRequestError("prompt file", arguments.prompt_file, "a text in UTF-8") from None
+        return in_utf8(partial(Path(arguments.prompt_file).read_text, encoding="utf-8"), arguments.prompt_file)
     if sys.stdin.isatty():
         print("Prompt, ended by Ctrl-D:", file=sys.stderr)
-    return sys.stdin.read().removesuffix("\n")
+    return in_utf8(sys.stdin.read).removesuffix("\n")
 
 
 def _as_prompt(llm: LLM, text: str, chat: bool | None) -> Prompt:

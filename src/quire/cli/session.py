@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from quire.cli.terminal import Terminal, detect
 from quire.cli.text import FAINT, line, paragraph, span
+from quire.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -48,6 +49,16 @@ def remark(text: str, terminal: Terminal) -> None:
         fits = not terminal.interactive or len(part) <= terminal.columns
         for each in [line(span(part, FAINT))] if fits else paragraph(part, terminal.columns, FAINT):
             print(terminal.render(each), file=sys.stderr)
+
+
+def in_utf8(read: Callable[[], str], file: str = "stdin") -> str:
+    """Return what `read` returns; raises where the file has other bytes than UTF-8."""
+    try:
+        text = read()
+        text.encode()  # in some locales, Python makes half characters of other bytes
+    except UnicodeError:
+        raise InvalidRequestError("file", file, "a text in UTF-8") from None
+    return text
 
 
 def stream_text(snapshots: Iterable[RequestOutput], write: Callable[[str], object]) -> RequestOutput | None:
