@@ -1,4 +1,4 @@
-"""`quire chat`: a conversation in the terminal, or a line of a pipe for each turn.
+"""`quire chat`: a conversation in the terminal, a line of a pipe for each turn, or one message of the command line.
 
 Ctrl-C stops an answer, Ctrl-D leaves. After each answer a line says how many tokens of the prompt, which is the whole
 conversation so far, came from the prefix cache. The engine is one person's: its KV memory holds one sequence of the
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quire.cli import DONE, FAILED
 from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.near_names import meant_by
-from quire.cli.sampling_options import add_sampling_options, check_sampling, sampling_params
+from quire.cli.sampling_options import add_sampling_options, check_sampling, require_text, sampling_params
 from quire.cli.session import chosen_adapter, describe, load, remark, stderr_terminal, stream_text, until_interrupted
 from quire.cli.terminal import Terminal, add_color_option, detect
 from quire.cli.turn_reader import pipe_reader, terminal_reader
@@ -56,6 +56,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     talk.add_argument("--verbose", "-v", action="store_true", help="print the model, its settings and memory first")
     add_sampling_options(parser)
     add_engine_options(parser)
+    text = "the message: the model answers it and the command ends; none: a conversation"
+    parser.add_argument("message", nargs="*", metavar="MESSAGE", help=text)
     add_color_option(parser)
     parser.set_defaults(run=run)
 
@@ -64,17 +66,23 @@ def run(arguments: argparse.Namespace) -> int:
     """Talk until there is nothing more to say. Returns the exit status."""
     config = engine_config(arguments, os.environ, FOR_ONE)
     check_sampling(sampling_params(arguments, SamplingParams()))
+    message = " ".join(arguments.message)
+    if arguments.message:
+        require_text(message)
     terminal = stderr_terminal(arguments.color)
     with load(config, None if arguments.quiet else terminal) as llm:
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             raise InvalidRequestError(
                 "model", config.model, "a model with a chat template; or use quire generate --raw"
             )
-        is_watched = sys.stdin.isatty()
+        is_watched = not message and sys.stdin.isatty()
         sampling, note = _sampling(arguments, llm)
         if not arguments.quiet:
             remark("\n".join([*_greeting(llm, arguments.verbose, is_watched), *note]), terminal)
         conversation = Conversation(llm, sampling, arguments.system, None if arguments.quiet else terminal)
+        if message:
+            _take_turn(conversation, message, is_watched)
+            return FAILED if conversation.has_failed else DONE
         return _talk(conversation, terminal_reader() if is_watched else pipe_reader(), is_watched)
 
 
