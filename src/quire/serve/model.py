@@ -62,7 +62,7 @@ class ServedModel(Protocol):
         ...
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return how the makers of the model want it sampled."""
+        """Return how to sample for a request that does not say: as the settings or the model's makers do."""
         ...
 
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:

@@ -105,7 +105,7 @@ class LoadableModel:
         return EngineStats() if self._model is None else self._model.stats()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return how the makers of the model want it sampled."""
+        """Return how to sample for a request that does not say: as the settings or the model's makers do."""
         return self._plan.default_sampling
 
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
