@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli import main
-from quire.cli.near_names import ELSEWHERE
+from quire.cli.near_names import ELSEWHERE, NEEDLESS
 from quire.cli.options import options_of
 from quire.cli.server_options import COMMON, EXAMPLES
 from quire.core.config import EngineConfig
@@ -60,7 +60,8 @@ def test_nothing_is_guessed_of_what_is_like_nothing(line: str, capsys: pytest.Ca
 def test_the_names_of_other_programs_lead_to_options_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
-    for theirs, ours in ELSEWHERE.items():
+    assert "\n  --tokenizer PATH" in shown, "a hint names it"
+    for theirs, ours in (ELSEWHERE | NEEDLESS).items():
         assert f"\n  {theirs} " not in shown, "it has an option of that name itself"
         if ours.startswith("--"):
             assert ours in shown.replace("--[no-]", "--no-").replace("--access-log, --no-access-log", "--no-access-log")

@@ -115,7 +115,7 @@ def _ollama(store: Path) -> Iterator[StoredModel]:
         typed = f"{'/'.join(parts)}:{tag}"
         try:
             source = model_of_manifest(store.joinpath("manifests", host, owner, name, tag), store)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:  # a user may see names in a service's store, and not read its files
             yield StoredModel(typed, OLLAMA, 0, None, str(error))
         else:
             yield StoredModel(typed, OLLAMA, _file_bytes(source.path), source)
