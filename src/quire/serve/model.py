@@ -62,7 +62,7 @@ class ServedModel(Protocol):
         ...
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters that the model's makers recommend."""
+        """Return the default sampling parameters: those of the settings, or of the model's makers."""
         ...
 
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:

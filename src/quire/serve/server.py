@@ -34,7 +34,7 @@ from quire.engine.records.stats import ModelState
 from quire.serve.app import make_app
 from quire.serve.connections import ACCEPTED_AT_ONCE, allow_connections
 from quire.serve.frame import NO_ROUTE
-from quire.serve.greeting import greeting
+from quire.serve.greeting import greeting, kv_memory_hint
 from quire.serve.guard import GuardLimits, guarded
 from quire.serve.host_names import is_loopback
 from quire.serve.loading.model_set import ModelSet
@@ -106,7 +106,8 @@ class Server:
     async def run(self, listener: socket.socket) -> None:
         """Listen, load, and serve until `stop`; raises the error if the only model cannot be loaded or is lost."""
         if self._models.loads_first:
-            self._announce(str(self._models.first.model.report))
+            first = self._models.first.model
+            self._announce(f"{first.report}{kv_memory_hint(first.config, first.report.plan)}")
         if len(self._models.models) > 1 or self._models.broken:
             self._announce(self._models.table())
         address = address_of(listener, self._scheme)

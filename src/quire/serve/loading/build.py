@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from quire.core.clock import Clock
 from quire.core.config import EngineConfig
@@ -103,13 +104,15 @@ class _ModelMaker:
         least = config.least_replicas if config.least_replicas < config.num_replicas else None
         courier = None if config.num_replicas == 1 else StoreCourier() if start is None else RelayCourier()
         self._replicas = ReplicaSettings(config.num_replicas, config.continue_on, patience, start, least, courier)
+        self._sampling_defaults: dict[str, Any] = dict(config.sampling_defaults())
         self._text_pool = server_text_pool()
         self._load_pool = TenantPool("quire-load", num_threads=1, max_waiting=MAX_READING)
 
     def model(self, blueprint: EngineBlueprint, *, opens: bool) -> LoadableModel:
         """Return a model; `opens` reads its tokenizer now, so that the server refuses to start with a broken one."""
         report = self._replicas.shown_in(blueprint.report)
-        plan = PlannedModel(blueprint.config, report, blueprint.limits, blueprint.default_sampling)
+        sampling = replace(blueprint.default_sampling, **self._sampling_defaults)
+        plan = PlannedModel(blueprint.config, report, blueprint.limits, sampling)
         return LoadableModel(
             plan,
             partial(self._open, blueprint.config),

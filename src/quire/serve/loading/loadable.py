@@ -105,7 +105,7 @@ class LoadableModel:
         return EngineStats() if self._model is None else self._model.stats()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters that the model's makers recommend."""
+        """Return the default sampling parameters: those of the settings, or of the model's makers."""
         return self._plan.default_sampling
 
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
