@@ -60,8 +60,9 @@ class LiveHistory:
     def rows(self) -> list[HistoryRow]:
         """Return a row for each second, the oldest first. Does not mutate.
 
-        A row has its age in seconds; blocks used and cached at its end; generated tokens and prompt tokens; the share of looked-up
-        tokens that hit; the median and 95th percentile of times to first token and of gaps, in milliseconds.
+        A row has its age in seconds; blocks used and cached at its end; generated tokens and prompt tokens; the share
+        of looked-up tokens that hit; the median and 95th percentile of times to first token and of gaps, both in
+        milliseconds.
         """
         now_s = self._clock.now()
         seconds = [second for second in self._seconds if second.number >= now_s - SECONDS]
