@@ -156,7 +156,7 @@ def test_settings_that_cannot_be_are_refused(model: Path, tmp_path: Path) -> Non
         with pytest.raises(InvalidConfigError, match=name):
             LLM(model, skip_tokenizer_init=True, **settings)
     for backend in ("native", "reference"):
-        with pytest.raises(InvalidConfigError, match=r"host_cache is '1.0 MiB'.* give it to kv_memory"):
+        with pytest.raises(InvalidConfigError, match=r"host_cache is '1.0 MiB'.* raise kv_memory instead"):
             LLM(model, backend=backend, skip_tokenizer_init=True, host_cache="1MiB")
     with pytest.raises(InvalidConfigError, match=r"host_cache .* prefix caching"):
         LLM(model, skip_tokenizer_init=True, host_cache="1MiB", enable_prefix_caching=False)
