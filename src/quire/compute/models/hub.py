@@ -41,7 +41,8 @@ HUB_NAME: Final = re.compile(
 )
 WANTED: Final = ("*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model")
 SETTINGS: Final = ("config.json", "generation_config.json")
-UNWANTED: Final = ("*/*", "consolidated*")
+UNWANTED: Final = ("[!0-9]*/*", "consolidated*")
+"""Folders with a number are the steps after the model, such as `1_Pooling`; others have it in other formats."""
 ADVICE: Final = (
     "Give a model folder or a name that quire models lists, or fetch it on a machine with network access: {command}"
 )
