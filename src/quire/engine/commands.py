@@ -1,6 +1,6 @@
 """Commands to a running engine. Each verb is one type, with one wire form.
 
-    any door ── send(command) ──► EngineThread, EngineMessages ──► InProcessClient ──► EngineCore.send ──► step log
+    any door ── send(command) ──► EngineThread, EngineMessages ──► EngineClient ──► EngineCore.send ──► step log
 
 Commands take effect between two steps, in the order in which they were sent. They have no answers: the results of a
 request come back as updates.
