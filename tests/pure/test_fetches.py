@@ -24,10 +24,10 @@ from quire.engine.replicas.fetches import (
     LATE,
     NOT_WORTH,
     RETRY_EVERY,
-    Engines,
     Errand,
     Fetches,
     StoredBlocks,
+    StoringEngines,
 )
 from quire.routing.router import Loan
 from support.fake_engines import VOCAB, Fleet
@@ -46,13 +46,13 @@ class Script:
         self.disk = asyncio.Event()
         self.errands: list[Errand] = []
 
-    async def ask(self, engines: Engines, errand: Errand) -> StoredBlocks | None:
+    async def ask(self, engines: StoringEngines, errand: Errand) -> StoredBlocks | None:
         self.errands.append(errand)
         if self.fate == "there":
             return None
         return StoredBlocks("", "", tuple(range(len(errand.tokens) // 4)))
 
-    async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
+    async def move(self, engines: StoringEngines, errand: Errand, stored: StoredBlocks) -> int:
         if self.fate == "hangs":
             await asyncio.Event().wait()
         if self.fate == "is stuck":

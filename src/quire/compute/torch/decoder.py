@@ -31,7 +31,7 @@ from quire.compute.torch.weights import LayerWeights, TorchWeights
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
+class Implementations:
     """The implementations that a decoder uses."""
 
     attention: AttentionBackend[Any]
@@ -72,13 +72,17 @@ class _Waiting(NamedTuple):
 class TorchDecoder:
     """A decoder over tensors. Immutable; it mutates only the KV memory passed to it."""
 
-    def __init__(self, spec: DecoderSpec, weights: TorchWeights, engines: Engines) -> None:
+    def __init__(self, spec: DecoderSpec, weights: TorchWeights, implementations: Implementations) -> None:
         self.spec = spec
         self._weights = weights
-        self._attention, self._operations, self._product = engines.attention, engines.operations, engines.product
-        chosen = engines.operations, engines.product, engines.experts
+        self._attention, self._operations, self._product = (
+            implementations.attention,
+            implementations.operations,
+            implementations.product,
+        )
+        chosen = implementations.operations, implementations.product, implementations.experts
         self._mlps = MLPs(*chosen, spec.mlp.activation, gated=spec.mlp.gated)
-        self._low_rank = LowRankSums(engines.experts, part_sizes(spec))
+        self._low_rank = LowRankSums(implementations.experts, part_sizes(spec))
         shape = spec.attention
         self._rules = [
             AttentionRule(shape.scale, layer.window, shape.score_soft_cap, own.sinks)

@@ -48,7 +48,7 @@ BUSY, NOT_WORTH = "busy", "not worth it"
 FAILED: Final = "failed"
 
 
-class Engines(Protocol):
+class StoringEngines(Protocol):
     """The engines of a model, for a courier that makes them write and take blocks."""
 
     @property
@@ -89,11 +89,11 @@ class StoredBlocks(NamedTuple):
 class Courier(Protocol):
     """Copies blocks from the store of an engine to that of another. Raises `FetchError`."""
 
-    async def ask(self, engines: Engines, errand: Errand) -> StoredBlocks | None:
+    async def ask(self, engines: StoringEngines, errand: Errand) -> StoredBlocks | None:
         """Make the source write the blocks to its disk; return their place, or None if the target has them all."""
         ...
 
-    async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
+    async def move(self, engines: StoringEngines, errand: Errand, stored: StoredBlocks) -> int:
         """Copy the stored blocks and make the target take them in; return the number of bytes."""
         ...
 
@@ -174,7 +174,7 @@ class Fetches:
     """
 
     def __init__(
-        self, engines: Engines, replicas: Sequence[Replica], router: Router, courier: Courier, clock: Clock
+        self, engines: StoringEngines, replicas: Sequence[Replica], router: Router, courier: Courier, clock: Clock
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.num_blocks = self.num_bytes = 0
