@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 from array import array
 from collections.abc import Awaitable, Callable
@@ -23,9 +24,10 @@ from quire.engine.replicas import replica as replica_module
 from quire.engine.replicas import replica_set as replica_set_module
 from quire.engine.replicas import rolling
 from quire.engine.replicas.parts import Part, TrackedRequest
+from quire.engine.replicas.replica import Replica
 from quire.engine.replicas.replica_set import AT_FAULT, GIVEN_UP, MOST_WAIT_S
 from quire.engine.replicas.suspects import Suspects
-from support.fake_engines import POISON, VOCAB, Fleet
+from support.fake_engines import POISON, VOCAB, FakeEngine, Fleet
 from support.shadow import expected_search, expected_tokens
 
 
@@ -106,6 +108,80 @@ def test_whatever_becomes_of_engines_each_text_is_whole(actions: list[Any], num_
             assert not fleet.reader.lost
             require_whole(fleet, *(request for name, request in added.items() if name not in left))
             assert all(engine.client.stats().num_used_blocks == 0 for engine in map(fleet.engine, range(num_replicas)))
+
+    run(test)
+
+
+MOVES = ["add"] * 3 + ["step"] * 3 + ["kill"] * 4 + ["end"] * 3 + ["leave", "move", "close", "open", "recycle"]
+
+
+class Walk:
+    """What may happen to engines and requests, drawn from a seed."""
+
+    def __init__(self, fleet: Fleet, rng: random.Random) -> None:
+        self.fleet, self.rng = fleet, rng
+        self.added: dict[str, Add] = {}
+        self.left: set[str] = set()
+
+    async def go(self, num_actions: int) -> None:
+        fleet, rng = self.fleet, self.rng
+        for _ in range(num_actions):
+            index = rng.randrange(len(fleet.engines))
+            self.act(fleet.set.replicas[index], fleet.engine(index))
+            await fleet.settle()
+        for replica in fleet.set.replicas:
+            fleet.set.open_to_requests(replica)
+            fleet.engine(replica.index).may_end.set()
+        await fleet.settle()
+        await fleet.run()
+
+    def act(self, replica: Replica, engine: FakeEngine) -> None:
+        fleet, rng = self.fleet.set, self.rng
+        match rng.choice(MOVES):
+            case "add" if fleet.state is ModelState.READY:
+                self.add()
+            case "step":
+                engine.step(rng.choice(["", "doubled"]))
+            case "kill":
+                engine.kill()
+                if rng.random() < 0.5:
+                    engine.may_end.clear()
+            case "end":
+                engine.may_end.set()
+            case "leave" if self.added:
+                name = rng.choice(list(self.added))
+                self.left.add(name)
+                is_known = (name, 0) in self.fleet.reader.tokens  # before a branch has begun, nobody stops it
+                fleet.send(Stop(name, 0) if is_known and rng.random() < 0.5 else Abort(name))
+            case "move" if replica.is_ready:
+                fleet.move(replica, rng.choice([1, 2, 8]))
+            case "close":
+                fleet.close_to_requests(replica)
+            case "open":
+                fleet.open_to_requests(replica)
+            case "recycle" if replica.is_ready:
+                replica.recycle()
+
+    def add(self) -> None:
+        rng, name = self.rng, f"r{len(self.added)}"
+        is_search = rng.random() < 0.2
+        more = {"best_of": 2, "beam_search": True, "temperature": 0.0} if is_search else {"n": rng.randint(1, 3)}
+        prompt = [*range(100, 100 + rng.randint(1, 12)), *([POISON] if rng.random() < 0.05 else [])]
+        self.added[name] = add(name, prompt, rng.randint(1, 30), **more)
+        self.fleet.set.send(self.added[name])
+        for part in self.fleet.set.book.of(self.fleet.set.book.requests[name]):
+            assert part.replica is None or part.replica.is_ready
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_each_text_is_whole_or_at_fault_however_often_engines_die(seed: int) -> None:
+    async def test() -> None:
+        async with Fleet(1 + seed % 3) as fleet:
+            walk = Walk(fleet, random.Random(seed))
+            await walk.go(60)
+            errors = fleet.reader.errors()
+            assert not fleet.reader.lost and {*errors.values()} <= {AT_FAULT}
+            require_whole(fleet, *(each for name, each in walk.added.items() if name not in walk.left | errors.keys()))
 
     run(test)
 
