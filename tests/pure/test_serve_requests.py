@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -18,6 +19,7 @@ from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import Logprob
 from quire.serve.errors import ApiError
+from quire.serve.openapi import REQUESTS
 from quire.serve.render.logprobs import TokenNames, completion_logprobs, content_logprobs, prompt_logprobs, told
 from quire.serve.schemas.chat import ChatRequest
 from quire.serve.schemas.completions import CompletionRequest
@@ -43,6 +45,15 @@ def refusal(body: bytes | dict[str, Any], kind: Any = CompletionRequest) -> ApiE
         parse(body if isinstance(body, bytes) else json.dumps(body).encode(), kind)
     assert caught.value.status == 400
     return caught.value
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+def test_every_call_bounds_the_name_of_its_model(kind: Any) -> None:
+    error = refusal({"model": "m" * 257}, kind)
+    assert (error.detail.param, error.detail.code) == ("model", "invalid_type")
+    assert "length <= 256" in error.detail.message and len(error.detail.message) < 200
+    with contextlib.suppress(ApiError):  # other fields may be required
+        assert read({"model": "m" * 256}, kind).model == "m" * 256
 
 
 # ---- the reader -----------------------------------------------------------------------------------------------------

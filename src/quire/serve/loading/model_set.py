@@ -19,6 +19,7 @@ from typing import Final
 
 from quire.core.byte_sizes import format_bytes
 from quire.core.errors import QuireError
+from quire.core.validate import MAX_NAME_LENGTH
 from quire.engine.records.stats import ModelState
 from quire.serve.errors import (
     ApiError,
@@ -143,7 +144,9 @@ class ModelSet:
             if same_model(asked, broken):
                 raise model_not_loadable(broken, reason)
         names = [served for each in self.models for served in names_for(each, tenant)]
-        raise model_not_found(asked, get_close_matches(asked, names, n=3, cutoff=NEAR) or names[:MAX_NAMES_SHOWN])
+        # The time of a comparison grows with the name: one in a path or a query may be as long as the head allows.
+        near = get_close_matches(asked, names, n=3, cutoff=NEAR) if len(asked) <= MAX_NAME_LENGTH else []
+        raise model_not_found(asked, near or names[:MAX_NAMES_SHOWN])
 
     @staticmethod
     def adapter_of(services: Services, name: str | None) -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
+
+from quire.core.validate import MAX_NAME_LENGTH
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -80,7 +82,7 @@ class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     any_media_type: ClassVar[bool] = False  # a body may be JSON that says it is something else
     paths: ClassVar[tuple[str, ...]] = ()  # of fields within fields, to suggest for one that is not known
 
-    model: str | None = None
+    model: Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)] | None = None
 
 
 class StreamFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
