@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
 
 MAX_READING: Final = 16
-"""Calls that may wait to read about models which are not loaded."""
+"""Calls of a tenant that may wait to read about models which are not loaded."""
 
 
 def only_model(model: ReloadableModel, config: ServerConfig, clock: Clock) -> ModelSet:

@@ -36,8 +36,8 @@ from quire.serve.model import SupervisedModel
 
 NOT_LOADED: Final = "the model is not loaded"
 LOADING: Final = "loading"
-READING: Final = "reading"
-"""Jobs in the pool: loading takes turns with those who only read about a model."""
+READING: Final = "reading of "
+"""Jobs in the pool: loading takes turns with the tenants who only read about a model, none of which has its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +187,12 @@ class LoadableModel:
             await self.unload()
             raise
 
-    async def opened(self) -> SupervisedModel:
-        """Return another one of this model, with its tokenizer and without an engine; the caller closes it."""
-        return await self._load_pool.run(READING, self._open)
+    async def opened(self, tenant: str) -> SupervisedModel:
+        """Return another one of this model, with its tokenizer and without an engine; the caller closes it.
+
+        Raises `TooManyJobsError` if too many calls of the tenant wait for that.
+        """
+        return await self._load_pool.run(READING + tenant, self._open)
 
     async def unload(self) -> None:
         """End its engine, and forget its tokenizer. Mutates."""
