@@ -34,7 +34,7 @@ from quire.serve.errors import (
 from quire.serve.gate import DRAINING_RETRY_S, ENGINE_RETRY_S, MIN_RETRY_S
 from quire.serve.loading.residency import MIN_RESIDENCY_S, Load, Phase, Residency, Unload
 from quire.serve.loading.stay import Stay
-from quire.serve.schemas.common import same_model
+from quire.serve.model_names import same_model
 from quire.serve.services import ServerServices, Services
 from quire.serve.tenants import ANYBODY, Tenant
 
@@ -52,14 +52,9 @@ NEAR: Final = 0.5
 MAX_NAMES_SHOWN: Final = 5
 
 
-def may_call(tenant: Tenant, name: str) -> bool:
-    """Return whether a tenant may call a model or an adapter by a name. Does not mutate."""
-    return tenant.models is None or any(same_model(name, each) for each in tenant.models)
-
-
 def names_for(services: Services, tenant: Tenant) -> tuple[str, ...]:
     """Return the names by which a tenant may call a model and its adapters. Does not mutate."""
-    return tuple(name for name in (*services.model_names, *services.adapter_names) if may_call(tenant, name))
+    return tuple(name for name in (*services.model_names, *services.adapter_names) if tenant.may_call(name))
 
 
 class _Waiter:

@@ -112,8 +112,8 @@ class LlamaReply:
         )
 
 
-def llama_props(services: Services) -> LlamaProps:
-    """Return what there is to know of the server. Does not mutate."""
+def llama_props(services: Services, name: str) -> LlamaProps:
+    """Return what there is to know of the server, and a model that is called by a name. Does not mutate."""
     tokenizer, model = services.model.tokenizer, services.model
     sampling = model.get_default_sampling_params()
     numbers = {theirs: getattr(sampling, ours) for ours, theirs in OPTION_NAMES.items()}
@@ -127,7 +127,7 @@ def llama_props(services: Services) -> LlamaProps:
             params={name: value for name, value in numbers.items() if type(value) in (int, float)},
         ),
         total_slots=model.limits.max_num_seqs,
-        model_alias=services.model_names[0],
+        model_alias=name,
         chat_template="" if tokenizer is None else tokenizer.template_source(),
         bos_token=text_of(None if tokenizer is None else tokenizer.bos_token_id),
         eos_token=text_of(None if tokenizer is None else tokenizer.eos_token_id),

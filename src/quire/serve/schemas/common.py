@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -58,19 +58,6 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """For each token of a prompt itself and the likeliest ones, by token id; None for the first."""
 
 FinishReason = Literal["stop", "length"]
-
-
-LATEST: Final = ":latest"
-"""The tag of a name that has none: Ollama lists names with it, and some of its clients then call /v1."""
-
-
-def same_model(asked: str, served: str) -> bool:
-    """Return whether a client that asks for one name means the other.
-
-    >>> same_model("guide:latest", "guide"), same_model("qwen3", "qwen3:0.6b")
-    (True, False)
-    """
-    return asked.removesuffix(LATEST) == served.removesuffix(LATEST)
 
 
 class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
