@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,18 @@ def test_a_vocabulary_that_is_broken_is_refused_in_one_line(name: str, tmp_path:
     with pytest.raises(CheckpointError) as refused:
         Tokenizer.open(file, vocab_size=3)
     assert said in str(refused.value) and "x.gguf" in str(refused.value)
+
+
+def test_pieces_with_endless_merges_are_refused_before_the_merges_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.compute.gguf.tokenizer.MAX_TOKENIZER_BYTES", 1 << 20)
+    tokens = [letter * length for letter in "abcdefgh" for length in range(1, 257)]  # 38 MB of merges
+    file = write(tmp_path / "x.gguf", "llama", tokens, [1] * len(tokens), scores=[0.5] * len(tokens))
+    assert file.text("tokenizer_config.json")  # which reads its header
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=r"pieces whose merges fit in a tokenizer\.json of 1 MiB"):
+        file.text("tokenizer.json")
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 4 << 20

@@ -24,6 +24,10 @@ MAX_SETTINGS_BYTES: Final = 16 << 20
 MAX_TENSOR_NAMES_BYTES: Final = 32 << 20
 """For the header of a safetensors file, or for an index: names of 250,000 tensors."""
 
+MAX_TOKENIZER_BYTES: Final = 64 << 20
+MAX_TOKENIZER_VALUES: Final = 4_000_000
+"""In tokenizer.json: 262,000 tokens and 580,000 merges, the largest published, need half of this."""
+
 MAX_JSON_VALUES: Final = 2_000_000
 LFS_POINTER: Final = b"version https://git-lfs"
 _KINDS: Final = (

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from quire.core.errors import CheckpointError, ModelError
-from quire.core.model_files import ModelFiles, require_few_values
+from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, ModelFiles, require_few_values
 from quire.core.pooling import PAIR_TEMPLATE
 
 if TYPE_CHECKING:
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 SETTINGS_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")  # the later has the last word
-MAX_TOKENIZER_BYTES: Final = 64 << 20
-MAX_TOKENIZER_VALUES: Final = 4_000_000
-"""In tokenizer.json: 262,000 tokens and 580,000 merges, the largest published, need half of this."""
-
 MAX_TABLE_BYTES: Final = 4 << 20
 LONG_TEXT: Final = re.compile(rb'[^"]{4096,}')
 MAX_TEMPLATES: Final = 16
