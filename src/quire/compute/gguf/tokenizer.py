@@ -17,7 +17,7 @@ from typing import Any, Final
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.settings import CONTROL, vocabulary
 from quire.compute.models.config_file import ConfigFile
-from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES
+from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, SPACE_AT_END
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE
 
 RERANK: Final = "rerank"  # the name of a template that is no Jinja: {query} and {document} are replaced
@@ -104,7 +104,7 @@ SPLITTERS: Final = MappingProxyType(
             (rf"{UPPER}*{LOWER}+{CONTRACTIONS}?|{UPPER}+{LOWER}*{CONTRACTIONS}?|\p{{N}}{{1,3}}|{SLASHES}",)
         ),
         "deepseek-llm": Splitter(
-            (r"[\r\n]", rf"\s?{CASED}", rf"\s?{SIGNS}", r"\s+$", IDEOGRAPHS, r"\p{N}+"),
+            (r"[\r\n]", rf"\s?{CASED}", rf"\s?{SIGNS}", SPACE_AT_END, IDEOGRAPHS, r"\p{N}+"),
         ),
         "deepseek-v3": Splitter((r"\p{N}{1,3}", r"[一-龥\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+", DEEPSEEK3)),
         "deepseek-coder": Splitter((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS, r"\p{N}")),

@@ -14,7 +14,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from quire.core.errors import CheckpointError, ModelError
-from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, ModelFiles, require_few_values
+from quire.core.model_files import (
+    MAX_TOKENIZER_BYTES,
+    MAX_TOKENIZER_VALUES,
+    SPACE_AT_END,
+    ModelFiles,
+    require_few_values,
+)
 from quire.core.pooling import PAIR_TEMPLATE
 
 if TYPE_CHECKING:
@@ -24,6 +30,7 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 SETTINGS_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")  # the later has the last word
 MAX_TABLE_BYTES: Final = 4 << 20
 LONG_TEXT: Final = re.compile(rb'[^"]{4096,}')
+SLOW_SPACE: Final = re.compile(r'("Regex"\s*+:\s*+)"\\\\s\+\$"')
 MAX_TEMPLATES: Final = 16
 MAX_STEPS: Final = 32  # of a normalizer or a decoder; published ones have five
 MAX_GROWTH: Final = 64
@@ -72,13 +79,17 @@ def read_library(files: ModelFiles, settings: Mapping[str, object]) -> tokenizer
         found, allowed = f"texts of {max(map(len, long_texts))} bytes", "tokens as short as words"
         raise CheckpointError(where, found, allowed)
     try:
-        library = tokenizers.Tokenizer.from_str(text)
+        library = tokenizers.Tokenizer.from_str(SLOW_SPACE.sub(_with_fast_space, text))
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic of the library, which is no Exception, is a broken file too
         raise CheckpointError(where, f"broken: {error}", "a tokenizer that the tokenizers library reads") from error
     _require_bounded(library, where)
     return library
+
+
+def _with_fast_space(pattern: re.Match[str]) -> str:
+    return f"{pattern[1]}{json.dumps(SPACE_AT_END)}"
 
 
 def _require_bounded(library: tokenizers.Tokenizer, where: str) -> None:
