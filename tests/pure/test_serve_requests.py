@@ -388,16 +388,18 @@ def test_the_token_itself_and_then_the_likeliest() -> None:
     old = completion_logprobs([9, 5], [None, entry], [0, 3], 2, names)
     assert old.tokens == ["token_id:9", "token_id:5"]
     assert old.token_logprobs == [None, -3.0]
-    assert old.top_logprobs == [None, {"token_id:5": -3.0, "token_id:1": -0.1, "token_id:2": -1.0}]
+    assert json.loads(msgspec.json.encode(old.top_logprobs)) == [
+        None,
+        {"token_id:5": -3.0, "token_id:1": -0.1, "token_id:2": -1.0},
+    ]
     assert old.text_offset == [0, 3]
     [new] = content_logprobs([entry], 3, names)
     assert (new.token, new.logprob, new.bytes) == ("token_id:5", -3.0, None)
     assert [each.token for each in new.top_logprobs] == ["token_id:1", "token_id:2", "token_id:3"]
-    assert content_logprobs([entry], 0, names)[0].top_logprobs == []
-    [first, second] = prompt_logprobs([None, entry], 1)
+    assert next(content_logprobs([entry], 0, names)).top_logprobs == []
+    [first, second] = json.loads(msgspec.json.encode(prompt_logprobs([None, entry], 1)))
     assert first is None
-    assert second is not None
-    assert {token_id: each.rank for token_id, each in second.items()} == {"5": 4, "1": 1}
+    assert {token_id: each["rank"] for token_id, each in second.items()} == {"5": 4, "1": 1}
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ is new since the one before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -148,28 +149,18 @@ class ClassificationOutput:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """What is new of one text; the fields are those of `CompletionOutput`. That with a `finish_reason` is its last."""
+    """What is new of one text; the fields are those of `CompletionOutput`. That with a `finish_reason` is its last.
+
+    Each entry of `logprobs` is made when it is read.
+    """
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: Sequence[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str = ""
-
-    @classmethod
-    def of(cls, output: CompletionOutput) -> CompletionDelta:
-        """Return a whole text as one difference, for a text that was not reported before."""
-        return cls(
-            output.index,
-            output.text,
-            output.token_ids,
-            output.logprobs,
-            output.finish_reason,
-            output.stop_reason,
-            output.error,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +175,7 @@ class RequestDelta:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     waited_s: float | None = None
     num_disk_tokens: int = 0
     num_host_tokens: int = 0

@@ -14,7 +14,7 @@ from quire.serve.errors import ApiError
 from quire.serve.json_line import encode
 from quire.serve.render.answer import shown_model
 from quire.serve.render.events import error_event
-from quire.serve.render.logprobs import TokenNames, likeliest, told
+from quire.serve.render.logprobs import Entry, TokenNames, likeliest, told, written
 from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.llama_server import (
     OPTION_NAMES,
@@ -85,12 +85,12 @@ class LlamaReply:
     def _probabilities(self, output: CompletionDelta) -> list[LlamaProbability] | UnsetType:
         if not self._fields.n_probs or not output.logprobs:
             return UNSET
-        found = []
-        for token_id, entry in zip(output.token_ids, output.logprobs, strict=True):
-            top = [self._likely(each, at) for each, at in likeliest(entry, self._fields.n_probs)]
-            itself = self._likely(token_id, entry[token_id])
-            found.append(LlamaProbability(itself.id, itself.token, itself.bytes, itself.logprob, top))
-        return found
+        return written(map(self._probability, output.token_ids, output.logprobs))
+
+    def _probability(self, token_id: int, entry: Entry) -> LlamaProbability:
+        top = [self._likely(each, at) for each, at in likeliest(entry, self._fields.n_probs or 0)]
+        itself = self._likely(token_id, entry[token_id])
+        return LlamaProbability(itself.id, itself.token, itself.bytes, itself.logprob, top)
 
     def _likely(self, token_id: int, entry: Logprob) -> LlamaLikely:
         name, told_bytes = self._names.name(token_id, entry), self._names.bytes_of(token_id) or []

@@ -16,12 +16,14 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quire.core.errors import InvalidRequestError, InvariantError
 from quire.core.grammar import CANNOT_HOLD
+from quire.core.sampling_params import MAX_LOGPROBS
 from quire.engine.door import Ticket
 from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
+from quire.engine.text.logprob_list import JoinedList
 from quire.engine.text.output_processor import PreparedRequest
 from quire.serve.context import GeneratedText, RequestContext
 from quire.serve.errors import generation_aborted, generation_failed, grammar_exhausted
@@ -30,6 +32,10 @@ from quire.serve.model import ServedModel
 from quire.serve.run.prompts import ready_prompt
 from quire.serve.run.request import GenerationRequest, RefusedPrompt
 from quire.serve.services import Services
+
+MAX_LOGPROBS_IN_ANSWER: Final = 1 << 22
+"""Log-probabilities that an answer may have in one piece: some hundred bytes each while it is written. One text as long
+as the context may always have them."""
 
 
 class TokenCounts(NamedTuple):
@@ -110,7 +116,7 @@ class Generation:
         """The prompts as texts; None for one that came as token ids, or was cut."""
         self.created_s = int(time.time())
         """The time of day at which it was prepared, in seconds as Unix counts them."""
-        self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
+        self.prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = {}
         """Those of the prompts that they are known of, by the index of the prompt."""
         self.first_token_s = context.arrival_s
         """The time of the clock at which the first token came."""
@@ -139,6 +145,26 @@ class Generation:
             sum(delta.num_disk_tokens for delta in known),
             sum(delta.num_host_tokens for delta in known),
         )
+
+    def require_few_logprobs(self, *, streams: bool) -> None:
+        """Raise `RefusedPrompt` where an answer may have more log-probabilities than there may be. Does not mutate.
+
+        In a stream only those of prompts come together.
+        """
+        context, sampling = self.services.model.limits.max_model_len, self.request.sampling
+        most = max(MAX_LOGPROBS_IN_ANSWER, context * (1 + MAX_LOGPROBS))
+        count = 0
+        for each in self.prepared:
+            num_prompt, wanted = len(each.request.prompt_token_ids), each.wanted
+            if wanted.prompt_logprobs is not None:
+                count += num_prompt * (1 + wanted.prompt_logprobs) * (1 if self.request.chat else wanted.n)
+            if wanted.logprobs is not None and not streams:
+                num_tokens = min(wanted.max_tokens or context, context - num_prompt)
+                count += num_tokens * (1 + wanted.logprobs) * wanted.num_sequences
+        if count > most:
+            field = "prompt_logprobs" if sampling.logprobs is None else "logprobs"
+            allowed = f"at most {most:,} in one answer: ask for fewer texts, tokens or likeliest tokens"
+            raise RefusedPrompt(InvalidRequestError(field, f"a request for up to {count:,}", allowed))
 
     def index_of(self, prompt_index: int, output: CompletionDelta) -> int:
         """Return the index that a text has among those of all prompts. Does not mutate."""
@@ -308,7 +334,7 @@ def joined(parts: Sequence[CompletionDelta]) -> CompletionDelta:
     last = parts[-1]
     if len(parts) == 1:
         return last
-    logprobs = None if last.logprobs is None else [entry for part in parts for entry in part.logprobs or ()]
+    logprobs = None if last.logprobs is None else JoinedList([part.logprobs for part in parts if part.logprobs])
     return CompletionDelta(
         index=last.index,
         text="".join([part.text for part in parts]),
