@@ -21,6 +21,7 @@ from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError
 from quire.core.model_files import SPACE_AT_END
 from quire.engine.text.tokenizer import Tokenizer
+from quire.engine.text.tokenizer_files import LONG_TEXT
 from support.growth import is_linear
 
 ROOT = Path(__file__).parents[2]
@@ -284,3 +285,8 @@ def test_a_folder_with_the_slow_pattern_gets_the_fast_one(tmp_path: Path) -> Non
         assert ours.encode(text) == library.encode(text).ids
     assert ours.token_text(len(TOKENS)) == r"\s+$"
     assert is_linear(lambda size: ours.encode(" " * size + "1"), 4096)
+
+
+def test_long_texts_are_looked_for_in_time_in_proportion_to_the_file() -> None:
+    assert is_linear(lambda size: LONG_TEXT.findall((b"a" * size + b'","') * 50), 2000)
+    assert [len(each) for each in LONG_TEXT.findall(b'{"a": "' + b"b" * 5000 + b'", "c": "d"}')] == [5000]

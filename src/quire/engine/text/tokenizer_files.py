@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TOKENIZER_FILE: Final = "tokenizer.json"
 SETTINGS_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")  # the later has the last word
 MAX_TABLE_BYTES: Final = 4 << 20
-LONG_TEXT: Final = re.compile(rb'[^"]{4096,}')
+LONG_TEXT: Final = re.compile(rb'(?<=")[^"]{4096,}')  # tried behind quotes only, or a text takes its length squared
 SLOW_SPACE: Final = re.compile(r'("Regex"\s*+:\s*+)"\\\\s\+\$"')
 MAX_TEMPLATES: Final = 16
 MAX_STEPS: Final = 32  # of a normalizer or a decoder; published ones have five
