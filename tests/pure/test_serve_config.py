@@ -56,7 +56,7 @@ def test_every_setting_has_a_default_and_a_line_of_help() -> None:
         *(("log_format", value) for value in ("xml", None)),
         *(("open_metrics", value) for value in (1, "yes")),
         *(("access_log", value) for value in (0, None)),
-        *(("served_model_name", value) for value in ("guide", ["guide"], ("",), (7,))),
+        *(("served_model_name", value) for value in ("guide", ["guide"], ("",), (7,), ("n" * 257,))),
         *(("api_keys_file", value) for value in ("", 7)),
         *(("tenant_secret", value) for value in ("", b"x")),
     ],

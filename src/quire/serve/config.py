@@ -14,6 +14,7 @@ from typing import Final
 from quire.core.byte_sizes import parse_bytes
 from quire.core.config import require_int, require_number, require_one_of, setting
 from quire.core.errors import InvalidConfigError
+from quire.core.validate import MAX_NAME_LENGTH
 from quire.engine.process.heartbeat import MAX_SILENCE_S, MAX_STEP_S
 from quire.engine.replicas.settings import CONTINUE_ON
 from quire.serve.default_sampling import read_defaults
@@ -258,6 +259,8 @@ class ServerConfig:
             raise InvalidConfigError("served_model_name", self.served_model_name, "a tuple of names")
         for name in self.served_model_name:
             require_text("served_model_name", name)
+            if len(name) > MAX_NAME_LENGTH:
+                raise InvalidConfigError("served_model_name", name, f"at most {MAX_NAME_LENGTH} characters")
         if not isinstance(self.allowed_host, tuple):
             raise InvalidConfigError("allowed_host", self.allowed_host, "a tuple of names")
         for name in self.allowed_host:

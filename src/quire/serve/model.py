@@ -142,8 +142,11 @@ class SupervisedModel(ServedModel, Protocol):
 class ReloadableModel(SupervisedModel, Protocol):
     """A model that can be started, unloaded and started again."""
 
-    async def opened(self) -> SupervisedModel:
-        """Return a second object for the same model, with a tokenizer and without an engine; the caller closes it."""
+    async def opened(self, tenant: str) -> SupervisedModel:
+        """Return a second object for the same model, with a tokenizer and without an engine; the caller closes it.
+
+        Tenants take turns. Raises `TooManyJobsError` if too many requests of the tenant wait.
+        """
         ...
 
     async def unload(self) -> None:

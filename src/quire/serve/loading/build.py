@@ -23,15 +23,15 @@ from quire.serve.loading.loadable import LoadableModel, PlannedModel
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.loading.residency import Residency
 from quire.serve.model import ReloadableModel, SupervisedModel
+from quire.serve.model_names import LATEST, same_model
 from quire.serve.replicas.store_courier import RelayCourier, StoreCourier
-from quire.serve.schemas.common import LATEST, same_model
 from quire.serve.services import make_server_services, make_services, model_name, services_of
 
 if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
 
 MAX_READING: Final = 16
-"""Requests that may wait to open models that are not loaded."""
+"""Requests of a tenant that may wait to open models that are not loaded."""
 
 
 def only_model(model: ReloadableModel, config: ServerConfig, clock: Clock) -> ModelSet:

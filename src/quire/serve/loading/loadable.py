@@ -36,8 +36,8 @@ from quire.serve.model import SupervisedModel
 
 NOT_LOADED: Final = "the model is not loaded"
 LOADING: Final = "loading"
-READING: Final = "reading"
-"""Jobs in the pool: loading a model takes turns with opening one to read about it."""
+READING: Final = "reading of "
+"""Prefix of a tenant's jobs in the pool: loading a model takes turns with tenants that open one to read about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +187,12 @@ class LoadableModel:
             await self.unload()
             raise
 
-    async def opened(self) -> SupervisedModel:
-        """Return a second object for this model, with a tokenizer and without an engine; the caller closes it."""
-        return await self._load_pool.run(READING, self._open)
+    async def opened(self, tenant: str) -> SupervisedModel:
+        """Return a second object for this model, with a tokenizer and without an engine; the caller closes it.
+
+        Raises `TooManyJobsError` if too many requests of the tenant wait for this.
+        """
+        return await self._load_pool.run(READING + tenant, self._open)
 
     async def unload(self) -> None:
         """End the engine, and drop the tokenizer. Mutates."""
