@@ -198,7 +198,7 @@ class _Tier:
 
 
 def _on_gpu(pool: KVPool) -> bool:
-    return bool(pool.content.device.type == "cuda")
+    return bool(pool.content.is_cuda)
 
 
 def _host_pool(spec: KVCacheSpec, num_blocks: int, *, pinned: bool) -> KVPool:
