@@ -13,7 +13,7 @@ import pytest
 
 from quire import cli
 from quire.cli import OneLineParser
-from quire.cli.options import environment_name, read_count
+from quire.cli.options import environment_name, options_of, read_count
 from quire.cli.server_options import ServeSettings, add_serve_options, serve_settings
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
@@ -277,3 +277,13 @@ def test_other_commands_read_the_same_file(
     monkeypatch.setenv("QUIRE_CONFIG", str(path))
     assert cli.main(["generate", "-p", "x"]) == 2
     assert f"kv_memory in {path} is 'lots'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [EngineConfig, ServerConfig])
+def test_the_name_of_a_value_says_whether_it_is_a_folder_or_a_file(kind: type) -> None:
+    begins = ("folder", "file", "YAML file", "new file")
+    paths = [each for each in options_of(kind).values() if each.help.startswith(begins)]
+    assert len(paths) >= 3
+    assert {each.name: each.metavar for each in paths} == {
+        each.name: "FOLDER" if each.help.startswith("folder") else "FILE" for each in paths
+    }

@@ -60,7 +60,7 @@ def test_nothing_is_guessed_of_what_is_like_nothing(line: str, capsys: pytest.Ca
 def test_the_names_of_other_programs_lead_to_options_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
-    assert "\n  --tokenizer PATH" in shown, "a hint names it"
+    assert "\n  --tokenizer FOLDER" in shown, "a hint names it"
     for theirs, ours in (ELSEWHERE | NEEDLESS).items():
         assert f"\n  {theirs} " not in shown, "it has an option of that name itself"
         if ours.startswith("--"):

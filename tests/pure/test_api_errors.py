@@ -90,7 +90,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     "no_disk_cache": (
         errors.no_disk_cache(),
         *(404, "not_found_error", "no_disk_cache", None, {}),
-        "this server keeps no blocks on disk; start it with --disk-cache DIR",
+        "this server keeps no blocks on disk; start it with --disk-cache FOLDER",
     ),
     "stores_elsewhere": (
         errors.stores_elsewhere(),

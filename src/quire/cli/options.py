@@ -49,6 +49,7 @@ class Option:
     default: Any
     help: str
     secret: bool
+    metavar: str = ""
 
     @property
     def flag(self) -> str:
@@ -130,10 +131,7 @@ def options_of(kind: type) -> dict[str, Option]:
     """Return the options of a config, by name."""
     hints = get_type_hints(kind)
     return {
-        field.name: Option(
-            field.name, hints[field.name], field.default, field.metadata["help"], field.metadata["secret"]
-        )
-        for field in fields(kind)
+        field.name: Option(field.name, hints[field.name], field.default, **field.metadata) for field in fields(kind)
     }
 
 
@@ -185,7 +183,11 @@ def add_options(group: argparse._ArgumentGroup, options: Iterable[Option]) -> No
             group.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         elif option.is_several:
             group.add_argument(
-                option.flag, action="append", default=argparse.SUPPRESS, metavar="TEXT", help=f"{text}; repeatable"
+                option.flag,
+                action="append",
+                default=argparse.SUPPRESS,
+                metavar=option.metavar or "TEXT",
+                help=f"{text}; repeatable",
             )
         else:
             reader = _flag_reader(option)
@@ -217,14 +219,12 @@ def _flag_reader(option: Option) -> Callable[[str], Any]:
 
 
 def _metavar(option: Option) -> str:
-    if option.is_size:
-        return "SIZE"
-    if option.hint in (int, int | None) or option.name == "replicas":
+    if option.metavar or option.is_size:
+        return option.metavar or "SIZE"
+    if option.hint in (int, int | None):
         return "N"
     if option.hint in (float, float | None):
         return "SECONDS" if option.name.endswith("_s") else "X"
-    if option.name in ("tokenizer", "step_log") or option.name.endswith("_file"):
-        return "PATH"
     return "NAME"
 
 

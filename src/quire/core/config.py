@@ -43,9 +43,10 @@ LARGE_GPU_BYTES: Final = 64 << 30
 """A GPU with this much memory is so fast that kernel launches would limit a small model's steps of 2,048 tokens."""
 
 
-def setting(default: Any, text: str, *, secret: bool = False) -> Any:
-    """Declare a field with its help; a secret field is never shown."""
-    return dataclasses.field(default=default, repr=not secret, metadata={"help": text, "secret": secret})
+def setting(default: Any, text: str, *, metavar: str = "", secret: bool = False) -> Any:
+    """Declare a field with its help; `metavar` names its value there. A secret field is never shown."""
+    metadata = {"help": text, "metavar": metavar, "secret": secret}
+    return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class EngineConfig:
     model: str = setting(
         "guide", "a folder, a GGUF file, a name that quire models lists, or ORG/REPO on the hub; guide: built in"
     )
-    tokenizer: str | None = setting(None, "folder with the tokenizer; none: the model's own")
+    tokenizer: str | None = setting(None, "folder with the tokenizer; none: the model's own", metavar="FOLDER")
     skip_tokenizer_init: bool = setting(False, "take and return token ids only; load no tokenizer")
     dtype: str = setting(
         "auto", "number type for computing: bfloat16, float32, float16 (torch only); auto: the checkpoint's"
@@ -177,7 +178,7 @@ class EngineConfig:
     swap_space: int | str = setting(0, "KV memory on the host for swapping; 0: preempt by recompute only")
     host_cache: int | str = setting(0, "host memory for a GPU's cached and swapped KV blocks; 0: none")
     disk_cache: str | None = setting(
-        None, "folder for KV blocks of shared prefixes, kept across restarts; none: no disk cache"
+        None, "folder for KV blocks of shared prefixes, kept across restarts; none: no disk cache", metavar="FOLDER"
     )
     disk_cache_size: int | str = setting("4GiB", "size of the disk cache")
     disk_write: str = setting(
@@ -208,7 +209,9 @@ class EngineConfig:
         "followed the last tokens earlier in the text), auto (ngram, tokens forced by a grammar, and earlier answers), "
         "or a smaller model with the same tokenizer, by folder or name (in addition to auto)",
     )
-    adapter: tuple[str, ...] = setting((), "LoRA adapter that requests may ask for, as NAME=FOLDER; none: no adapter")
+    adapter: tuple[str, ...] = setting(
+        (), "LoRA adapter that requests may ask for, as NAME=FOLDER; none: no adapter", metavar="NAME=FOLDER"
+    )
     adapter_memory: int | str | None = setting(
         None, "memory for adapters, least recently used dropped first; none: enough for the adapters named"
     )
@@ -219,12 +222,13 @@ class EngineConfig:
     score_tokens: str | None = setting(
         None,
         "two tokens that score a text, such as yes,no: the score is the share of the first; none: no scores",
+        metavar="TOKEN,TOKEN",
     )
     cuda_graphs: bool = setting(True, "on a GPU: record steps at startup and replay them")
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; none: no limit")
     seed: int = setting(0, "base seed for requests that set none")
     step_log: str | None = setting(
-        None, "new file that records every request and decision, prompts as token ids; none: no log"
+        None, "new file that records every request and decision, prompts as token ids; none: no log", metavar="FILE"
     )
 
     def __post_init__(self) -> None:

@@ -47,21 +47,30 @@ class ServerConfig:
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0: all interfaces")
     port: int = setting(8000, "port to listen on; 0: any free port")
     allowed_host: tuple[str, ...] = setting(
-        (), "host name that clients may use, in addition to loopback names; *: any name"
+        (), "host name that clients may use, in addition to loopback names; *: any name", metavar="HOST"
     )
     cors_origin: tuple[str, ...] = setting(
-        (), "origin whose web pages may send requests, such as https://chat.example or app://obsidian.md; *: every page"
+        (),
+        "origin whose web pages may send requests, such as https://chat.example or app://obsidian.md; *: every page",
+        metavar="ORIGIN",
     )
-    tls_cert: str | None = setting(None, "file with the certificate for HTTPS, in PEM form; none: HTTP")
-    tls_key: str | None = setting(None, "file with the key of the certificate, in PEM form and without a password")
+    tls_cert: str | None = setting(None, "file with the certificate for HTTPS, in PEM form; none: HTTP", metavar="FILE")
+    tls_key: str | None = setting(
+        None, "file with the key of the certificate, in PEM form and without a password", metavar="FILE"
+    )
     served_model_name: tuple[str, ...] = setting((), "model name that clients use; none: the model's own name")
-    model_dir: str | None = setting(None, "folder of models to serve: model folders and GGUF files; none: no folder")
+    model_dir: str | None = setting(
+        None, "folder of models to serve: model folders and GGUF files; none: no folder", metavar="FOLDER"
+    )
     adapter_root: str | None = setting(
-        None, "folder from which operators may load LoRA adapters while the server runs; none: not allowed"
+        None,
+        "folder from which operators may load LoRA adapters while the server runs; none: not allowed",
+        metavar="FOLDER",
     )
     keep_alive: float | str | None = setting(
         "5m",
         "with several models: how long a model stays loaded after its last request; 0: unload at once, none: forever",
+        metavar="TIME",
     )
     models_at_once: int = setting(3, "with several models: number of models that share the memory")
     max_load_wait_s: float | None = setting(
@@ -72,16 +81,18 @@ class ServerConfig:
         "engines of the model, each in its own process with its share of threads and memory, or with its own GPU; "
         "ray:N: on the machines of a Ray cluster (without one, a cluster starts on this machine); needs quire[ray]; "
         "MIN-MAX in place of N: the number follows the load",
+        metavar="N",
     )
     continue_on: str = setting(
         "same", "engines that may continue a text when its engine dies: same (equal model and settings), any or never"
     )
     api_key: tuple[str, ...] = setting((), "API key that clients must send; each key is a separate tenant", secret=True)
-    api_keys_file: str | None = setting(None, "YAML file with tenants: keys, names and limits")
+    api_keys_file: str | None = setting(None, "YAML file with tenants: keys, names and limits", metavar="FILE")
     tenant_secret: str | None = setting(
         None,
         "secret from which tenants' cache salts derive; none: random at each start, or kept in the disk cache",
         secret=True,
+        metavar="TEXT",
     )
     open_metrics: bool = setting(
         False, "answer /metrics without a key; otherwise, if keys are set, it needs an operator's key"
@@ -125,13 +136,16 @@ class ServerConfig:
         None,
         "sampling of requests that set none, such as temperature=0.7,top_p=0.95, instead of what the model's makers "
         "recommend; none: as they do, or else temperature 1",
+        metavar="NAME=VALUE,...",
     )
     tool_format: str = setting(AUTO, f"format of tool calls: auto (from the chat template), none, {_FORMAT_NAMES}")
     reasoning_format: str = setting("auto", "format of reasoning: auto (from the chat template), none, think")
     metrics_compat: str = setting("none", "extra metric names in /metrics: none or vllm")
     dashboard: bool = setting(True, "serve the dashboard at /")
     otlp_traces_endpoint: str | None = setting(
-        None, "URL to send traces to, by OTLP over HTTP: http://localhost:4318/v1/traces; needs quire[otel]; none: off"
+        None,
+        "URL to send traces to, by OTLP over HTTP: http://localhost:4318/v1/traces; needs quire[otel]; none: off",
+        metavar="URL",
     )
     log_format: str = setting("text", "log format: text or json")
     access_log: bool = setting(True, "log one line per request")

@@ -202,7 +202,7 @@ def adapter_not_found(name: str, served: Sequence[str]) -> ApiError:
 
 def no_disk_cache() -> ApiError:
     """Return the answer to a request to move blocks on a server without a disk cache."""
-    message = "this server keeps no blocks on disk; start it with --disk-cache DIR"
+    message = "this server keeps no blocks on disk; start it with --disk-cache FOLDER"
     return ApiError(404, message, type=NOT_FOUND, code="no_disk_cache")
 
 
