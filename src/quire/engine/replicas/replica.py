@@ -194,7 +194,8 @@ class Replica:
             was_ready, self._connection = self.state.has_engine, None
             heart.cancel()
             if was_ready:
-                self.state = ModelState.RESTARTING  # send it no more commands
+                # It gets no more commands; why it ended is known once its process has.
+                self.state, self.failure = ModelState.RESTARTING, self._reason or "the engine process is ending"
             status = await asyncio.shield(connection.end(patience_s))
             if self.state is not ModelState.CLOSED:
                 self._lose(ModelState.RESTARTING, self._reason or f"the engine process has ended with status {status}")
