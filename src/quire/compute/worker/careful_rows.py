@@ -15,8 +15,8 @@ from quire.core.step import RowStart, StepPlan
 class CarefulRows:
     """Tracks which rows are careful, as requests take and leave rows.
 
-    `is_ahead`: for steps ahead, which apply all rules but bad words of several tokens, and which have no hidden states
-    to return, and no adapters.
+    `is_ahead`: for steps ahead, which apply all rules except bad words of several tokens, return no hidden states, and
+    support no adapters.
     """
 
     def __init__(self, *, is_ahead: bool = False) -> None:

@@ -1,10 +1,10 @@
-"""Spool: a bundle on its way in, in a private file next to the stores.
+"""Spool: holds an incoming bundle in a private file next to the stores.
 
     body ──► Intake: beginning, records, checksums, tokens ──► spool: record │ bytes, at place i ──► store's thread
 
 The server writes the file and deletes it. Nothing of a bundle reaches the engine before its last byte is checked. Then
-the engine gets the numbers of places, not bytes. A file that a killed server has left is not locked, and the next start
-removes it.
+the engine gets the numbers of places, not bytes. If a server is killed, its file is no longer locked, and the next
+start removes it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def remove_abandoned(parent: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
-    """What a bundle must be: for a store with this meta, of at most `max_blocks` blocks, with tokens of the model."""
+    """The limits of a bundle: for a store with this meta, at most `max_blocks` blocks, only tokens of the model."""
 
     meta: Mapping[str, Any]
     max_blocks: int
@@ -77,7 +77,7 @@ class IntakeLimits:
 
 
 class Intake:
-    """Takes the bytes of a bundle as they come, and writes what is whole to a spool. For one thread at a time."""
+    """Takes the bytes of a bundle as they arrive, and writes complete blocks to a spool. For one thread at a time."""
 
     def __init__(self, spool: Spool, limits: IntakeLimits) -> None:
         self.spool = spool
@@ -89,7 +89,7 @@ class Intake:
         self._last = (0, 0, b"")  # serial, parent and tokens of the block before
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; raises `InvalidRequestError` for what no bundle for this store can have. Mutates."""
+        """Take the next bytes; raises `InvalidRequestError` if they cannot be of a bundle for this store. Mutates."""
         self._rest += data
         if self._num_announced is None:
             self._begin()
@@ -152,7 +152,7 @@ class Intake:
         self.num_blocks += 1
 
     def finish(self) -> None:
-        """Raise `InvalidRequestError` unless the bundle has come to its end. Does not mutate."""
+        """Raise `InvalidRequestError` unless the bundle is complete. Does not mutate."""
         if self._num_announced is None or self._rest or self.num_blocks < self._num_announced:
             raise _refused(f"a bundle that ends within block {self.num_blocks}")
 
@@ -175,7 +175,7 @@ def _refused(found: str) -> InvalidRequestError:
 
 
 def read_spooled(store: BlockStore, block_bytes: int) -> bytes:
-    """Return the bytes of a block in a spool; raises `DamagedBlockError` if they are not there any more."""
+    """Return the bytes of a block in a spool; raises `DamagedBlockError` if they are no longer there."""
     block_size = len(store.kept.tokens) // TOKEN_BYTES
     head = record_bytes(block_size)
     try:
