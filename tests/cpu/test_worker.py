@@ -368,7 +368,7 @@ def test_a_request_that_cannot_be_served_is_refused_alone(
         (Work(0, 10, 1, 1), "row 0 is to sample after 11 of 41 tokens"),
         (Work(0, 40, 2, 0, [1]), "row 0 has drafts"),
         (Work(0, 41, 1, 1, [1]), "row 0 has drafts"),
-        (Work(0, 40, 2, 1, [128]), "row 0 has a draft that is no token id"),
+        (Work(0, 40, 2, 1, [128]), "row 0 has a draft that is not a token id"),
     ],
 )
 def test_a_plan_that_cannot_be_carried_out_fails_the_step(

@@ -57,7 +57,7 @@ class _Job:
 
 
 class _Ahead(NamedTuple):
-    """Tokens that the draft model has read ahead of the model, from position `start` on: the last known, then guesses."""
+    """Tokens read ahead of the model, from position `start` on: the last known token, then guesses."""
 
     start: int
     tokens: array[int]

@@ -1,6 +1,6 @@
 """A portable file: the blocks of a store, for a store of the same fingerprint on another machine.
 
-    magic │ length of the meta │ number of blocks │ meta: the store's meta.json │ crc of everything so far
+    magic │ length of the meta │ number of blocks │ meta: the store's meta.json │ crc up to here
     for each block, parents first:  its record (record.py) │ its bytes
 
 The beginning is written last, so an incomplete file is refused. All sizes follow from the meta, which must equal that

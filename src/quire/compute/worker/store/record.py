@@ -1,6 +1,6 @@
 """The record of a slot: a few hundred bytes of one size, with a checksum of their own.
 
-    magic │ crc of the bytes │ serial │ parent │ group │ scope length │ tokens │ scope, padded │ crc of everything so far
+    magic │ crc of the bytes │ serial │ parent │ group │ scope length │ tokens │ padded scope │ crc up to here
 
 If a record is torn, void or of another form, its slot is free. The checksum detects accidental damage. It does not
 protect from an attacker: anyone who can write here can also write the model.
