@@ -460,7 +460,7 @@ def test_for_a_plan_only_the_settings_are_fetched(tmp_path: Path, monkeypatch: p
         ),
         (
             named_error("GatedRepoError"),
-            "requires permission. Request access at https://huggingface.co/quire-no-such/model, then: hf auth login",
+            "is gated. Request access at https://huggingface.co/quire-no-such/model, then: hf auth login",
         ),
         (
             named_error("RevisionNotFoundError"),

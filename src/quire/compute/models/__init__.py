@@ -152,7 +152,7 @@ def _dtype(config: ConfigFile) -> str:
 
 
 def _eos_token_ids(generation: ConfigFile, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
-    """Return the tokens that end a text: from the generation settings, else the config, else a nested model's config."""
+    """Return the tokens that end a text, from the generation settings, the config, or a nested model's config."""
     for settings in (generation, config, config.section("text_config")):
         if chosen := settings.token_ids("eos_token_id", vocab_size):
             return chosen

@@ -47,7 +47,7 @@ ADVICE: Final = (
 )
 REFUSALS: Final = MappingProxyType(
     {
-        "GatedRepoError": "requires permission. Request access at https://huggingface.co/{repository}, then: hf auth login",
+        "GatedRepoError": "is gated. Request access at https://huggingface.co/{repository}, then: hf auth login",
         "RepositoryNotFoundError": "does not exist on the hub, or is private. Check the name, or log in: hf auth login",
         "RevisionNotFoundError": "has no such revision. Name a branch, a tag or a full commit id",
     }

@@ -10,7 +10,7 @@ from quire.core.model_files import ModelFiles
 POOLING_FILE: Final = "1_Pooling/config.json"
 KINDS: Final = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 MODES: Final = {"lasttoken": "last", "mean": "mean"}
-"""The values of `pooling_mode`, which newer releases write instead of one truth value for each kind."""
+"""The values of `pooling_mode`, which newer releases write instead of one boolean for each kind."""
 
 OTHER_KINDS: Final = (
     "pooling_mode_cls_token",
