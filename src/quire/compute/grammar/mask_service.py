@@ -10,8 +10,8 @@ only on its tokens. Every tenant has its own workers, so that no tenant waits fo
 tenant, cheap grammars do not wait for expensive ones (`is_dear`), which run at the lowest priority.
 
 A job has a limit of CPU time. A worker that exceeds it dies, and other workers follow its texts. A text fails if it
-takes more than `GrammarLimits` allow in total, or if a slow worker dies in its job. Time decides only whether and when a
-mask arrives, never its content.
+takes more than `GrammarLimits` allow in total, or if a slow worker dies in its job. Time decides only whether and when
+a mask arrives, never its content.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class MaskService:
         return cost is not None and cost.is_cheap
 
     def wait(self, texts: Iterable[HeldText], seconds: float, enough: Callable[[list[bool]], bool] = all) -> None:
-        """Receive answers until enough texts (all or any) have their masks, for at most `seconds`. Mutates the texts."""
+        """Receive answers until enough texts (all or any) have masks, for at most `seconds`. Mutates the texts."""
         awaited, end_s = list(texts), self._clock.now() + seconds
         self.flush()
         self._take_answers(0.0)

@@ -16,7 +16,7 @@ and `verdicts` keeps the reasons, so that no grammar is tried twice.
 The death of a child does not prove that the grammar is at fault: an operator, or lack of memory, may have killed it. So
 the child reports the start of each trial, and a death refuses a grammar only in two cases: the CPU timer, or two deaths
 during its trial, the second in a fresh child. After two deaths outside the trial there is no verdict: nothing is kept,
-and the caller may try again. Without an answer within `ANSWER_S` seconds of wall-clock time, there is no verdict either.
+and the caller may try again. If no answer arrives within `ANSWER_S` seconds, there is no verdict either.
 """
 
 from __future__ import annotations
