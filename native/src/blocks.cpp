@@ -48,7 +48,7 @@ const BlockType& block_type(StoredType type) {
 
 std::uint16_t half_at(const Byte* from) { return static_cast<std::uint16_t>(from[0] | from[1] << 8); }
 
-// The sign of a float16 the other way round: what is subtracted in a file is added here.
+// A float16 with its sign flipped: minimums that a file subtracts are added here.
 std::uint16_t negated(std::uint16_t half) { return half ^ 0x8000U; }
 
 // Sixteen bytes as 32 codes: the low halves, then the high ones.
@@ -195,7 +195,7 @@ float float_of(std::uint32_t bits) {
     return value;
 }
 
-// The smallest float16 that is not below a number, so that codes times it reach the number.
+// A number rounded up to float16, so that codes times the scale reach the number.
 std::uint16_t float16_above(float value) {
     const std::uint16_t nearest = to_float16(value);
     return from_float16(nearest) < value ? static_cast<std::uint16_t>(nearest + 1) : nearest;
