@@ -59,7 +59,7 @@ def test_the_list_says_what_runs_here(models: Command, home: Path) -> None:
     assert out.splitlines()[0].split() == ["NAME", "FAMILY", "SIZE", "TYPE", "STORE", "RUNS", "HERE"]
     assert rows["guide"].split()[1:] == ["Qwen3", "5.3", "MiB", "BF16", "quire", "yes"]
     assert rows["tiny:1b"].split()[-3:] == ["Q8_0", "Ollama", "yes"]
-    assert "no: version is 'cut off: the file has 5 bytes'; allowed: a whole file" in rows["broken:latest"]
+    assert "no: version is 'cut off: the file has 5 bytes'; allowed: a complete file" in rows["broken:latest"]
 
 
 def test_the_type_of_a_quantised_folder_is_its_method(models: Command, home: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_pull_reads_the_settings_before_it_fetches_the_weights(
     (hub.folder / "config.json").write_text(json.dumps(config))
     status, out, err = models("pull", "org/m")
     assert (status, out) == (2, "")
-    assert "with code of its own (auto_map, trust_remote_code), which quire never runs. Use a model of one of" in err
+    assert "with its own code (auto_map, trust_remote_code), which quire never runs. Use a model of one of" in err
     assert hub.asked[2:] == [("org/m", None, SETTINGS)]
 
 

@@ -3,7 +3,7 @@
 //     run ──► every member: for_pieces ─► for_pieces ─► … ──► run returns when the last phase is done
 //                           phase p       phase p + 1
 //
-// Each member has a share of the pieces of a phase, the same share in all phases of equal size: neighbouring weights
+// Each member has a share of the pieces of a phase, the same share in every phase of equal size: neighbouring weights
 // stay with one core. A member that has finished its share claims pieces of other shares. A phase ends when all of its
 // *pieces* are done, not when all members have arrived. So a member that loses its core delays only its current piece,
 // if any. The others continue with the next phases and runs without it. When it returns, it skips the phases that it

@@ -21,7 +21,7 @@
 // Keys and values of 4 bits are treated likewise. They are rotated, and so are the query and the output; see int4.h.
 // The minimum of a key is multiplied by the sum of the query. Values count from the centre of their range: the weight
 // of a token, rounded, is multiplied by n - 7.5, and as a float by scale * 7.5 + minimum. So the rounding errors of the
-// numbers have either sign. An equal error in all would be collected in one number by the rotation of the output.
+// numbers have either sign. The rotation of the output would collect equal errors in one number.
 #include <cstring>
 #include <tuple>
 #include <type_traits>

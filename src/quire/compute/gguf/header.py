@@ -143,9 +143,7 @@ def _joined(parts: Iterator[GgufHeader], count: int) -> GgufHeader:
         file_bytes |= part.file_bytes
         for field, expected in (("split.no", number), ("split.count", count)):
             if part.settings.get(field) != expected:
-                raise CheckpointError(
-                    f"{part.path}: {field}", part.settings.get(field), f"{expected}, as its name says"
-                )
+                raise CheckpointError(f"{part.path}: {field}", part.settings.get(field), f"{expected}, as in its name")
         for name, tensor in part.tensors.items():
             if name in tensors:
                 found = f"in {tensors[name].file.name} and in {part.path.name}"
@@ -157,7 +155,9 @@ def _joined(parts: Iterator[GgufHeader], count: int) -> GgufHeader:
         raise InvariantError("a model of no parts")
     expected_tensors = first.settings.get("split.tensors.count", len(tensors))
     if expected_tensors != len(tensors):
-        raise CheckpointError(f"{first.path}: tensors of all parts", len(tensors), f"{expected_tensors}, as it says")
+        raise CheckpointError(
+            f"{first.path}: tensors of all parts", len(tensors), f"{expected_tensors}, as in its settings"
+        )
     return GgufHeader(first.path, first.settings, tensors, file_bytes)
 
 
@@ -232,13 +232,13 @@ class _Cursor:
     def _read_on(self, count: int, what: str) -> None:
         if self.position + count > min(self.file_bytes, MAX_HEADER_BYTES):
             if self.file_bytes <= MAX_HEADER_BYTES:
-                raise self.error(what, f"cut off: the file has {self.file_bytes} bytes", "a whole file")
+                raise self.error(what, f"cut off: the file has {self.file_bytes} bytes", "a complete file")
             raise self.error("header", f"over {MAX_HEADER_BYTES} bytes", "a smaller one")
         rest = self._window[self._at :]
         self._start += self._at
         self._window, self._at = rest + self._file.read(max(WINDOW_BYTES, count - len(rest))), 0
         if len(self._window) < count:
-            raise self.error(what, "cut off: the file has been made shorter", "a whole file")
+            raise self.error(what, "cut off: the file has been made shorter", "a complete file")
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
@@ -289,7 +289,7 @@ def _numbers(cursor: _Cursor, kind: int, count: int, what: str) -> list[Scalar]:
     if kind != BOOL:
         return list(found.tolist())
     if (found > 1).any():
-        raise cursor.error(what, int(found.max()), "a truth value: 0 or 1")
+        raise cursor.error(what, int(found.max()), "a boolean: 0 or 1")
     return [bool(each) for each in found]
 
 

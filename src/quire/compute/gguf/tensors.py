@@ -1,6 +1,6 @@
 """The tensors of a GGUF file by the names and in the order of Hugging Face.
 
-A name in Hugging Face refers to a tensor of the file, or to one expert's part of it. Files of Llama, Granite and
+A name in Hugging Face refers to a tensor of the file, or to one expert's part. Files of Llama, Granite and
 SmolLM3 have the rows of queries and keys interleaved, because llama.cpp rotates adjacent dimensions where we rotate
 halves; this module restores their order. It also reorders the rows of Falcon and GPT-NeoX files, which have all
 queries, then all keys, then all values. MXFP4 blocks are returned as Q5_0, which represents the same weights.

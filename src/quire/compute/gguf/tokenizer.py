@@ -28,10 +28,10 @@ NAMED: Final = MappingProxyType(
 """The name of a token in tokenizer_config.json → its name in GGUF, including a typo."""
 
 MAX_CHARACTERS: Final = 4 << 20
-"""In all pieces of a SentencePiece vocabulary, twice the largest one's count: each piece is cut at each character."""
+"""The limit for a SentencePiece vocabulary, twice the largest one's count: pieces are cut at each character."""
 
 MAX_PIECE_CHARACTERS: Final = 512
-"""In one piece: cutting it everywhere takes time quadratic in its length."""
+"""The limit for one piece: cutting it everywhere takes time quadratic in its length."""
 
 CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 OTHERS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

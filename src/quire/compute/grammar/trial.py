@@ -4,7 +4,7 @@
                   │
                   └─► only a grammar that it could compile is compiled in the model's process
 
-llguidance counts almost all of its work: but thirty patterns that must all hold keep it busy for hours, and a chain of
+llguidance counts almost all of its work, but thirty patterns that must all hold keep it busy for hours, and a chain of
 3,000 references overflows the stack and ends the process (version 1.9.1; tests cover both). quire cannot add a counter
 there, and a hanging thread cannot be killed, but a process can. The child knows the special tokens of the model by id
 and otherwise only single bytes, so it starts at once; the full vocabulary would take seconds and 100 MB. Single bytes

@@ -11,7 +11,7 @@ from quire.core.errors import InvalidRequestError
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-NO_END: Final = "none: grammars need a token that ends a text, and this model has none"
+NO_END: Final = "none: this model has no token that ends a text, which grammars need"
 
 
 class Vocabulary:

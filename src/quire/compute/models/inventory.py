@@ -2,7 +2,7 @@
 
     guide, smollm2                   quire, and packages that are installed
     NAME:TAG, OWNER/NAME:TAG         Ollama
-    OWNER/NAME, OWNER/NAME:TYPE      LM Studio, and the cache of the hub; with @REVISION for other branches than main
+    OWNER/NAME, OWNER/NAME:TYPE      LM Studio, and the cache of the hub; with @REVISION unless it is main
 
 A store can have thousands of files, and some of them may be hostile: at most `MAX_FILES` names per store are read and
 `MAX_MODELS` models are listed. A broken model is listed with its problem, and hides no other model.

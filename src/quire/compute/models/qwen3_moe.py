@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3 with experts instead of the MLP, in all or some layers.
+"""Qwen3-MoE: Qwen3 with experts instead of the MLP, in some or all layers.
 
 transformers 5 calls `num_experts` `num_local_experts` and stacks the experts in memory, but saves them
 like transformers 4: each separately. A window applies to every layer; versions of transformers differ in

@@ -50,7 +50,7 @@ def family_refusal(where: str, architecture: str | None, known: Iterable[str], *
     if (reason := next(other, None)) is not None:
         named += f", which quire cannot run: {reason}"
     elif has_code:
-        named += " with code of its own (auto_map, trust_remote_code), which quire never runs"
+        named += " with its own code (auto_map, trust_remote_code), which quire never runs"
     else:
         named += ", which quire cannot run"
     return ModelError(where, f"{where}: a model {named}. Use a model of one of these: {', '.join(known)}")

@@ -53,7 +53,7 @@ class Gptq:
             raise config.error("bits", "4 or 8")
         overrides = config.section("dynamic").fields
         if not all(name.startswith("-:") for name in overrides):
-            raise config.error("dynamic", "modules that are left out only, each after '-:'")
+            raise config.error("dynamic", "only excluded modules, each with the prefix '-:'")
         return cls(
             bits,
             group_size(config),

@@ -118,9 +118,7 @@ def weight_bytes(
     for layer in range(len(spec.layers)):
         num_bytes += sum(place.num_bytes(of) for place in _layer_places(spec, layer))
         count = _num_experts(spec, layer)
-        num_counted = (
-            count if block_types and weights == "auto" else min(count, 1)
-        )  # experts may have different block types
+        num_counted = count if block_types and weights == "auto" else min(count, 1)  # blocks can differ in type
         for expert in range(num_counted):
             of_expert = sum(place.num_bytes(of) for place in _expert_places(spec, layer, expert))
             num_bytes += count // num_counted * of_expert

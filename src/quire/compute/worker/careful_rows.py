@@ -1,8 +1,8 @@
 """CarefulRows: the rows whose tokens need individual care in each step.
 
-A row is careful if its draw depends on more than its logits (rules, grammars, beams), or if its request asks for more
-than the token (log-probabilities). The short way for decodes is for the other rows. Steps ahead are also for rows with
-rules that the runner can apply while it alone knows the last token.
+A row is careful if its draw depends on more than its logits (rules, grammars, beams), or if its request needs more than
+the token (log-probabilities). The other rows take the short way for decodes. Steps ahead also take rows with rules that
+the runner can apply while only it knows the last token.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """GrammarRows: the tokens that are allowed next in rows that must follow a grammar.
 
-    row starts, token sampled ──► ask for the next masks                                  nothing waits
+    row starts, token sampled ──► request the next masks                                  nothing waits
     step computed             ──► masks ready? wait a little ──► draw; else the row is late: no token
 
 As with `RowRules`, everything depends only on the tokens before the draw: if a row restarts (after a preemption, or as
@@ -40,7 +40,7 @@ from quire.core.step import RowStart
 if TYPE_CHECKING:
     from quire.compute.grammar import HeldText, MaskService
 
-NO_MASKS_MADE = "a grammar needs the tokens of the model, and this worker was made without them"
+NO_MASKS_MADE = "a grammar needs the tokens of the model, and this worker does not have them"
 PATIENCE_SHARE: Final = 0.25
 MAX_PATIENCE_S: Final = 0.02
 """The most waiting time that steps without waits can save up for later steps."""

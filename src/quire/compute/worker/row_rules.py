@@ -1,4 +1,4 @@
-"""RowRules: the rules that change the logits of one row, as its text grows. Only rows with rules have such an object.
+"""RowRules: the rules that change the logits of one row, as its text grows. Rows without rules have none.
 
     known tokens ──► TokenCounts ──► seen, counts      penalties
                  └─► BadWords    ──► banned            the last token of a bad word whose others were just written

@@ -170,7 +170,7 @@ class Worker:
                 self._proposer.begin(start)
             self._adapters.start(start)
         except Exception as error:
-            batch.fail(start.row, f"its settings cannot be entered: {type(error).__name__}: {error}")
+            batch.fail(start.row, f"its settings cannot be stored: {type(error).__name__}: {error}")
 
     def _compute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
         if self._transfers is not None and plan.transfers.is_waiting:

@@ -25,5 +25,5 @@ class FileCalls:
             left, position = left[count:], position + count
 
     def reserve(self, descriptor: int, position: int, size: int) -> None:
-        """Reserve disk space, so that no later write runs out of it."""
+        """Reserve disk space, so that no later write fails for lack of space."""
         os.posix_fallocate(descriptor, position, size)

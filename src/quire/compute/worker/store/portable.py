@@ -112,7 +112,7 @@ def _write_blocks(store: SlotFile, file: BinaryIO, block_size: int, tenant: str 
 @contextmanager
 def opened_file(path: Path) -> Iterator[PortableFile]:
     """Return a context with the open file; raises `InvalidConfigError` unless the file is complete and well-formed."""
-    allowed = "a whole file that quire cache export wrote; copy or export it again"
+    allowed = "a complete file from quire cache export; copy or export it again"
     with open_model_file(path) as file:
         found = read_beginning(file.read)
         if found is None:
@@ -196,9 +196,7 @@ class _Intake:
         parent = self._renamed.get(block.parent)
         if parent is None:  # once the store is full, the missing parent may be a block that was left out
             return "damaged" if self._free else "left_out"
-        if (
-            len(data) != self._store.block_bytes or crc32(data) != record.checksum
-        ):  # the file may have been cut meanwhile
+        if len(data) != self._store.block_bytes or crc32(data) != record.checksum:  # it may have been cut meanwhile
             return "damaged"
         content = (parent, block.tokens, block.scope)
         serial = self._serials.get(content, self._last_serial + 1)

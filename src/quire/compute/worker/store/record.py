@@ -1,4 +1,4 @@
-"""The record of a slot: a few hundred bytes of one size, with a checksum of their own.
+"""The record of a slot: a few hundred bytes of fixed size, with their own checksum.
 
     magic │ crc of the bytes │ serial │ parent │ group │ scope length │ tokens │ padded scope │ crc up to here
 

@@ -79,7 +79,7 @@ class RunningStore:
         record = read_record(os.pread(self._index, size, slot * size), slot, self._block_size)
         data = os.pread(self._blocks, self._block_bytes, slot * slot_bytes(self._block_bytes))
         if record is None or len(data) < self._block_bytes or crc32(data) != record.checksum:
-            raise DamagedBlockError(f"slot {slot} holds no whole block")
+            raise DamagedBlockError(f"slot {slot} holds no complete block")
         return record, data
 
     def _tokens(self, tokens: bytes, index: int) -> bytes:

@@ -30,7 +30,7 @@ from quire.core.request import CacheScope
 from quire.core.transfers import BlockStore
 
 NAME: Final = "incoming-"
-WHOLE: Final = "a whole bundle that POST /cache/export or quire cache export wrote; export it again"
+WHOLE: Final = "a complete bundle from POST /cache/export or quire cache export; export it again"
 
 
 class Spool:
@@ -109,7 +109,7 @@ class Intake:
             return
         num_bytes = beginning_size(bytes(self._rest[:HEAD_BYTES]))
         if num_bytes is None:
-            raise _refused("no bundle")
+            raise _refused("not a bundle")
         if len(self._rest) < num_bytes:
             return
         found = read_beginning(BytesIO(bytes(self._rest[:num_bytes])).read)
@@ -133,16 +133,16 @@ class Intake:
             raise _refused(f"{where} is damaged")
         block = record.block
         if block.parent not in self._serials or block.group >= len(self._limits.meta["identity"]["kv"]["groups"]):
-            raise _refused(f"{where} belongs to none before it")
+            raise _refused(f"{where} has no parent before it")
         this = block.serial, block.parent, block.tokens
         if block.serial < self._last[0] or (block.serial == self._last[0] and this != self._last):
-            raise _refused(f"{where} has the number of another")
+            raise _refused(f"{where} has the number of another block")
         self._last = this
         tokens = array("i", block.tokens)
         if min(tokens) < 0 or max(tokens) >= self._limits.vocab_size:
             raise _refused(f"{where} has a token that the model does not have")
         if block.scope is not None and replace(block.scope, adapter="") != CacheScope():
-            allowed = "one of POST /cache/export: end the engine and take this file in with quire cache import"
+            allowed = "one of POST /cache/export: stop the engine and import this file with quire cache import"
             raise InvalidRequestError("body", f"{where} belongs to a tenant", allowed)
         self._serials.add(block.serial)
         position = self.num_blocks * len(entry)
@@ -188,7 +188,7 @@ def read_spooled(store: BlockStore, block_bytes: int) -> bytes:
         raise DamagedBlockError(str(error)) from error
     record, data = read_record(entry[:head], store.block, block_size), entry[head:]
     if record is None or not _is_same(record, store.kept) or crc32(data) != record.checksum:
-        raise DamagedBlockError(f"block {store.block} of {store.bundle} is not what was checked")
+        raise DamagedBlockError(f"block {store.block} of {store.bundle} has changed since it was checked")
     return data
 
 

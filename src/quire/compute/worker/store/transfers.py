@@ -155,7 +155,7 @@ class BlockTransfers:
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            logger.warning("the disk cache does not respond; what was not written is lost (%s)", self._store.path)
+            logger.warning("the disk cache does not respond; unwritten blocks are lost (%s)", self._store.path)
 
     # ---- the disk's thread ------------------------------------------------------------------------------------
 
