@@ -150,7 +150,7 @@ void read_q3_k(const Byte* block, CodedInputs& to) {
         to.scales.nested[i] = static_cast<std::int8_t>((low | (scales[8 + i % 4] >> 2 * (i / 4) & 3) << 4) - 32);
     }
     for (int e = 0; e < kCodedInputs; ++e) {
-        // The file subtracts 4 where the third bit is not set; a code without minimums stands for 8 less.
+        // The file subtracts 4 if the third bit is not set; a code without minimums represents 8 less.
         const int third = block[e % 32] >> (e / 32) & 1;
         to.codes[e] = static_cast<std::int8_t>(two_bits(block + 32, e / 128, e / 32 % 4, e % 32) + 4 * third + 4);
     }

@@ -1,6 +1,6 @@
 // Adds adapters to the products of a step, for one member of the team.
 //
-//     reduce    low(i) = scale * A x, of each matrix that x enters     a phase of its own, for runs of rows
+//     reduce    low(i) = scale * A x, for each matrix that x enters    a separate phase, for runs of rows
 //     add       output += B * low(i)                                   in a piece of the product, for its tile
 //
 // Both also for products by head, where each head of a row is multiplied by its own matrix.

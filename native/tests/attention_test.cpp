@@ -44,7 +44,7 @@ struct Bend {
 constexpr Bend kBends[] = {{0, 0.0F},   {1, 0.0F}, {17, 2.0F},      {64, 0.0F},
                            {100, 0.0F}, {0, 5.0F}, {0, 0.0F, true}, {17, 2.0F, true}};
 
-// The sinks of as many heads as any shape has; some are far above all scores, and some far below.
+// Sinks for the largest number of heads in any shape; some are far above all scores, and some far below.
 std::vector<float> make_sinks() {
     Random random(11);
     std::vector<float> sinks = random.numbers(kNumKvHeads * quire::kAttentionQueries, -4.0F, 8.0F);

@@ -240,7 +240,7 @@ struct Matrix {
         return view.coding.minimums ? weight + scale_of(codes.minimums, input) : weight;
     }
 
-    // Sets what are float16 in a block, at its begin or its end, to numbers near 1/100.
+    // Sets the float16 numbers of a block, at its beginning or its end, to numbers near 1/100.
     void set_scales(std::byte* block, std::size_t bytes, Random& random) const {
         const bool last = as == StoredType::kQ6K || as == StoredType::kQ3K || as == StoredType::kQ2K;
         std::byte* first = last ? block + bytes - (as == StoredType::kQ2K ? 4 : 2) : block;

@@ -31,8 +31,7 @@ struct NormShape {
     bool unit_offset = false;
 };
 
-// The vectors of a norm on queries and keys: each head, with shared weights or its own,
-// or all heads of a token.
+// The vectors of a norm on queries and keys: each head, with shared weights or its own, or all heads of a token.
 enum class HeadNorm { kNone, kHead, kEachHead, kAllHeads };
 
 struct LayerShape {

@@ -34,7 +34,7 @@ namespace quire {
 #define QUIRE_INLINE __attribute__((always_inline)) inline
 
 constexpr int kPanelWidth = 16;
-// The softmax runs over tiles of this many absolute positions, whatever the block size.
+// The softmax runs over tiles of this many absolute positions, for any block size.
 constexpr int kAttentionTile = 64;
 
 QUIRE_INLINE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -215,7 +215,7 @@ struct AttentionMember {
 };
 
 // Attention of consecutive tokens of one sequence, or of several sequences with one token each, over some
-// key-value heads and the `group` query heads that read each of them. The key-value heads follow one another,
+// key-value heads and the `group` query heads that read each of them. The key-value heads are consecutive,
 // because their keys and values are adjacent in a block.
 struct AttentionTask {
     PagedKv kv;

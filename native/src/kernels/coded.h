@@ -119,7 +119,7 @@ inline void steps_of(const std::byte* at, const std::byte* high, std::size_t lin
     }
 }
 
-// Bytes less `middle`, each by itself.
+// Each of the bytes minus `middle`.
 inline Ints less(const Ints& bytes, int middle) {
     typedef std::int8_t BytePart __attribute__((vector_size(kPartBytes)));
     Ints result;

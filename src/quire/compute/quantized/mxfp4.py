@@ -1,4 +1,4 @@
-"""MXFP4: weights as e2m1, a float of a sign, 2 bits of exponent and 1 of mantissa; 32 of them share a power of two.
+"""MXFP4: weights as e2m1, a float of a sign, 2 bits of exponent and 1 of mantissa; each 32 share a power of two.
 
     blocks [out, in / 32, 16]    two weights a byte, the lower four bits first
     scales [out, in / 32]        e8m0: 2^(n - 127), NaN for 255

@@ -2,7 +2,7 @@
 
 A row is careful if its draw depends on more than its logits (rules, grammars, beams), or if its request needs more than
 the token (log-probabilities). The other rows take the short way for decodes. Steps ahead also take rows with rules that
-the runner can apply while only it knows the last token.
+the runner can apply while only the runner knows the last token.
 """
 
 from __future__ import annotations

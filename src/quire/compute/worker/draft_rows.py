@@ -64,7 +64,7 @@ class _Ahead(NamedTuple):
 
 
 class DraftRows:
-    """The draft model, and what it has read."""
+    """The draft model, and a flag for each slot that it has read."""
 
     def __init__(self, parts: DraftParts, columns: SamplingColumns, grammars: GrammarRows, vocab_size: int) -> None:
         self._parts = parts
@@ -86,7 +86,7 @@ class DraftRows:
         for block, host_block in plan.moves_in:
             read[block] = on_host[host_block]
         for load in plan.transfers.loads:
-            read[load.block] = False  # whether it was read when it went to disk is not known
+            read[load.block] = False  # the disk does not keep the flags
 
     def release(self, row: int) -> None:
         """Forget a row that is free or begins another text. Mutates."""

@@ -120,7 +120,7 @@ class TokenCounts:
         self._counts = np.zeros(16, np.int64)
 
     def follow(self, text: array[int]) -> None:
-        """Count what has been added to the text since the last call. Mutates; O(new tokens)."""
+        """Count the tokens added to the text since the last call. Mutates; O(new tokens)."""
         for token in text[self._num_counted : self._num_prompt_tokens]:
             self._place(token)
         for token in text[max(self._num_counted, self._num_prompt_tokens) :]:

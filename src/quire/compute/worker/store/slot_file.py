@@ -1,4 +1,4 @@
-"""SlotFile: KV blocks in slots of one size in one file, and an index that names what each slot holds.
+"""SlotFile: KV blocks in slots of one size in one file, and an index of the slots.
 
     slots.idx    slot i: its record (record.py), 512 bytes for blocks of 16 tokens
     blocks.bin   slot i: the bytes of the block, at i × slot size
