@@ -44,7 +44,7 @@ YOUNG: Final = (
     r"\x{10570}-\x{105BC}\x{10D50}-\x{10D8F}\x{16E40}-\x{16EFF}\x{1D400}-\x{1D7CB}\x{1DF00}-\x{1DFFF}"
 )
 CASED: Final = rf"(?:(?![{YOUNG}])[\p{{Lu}}\p{{Ll}}\p{{Lt}}])+"
-"""Letters with cases that DeepSeek's first models know: not those of Georgian, of mathematics, of younger scripts."""
+"""Letters with cases that DeepSeek's first models know: none of Georgian, mathematics or newer scripts."""
 
 SIGNS: Final = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+"
 

@@ -43,7 +43,7 @@ OF_LATENTS: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 """Matrices that never become codes: queries are multiplied by the columns of KEY_UP."""
 
 HEAD_NORMS: Final = frozenset({Part.QUERY_NORM, Part.KEY_NORM})
-"""Their weights are one row, even where each head has its own."""
+"""Norms on heads: their weights are one row, even if each head has its own."""
 
 HEAD_PARTS: Final = frozenset({Part.EMBEDDING, Part.HEAD})
 """Parts with eight bits even with int4: every token's probability depends on them, and rounding hurts them most."""

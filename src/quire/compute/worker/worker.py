@@ -326,7 +326,7 @@ class Worker:
         num_draws = [
             1 + len(guesses) if guesses else plan.samples[entry] for entry, guesses in zip(entries, drafts, strict=True)
         ]
-        # The logits to sample from are the last ones of an entry, after those of its prompt.
+        # The logits to sample from are the last ones of an entry, after its prompt's.
         logit_ends = inputs.logit_starts[np.array(sequences) + 1]
         draws = self._columns.draws(
             Sampling(
