@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -14,6 +15,7 @@ from quire.compute.grammar.trial_child import ByteTokens
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.serve.translate.gbnf import MAX_LENGTH, lark_of
+from support.growth import is_linear
 
 ALPHABET = "ab"
 LONGEST = 5
@@ -242,3 +244,37 @@ def test_any_text_is_translated_or_refused() -> None:
     for piece in pieces:
         with suppress(InvalidRequestError):
             lark_of("root ::= " + piece * (MAX_LENGTH // len(piece) - 10), "grammar")
+
+
+def test_two_rules_never_have_one_name() -> None:
+    grammar = lark_of('root ::= a-b-2 a-b a_b\na-b-2 ::= "x"\na-b ::= "y"\na_b ::= "z"\nA_B ::= "u"', "grammar")
+    assert grammar.splitlines() == [
+        "start: rule_a_b_2 rule_a_b rule3_a_b",
+        "rule_a_b_2: /x/",
+        "rule_a_b: /y/",
+        "rule3_a_b: /z/",
+        "rule4_a_b: /u/",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lambda size: "root ::= .\n" + "".join(f"r{index}::=.\n" for index in range(size // 5)),
+        lambda size: "root ::= .\n" + "".join(f"r{index:b}::=.\n".replace("0", "-") for index in range(size // 10)),
+        lambda size: "root ::= .{1," + " " * size,
+        lambda size: "root ::= .{" + " " * size + "1" + " " * size,
+        lambda size: "root ::= " + "a" * size,
+        lambda size: "root ::= a" + " " * size,
+        lambda size: "root ::= " + "a::" * (size // 3),
+        lambda size: 'root ::= "' + "\\" * size,
+        lambda size: "root ::= [" + "a-" * (size // 2) + "]",
+        lambda size: "root ::= " + "(" * size,
+    ],
+)
+def test_reading_takes_time_in_proportion_to_the_text(text: Callable[[int], str]) -> None:
+    def read(size: int) -> None:
+        with suppress(InvalidRequestError):
+            lark_of(text(size), "grammar")
+
+    assert is_linear(read, MAX_LENGTH // 5)

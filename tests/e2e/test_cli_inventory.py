@@ -150,7 +150,7 @@ def test_a_pull_of_a_gguf_file_and_of_what_is_here_already(
 def test_a_pull_of_what_is_no_name_of_the_hub(name: str, models: Command) -> None:
     status, out, err = models("pull", name)
     assert (status, out) == (2, "")
-    assert err.startswith(f'quire: error: No folder named "{name}". Give a model folder or a hub id such as Qwen/')
+    assert err.startswith(f'quire: error: "{name}" is no model of the Hugging Face hub. quire pulls ORG/REPO, such as')
 
 
 # --- rm --------------------------------------------------------------------------------------------

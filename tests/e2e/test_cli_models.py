@@ -10,6 +10,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -116,7 +117,8 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr(quire: Command, folder: str)
     assert status == 0
     assert out.endswith("\n")
     assert "KV blocks" in err
-    assert re.search(r"^6 tokens · [\d.]+ s · \d+ tok/s · 0 of \d+ prompt tokens from the cache$", err, re.MULTILINE)
+    count = r"^6 tokens · [\d.]+ s · \d+ tok/s · 0 of \d+ prompt tokens from the cache · cut off by --max-tokens$"
+    assert re.search(count, err, re.MULTILINE)
     assert quire("generate", folder, *QUICK, "-p", "hello", "--quiet") == (0, out, "")
     assert quire("generate", *QUICK, "-q", stdin="hello\n", QUIRE_MODEL=folder) == (0, out, "")
 
@@ -222,6 +224,37 @@ def test_a_request_that_fails_is_one_line_and_status_1(
     assert "ZeroDivisionError" in err
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("generate guide --prompt x --temperature -1", "temperature is -1.0; allowed: "),
+        (
+            "generate guide --prompt x --beams 2 --temperature 1",
+            "temperature is 1.0; allowed: 0 where beam_search is on",
+        ),
+        ("generate guide --prompt x --prompt ''", "prompt is ''; allowed: a text of at least one character"),
+        ("generate guide", "prompt is ''; allowed: a text of at least one character"),
+        ("chat guide --temperature -1", "temperature is -1.0; allowed: "),
+        ("chat guide --top-p 2", "top_p is 2.0; allowed: "),
+        (
+            "embed guide --prompt x",
+            "guide names no pooling, the way to make a vector. Choose one: --pooling last or mean",
+        ),
+    ],
+)
+def test_what_is_wrong_whatever_the_model_is_said_before_it_is_loaded(
+    quire: Command, line: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> None:
+        pytest.fail("the model was loaded")
+
+    for command in ("generate", "chat", "embed"):
+        monkeypatch.setattr(f"quire.cli.{command}.load", load)
+    status, out, err = quire(*shlex.split(line))
+    assert (status, out, err.count("\n")) == (cli.MISUSED, "", 1)
+    assert message in err
+
+
 # ---- chat ------------------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +283,7 @@ def test_clear_and_system_begin_anew(quire: Command, folder: str) -> None:
 
 def test_a_conversation_that_is_too_long_says_how_to_go_on(quire: Command, folder: str) -> None:
     status, out, err = quire("chat", folder, *QUICK, "-q", "--max-model-len", "64", stdin="x" * 200 + "\nhello\n")
-    assert status == 0
+    assert status == cli.FAILED
     assert "/clear starts over" in err
     assert out
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli import main
-from quire.cli.near_names import ELSEWHERE
+from quire.cli.near_names import ELSEWHERE, NEEDLESS
 from quire.cli.options import options_of
 from quire.cli.server_options import COMMON, EXAMPLES
 from quire.core.config import EngineConfig
@@ -26,6 +26,16 @@ from quire.serve.config import ServerConfig
             "serve A --port 1 B --ctx-size 4096",
             "B --ctx-size 4096; quire calls it --max-model-len",
         ),
+        ("serve m --revision main", "quire calls it MODEL@REVISION"),
+        ("chat m --revision=main", "quire calls it MODEL@REVISION"),
+        ("serve m --tool-call-parser hermes", "quire calls it --tool-format"),
+        ("serve m --enable-auto-tool-choice", "quire calls it --tool-format"),
+        ("serve m --lora-modules a=b", "quire calls it --adapter"),
+        ("generate m --enable-lora", "quire calls it --adapter"),
+        ("serve m --chat-template t.jinja", "quire takes the model's chat template, or that of --tokenizer FOLDER"),
+        ("serve m --trust-remote-code", "quire never runs code that comes with a model"),
+        ("serve m --load-format gguf", "quire tells the format from the files"),
+        ("pull llama3", 'quire: error: "llama3" is no model of the Hugging Face hub. quire pulls ORG/REPO, such as'),
         ("serve --model folder", "quire calls it MODEL, without a flag"),
         ("serve --model=folder --port 1", "quire calls it MODEL, without a flag"),
         ("serve -m folder", "quire calls it MODEL, without a flag"),
@@ -50,7 +60,8 @@ def test_nothing_is_guessed_of_what_is_like_nothing(line: str, capsys: pytest.Ca
 def test_the_names_of_other_programs_lead_to_options_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
-    for theirs, ours in ELSEWHERE.items():
+    assert "\n  --tokenizer PATH" in shown, "a hint names it"
+    for theirs, ours in (ELSEWHERE | NEEDLESS).items():
         assert f"\n  {theirs} " not in shown, "it has an option of that name itself"
         if ours.startswith("--"):
             assert ours in shown.replace("--[no-]", "--no-").replace("--access-log, --no-access-log", "--no-access-log")

@@ -17,7 +17,7 @@ from quire.core.grammar import Grammar
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
-from quire.engine.client import InProcessClient
+from quire.engine.client import EngineClient
 from quire.engine.commands import Add, Clear
 from quire.engine.door import open_engine
 from support.tiny_checkpoint import write_tiny_qwen3
@@ -90,18 +90,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
-def engines(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[InProcessClient, InProcessClient]]:
+def engines(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[EngineClient, EngineClient]]:
     """Two engines of the same settings, each with everything of its own."""
     settings = {"kv_memory": "8MiB", "max_model_len": 300, "num_threads": 1, **SETTINGS[request.param]}
     opened = [open_engine(EngineConfig(model=str(folder), **settings), SystemClock()) for _ in range(2)]
-    clients = [InProcessClient(core) for _, core in opened]
+    clients = [EngineClient(core) for _, core in opened]
     yield clients[0], clients[1]
     for client, (door, _) in zip(clients, opened, strict=True):
         client.close()
         door.close()
 
 
-def run(client: InProcessClient, wanted: Sequence[Add]) -> dict[Place, Text]:
+def run(client: EngineClient, wanted: Sequence[Add]) -> dict[Place, Text]:
     texts: dict[Place, Text] = defaultdict(Text)
     for add in wanted:
         client.send(add)
@@ -121,7 +121,7 @@ def continued(add: Add, branch: int, output: list[int]) -> Add:
     return replace(add, request_id=f"{add.request_id}.{branch}", sampling=sampling, output_token_ids=array("i", output))
 
 
-def test_every_text_cut_at_every_token(engines: tuple[InProcessClient, InProcessClient]) -> None:
+def test_every_text_cut_at_every_token(engines: tuple[EngineClient, EngineClient]) -> None:
     first, second = engines
     wanted = requests()
     whole = run(first, wanted)
@@ -146,7 +146,7 @@ def test_every_text_cut_at_every_token(engines: tuple[InProcessClient, InProcess
     assert bool(second.stats().preemptions_total) == (second.limits.max_model_len == SHORT)
 
 
-def test_what_a_grammar_refuses_cannot_go_on(engines: tuple[InProcessClient, InProcessClient]) -> None:
+def test_what_a_grammar_refuses_cannot_go_on(engines: tuple[EngineClient, EngineClient]) -> None:
     _, second = engines
     sampling = SamplingParams(max_tokens=9, seed=1, grammar=Grammar.regex("[a-e]{3}"))
     ((_, text),) = run(second, [Add("r", array("i", [1, 2]), sampling, output_token_ids=array("i", [7]))]).items()

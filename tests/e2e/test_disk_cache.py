@@ -60,6 +60,15 @@ def test_only_what_was_hit_again_is_stored_unless_all_is(model: Path, tmp_path: 
         assert answers(model, folder, (2,), disk_write=write)[0].num_cached_tokens == expected
 
 
+def test_a_text_that_outlives_its_engine_ends_in_silence(model: Path, tmp_path: Path) -> None:
+    """Its blocks are still to be stored, and nobody is left to store them."""
+    llm = LLM(model, disk_cache=tmp_path, disk_write="always", kv_memory="2MiB", skip_tokenizer_init=True)
+    stream = llm.stream([{"prompt_token_ids": PREFIX}], SAMPLING)
+    next(stream)
+    llm.close()
+    stream.close()
+
+
 @pytest.mark.parametrize("write", ["on_hit", "always"])
 def test_a_prefix_is_stored_whole_however_little_may_wait_to_be_written(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
@@ -147,7 +156,7 @@ def test_settings_that_cannot_be_are_refused(model: Path, tmp_path: Path) -> Non
         with pytest.raises(InvalidConfigError, match=name):
             LLM(model, skip_tokenizer_init=True, **settings)
     for backend in ("native", "reference"):
-        with pytest.raises(InvalidConfigError, match=r"host_cache is '1.0 MiB'.* give it to kv_memory"):
+        with pytest.raises(InvalidConfigError, match=r"host_cache is '1.0 MiB'.* raise kv_memory instead"):
             LLM(model, backend=backend, skip_tokenizer_init=True, host_cache="1MiB")
     with pytest.raises(InvalidConfigError, match=r"host_cache .* prefix caching"):
         LLM(model, skip_tokenizer_init=True, host_cache="1MiB", enable_prefix_caching=False)

@@ -31,6 +31,9 @@ WORKS = {
     "quire bench serve --help": "usage: quire bench serve",
     "quire run guide --max-tokens 1": "from the cache",
     "quire doctor guide": "guide",
+    "quire run guide 'What is a block?' --max-tokens 1": "from the cache",
+    "quire run guide --max-tokens 1 What is a block": "from the cache",
+    "quire run guide --max-tokens 1 'What is' --seed 1 'a block?'": "from the cache",
 }
 ANSWERED = {
     "quire ps": "/api/ps",

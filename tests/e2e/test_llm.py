@@ -255,7 +255,7 @@ def test_bad_words_are_not_written(llm: LLM) -> None:
     assert output.outputs[0].token_ids[4] != ids[4]
     with make(Path(llm.config.model), skip_tokenizer_init=True) as mute:
         with pytest.raises(
-            InvalidRequestError, match=r"bad_words is .* this engine has no tokenizer, see bad_words_ids"
+            InvalidRequestError, match=r"bad_words is .* this engine has no tokenizer; use bad_words_ids"
         ):
             mute.generate([[1]], GREEDY, bad_words="x")
         assert tokens(mute, [[1]], replace(GREEDY, bad_words_ids=((5,),)))
@@ -504,7 +504,7 @@ def test_bad_sampling_is_refused_by_its_name(llm: LLM, options: dict[str, Any], 
 
 
 def test_parameters_are_one_for_all_or_one_for_each(llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match="sampling_params is '1 of them'; allowed: one, or 2"):
+    with pytest.raises(InvalidRequestError, match="sampling_params is 'a list of 1'; allowed: one, or 2"):
         llm.generate(["a", "b"], [GREEDY])
     with pytest.raises(InvalidRequestError, match="sampling_params is 5"):
         llm.generate(["a"], 5)  # type: ignore[arg-type]

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from quire.compute.models.hub_blobs import Blob, _fetch
+from quire.compute.models.pooling import pooling_of
+from quire.compute.models.source import ModelFolder
 from quire.core.errors import ModelError
 from support.gguf_models import write_gguf
 from support.local_hub import COMMIT, PIECE, LocalHub
@@ -133,6 +135,19 @@ def test_ctrl_c_leaves_nothing_that_chat_would_open(pulls: Pulls, hub: LocalHub,
     assert "org/m" not in pulls.run("models")[1]
     assert pulls.run()[0] == 0
     assert hub.starts[1] >= GATE - MAX_LOST and pulls.fetched.read_bytes() == model
+
+
+def test_a_pull_fetches_the_steps_after_the_model_but_no_other_folders(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "llama")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    weights = {"model.safetensors": files.pop("model.safetensors")}
+    steps = {"1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}'}
+    with LocalHub(weights, files | steps | {"onnx/config.json": b"{}"}) as hub:
+        status, _, err = Pulls(tmp_path, hub.url).run("models", "pull", "org/m")
+    assert status == 0, err
+    fetched = Pulls(tmp_path, hub.url).cache / "snapshots" / COMMIT
+    assert pooling_of(ModelFolder(fetched)) == "mean"
+    assert not (fetched / "onnx").exists()
 
 
 def test_two_pulls_at_once_fetch_the_file_once(pulls: Pulls, hub: LocalHub, model: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The first screen of the README, run as it is printed; only what installs is left out, and the port is a free one."""
+"""The scripts of the README, run as they are printed; only what installs is left out, and the port is a free one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CURL = ROOT / "tests/support/curl.py"
+INSTALLS = re.compile("python3|pip")
 
 
 def programs(folder: Path) -> str:
@@ -25,39 +26,52 @@ def programs(folder: Path) -> str:
     return ":".join(paths)
 
 
-def test_the_first_lines_install_chat_serve_call_and_stop(tmp_path: Path) -> None:
+def blocks() -> list[str]:
+    """Return the shell scripts of the README; those that start a server are run here, and there are no others."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = text.partition("```sh\n")[2].partition("```")[0]
-    assert len(block.splitlines()) <= 10
-    assert text[: text.index(block)].count("\n") < 20
-    lines = block.replace("\\\n", "").splitlines()
-    installs = [line for line in lines if re.match(r"python3|pip", line)]
-    assert [line.partition("#")[0].split()[:2] for line in installs[1:]] == [["pip", "install"]] * 2
+    return [part.partition("```")[0] for part in text.split("```sh\n")[1:]]
+
+
+def run_block(block: str, folder: Path) -> str:
+    """Run a script in a folder that stands for a clone; return what it prints. Its server is stopped at the end."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    look = f"curl --silent --fail http://127.0.0.1:{port}/readyz"
-    wait = f"until {look} || ! kill -0 %1; do sleep 0.1; done; echo; echo ANSWER"
-    script = []
-    for line in lines:
-        if line in installs:
-            continue
-        if line.startswith("curl"):
-            script.append(wait)
-        script.append(line.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
-    script.append("wait")
-    found = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
+    lines = [line for line in block.splitlines() if not INSTALLS.match(line)]
+    script = "\n".join([*lines, "status=$?", "kill %1 2>/dev/null", "wait", "exit $status"])
+    script = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace("--retry 30 ", "--retry 300 ")  # may be busy
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     done = subprocess.run(
-        ["bash", "-m", "-c", "\n".join(script)],
-        env=found | {"PATH": programs(tmp_path), "QUIRE_PORT": str(port)},
+        ["bash", "-m", "-c", script],
+        env=kept | {"PATH": programs(folder), "QUIRE_PORT": str(port), "QUIRE_TOUCH_KV_MEMORY": "use"},
         input="",
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "smollm2" in done.stdout and f"http://127.0.0.1:{port}/" in done.stdout
-    answer = json.loads(done.stdout.partition("ANSWER\n")[2].splitlines()[0])
-    assert answer["choices"][0]["message"]["content"]
+    assert f"http://127.0.0.1:{port}/" in done.stdout
+    return done.stdout
+
+
+def test_the_first_lines_install_chat_serve_call_and_stop(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = blocks()[0]
+    assert len(block.splitlines()) <= 10
+    assert text[: text.index(block)].count("\n") < 20
+    installs = [line for line in block.splitlines() if INSTALLS.match(line)]
+    assert [line.partition("#")[0].split()[:2] for line in installs[1:]] == [["pip", "install"]] * 2
+    shown = run_block(block, tmp_path)
+    answer = json.loads(next(line for line in shown.splitlines() if line.startswith('{"id"')))
+    assert answer["model"] == "smollm2" and answer["choices"][0]["message"]["content"]
+
+
+def test_the_other_lines_that_serve_are_answered_as_they_are_printed(tmp_path: Path) -> None:
+    (block,) = blocks()[1:]
+    shown = run_block(block, tmp_path)
+    events = [line for line in shown.splitlines() if line.startswith("data: ")]
+    assert '"role":"assistant"' in events[0] and events[-1] == "data: [DONE]"

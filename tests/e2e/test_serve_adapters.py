@@ -32,6 +32,7 @@ from quire.serve.config import ServerConfig
 from quire.serve.loading.build import make_model_set
 from quire.serve.tenants import read_tenants
 from support.adapters import adapter_tensors, write_adapter
+from support.live_lines import LiveLines
 from support.server import JSON, RunningServer, running_server
 from support.server_thread import Answer
 
@@ -339,6 +340,12 @@ def test_a_key_may_be_limited_to_names(folder: Path, tmp_path: Path) -> None:
                     shown = re.findall("'([^']+)'", answer.error["message"].partition("but")[2])
                     assert set(shown) <= set(names), "what it may not call, it does not see"
             assert ask("GET", "/v1/models/tune", key).status == (200 if "tune" in names else 404)
+            assert ask("GET", f"/props?model={names[0]}", key).value["model_alias"] == names[0]
+            with LiveLines(running.port, key, query=f"?model={names[0]}") as lines:
+                lines.until(lambda _: True)
+                assert (lines.hello["model"], lines.hello["models"]) == (names[0], names[:1])
+            for method, path in (("GET", "/v1/models"), ("GET", "/v1/models/tune"), ("GET", "/api/tags")):
+                assert "guide" in names or b"guide" not in ask(method, path, key).body
     for wrong in ("[]", "7", "[7]", "''"):
         keys.write_text(f"- {{name: tuner, key: tuner, models: {wrong}}}\n")
         with pytest.raises(InvalidConfigError, match=r"^api_keys_file\[0\]\.models is "):

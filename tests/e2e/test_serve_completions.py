@@ -233,6 +233,19 @@ def test_the_id_of_a_client_is_shown_and_nothing_more(server: RunningServer) -> 
     assert answer["id"] == "cmpl-mine"
 
 
+def test_more_log_probabilities_than_an_answer_may_have_are_refused(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.serve.run.generation.MAX_LOGPROBS_IN_ANSWER", 0)  # but those of one text
+    context = server.get("/v1/models").value["data"][0]["max_model_len"]
+    chat = {"messages": [{"role": "user", "content": "A"}], "logprobs": True, "top_logprobs": 20}
+    refused = server.post("/v1/chat/completions", {**chat, "n": 2}).error
+    assert (refused["code"], refused["param"]) == ("invalid_value", "top_logprobs")
+    echo = {"prompt": "A", "echo": True, "logprobs": 20, "n": 2, "max_tokens": context - 8}
+    assert server.post("/v1/completions", echo).error["param"] == "logprobs"
+    assert server.post("/v1/chat/completions", {**chat, "max_tokens": 4, "n": 2}).status == 200
+
+
 def test_tenants_and_salts_keep_caches_apart() -> None:
     prompt = [(7 * i) % 120 + 3 for i in range(64)]
     with running_server(api_key=("one", "two")) as server:

@@ -8,8 +8,10 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from quire.core.config import EngineConfig
 from quire.guide import GUIDE_FOLDER
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
-from quire.serve.loading.build import make_model_set
+from quire.serve.loading.build import MAX_READING, make_model_set
 from quire.serve.loading.folder import models_in
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.server import Server, listen
@@ -34,15 +36,19 @@ ASK: dict[str, Any] = {"prompt": "A block", "max_tokens": 3, "temperature": 0}
 class ManyModels:
     """A server of several models, and ways to ask it."""
 
-    def __init__(self, port: int, models: ModelSet) -> None:
+    def __init__(self, port: int, models: ModelSet, key: str = "") -> None:
         self.port = port
         self.models = models
+        self.key = key
 
-    def ask(self, method: str, path: str, fields: Any = None) -> Answer:
+    def ask(self, method: str, path: str, fields: Any = None, *, key: str = "") -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         with closing(connection):
             body = None if fields is None else json.dumps(fields)
-            connection.request(method, path, body, {"content-type": "application/json"})
+            headers = {"content-type": "application/json"}
+            if key or self.key:
+                headers["authorization"] = f"Bearer {key or self.key}"
+            connection.request(method, path, body, headers)
             return Answer.of(connection.getresponse())
 
     def complete(self, model: str, **fields: Any) -> Answer:
@@ -68,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def many_models(folder: Path, *, memory: str = "900MiB", **config: Any) -> Iterator[ManyModels]:
+def many_models(folder: Path, *, memory: str = "900MiB", key: str = "", **config: Any) -> Iterator[ManyModels]:
     settings: dict[str, Any] = {"kv_memory": "8MiB", "num_threads": 1, "max_memory": memory}
     configs = [EngineConfig(model=path, **settings) for path in ("guide", *models_in(str(folder)).paths)]
     server_config = ServerConfig(**({"port": 0, "drain_timeout_s": 0.0, "access_log": False} | config))
@@ -76,7 +82,7 @@ def many_models(folder: Path, *, memory: str = "900MiB", **config: Any) -> Itera
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     with in_thread(Server(models, make_app(models), announce=lambda _: None), listener):
-        server = ManyModels(port, models)
+        server = ManyModels(port, models, key)
         wait_until(lambda: server.states()["guide"] == "ready")
         yield server
 
@@ -117,6 +123,40 @@ def test_a_description_needs_no_engine(folder: Path) -> None:
         assert shown["template"]
         assert "completion" in shown["capabilities"]
         assert server.loaded() == ["guide"]
+
+
+def test_a_tenant_that_reads_about_models_holds_up_only_itself(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("".join(f"- {{name: {name}, key: key-of-{name}}}\n" for name in "ab"))
+    order, begun, may_go = list[str](), threading.Event(), threading.Event()
+
+    def held(name: str, read: Callable[[], Any]) -> Any:
+        order.append(name)
+        begun.set()
+        assert may_go.wait(300)
+        return read()
+
+    with many_models(folder, key="key-of-a", api_keys_file=str(keys)) as server, ThreadPoolExecutor(18) as clients:
+        shown = partial(server.ask, "POST", "/api/show")
+        for name in ("ada", "bob"):
+            model: Any = server.models.find(name, ANYBODY).model
+            monkeypatch.setattr(model, "_open", partial(held, name, model._open))
+        try:
+            of_a = [clients.submit(shown, {"model": "ada"})]
+            assert begun.wait(300)
+            of_a += [clients.submit(shown, {"model": "ada"}) for _ in range(MAX_READING)]
+            wait_until(lambda: model._load_pool.num_waiting == MAX_READING)
+            refused = shown({"model": "ada"})
+            assert (refused.status, "retry-after" in refused.headers) == (429, True)
+            of_b = clients.submit(shown, {"model": "bob"}, key="key-of-b")
+            wait_until(lambda: model._load_pool.num_waiting == MAX_READING + 1)
+        finally:
+            may_go.set()
+        assert of_b.result(300).status == 200
+        assert [each.result(300).status for each in of_a] == [200] * (1 + MAX_READING)
+        assert order[:2] == ["ada", "bob"], "b waits for one of a's, not for all"
 
 
 def test_a_stream_goes_on_while_another_model_is_loaded(folder: Path) -> None:

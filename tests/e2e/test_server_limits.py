@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import http.client
 import json
+import math
 import os
 import re
 import resource
@@ -18,7 +21,12 @@ from typing import Any
 
 import pytest
 
+from quire.core.clock import SystemClock
+from quire.serve.config import ServerConfig
 from quire.serve.connections import OTHER_FILES, UNCOUNTED
+from quire.serve.loading.build import only_model
+from quire.serve.server import run_server
+from support.bare_server import FakeModel
 
 QUIRE = (sys.executable, "-m", "quire", "serve")
 QUICK = ("guide", "--port", "0", "--kv-memory", "8MiB", "--num-threads", "1")
@@ -165,3 +173,24 @@ def test_a_limit_that_serves_nobody_is_one_line_and_status_2() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "quire: error: limit of open files is 100; allowed: 160 or more: ulimit -n 4096\n"
+
+
+def test_a_server_seldom_looks_at_old_objects_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def ended(work: Any) -> None:
+        work.close()
+        seen.append((gc.get_freeze_count(), gc.get_threshold()))
+
+    thresholds, turn_s = gc.get_threshold(), sys.getswitchinterval()
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr(asyncio, "run", ended)
+    try:
+        run_server(only_model(FakeModel(), ServerConfig(port=0), SystemClock()), lambda _: None)  # type: ignore[arg-type]
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(turn_s)
+    [(num_frozen, found)] = seen
+    assert num_frozen > 10_000
+    assert math.prod(found) >= 1_000_000

@@ -50,7 +50,7 @@ def runner_of(folder: Path, sums: str, number: int, meeting: Path) -> tuple[Any,
         fused = FusedOperations(cache.attention)
         return Engines(cache.attention, fused, product, FusedExperts(batch_invariant=False))
 
-    loading.create_attention, loading.engines_for = attention, engines  # type: ignore[assignment]
+    loading.create_attention, loading.implementations_for = attention, engines  # type: ignore[assignment]
     settings = TorchSettings(
         device="cpu", max_num_batched_tokens=600, max_num_seqs=MOST_ROWS, tensor_parallel=2, tensor_parallel_sums=sums
     )

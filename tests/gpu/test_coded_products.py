@@ -14,7 +14,7 @@ from quire.compute.models.source import ModelFolder
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.block_types import CODINGS, codings, kept_blocks
 from quire.compute.torch.blocks import coded
-from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.decoder import Implementations, TorchDecoder
 from quire.compute.torch.experts import PlainExperts
 from quire.compute.torch.fused_products import MOST_ROWS, FusedProduct
 from quire.compute.torch.kernels.expert_groups import group
@@ -153,7 +153,7 @@ class CodedRun(TorchRun):
         self.weights = TorchWeights.load(spec, reader, torch.float32, where)
         attention = PlainAttention(where)
         chosen = FusedProduct.of(self.weights.matrices(), torch.float32, batch_invariant=False)
-        engines = Engines(attention, PlainOperations(attention), chosen, PlainExperts(chosen))
+        engines = Implementations(attention, PlainOperations(attention), chosen, PlainExperts(chosen))
         sampler = TorchSampler(spec.vocab_size)
         self.runner = EveryLogit(TorchRunner(TorchDecoder(spec, self.weights, engines), sampler, where))  # type: ignore[assignment]
         self.worker = Worker(WorkerParts(self.runner, cache, sampler))

@@ -15,7 +15,7 @@ from quire.compute.backend import WorkerParts
 from quire.compute.models.base import DecoderSpec
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.torch.attention.base import AttentionBackend
-from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.decoder import Implementations, TorchDecoder
 from quire.compute.torch.experts import ExpertOperations, PlainExperts
 from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.fused_operations import FusedOperations
@@ -56,7 +56,7 @@ class ChosenRun(TorchRun):
         reader = WeightReader(spec, Checkpoint.open(folder), "float32")
         weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
         operations, experts = chosen
-        engines = Engines(cache.attention, operations(cache.attention), product, experts)
+        engines = Implementations(cache.attention, operations(cache.attention), product, experts)
         self.launcher = TorchRunner(TorchDecoder(spec, weights, engines), sampler, cache.device)
         self.runner = EveryLogit(self.launcher)
         self.worker = Worker(WorkerParts(self.runner, cache, sampler))

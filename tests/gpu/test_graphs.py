@@ -26,6 +26,7 @@ from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.count_table import Counted
+from quire.compute.torch.decoder import DecoderOutputs
 from quire.compute.torch.graphs import PROMPT_SIZES, SIZES, StepGraphs
 from quire.compute.torch.load import LoadedModel, load_decoder, load_model
 from quire.compute.torch.rehearsal import largest_steps, rehearsed_draws
@@ -34,6 +35,7 @@ from quire.compute.torch.settings import kv_cache_spec
 from quire.compute.torch.step_upload import uploaded
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
+from quire.compute.worker.model_runner import StepInputs
 from quire.compute.worker.worker import Worker
 from quire.core.errors import CheckpointError, ExecutionError
 from support.adapters import adapter_tensors, write_adapter
@@ -149,7 +151,7 @@ def test_replayed_steps_with_prompts_are_those_computed(invariant: bool, folder:
         run.worker.submit(run.driver.plan(Work(1, 41, 1, 1), Work(2, 37, 1, 1), Work(3, 0, 40), Work(4, 0, 39)))
         found[-1] += [run.worker.collect().tokens.tolist() for _ in range(3)]
         pools.append(pools_of(run))
-    assert run.recorder.num_recorded == 2 * 3 + 3  # of 1, 2, 4 tokens in two places, and of 32, 64, 80
+    assert run.recorder.num_recorded == 2 * 3 + 2 * 3  # of 1, 2, 4 tokens, and of 32, 64, 80, in two places each
     assert run.recorder.num_replayed == 4
     assert found[0] == found[1]
     for mine, theirs in zip(*pools, strict=True):
@@ -226,6 +228,35 @@ def test_a_step_without_room_in_the_recording_is_computed(
     run = Run(full, device, records=True)
     steps_of(run, 2, 2)
     assert run.recorder.num_replayed == 2
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_halves_of_a_step_keep_their_own_failures(
+    records: bool, full: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that does not fit is computed in halves, and both may be replayed in the same graph."""
+    run = Run(full, device, records=records)
+    steps_of(run, 4, 0)
+    compute, computed = run.runner._compute, run.runner._computed
+    sizes: list[int] = []
+
+    def poisoned(inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
+        if len(inputs.entries) == 4:
+            for pool in pools_of(run):
+                pool[int(inputs.block_tables[0][2][0])] = torch.nan
+        return compute(inputs, cache)
+
+    def narrow(inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
+        if len(inputs.entries) > 2:
+            raise torch.OutOfMemoryError
+        sizes.append(len(inputs.entries))
+        return computed(inputs, cache)
+
+    monkeypatch.setattr(run.runner, "_compute", poisoned)
+    monkeypatch.setattr(run.runner, "_computed", narrow)
+    run.worker.submit(run.driver.plan(*(Work(row, 40 - row, 1, 1) for row in range(4))))
+    assert list(run.worker.collect().failures) == [2]
+    assert sizes == [2, 2] and run.recorder.num_replayed == 2 * records
 
 
 def test_attention_that_cannot_be_recorded_is_launched(full: Path) -> None:
@@ -358,9 +389,9 @@ def test_sizes_reach_up_to_the_most_sequences_and_no_further() -> None:
 def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: Path, device: str) -> None:
     run = Run(full, device, records=False)
     settings = replace(FLOAT32, max_num_batched_tokens=200, max_num_seqs=24)
-    steps = prompts, chunk, _, last, _ = largest_steps(run.worker.cache.spec, settings, context_length=90)
-    assert [len(step.token_ids) for step in steps] == [198, 66, 24, 1, 32]  # 3 prompts of 66 tokens
-    assert [len(step.logit_indices) for step in steps] == [153, 1, 24, 1, 32]
+    steps = prompts, chunk, _, _, last, _ = largest_steps(run.worker.cache.spec, settings, context_length=90)
+    assert [len(step.token_ids) for step in steps] == [198, 66, 66, 24, 1, 32]  # 3 prompts of 66 tokens
+    assert [len(step.logit_indices) for step in steps] == [153, 1, 1, 24, 1, 32]
     assert prompts.positions.max() == 65 and last.positions.tolist() == [89]
     assert chunk.positions.tolist() == list(range(24, 90))
     run.runner._rehearsals = steps
@@ -375,12 +406,12 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
     run.runner.prepare(run.worker.cache)  # type: ignore[arg-type]
     assert not any(tensor.any() for tensor in pools_of(run))
     assert drawn == [
-        count for count in (3, 1, 24, 1, 1) for _ in rehearsed_draws(count)
+        count for count in (3, 1, 1, 24, 1, 1) for _ in rehearsed_draws(count)
     ]  # what draws is compiled as well
     batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in steps]
-    assert [batch.shape.num_decodes for batch in batches] == [0, 0, 24, 1, 0]
-    assert [batch.shape.num_short for batch in batches] == [0, 0, 24, 1, 0]
-    assert np.array_equal(batches[2].logit_indices.cpu().numpy(), np.arange(24))
+    assert [batch.shape.num_decodes for batch in batches] == [0, 0, 0, 24, 1, 0]
+    assert [batch.shape.num_short for batch in batches] == [0, 0, 0, 24, 1, 0]
+    assert np.array_equal(batches[3].logit_indices.cpu().numpy(), np.arange(24))
 
 
 @pytest.mark.parametrize(
@@ -395,7 +426,7 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
 )
 def test_decodes_of_twice_as_many_splits_are_rehearsed(context_length: int, expected: list[int], full: Path) -> None:
     spec = kv_cache_spec(read_model(ModelFolder(full)).spec, FLOAT32)
-    decodes = largest_steps(spec, FLOAT32, context_length)[3:-1]
+    decodes = largest_steps(spec, FLOAT32, context_length)[4:-1]
     assert [int(step.positions[0]) + 1 for step in decodes] == expected
     assert all(
         step.block_tables[0].shape[1] == -(-length // 16) for step, length in zip(decodes, expected, strict=True)

@@ -9,12 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.gpu.counting_driver import inputs_of
 
 from quire.compute.models.base import Activation, RopeSpec
 from quire.compute.torch.attention.base import MOST_SHORT, KVPair
+from quire.compute.torch.decoder import _are_finite
 from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations, activated, rotated
 from quire.compute.torch.products import Matrix, TiledProduct, product
-from quire.compute.torch.step_upload import step_shape
+from quire.compute.torch.step_upload import step_shape, uploaded
 from quire.compute.torch.upload import ALIGNMENT, apart, joined, together
 from quire.compute.worker.model_runner import StepInputs
 
@@ -158,6 +160,14 @@ def test_narrow_matrices_are_widened_exactly_and_scaled_at_the_end(dtype: torch.
     assert torch.equal(Matrix(rows).looked_up(torch.tensor([4, 1])), rows[[4, 1]])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rows_with_a_number_that_is_not_finite_are_flagged(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    rows = torch.tensor([[0.0, largest, -largest, -1.0]] * 5, dtype=dtype)
+    rows[1, 2], rows[2, 0], rows[3, 3], rows[4] = torch.inf, -torch.inf, torch.nan, -0.0
+    assert _are_finite(rows).tolist() == [True, False, False, False, True]
+
+
 def test_an_expert_is_a_view_of_its_matrix_and_scales() -> None:
     weight, scales = drawn(3, 4, 5, seed=12), drawn(3, 4, seed=13)
     expert = Matrix(weight, None, scales).of(2)
@@ -198,7 +208,7 @@ def steps(draw: st.DrawFn) -> StepInputs:
             [np.arange(context, context + n) for context, n in zip(contexts, counts, strict=True)]
         ),
         slots=(np.arange(num_tokens) + 50, np.arange(num_tokens) + 70),
-        block_tables=tuple(np.arange(len(counts) * 9).reshape(-1, 9) + group for group in (0, 500)),
+        block_tables=tuple(np.arange(len(counts) * 40).reshape(-1, 40) + group for group in (0, 500)),
         logit_starts=np.cumsum([0, *num_logits]),
         logit_indices=np.array(indices, np.int64),
         rows=np.arange(len(counts))[::-1] * 3,
@@ -238,9 +248,21 @@ def test_the_shape_of_a_step_is_that_of_a_walk_through_its_sequences(inputs: Ste
     assert (shape.num_decodes, shape.num_short) == (num_decodes, num_short)
     assert (shape.longest_query, shape.longest_context) == (max(counts), max(lengths))
     assert shape.lengths.tolist() == lengths
-    width = min(9, -(-max(lengths) // block_size))
+    width = -(-max(lengths) // block_size)
     for table, whole in zip(shape.block_tables, inputs.block_tables, strict=True):
         assert np.array_equal(table, whole[:, :width])
+    starts = shape.table_starts(block_size)
+    for ids, whole in zip(shape.needed_tables(block_size), inputs.block_tables, strict=True):
+        found = np.split(ids, starts[1:])
+        assert [each.tolist() for each in found] == [
+            row[: -(-length // block_size)].tolist() for row, length in zip(whole, lengths, strict=True)
+        ]
+
+
+def test_one_long_context_makes_no_long_tables_of_the_others() -> None:
+    inputs = inputs_of([(131_072, 1), *[(600, 1)] * 255], 1)
+    batch, _ = uploaded(inputs, 16, CPU)
+    assert sum(table.numel() for table in batch.block_tables) == 131_072 // 16 + 255 * 38
 
 
 @given(shapes=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=2).map(tuple), min_size=1, max_size=6))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.gpu.counting_driver import inputs_of
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
 
@@ -14,10 +15,14 @@ from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.torch.attention.base import MOST_SHORT, StepBatch, StepShape
 from quire.compute.torch.attention.plain import PlainAttention
-from quire.compute.torch.attention.triton import TritonAttention
+from quire.compute.torch.attention.triton import LONGEST_SHARE, StandingWork, TritonAttention
+from quire.compute.torch.attention.work import MOST_PARTS
+from quire.compute.torch.graphs import PROMPT_SIZES
 from quire.compute.torch.kernels.merge import Results
 from quire.compute.torch.kernels.paged_attention import VARIANTS, Cache, Queries, Weighting
+from quire.compute.torch.kernels.tile_shape import SPLIT, Use
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
+from quire.compute.torch.step_upload import uploaded
 from support.paged_steps import WIDEST, WIDEST_NAME, Model, Step
 from support.reference_runs import ReferenceRun
 from support.tiny_checkpoint import write_tiny_qwen3
@@ -161,15 +166,21 @@ def test_same_bits_alone_and_in_a_batch(model, invariant, device):
         assert bits(Step(model, (sequence,), (seed,), order_seed=seed, device=device).run(backend)) == [together[seed]]
 
 
-@pytest.mark.parametrize(("kv_dtype", "invariant"), ((WIDEST_NAME, False), (WIDEST_NAME, True), ("int4", True)))
-def test_same_bits_however_the_work_is_cut(kv_dtype, invariant, device):
+@pytest.mark.parametrize(
+    ("kv_dtype", "invariant", "most_parts"),
+    ((WIDEST_NAME, False, MOST_PARTS), (WIDEST_NAME, False, 40), (WIDEST_NAME, True, 40), ("int4", True, MOST_PARTS)),
+)
+def test_same_bits_however_the_work_is_cut(kv_dtype, invariant, most_parts, device, monkeypatch):
+    monkeypatch.setattr("quire.compute.torch.attention.work.MOST_PARTS", most_parts)
     model = Model(num_kv_heads=1, kv_dtype=kv_dtype)
     step = Step(model, ((700, 1), (513, 1), (600, 1), (530, 40)), device=device)
     whole, cut = (
         attention(model, device, num_processors=processors, batch_invariant=invariant) for processors in (1, 1000)
     )
     assert not any(launch.num_parts for launch in whole.plan(step.batch()).launches[0])
-    assert all(launch.num_parts for launch in cut.plan(step.batch()).launches[0])
+    [launches] = cut.plan(step.batch()).launches
+    assert all(launch.num_parts for launch in launches)
+    assert len(launches) == 1 + (not invariant) + (most_parts == 40)
     assert bits(step.run(whole)) == bits(step.run(cut))
 
 
@@ -280,7 +291,7 @@ def test_same_bits_in_a_plan_that_stands(model, invariant, size, steps, device, 
         found = backend.run(queries, pair, standing.planned[place], model.rule)
         assert bits(list(found[:count].cpu().split([each for _, each in step.sequences]))) == wanted
         assert found.isfinite().all()  # and so are rows that count for nothing
-    assert set(places) == ({0, 1} if size == 5 else {0})
+    assert set(places) == ({0} if invariant and size == 80 else {0, 1})
 
 
 def test_what_has_no_room_is_not_planned(device):
@@ -290,8 +301,8 @@ def test_what_has_no_room_is_not_planned(device):
     standing = backend.reserve(standing_batch(2, 80, device), model.dtype)
     assert standing.plan(steps[0].batch()) == 0
     kept = [planned.launches[0][0].work.tasks.clone() for planned in standing.planned]
-    narrow, few = (backend.reserve(standing_batch(*sizes, device), model.dtype) for sizes in ((2, 75), (1, 400)))
-    assert narrow.plan(steps[0].batch()) is None  # tables of 2 × 39 ids
+    narrow, few = (backend.reserve(standing_batch(*sizes, device), model.dtype) for sizes in ((2, 40), (1, 400)))
+    assert narrow.plan(steps[0].batch()) is None  # tables of 38 and 3 ids
     assert few.plan(steps[1].batch()) is None  # merges of two decodes
     far = replace(steps[0].batch().shape, lengths=np.array([80_000, 40]), block_tables=(np.zeros((2, 5000), int),))
     assert standing.plan(replace(steps[0].batch(), shape=far)) is None  # 157 tasks
@@ -307,12 +318,82 @@ def test_usual_decodes_have_a_place_without_many_programs_that_do_nothing(num_de
     room = standing_batch(num_decodes, 400_000, device)
     standing = backend.reserve(replace(room, shape=replace(room.shape, num_short=num_decodes)), torch.float32)
     for length in (100, 3_000):
-        starts, lengths = np.arange(num_decodes + 1), np.full(num_decodes, length)
-        tables = np.arange(num_decodes * 200).reshape(num_decodes, 200)
-        shape = StepShape(num_decodes, num_decodes, 1, length, starts, lengths, (tables,))
-        batch = replace(standing_batch(num_decodes, 0, device), shape=shape)
-        batch = replace(batch, block_tables=(torch.from_numpy(tables.astype(np.int32)),))
+        batch = host_step([(length, 1)] * num_decodes, device)
         assert standing.plan(batch) == (num_decodes == 8 and length == 3_000)  # 8 × 6 tasks
+
+
+WIDE = Model(num_kv_heads=8, group=2, head_dim=128, dtype=torch.bfloat16, kv_dtype="bfloat16")
+
+
+def host_step(sequences: list[tuple[int, int]], device: str, shared_tokens: int = 0) -> StepBatch:
+    """Return a step that is only planned: sequences in blocks of their own, but for a prefix that they share."""
+    inputs = inputs_of(sequences, 1)
+    [tables] = inputs.block_tables
+    tables[:] = np.arange(tables.size).reshape(tables.shape)
+    tables[:, : shared_tokens // 16] = tables[0, : shared_tokens // 16]
+    return uploaded(inputs, 16, torch.device(device))[0]
+
+
+def recorded(attention: TritonAttention, size: int, device: str, num_short: int = 256) -> StandingWork:
+    """Return the places of a recorded step with prompts of this many tokens."""
+    room = standing_batch(size, 1 << 20, device, longest_query=size)
+    room = replace(room, shape=replace(room.shape, num_short=min(size, num_short)))
+    return attention.reserve(room, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("num_decodes", "chunk", "wanted"),
+    [
+        *((0, 512, 0), (64, 256, 1), (64, 512, 1), (200, 512, 1), (0, 3000, 0), (16, 40, 0), (0, 17 * 30, 0)),
+        *((1, 1000, 2), (1, 2000, 2), (200, 1024, 2)),
+    ],
+)
+def test_recorded_prompts_launch_few_programs_that_do_nothing(num_decodes, chunk, wanted, device):
+    backend = attention(WIDE, device, num_processors=132)
+    prompts = [(17, 17)] * 30 if chunk == 17 * 30 else [(chunk, chunk)]
+    batch = host_step([(600, 1)] * num_decodes + prompts, device)
+    standing = recorded(backend, next(size for size in PROMPT_SIZES if size >= num_decodes + chunk), device)
+    place = standing.plan(batch)
+    assert place == wanted
+    [launches] = standing.planned[place].launches
+    tasks, heads = torch.cat([launch.work.tasks for launch in launches]), (WIDE.num_kv_heads, WIDE.num_heads)
+    merges = torch.cat([launch.merges for launch in launches if launch.num_parts] or [launches[0].merges[:0]])
+    num_real = int((tasks[:, 1] > 0).sum()) * heads[0] + int((merges[:, 2] > 0).sum()) * heads[1]
+    if place < 2:  # nothing of the prompts is cut
+        assert len(tasks) * heads[0] + len(merges) * heads[1] <= 4 * num_real + 1024
+        assert launches[1].num_parts == 0
+
+
+@pytest.mark.parametrize("invariant", (False, True))
+@pytest.mark.parametrize(("count", "shared"), ((4, 15_872), (8, 7_680), (5, 20_992)))
+def test_parts_of_a_recorded_step_are_in_its_scratch(count, shared, invariant, device):
+    """Prompts whose last tokens share a cached prefix, next to tiles that are cut because they are long."""
+    backend = attention(WIDE, device, num_processors=132, batch_invariant=invariant)
+    batch = host_step([(shared + 65, 65)] * count, device, shared)
+    works = [work for _, work in backend.work(batch)[0]]
+    assert works[0].num_parts > MOST_PARTS or len(works) > 1 or invariant
+    standing = recorded(backend, 128 * -(-65 * count // 128), device)
+    place = standing.plan(batch)
+    assert (place is None) == (len(works) > 1)
+    for launch in [] if place is None else standing.planned[place].launches[0]:
+        assert launch.work.parts.max() < max(1, launch.num_parts)
+
+
+@pytest.mark.parametrize("group", (2, 4))
+@pytest.mark.parametrize("context", (30_000, 100_000))
+@pytest.mark.parametrize("count", (50, 150, 256, 512))
+def test_tokens_behind_a_long_prefix_are_cut(count, context, group, device):
+    backend = attention(replace(WIDE, group=group), device, num_processors=132)
+    batch = host_step([(context + count, count)], device)
+    works = [work for _, work in backend.work(batch)[0]]
+    each = backend.shapes[Use.PROMPT].tokens_per_task
+    stops = np.minimum(np.arange(context, context + count, each) + each, context + count)
+    longest_task = int(LONGEST_SHARE * stops.sum() * WIDE.num_kv_heads / 132)
+    assert max((work.tasks[:, 4] - work.tasks[:, 3]).max() for work in works) <= max(SPLIT, longest_task)
+    assert all(work.num_parts <= max(MOST_PARTS, each * -(-stops[-1] // SPLIT)) for work in works)
+    assert sum(len(work.tokens) for work in works) == sum(work.num_parts for work in works) or longest_task > SPLIT
+    is_recorded = len(works) == 1 and works[0].num_parts <= 512 + MOST_PARTS
+    assert (recorded(backend, 512, device).plan(batch) is not None) == is_recorded
 
 
 def test_twice_the_same(device):

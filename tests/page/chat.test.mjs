@@ -88,6 +88,21 @@ test("several answers are shown by number, and the conversation goes on from the
     assert.deepEqual(calls[1].fields.messages[1], { role: "assistant", content: "aA" });
 });
 
+test("an answer that ends at the limit of tokens says so", async () => {
+    const { calls, say, shown } = openChat();
+    const end = (reason) => event({ choices: [{ index: 0, delta: {}, finish_reason: reason }] });
+    say("count");
+    calls[0].answer(new Response(piece("one, two") + end("length")));
+    await settle();
+    const note = "note: cut off at 64 tokens, or as the context is full; raise tokens";
+    assert.deepEqual(shown(), ["you: count", "guide: one, two", note]);
+    say("go on");
+    assert.deepEqual(calls[1].fields.messages.at(-2), { role: "assistant", content: "one, two" });
+    calls[1].answer(new Response(piece("three") + end("stop")));
+    await settle();
+    assert.deepEqual(shown().slice(3), ["you: go on", "guide: three"]);
+});
+
 test("nothing is asked for nothing, nor while an answer is under way", () => {
     const { calls, say } = openChat();
     say("   ");

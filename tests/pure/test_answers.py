@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import pairwise
@@ -19,9 +21,10 @@ from quire.engine.text.detokenizer import IncrementalDetokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import ApiError, overloaded
 from quire.serve.reasoning import Thinking
-from quire.serve.render.answer import Answer
+from quire.serve.render.answer import Answer, whole_answer
 from quire.serve.render.chat import ChatAnswer
 from quire.serve.render.completions import CompletionAnswer
+from quire.serve.render.logprobs import completion_logprobs
 from quire.serve.render.responses import ResponseReply
 from quire.serve.run.generation import Generation
 from quire.serve.schemas.chat import ChatRequest
@@ -32,6 +35,11 @@ from support.answer_scripts import ENDS, FORMS, PIECES, PROMPTS, TEXTS, TOKENIZE
 from support.scripted_model import Script, delta, ended, generation_of, model_of, spoken
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
+
+
+def as_sent(value: Any) -> Any:
+    """Return an answer as a client reads it."""
+    return json.loads(msgspec.json.encode(value))
 
 
 def data_of(stream: bytes) -> Iterator[str]:
@@ -51,7 +59,7 @@ def both_ways(render: Callable[[Generation], Answer], make: Callable[[], Generat
     async def whole() -> Any:
         generation = make()
         results = await generation.collect()
-        return msgspec.to_builtins(render(generation).whole(results))
+        return as_sent(render(generation).whole(results))
 
     async def stream() -> list[Any]:
         generation = make()
@@ -218,7 +226,7 @@ def test_what_is_known_of_the_prompt_is_told_where_it_was_asked_for() -> None:
         for asked in (None, 0, 2):
             generation = generation_of([script])
             answer: Any = make(kind(**required, prompt_logprobs=asked), generation)
-            whole = msgspec.to_builtins(answer.whole(asyncio.run(generation.collect())))
+            whole = as_sent(answer.whole(asyncio.run(generation.collect())))
             told = whole if kind is ChatRequest else whole["choices"][0]
             if asked is None:
                 assert "prompt_logprobs" not in told
@@ -296,6 +304,36 @@ def test_the_chunks_of_a_completion_add_up_and_offsets_are_places_in_the_text(te
             tops = choice["logprobs"]["top_logprobs"]
             assert all(top is None or len(top) in (fields.logprobs, fields.logprobs + 1) or not top for top in tops)
             assert [top is None for top in tops] == [fields.echo and not place for place in range(len(shown))]
+
+
+def test_log_probabilities_of_a_long_prompt_are_written_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return completion_logprobs(*args)
+
+    monkeypatch.setattr("quire.serve.render.completions.completion_logprobs", noted)
+    for length, streams in itertools.product((20, 2000), (False, True)):
+        ids = [7] * length
+        known = [None, *map(entry, ids[1:])]
+        script = [delta(ended("!", [0], logprobs=[entry(0)]), generated=1, prompt=length, prompt_logprobs=known)]
+        fields = CompletionRequest(prompt="", echo=True, logprobs=1, stream=streams)
+
+        async def answer(script: Script = script, ids: list[int] = ids, fields: CompletionRequest = fields) -> None:
+            sampling = SamplingParams(logprobs=1, prompt_logprobs=1)
+            generation = generation_of([script], sampling, prompts=[ids])
+            reply = CompletionAnswer(fields, generation)
+            if fields.stream:
+                [sent, _] = [each async for each in reply.events()]
+            else:
+                sent = (await whole_answer(reply, await generation.collect(), generation)).body
+            assert sent.count(b"token_id:7") > len(ids)
+            model_of(generation).text_pool.close()
+
+        asyncio.run(answer())
+        is_beside = threads.pop() is not threading.main_thread()
+        assert is_beside == (length == 2000), (length, streams)
 
 
 def test_texts_of_several_prompts_are_numbered_one_after_another() -> None:
@@ -444,7 +482,7 @@ def test_a_response_tells_what_was_asked_of_it() -> None:
     def told(**fields: Any) -> Any:
         generation = generation_of([[delta(ended("x", [1], reason="length"), generated=1)]])
         reply = ResponseReply(ResponseRequest(input="a", **fields), generation)
-        return msgspec.to_builtins(reply.whole(asyncio.run(generation.collect())))
+        return as_sent(reply.whole(asyncio.run(generation.collect())))
 
     plain, full = told(), told(metadata={"a": "b"}, tools=tools, parallel_tool_calls=False, max_output_tokens=1)
     assert (plain["metadata"], plain["tools"], plain["tool_choice"], plain["parallel_tool_calls"]) == (

@@ -187,7 +187,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     "too_many_texts": (
         errors.too_many_texts(2.0),
         *(429, "rate_limit_error", "slow_down", None, after(2, 2000)),
-        "this API key has reached its limit of queued long texts; try again later",
+        "this API key has reached its limit of queued long texts and descriptions of models; try again later",
     ),
     "too_many_bytes_of_key": (
         errors.too_many_bytes_of_key(512, 0.25),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.compute.torch.attention.shared_prefix import MIN_TILES, shared_prefixes
-from quire.compute.torch.attention.work import MOST_PARTS, Tiles, WorkList, work_list
+from quire.compute.torch.attention.work import MOST_PARTS, Tiles, WorkList, work_lists
 from quire.compute.torch.kernels.tile_shape import SPLIT
 
 LENGTHS = st.one_of(
@@ -59,7 +60,7 @@ def sequences(draw: st.DrawFn) -> list[tuple[int, int]]:
     longest_task=st.one_of(st.none(), st.integers(0, 6000)),
 )
 def test_every_position_once(sequences, rows, window, longest_task):
-    work = work_list(tiles(sequences, rows), window=window, longest_task=longest_task)
+    [work] = work_lists(tiles(sequences, rows), window=window, longest_task=longest_task)
     merges = {token: (first, count) for token, first, count in work.merges.tolist()}
     done, token = spans(work), 0
     assert done.keys() == set(range(sum(count for _, count in sequences)))
@@ -75,12 +76,16 @@ def test_every_position_once(sequences, rows, window, longest_task):
     assert (np.diff(spent) <= 0).all()
 
 
-def test_a_few_tokens_over_a_long_context_are_cut_while_there_is_memory_for_their_parts():
-    few = work_list(tiles([(30_050, 50)], 32), longest_task=1000)
+def test_tokens_over_a_long_context_are_cut_in_launches_that_have_memory_for_their_parts():
+    [few] = work_lists(tiles([(30_050, 50)], 32), longest_task=1000)
     assert len(few.tasks) == 2 * 59
     assert few.num_parts == 50 * 59
-    many = work_list(tiles([(30_050, 300), (20_000, 40)], 32), longest_task=1000)
-    assert MOST_PARTS - 32 * 59 < many.num_parts <= MOST_PARTS
+    many = work_lists(tiles([(30_050, 300), (20_000, 40), (900, 9)], 32), longest_task=1000)
+    assert [work.num_parts for work in many] == [4 * 32 * 59, 4 * 32 * 59, 32 * 59 + 12 * 59 + 40 * 40]
+    assert sorted(token for work in many for token in set(work.tokens.tolist())) == list(range(349))
+    assert (many[0].parts == -1).sum() == 9  # what is not cut comes first
+    large = work_lists(tiles([(200_000, 40)], 40), longest_task=1000)
+    assert [work.num_parts for work in large] == [40 * 391]  # more than there may be of several tiles
 
 
 @given(
@@ -88,8 +93,9 @@ def test_a_few_tokens_over_a_long_context_are_cut_while_there_is_memory_for_thei
     shared=st.lists(st.integers(0, 200), min_size=12, max_size=12),
     rows=st.integers(1, 8),
     longest_task=st.integers(0, 6000),
+    most_parts=st.sampled_from([1, 7, 30, MOST_PARTS]),
 )
-def test_shared_prefixes_are_read_through_equal_blocks(lengths, shared, rows, longest_task):
+def test_shared_prefixes_are_read_through_equal_blocks(lengths, shared, rows, longest_task, most_parts):
     block_size, width = 16, 400
     tables = np.arange(len(lengths) * width).reshape(len(lengths), width)
     for sequence, count in enumerate(shared[: len(lengths)]):
@@ -97,21 +103,26 @@ def test_shared_prefixes_are_read_through_equal_blocks(lengths, shared, rows, lo
     prefixes = shared_prefixes(tables, np.array(lengths), block_size, SPLIT)
     assert all(len(prefix.tiles) >= MIN_TILES and prefix.num_splits >= 1 for prefix in prefixes)
     decodes = tiles([(length, 1) for length in lengths], rows)
-    work = work_list(decodes, longest_task=longest_task, prefixes=prefixes, tokens_per_task=rows)
-    assert work.tasks[:, 1].max() <= rows
-    merges = {token: (first, count) for token, first, count in work.merges.tolist()}
-    for token, done in spans(work).items():
-        check_token(done, 0, lengths[token] - 1, merges.get(token))
-        for _, sequence, first, stop in done:
-            blocks = slice(first // block_size, -(-min(stop, lengths[token]) // block_size))
-            assert (tables[sequence, blocks] == tables[token, blocks]).all()
+    with patch("quire.compute.torch.attention.work.MOST_PARTS", most_parts):
+        works = work_lists(decodes, longest_task=longest_task, prefixes=prefixes, tokens_per_task=rows)
+    assert sorted(token for work in works for token in spans(work)) == list(range(len(lengths)))
+    for work in works:
+        assert work.tasks[:, 1].max() <= rows
+        merges = {token: (first, count) for token, first, count in work.merges.tolist()}
+        for token, done in spans(work).items():
+            check_token(done, 0, lengths[token] - 1, merges.get(token))
+            for _, sequence, first, stop in done:
+                blocks = slice(first // block_size, -(-min(stop, lengths[token]) // block_size))
+                assert (tables[sequence, blocks] == tables[token, blocks]).all()
+    for work in works[1:]:
+        assert work.num_parts <= most_parts or len(work.merges) == 1
 
 
 def test_what_many_share_is_one_task_a_split():
     tables = np.array([[*range(64), 100 + row] for row in range(8)])
     length = 64 * 16 + 5
     prefixes = shared_prefixes(tables, np.full(8, length), 16, SPLIT)
-    work = work_list(tiles([(length, 1)] * 8, 8), prefixes=prefixes, tokens_per_task=8)
+    [work] = work_lists(tiles([(length, 1)] * 8, 8), prefixes=prefixes, tokens_per_task=8)
     assert sorted(work.tasks[:, 1].tolist()) == [1] * 8 + [8] * 2
 
 

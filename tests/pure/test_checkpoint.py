@@ -298,7 +298,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_a_name_that_is_no_folder_and_no_hub_id(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=r"^No folder named .*\. Give a model folder or a hub id such as Q"):
+    with pytest.raises(CheckpointError, match=r"^No folder named .*\. Give a folder, a GGUF file, a name that "):
         resolve_model(name)
 
 

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli import generate
+from quire.cli import embed, generate
 from quire.cli.chat import COMMANDS, HELP, Conversation, _talk
 from quire.cli.generate import _as_prompt, _generate, _read_prompt, _searching
 from quire.cli.session import describe, remark, stream_text, until_interrupted
 from quire.cli.terminal import Terminal
 from quire.cli.turn_reader import pipe_reader
-from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.core.errors import ExecutionError, InvalidRequestError, RequestTooLargeError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
@@ -151,6 +151,18 @@ def test_each_question_is_asked_with_all_that_was_said_before(script: list[Any],
     assert status == 0
 
 
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_a_script_is_told_by_the_status_that_a_turn_failed(
+    is_watched: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusals = [InvalidRequestError("stop", "", "more"), RequestTooLargeError("prompt", "long", "less")]
+    model, status = talk([[refusals[0]], [refusals[1]], ["Yes"]], ["a", "b", "c"], is_watched=is_watched, is_quiet=True)
+    assert (model.answers, status) == ([], 0 if is_watched else 1)
+    out, err = capsys.readouterr()
+    assert out.startswith("Yes\n")
+    assert err.splitlines() == [f"error: {refusals[0]}", f"error: {refusals[1]}; /clear starts over"]
+
+
 def test_answers_go_to_stdout_and_all_else_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     talk([["One", " two"], ["Three"]], ["a", "b", "/exit", "never read"])
     out, err = capsys.readouterr()
@@ -164,7 +176,7 @@ def test_quiet_prints_answers_and_what_went_wrong(capsys: pytest.CaptureFixture[
     out, err = capsys.readouterr()
     assert out == "One\n"
     assert err == (
-        "error: prompt is '9 tokens'; allowed: at most 8; /clear starts over\n"
+        "error: prompt is '9 tokens'; allowed: at most 8\n"
         "/what is not a command; /? lists them\n"
         "/clera is not a command; did you mean /clear?\n"
     )
@@ -243,7 +255,22 @@ def test_a_text_is_written_as_it_grows_and_each_part_once(pieces: list[str]) -> 
 def test_a_count_leaves_out_what_is_not_known() -> None:
     output = snapshot("x")
     unknown = RequestOutput("r", None, [1], output.outputs, True, 0, RequestMetrics(10.0))
-    assert describe(unknown) == "0 tokens · 0 of 1 prompt tokens from the cache"
+    assert describe(unknown, None) == "0 tokens · 0 of 1 prompt tokens from the cache"
+
+
+@pytest.mark.parametrize(
+    ("reason", "max_tokens", "end"),
+    [
+        ("length", 1, " · cut off by --max-tokens"),
+        ("length", 2, " · cut off: the context is full"),
+        ("length", None, " · cut off: the context is full"),
+        ("stop", 1, "from the cache"),
+    ],
+)
+def test_a_count_says_what_cut_an_answer(reason: str, max_tokens: int | None, end: str) -> None:
+    outputs = [CompletionOutput(0, "x", [1], finish_reason="stop"), CompletionOutput(1, "y", [2], finish_reason=reason)]
+    output = RequestOutput("r", None, [1], outputs, True, 0, RequestMetrics(10.0))
+    assert describe(output, max_tokens).endswith(end)
 
 
 def test_each_line_of_a_remark_is_faint_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,7 +308,6 @@ def test_beams_start_from_nothing_but_what_is_said() -> None:
         ("Hi", None, False, False),
         ("Hi", True, False, True),
         ("Hi", False, True, False),
-        ("", True, True, False),
     ],
 )
 def test_a_prompt_is_a_message_where_that_was_asked_for_or_the_model_takes_them(
@@ -361,4 +387,12 @@ def test_a_prompt_from_a_pipe_loses_one_line_end_and_a_file_none(tmp_path: Any) 
     path.write_bytes(b"\xff")
     with pytest.raises(InvalidRequestError) as caught:
         _read_prompt(arguments(prompt_file=str(path)))
-    assert (caught.value.field, caught.value.allowed) == ("prompt file", "a text in UTF-8")
+    assert (caught.value.field, caught.value.allowed) == ("file", "a text in UTF-8")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_other_bytes_than_utf8_are_refused_on_stdin_too(errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for read in (lambda: _read_prompt(arguments()), pipe_reader(), lambda: embed._lines(None)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), "utf-8", errors=errors))
+        with pytest.raises(InvalidRequestError, match=r"^file is 'stdin'; allowed: a text in UTF-8$"):
+            read()

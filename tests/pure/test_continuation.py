@@ -18,7 +18,7 @@ from quire.core.pooling import Pooling
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
-from quire.engine.client import InProcessClient, SequenceUpdate
+from quire.engine.client import EngineClient, SequenceUpdate
 from quire.engine.commands import Add
 from quire.engine.core import EngineCore
 from quire.engine.records.step_log import StepLogWriter, replay
@@ -32,18 +32,18 @@ PROMPT = [7, 8, 9]
 LIMITS = RequestLimits(VOCAB, 64, 64 * 4, 4, eos_token_ids=(900,), vector_size=8)
 
 
-def client_of(log: io.BytesIO | None = None, num_blocks: int = 64, **settings: Any) -> InProcessClient:
+def client_of(log: io.BytesIO | None = None, num_blocks: int = 64, **settings: Any) -> EngineClient:
     config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64} | settings)
     scheduler = Scheduler(config, KVCacheManager(SPEC, MemoryConfig(num_blocks=num_blocks)), LIMITS)
     writer = None if log is None else StepLogWriter(log, ManualClock())
-    return InProcessClient(EngineCore(scheduler, ShadowExecutor(SPEC, VOCAB), ManualClock(), log=writer))
+    return EngineClient(EngineCore(scheduler, ShadowExecutor(SPEC, VOCAB), ManualClock(), log=writer))
 
 
 def add(name: str, prompt: list[int], output: list[int], **sampling: Any) -> Add:
     return Add(name, array("i", prompt), SamplingParams(**sampling), output_token_ids=array("i", output))
 
 
-def run(client: InProcessClient) -> list[SequenceUpdate]:
+def run(client: EngineClient) -> list[SequenceUpdate]:
     updates: list[SequenceUpdate] = []
     while not client.is_idle:
         updates += client.receive()

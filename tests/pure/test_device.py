@@ -163,8 +163,18 @@ def test_a_machine_without_a_driver_starts_nothing(tmp_path):
     assert (facts.gpu, facts.silence) == (None, "there is no nvidia-smi, which comes with the driver")
 
 
-def machine_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, cuda: str) -> DeviceFacts:
-    """What is found where a GPU answers torch alone: `cuda` is the text of the module of torch that is asked."""
+L4 = """
+from types import SimpleNamespace
+def get_device_properties(index): return SimpleNamespace(name="NVIDIA L4", major=8, minor=9)
+def mem_get_info(index): return 22 << 30, 23 << 30
+"""
+
+
+def machine_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, cuda: str, answer: str = "") -> DeviceFacts:
+    """What is found where a GPU answers torch: `cuda` is the text of the module of torch that is asked.
+
+    `answer`: of nvidia-smi; empty: there is none.
+    """
     package = folder / "torch"
     package.mkdir()
     (package / "version.py").write_text("cuda: str = '13.0'\n")
@@ -173,18 +183,31 @@ def machine_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, cuda: str)
     (folder / "nvidiactl").touch()
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(device, "DEVICE_FILES", (folder / "nvidiactl",))
+    if answer:
+        return machine(folder, answer, environ={"PYTHONPATH": str(folder)})
     return look({"PATH": str(folder), "PYTHONPATH": str(folder)})
 
 
 def test_torch_is_asked_where_there_is_a_gpu_and_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = """
-from types import SimpleNamespace
-def get_device_properties(index): return SimpleNamespace(name="NVIDIA L4", major=8, minor=9)
-def mem_get_info(index): return 22 << 30, 23 << 30
-"""
-    facts = machine_with_torch(tmp_path, monkeypatch, cuda)
+    facts = machine_with_torch(tmp_path, monkeypatch, L4)
     assert str(facts) == "NVIDIA L4, capability 8.9, 22.00 GiB of 23.00 GiB free, driver unknown"
     assert not refusal(replace(facts, triton="3.6.0"))
+
+
+@pytest.mark.parametrize(
+    "memory", ["[N/A], [N/A]", "23034, [Insufficient Permissions]", "[Insufficient Permissions], 22528"]
+)
+def test_torch_is_asked_for_memory_that_nvidia_smi_does_not_know(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = machine_with_torch(tmp_path, monkeypatch, L4, f"NVIDIA L4, 580.95.05, 8.9, {memory}")
+    assert str(facts) == "NVIDIA L4, capability 8.9, 22.00 GiB of 23.00 GiB free, driver 580.95.05"
+    assert not refusal(replace(facts, triton="3.6.0"), NEEDS)
+
+
+def test_torch_is_not_asked_for_what_nvidia_smi_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = machine_with_torch(tmp_path, monkeypatch, "1 / 0", "NVIDIA L4, 580.95.05, 8.9, 23034, 22528")
+    assert facts.free_bytes == 22 * GIB
 
 
 @pytest.mark.parametrize(

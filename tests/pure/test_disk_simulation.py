@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import io
 import random
+from array import array
 from collections import Counter
 
 import pytest
 
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.kept_block import KeptBlock
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import SamplingParams
+from quire.core.transfers import TransferOutcome
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Clear
 from quire.engine.core import EngineCore
@@ -49,7 +52,7 @@ def test_no_token_is_wrong_whatever_the_disk_does(shard: int) -> None:
     seen = Counter[str]()
     for seed in range(shard * SEEDS_PER_SHARD, (shard + 1) * SEEDS_PER_SHARD):
         seen += run_seed(seed)
-    happened = ("stored", "loaded", "evicted", "given up", "failed", "damaged", "late", "full", "from disk")
+    happened = ("stored", "loaded", "evicted", "given up", "failed", "damaged", "late", "full", "from disk", "taken in")
     assert [name for name in happened if not seen[name]] == []
 
 
@@ -97,3 +100,34 @@ def test_what_was_told_to_be_forgotten_is_gone_from_the_disk() -> None:
     disk = ShadowDisk(1, DiskChaos(delay=0.0))
     log_of(disk, 0)
     assert not disk.slots
+
+
+def test_a_block_comes_back_although_the_one_after_it_makes_room() -> None:
+    """A bundle brings a block that was damaged to a full disk, on which only the block after it may be evicted."""
+    first, second = (array("i", [token] * 4).tobytes() for token in (1, 2))
+    blocks = [KeptBlock(0, 1, 0, 0, first, CacheScope()), KeptBlock(1, 2, 1, 0, second, None)]
+    spec = KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)),))
+    memory = MemoryConfig(num_blocks=8, num_disk_slots=2, disk_write="always")
+    manager = KVCacheManager(spec, memory, kept=blocks)
+
+    def end_transfers(reason: str = "") -> None:
+        transfers = manager.take_changes().transfers
+        tickets = array("i", [each.ticket for each in (*transfers.loads, *transfers.stores)])
+        assert tickets
+        undone = dict.fromkeys(tickets, reason) if reason else {}
+        manager.note_step(1, 1, TransferOutcome(array("i") if reason else tickets, undone))
+        manager.check()
+
+    reader = Request("reader", [1] * 4 + [3])
+    assert manager.start_load(reader, manager.match_prefix(reader))
+    end_transfers("damaged")
+    manager.end_loads(reader)
+    writer = Request("writer", [9] * 5)
+    assert manager.allocate_slots(writer, 5)
+    writer.num_computed = writer.num_planned = 4
+    manager.commit(writer, 4)
+    end_transfers()
+    manager.jobs.take("job", "bundle", blocks)
+    manager.check()
+    end_transfers()
+    assert len(manager.match_prefix(Request("again", [1] * 4 + [3])).known) == 1

@@ -17,8 +17,8 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
-from quire.engine.client import InProcessClient, SequenceUpdate, refused
-from quire.engine.commands import Abort, Add, Fail, Stop
+from quire.engine.client import EngineClient, SequenceUpdate, refused
+from quire.engine.commands import Abort, Add, Clear, Fail, Stop
 from quire.engine.core import EngineCore
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
@@ -30,11 +30,11 @@ SPEC = KVCacheSpec.from_layers([None], block_size=4, num_kv_heads=1, head_dim=8,
 Place = tuple[str, int]
 
 
-def client_of(**settings: Any) -> InProcessClient:
+def client_of(**settings: Any) -> EngineClient:
     config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64} | settings)
     manager = KVCacheManager(SPEC, MemoryConfig(num_blocks=64))
     scheduler = Scheduler(config, manager, RequestLimits(VOCAB, 64, 64 * 4, 4))
-    return InProcessClient(EngineCore(scheduler, ShadowExecutor(SPEC, VOCAB), ManualClock()))
+    return EngineClient(EngineCore(scheduler, ShadowExecutor(SPEC, VOCAB), ManualClock()))
 
 
 def add(name: str, length: int = 5, max_tokens: int = 6, **more: Any) -> Add:
@@ -117,7 +117,7 @@ def test_updates_add_up_to_every_sequence_that_nobody_ended(commands: list[Any],
     assert client.stats().num_used_blocks == 0
 
 
-def run(client: InProcessClient) -> Reader:
+def run(client: EngineClient) -> Reader:
     reader = Reader()
     while not client.is_idle:
         reader.take(client.receive())
@@ -222,6 +222,18 @@ def test_a_closed_engine_says_so_and_one_that_cannot_go_on_is_broken() -> None:
     stuck._core.step = lambda: None  # type: ignore[method-assign]
     with pytest.raises(InvariantError, match="requests are waiting, but none can be scheduled"):
         stuck.receive()
+
+
+@pytest.mark.parametrize("command", [Stop("one", 0), Abort("one"), Fail("one", "broken")])
+def test_what_ends_a_request_of_a_closed_engine_does_nothing(command: Any) -> None:
+    client = client_of()
+    client.send(add("one"))
+    assert client.receive()
+    client.close()
+    client._core.send = None  # type: ignore[method-assign,assignment]
+    client.send(command)
+    with pytest.raises(ExecutionError, match=r"^the engine is closed$"):
+        client.send(Clear())
 
 
 @pytest.mark.parametrize("command", [Stop("long", 0), Abort("long"), Fail("long", "broken")])

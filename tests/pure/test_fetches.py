@@ -24,10 +24,10 @@ from quire.engine.replicas.fetches import (
     LATE,
     NOT_WORTH,
     RETRY_EVERY,
-    Engines,
     Errand,
     Fetches,
     StoredBlocks,
+    StoringEngines,
 )
 from quire.routing.router import Loan
 from support.fake_engines import VOCAB, Fleet
@@ -46,13 +46,13 @@ class Script:
         self.disk = asyncio.Event()
         self.errands: list[Errand] = []
 
-    async def ask(self, engines: Engines, errand: Errand) -> StoredBlocks | None:
+    async def ask(self, engines: StoringEngines, errand: Errand) -> StoredBlocks | None:
         self.errands.append(errand)
         if self.fate == "there":
             return None
         return StoredBlocks("", "", tuple(range(len(errand.tokens) // 4)))
 
-    async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
+    async def move(self, engines: StoringEngines, errand: Errand, stored: StoredBlocks) -> int:
         if self.fate == "hangs":
             await asyncio.Event().wait()
         if self.fate == "is stuck":
@@ -176,6 +176,32 @@ def test_an_engine_that_dies_had_nothing_of_what_was_held(monkeypatch: pytest.Mo
             fleet.engine(1).kill()
             await fleet.settle()
             assert (sent(fleet, 0)[2:], fleet.set.stats().fetches) == (["second~1"], {"left": 1})
+            (part,) = fleet.set.book.at(fleet.set.replicas[0])
+            assert (part.num_deaths, fleet.set.num_continued) == (0, 0), "it is no suspect"
+
+    run(test)
+
+
+def test_what_was_held_is_not_sent_to_an_engine_whose_process_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetches_module, "LONGEST_S", SECONDS)
+
+    async def test() -> None:
+        script = Script()
+        async with Fleet(2, courier=script) as fleet:
+            await with_prefix(fleet)
+            script.fate = "is stuck"
+            fleet.set.send(add("second", PREFIX))
+            fleet.set.open_to_requests(fleet.set.replicas[0])
+            ending = fleet.engine(1)
+            ending.may_end.clear()
+            ending.kill()
+            await fleet.settle()
+            script.disk.set()
+            await fleet.settle()
+            assert fleet.set.stats().fetches == {"done": 1}
+            ending.may_end.set()
+            await fleet.settle()
+            assert sent(fleet, 0)[2:] == ["second~1"]
             (part,) = fleet.set.book.at(fleet.set.replicas[0])
             assert (part.num_deaths, fleet.set.num_continued) == (0, 0), "it is no suspect"
 

@@ -290,6 +290,32 @@ def test_tokens_of_texts_that_are_not_shown_are_not_counted() -> None:
     assert generation.prompt_logprobs == {0: entries}
 
 
+def test_an_answer_in_one_piece_has_a_bounded_number_of_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.serve.run.generation.MAX_LOGPROBS_IN_ANSWER", 3000)
+    monkeypatch.setattr(ScriptedModel, "limits", RequestLimits(10, 64, 64, 4))
+
+    def count(num_prompts: int = 1, streams: bool = False, **wanted: Any) -> str:
+        """Return how many there may be; "": few enough. The context has 64 tokens, a prompt three."""
+        generation = generation_of([[]] * num_prompts, SamplingParams(**wanted))
+        try:
+            generation.require_few_logprobs(streams=streams)
+        except RefusedPrompt as refused:
+            return f"{refused.error.field}: {refused.error.value}"
+        return ""
+
+    assert count(n=40, max_tokens=None) == "", "none were asked for"
+    assert count(n=3, max_tokens=None, logprobs=20) == f"logprobs: a request for up to {3 * 61 * 21:,}"
+    assert count(n=3, max_tokens=None, logprobs=20, streams=True) == ""
+    assert count(n=3, max_tokens=40, logprobs=20) == count(n=2, max_tokens=None, logprobs=20) == ""
+    assert count(n=1, best_of=3, max_tokens=None, logprobs=20).startswith("logprobs"), "those of all are kept"
+    assert count(num_prompts=3, max_tokens=None, logprobs=20).startswith("logprobs")
+    for streams in (False, True):
+        asked = count(num_prompts=6, n=8, prompt_logprobs=20, max_tokens=1, streams=streams)
+        assert asked == f"prompt_logprobs: a request for up to {6 * 8 * 3 * 21:,}", "each text shows its prompt"
+    monkeypatch.setattr("quire.serve.run.generation.MAX_LOGPROBS_IN_ANSWER", 0)
+    assert count(max_tokens=None, logprobs=20, prompt_logprobs=20) == "", "one text of the whole context may have them"
+
+
 PIECES = st.lists(st.tuples(st.text(max_size=3), st.lists(st.integers(0, 9), max_size=3)), min_size=1, max_size=6)
 
 
@@ -304,7 +330,8 @@ def test_joined_pieces_are_what_one_piece_would_have_been(pieces: list[tuple[str
     all_ids = [each for _, ids in pieces for each in ids]
     whole = joined(parts)
     expected = CompletionDelta(4, "".join(text for text, _ in pieces), all_ids, entries(all_ids), "stop", "end")
-    assert (whole.index, whole.text, whole.token_ids, whole.logprobs) == (
+    told = None if whole.logprobs is None else list(whole.logprobs)
+    assert (whole.index, whole.text, whole.token_ids, told) == (
         *(expected.index, expected.text, expected.token_ids),
         expected.logprobs,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from quire.compute.gguf.source import GgufFile
+from quire.compute.gguf.tokenizer import SPLITTERS
+from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError
+from quire.core.model_files import SPACE_AT_END
 from quire.engine.text.tokenizer import Tokenizer
+from quire.engine.text.tokenizer_files import LONG_TEXT
+from support.growth import is_linear
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
@@ -208,3 +214,79 @@ def test_a_vocabulary_that_is_broken_is_refused_in_one_line(name: str, tmp_path:
     with pytest.raises(CheckpointError) as refused:
         Tokenizer.open(file, vocab_size=3)
     assert said in str(refused.value) and "x.gguf" in str(refused.value)
+
+
+def test_pieces_with_endless_merges_are_refused_before_the_merges_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.compute.gguf.tokenizer.MAX_TOKENIZER_BYTES", 1 << 20)
+    tokens = [letter * length for letter in "abcdefgh" for length in range(1, 257)]  # 38 MB of merges
+    file = write(tmp_path / "x.gguf", "llama", tokens, [1] * len(tokens), scores=[0.5] * len(tokens))
+    assert file.text("tokenizer_config.json")  # which reads its header
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=r"pieces whose merges fit in a tokenizer\.json of 1 MiB"):
+        file.text("tokenizer.json")
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 4 << 20
+
+
+def pieces_of(pattern: str, text: str) -> list[Any]:
+    split = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    return split.pre_tokenize_str(text)  # type: ignore[no-any-return]
+
+
+PATTERNS = {pattern: name for name, splitter in SPLITTERS.items() for pattern in splitter.patterns}
+RUNS = {
+    "spaces": " ",
+    "tabs": "\t",
+    "line ends": "\n",
+    "both line ends": "\r\n",
+    "other spaces": "\u00a0\u3000",
+    "digits": "7",
+    "marks": "\u0301",
+    "signs": "!",
+    "slashes": "/",
+    "small letters": "a",
+    "large letters": "A",
+    "letters without case": "漢",
+    "apostrophes": "'s",
+    "a mixture": "Aa 7\n !\u0301",
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=PATTERNS.values())
+def test_splitting_takes_time_in_proportion_to_the_text(pattern: str) -> None:
+    for name, run in RUNS.items():
+        for end in ("", "1", "a", " "):
+            text = run * (8192 // len(run))
+            assert is_linear(lambda size, text=text, end=end: pieces_of(pattern, text[:size] + end), 4096), (name, end)
+
+
+def test_space_at_the_end_is_split_off_as_by_the_slow_pattern() -> None:
+    drawn = random.Random(7)
+    for _ in range(3000):
+        text = "".join(drawn.choices("  \t\n\r\v\u0085\u00a0\u2028\u3000a1!漢", k=drawn.randrange(12)))
+        assert pieces_of(SPACE_AT_END, text) == pieces_of(r"\s+$", text), repr(text)
+
+
+def test_a_folder_with_the_slow_pattern_gets_the_fast_one(tmp_path: Path) -> None:
+    vocabulary = {token: index for index, token in enumerate([*TOKENS, r"\s+$"])}
+    library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(merge) for merge in MERGES]))
+    steps = [
+        pre_tokenizers.Split(tokenizers.Regex(r"\s+$"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    library.pre_tokenizer = pre_tokenizers.Sequence(steps)  # type: ignore[assignment]
+    library.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    library.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer.open(ModelFolder(tmp_path), vocab_size=len(vocabulary))
+    for text in strange_texts(300, 2):
+        assert ours.encode(text) == library.encode(text).ids
+    assert ours.token_text(len(TOKENS)) == r"\s+$"
+    assert is_linear(lambda size: ours.encode(" " * size + "1"), 4096)
+
+
+def test_long_texts_are_looked_for_in_time_in_proportion_to_the_file() -> None:
+    assert is_linear(lambda size: LONG_TEXT.findall((b"a" * size + b'","') * 50), 2000)
+    assert [len(each) for each in LONG_TEXT.findall(b'{"a": "' + b"b" * 5000 + b'", "c": "d"}')] == [5000]

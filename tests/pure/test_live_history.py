@@ -34,9 +34,18 @@ def test_a_second_has_what_was_noted_in_it() -> None:
     server.pass_time(1.0)
     server.history.note_tokens(0, 4)
     assert server.history.rows() == [
-        [1.5, 3, 2, 3, 7, 0.25, 250.0, 250.0, 30.0, 40.0],
+        [1.5, 4, 2, 3, 7, 0.25, 250.0, 250.0, 30.0, 40.0],
         [0.5, 4, 2, 4, 0, None, None, None, None, None],
     ]
+
+
+def test_a_row_has_the_blocks_at_the_end_of_its_second() -> None:
+    server = Server()
+    server.stats = replace(server.stats, num_used_blocks=5)
+    server.history.note_tokens(1, 1)
+    server.stats = replace(server.stats, num_used_blocks=0, num_cached_blocks=5)
+    server.pass_time(9)
+    assert server.history.rows()[-1][1:3] == [0, 5]
 
 
 def test_nothing_is_told_of_seconds_without_tokens_nor_of_what_is_long_ago() -> None:

@@ -49,7 +49,31 @@ class WatchedModel(FakeModel):
 def make_live(model: WatchedModel, max_live_readers: int = 4) -> tuple[Live, Gate]:
     clock = ManualClock()
     gate = Gate(clock, GateLimits(1, 100), lambda: model.state)
-    return Live(model, "made up", gate, LiveShared(live_places(max_live_readers, ())), clock), gate  # type: ignore[arg-type]
+    return Live(model, ["made up"], gate, LiveShared(live_places(max_live_readers, ())), clock), gate  # type: ignore[arg-type]
+
+
+def test_a_tenant_is_told_only_the_names_that_it_may_call() -> None:
+    clock, shared = ManualClock(), LiveShared(live_places(4, ()))
+    tuned = WatchedModel()
+    tuned.adapters = {"tune": None, "other": None}
+    lives = [
+        Live(model, names, Gate(clock, GateLimits(1, 100), lambda: ModelState.READY), shared, clock)  # type: ignore[arg-type]
+        for model, names in ((tuned, ("base", "second")), (WatchedModel(), ("large",)))
+    ]
+
+    def told(index: int, models: tuple[str, ...] | None) -> tuple[str, list[str]]:
+        reader = lives[index].join(replace(tenant("t"), models=models))
+        hello = lives[index].hello(reader)
+        lives[index].leave(reader)
+        names = {"base", "second", "tune", "other", "large"}
+        shown = {name for name in names if f'"{name}' in json.dumps(hello)}
+        assert models is None or shown <= {name.removesuffix(":latest") for name in models}
+        return hello["model"], hello["models"]
+
+    assert told(0, None) == ("base", ["base", "large"])
+    assert told(0, ("tune",)) == ("tune", ["tune"])
+    assert told(0, ("second:latest", "large")) == ("second", ["second", "large"])
+    assert told(1, ("large",)) == ("large", ["large"])
 
 
 def tenant(name: str) -> Tenant:

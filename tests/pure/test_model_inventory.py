@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli import main
 from quire.cli import models as command
 from quire.cli.models import UNREAD, ListedModel, list_models
+from quire.compute.gguf.source import GgufFile
 from quire.compute.models import inventory
 from quire.compute.models.hub import resolve_model
 from quire.compute.models.inventory import stored_models
 from quire.compute.models.source import ModelFolder
+from quire.compute.models.stores import model_of_manifest
 from quire.core.clock import ManualClock
 from support.gguf_models import write_gguf
 from support.model_stores import COMMIT, OLDER, VARIABLES, add_to_hub, add_to_ollama
@@ -28,6 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("quire.compute.models.inventory.PACKAGES", {})
+    monkeypatch.setattr("quire.compute.models.stores.SERVICE_STORE", tmp_path / "service")
     return tmp_path
 
 
@@ -94,6 +98,31 @@ def test_every_model_is_listed_under_a_name_that_leads_to_it(home: Path) -> None
         "which quire never runs. Use a model of one of these",
         "org/pickled": f"{home}/.cache/huggingface/hub/models--org--pickled/snapshots/{COMMIT} has no config.json",
     }
+
+
+def test_a_model_that_this_user_may_not_read_hides_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(manifest: Path, store: Path) -> GgufFile:
+        if manifest.name == "locked":
+            raise PermissionError(13, "Permission denied", str(manifest))
+        return model_of_manifest(manifest, store)
+
+    for digit, tag in enumerate(("1b", "locked")):
+        add_to_ollama(home, f"registry.ollama.ai/library/tiny/{tag}", str(digit)).touch()
+    monkeypatch.setattr(inventory, "model_of_manifest", read)
+    found = {model.name: model.problem for model in stored_models(home, {})}
+    assert sorted(found) == ["tiny:1b", "tiny:locked"]
+    assert (found["tiny:1b"], "Permission denied" in found["tiny:locked"]) == ("", True)
+
+
+def test_a_store_that_cannot_be_read_is_a_note(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_gguf(write_tiny_llama(home / "llama"), add_to_ollama(home, "registry.ollama.ai/library/tiny/1b", "1"), "Q8_0")
+    assert main(["models"]) == 0
+    assert capsys.readouterr().err == ""
+    (home / "service").touch()  # no folder: it cannot be read, even by root
+    assert main(["models"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"note: {home}/service cannot be read (Not a directory); its models are not listed\n"
+    assert "\ntiny:1b " in shown.out
 
 
 @pytest.mark.parametrize("name", ["org/plain", f"org/plain@{OLDER}", "org/branch@v1", "org/packed"])

@@ -15,6 +15,7 @@ from quire.core.request import CacheScope
 from quire.engine.records.stats import ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
+from quire.serve.loading import model_set
 from quire.serve.loading.loadable import LoadableModel, PlannedModel
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.loading.residency import Phase, Residency
@@ -268,3 +269,23 @@ def test_a_name_leads_to_its_model_or_to_near_names() -> None:
         assert refused.value.status == 404
 
     asyncio.run(names())
+
+
+def test_near_names_are_looked_for_only_for_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    looked_for = model_set.get_close_matches
+
+    def noted(word: str, *args: Any, **options: Any) -> list[str]:
+        lengths.append(len(word))
+        return looked_for(word, *args, **options)
+
+    monkeypatch.setattr(model_set, "get_close_matches", noted)
+
+    async def names() -> None:
+        stage = Stage(names="ab")
+        for length in (256, 257, 1 << 16):
+            with pytest.raises(ApiError, match="does not serve it, but 'a', 'b'"):
+                stage.models.find("x" * length, ANYBODY)
+
+    asyncio.run(names())
+    assert lengths == [256]

@@ -54,6 +54,29 @@ def test_a_model_of_ollama_is_found_by_its_name(name: str, manifest: str, tmp_pa
     assert find_stored(name, tmp_path, elsewhere) == GgufFile(blob)
 
 
+def test_the_store_of_ollamas_service_is_looked_at_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = tmp_path / "usr/share/ollama/.ollama/models"
+    monkeypatch.setattr("quire.compute.models.stores.SERVICE_STORE", service)
+    theirs = add_to_ollama(service, "registry.ollama.ai/library/qwen3/0.6b")
+    assert find_stored("qwen3:0.6b", tmp_path, {}) == GgufFile(theirs)
+    assert find_stored("qwen3:0.6b", tmp_path, {"OLLAMA_MODELS": str(tmp_path)}) is None
+    ours = add_to_ollama(tmp_path / ".ollama/models", "registry.ollama.ai/library/qwen3/0.6b")
+    assert find_stored("qwen3:0.6b", tmp_path, {}) == GgufFile(ours)
+
+
+def test_a_name_with_a_tag_is_refused_with_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    service = tmp_path / "service"
+    service.touch()  # no folder: it cannot be read, even by root
+    monkeypatch.setattr("quire.compute.models.stores.SERVICE_STORE", service)
+    with pytest.raises(ModelError) as refusal:
+        resolve_model("qwen3:0.6b")
+    stores = f"{tmp_path}/.ollama/models and {service} (cannot be read: Not a directory)"
+    sentence = f'No model named "qwen3:0.6b" in {stores}. If Ollama keeps models elsewhere, set OLLAMA_MODELS.'
+    assert str(refusal.value).startswith(sentence)
+
+
 @pytest.mark.parametrize("digest", ["sha256:../../etc/passwd", "sha256:" + "0" * 63, "md5:" + "0" * 64, 7, None])
 def test_a_digest_that_is_none_leads_nowhere(digest: object, tmp_path: Path) -> None:
     add_to_ollama(tmp_path / ".ollama" / "models", "registry.ollama.ai/library/m/latest", digest)

@@ -20,12 +20,12 @@ from quire.core.sampling_params import PARAMETERS, SamplingParams
 from quire.engine.text.prompts import ChatOptions
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import ApiError, overloaded
+from quire.serve.model_names import same_model
 from quire.serve.render.chat import ChatAnswer
 from quire.serve.render.ollama import OllamaReply
 from quire.serve.run.generation import Generation
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.chat import ChatRequest
-from quire.serve.schemas.common import same_model
 from quire.serve.schemas.ollama import (
     OPTION_NAMES,
     REFUSED_OPTIONS,

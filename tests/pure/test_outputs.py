@@ -183,21 +183,23 @@ PIECES = st.lists(st.tuples(st.integers(0, 1), st.text("abé你 END", max_size=4
 @given(PIECES, st.sampled_from([None, 0, 1]))
 def test_deltas_add_up_to_the_output_and_tell_each_end_once(pieces: list[Any], logprobs: int | None) -> None:
     tokenizer = Tokenizer(byte_level())
-    door = Door(tokenizer, n=2, stop="END", logprobs=logprobs, prompt_logprobs=0)
+    door, whole = (Door(tokenizer, n=2, stop="END", logprobs=logprobs, prompt_logprobs=0) for _ in range(2))
     told = (entry(-1.0, 1),) * (len(PROMPT) - 1)
     taken = []
     for branch, text, takes in [*pieces, (0, "", True), (1, "", True)]:
         if door.request.sequences[branch].finish_reason is None:
             ids = tokenizer.encode(text) if text else []
-            door.send(ids, branch, logprobs=[entry(-0.5, 1, (7, -0.5))] * len(ids), prompt_logprobs=told)
+            for each in (door, whole):
+                each.send(ids, branch, logprobs=[entry(-0.5, 1, (7, -0.5))] * len(ids), prompt_logprobs=told)
         if takes:
             taken.append(door.request.take_delta())
     for branch in range(2):
         if door.request.sequences[branch].finish_reason is None:
-            door.send([], branch, finish_reason=FinishReason.LENGTH)
+            for each in (door, whole):
+                each.send([], branch, finish_reason=FinishReason.LENGTH)
     taken += [door.request.take_delta(), door.request.take_delta()]
     assert taken[-1].outputs == []
-    output = door.request.output()
+    output = whole.request.output()
     for each in output.outputs:
         parts = [part for delta in taken for part in delta.outputs if part.index == each.index]
         assert "".join(part.text for part in parts) == each.text
@@ -214,6 +216,30 @@ def test_deltas_add_up_to_the_output_and_tell_each_end_once(pieces: list[Any], l
     counts = [delta.num_generated_tokens for delta in taken]
     assert counts == sorted(counts)
     assert counts[-1] == sum(len(each.token_ids) for each in output.outputs)
+
+
+def test_log_probabilities_are_made_when_they_are_read_and_kept_until_they_are_told(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def noted(*fields: Any) -> Logprob:
+        made.append(fields)
+        return Logprob(*fields)
+
+    monkeypatch.setattr("quire.engine.text.logprob_list.Logprob", noted)
+    door = Door(tokenizer, n=2, best_of=2, logprobs=2, prompt_logprobs=2)
+    likely = entry(-0.5, 1, (1, -0.5), (2, -2.0))
+    fields: dict[str, Any] = {"prompt_logprobs": (likely,) * (len(PROMPT) - 1), "waited_s": 0.0}
+    for branch in range(2):
+        door.processor.process([SequenceUpdate("r", branch, [1, 2], [likely] * 2, 1, **fields)])
+    delta = door.request.take_delta()
+    assert made == []
+    entries = [each for part in delta.outputs for each in part.logprobs or ()]
+    assert [list(each) for each in entries] == [[1, 2], [2, 1]] * 2 and len(made) == 8
+    assert delta.prompt_logprobs is not None and delta.prompt_logprobs[0] is None
+    assert [each.logprobs for each in door.request.output().outputs] == [[], []], "what is told is not kept"
+    assert door.request.output().prompt_logprobs is None
 
 
 def test_texts_that_a_search_has_found_are_told_at_the_end_best_first(tokenizer: Tokenizer) -> None:

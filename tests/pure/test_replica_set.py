@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 from array import array
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +23,11 @@ from quire.engine.records.stats import ModelState
 from quire.engine.replicas import replica as replica_module
 from quire.engine.replicas import replica_set as replica_set_module
 from quire.engine.replicas import rolling
+from quire.engine.replicas.parts import Part, TrackedRequest
+from quire.engine.replicas.replica import Replica
 from quire.engine.replicas.replica_set import AT_FAULT, GIVEN_UP, MOST_WAIT_S
-from support.fake_engines import POISON, VOCAB, Fleet
+from quire.engine.replicas.suspects import Suspects
+from support.fake_engines import POISON, VOCAB, FakeEngine, Fleet
 from support.shadow import expected_search, expected_tokens
 
 
@@ -104,6 +108,80 @@ def test_whatever_becomes_of_engines_each_text_is_whole(actions: list[Any], num_
             assert not fleet.reader.lost
             require_whole(fleet, *(request for name, request in added.items() if name not in left))
             assert all(engine.client.stats().num_used_blocks == 0 for engine in map(fleet.engine, range(num_replicas)))
+
+    run(test)
+
+
+MOVES = ["add"] * 3 + ["step"] * 3 + ["kill"] * 4 + ["end"] * 3 + ["leave", "move", "close", "open", "recycle"]
+
+
+class Walk:
+    """What may happen to engines and requests, drawn from a seed."""
+
+    def __init__(self, fleet: Fleet, rng: random.Random) -> None:
+        self.fleet, self.rng = fleet, rng
+        self.added: dict[str, Add] = {}
+        self.left: set[str] = set()
+
+    async def go(self, num_actions: int) -> None:
+        fleet, rng = self.fleet, self.rng
+        for _ in range(num_actions):
+            index = rng.randrange(len(fleet.engines))
+            self.act(fleet.set.replicas[index], fleet.engine(index))
+            await fleet.settle()
+        for replica in fleet.set.replicas:
+            fleet.set.open_to_requests(replica)
+            fleet.engine(replica.index).may_end.set()
+        await fleet.settle()
+        await fleet.run()
+
+    def act(self, replica: Replica, engine: FakeEngine) -> None:
+        fleet, rng = self.fleet.set, self.rng
+        match rng.choice(MOVES):
+            case "add" if fleet.state is ModelState.READY:
+                self.add()
+            case "step":
+                engine.step(rng.choice(["", "doubled"]))
+            case "kill":
+                engine.kill()
+                if rng.random() < 0.5:
+                    engine.may_end.clear()
+            case "end":
+                engine.may_end.set()
+            case "leave" if self.added:
+                name = rng.choice(list(self.added))
+                self.left.add(name)
+                is_known = (name, 0) in self.fleet.reader.tokens  # before a branch has begun, nobody stops it
+                fleet.send(Stop(name, 0) if is_known and rng.random() < 0.5 else Abort(name))
+            case "move" if replica.is_ready:
+                fleet.move(replica, rng.choice([1, 2, 8]))
+            case "close":
+                fleet.close_to_requests(replica)
+            case "open":
+                fleet.open_to_requests(replica)
+            case "recycle" if replica.is_ready:
+                replica.recycle()
+
+    def add(self) -> None:
+        rng, name = self.rng, f"r{len(self.added)}"
+        is_search = rng.random() < 0.2
+        more = {"best_of": 2, "beam_search": True, "temperature": 0.0} if is_search else {"n": rng.randint(1, 3)}
+        prompt = [*range(100, 100 + rng.randint(1, 12)), *([POISON] if rng.random() < 0.05 else [])]
+        self.added[name] = add(name, prompt, rng.randint(1, 30), **more)
+        self.fleet.set.send(self.added[name])
+        for part in self.fleet.set.book.of(self.fleet.set.book.requests[name]):
+            assert part.replica is None or part.replica.is_ready
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_each_text_is_whole_or_at_fault_however_often_engines_die(seed: int) -> None:
+    async def test() -> None:
+        async with Fleet(1 + seed % 3) as fleet:
+            walk = Walk(fleet, random.Random(seed))
+            await walk.go(60)
+            errors = fleet.reader.errors()
+            assert not fleet.reader.lost and {*errors.values()} <= {AT_FAULT}
+            require_whole(fleet, *(each for name, each in walk.added.items() if name not in walk.left | errors.keys()))
 
     run(test)
 
@@ -246,6 +324,59 @@ def test_samples_that_have_begun_go_on_alone_each(num_replicas: int) -> None:
     run(test)
 
 
+def test_samples_that_begin_in_their_trial_go_on_once_each() -> None:
+    async def test() -> None:
+        async with Fleet(1) as fleet:
+            requests = [add("samples", [5] * 6, 30, n=2), add("next", [6] * 4, 30)]
+            for request in requests:
+                fleet.set.send(request)
+            for _ in range(2):
+                fleet.engine(0).kill()  # before the first token, so that the samples stay one part
+                await fleet.settle()
+            assert fleet.set.book.suspects.on_trial is not None
+            await fleet.run()
+            require_whole(fleet, *requests)
+
+    run(test)
+
+
+def test_a_trial_that_ends_with_its_engine_and_others_is_held_again() -> None:
+    suspects = Suspects()
+    tried, other = (Part(TrackedRequest(add(name, [5]), 0)) for name in ("tried", "other"))
+    for _ in range(2):
+        suspects.note_death([tried])
+    suspects.begin(tried, cast(Any, "engine"))
+    assert suspects.note_death([tried, other]) == ([other], [], None)
+    assert (suspects.waiting, suspects.on_trial, suspects.engine) == ([tried], None, None)
+
+
+def test_requests_that_come_while_the_engine_of_a_trial_ends_keep_no_suspect_waiting() -> None:
+    async def test() -> None:
+        async with Fleet(2) as fleet:
+            requests = [add(str(index), [20 + index] * 4, 30) for index in range(6)]
+            for request in requests[:2]:
+                fleet.set.send(request)
+            for _ in range(2):
+                fleet.engine(0).kill()
+                fleet.engine(1).kill()
+                await fleet.settle()
+            on_trial = fleet.set.book.suspects.on_trial
+            assert on_trial is not None and on_trial.replica is not None
+            ending = fleet.engine(on_trial.replica.index)
+            ending.may_end.clear()
+            ending.kill()
+            await fleet.settle()
+            for request in requests[2:]:
+                fleet.set.send(request)
+            ending.may_end.set()
+            await fleet.settle()
+            await fleet.run()
+            require_whole(fleet, *requests[1:])
+            assert fleet.reader.errors() == {"0": AT_FAULT}
+
+    run(test)
+
+
 def test_of_a_request_that_kills_engines_all_samples_end() -> None:
     async def test() -> None:
         async with Fleet(2) as fleet:
@@ -333,6 +464,32 @@ def test_never_means_that_texts_end_with_their_engine() -> None:
             assert "status -9" in fleet.reader.lost["second"]
             await fleet.run()
             require_whole(fleet, first)
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+@pytest.mark.parametrize("continue_on", ["same", "never"])
+def test_an_engine_whose_process_still_ends_gets_nothing_new(continue_on: str, is_planned: bool) -> None:
+    async def test() -> None:
+        async with Fleet(2, continue_on=continue_on) as fleet:
+            requests = [add(str(index), [20 + index] * 4) for index in range(5)]
+            for request in requests[:2]:
+                fleet.set.send(request)
+            await fleet.run()
+            ending = fleet.engine(0)
+            ending.may_end.clear()
+            fleet.set.replicas[0].recycle() if is_planned else ending.kill()
+            await fleet.settle()
+            assert fleet.starts == [0, 1]
+            for request in requests[2:]:
+                fleet.set.send(request)
+            await fleet.settle()
+            assert len(fleet.engine(1).scheduler.requests) == 3
+            ending.may_end.set()
+            await fleet.run()
+            assert fleet.starts == [0, 1, 0]
+            require_whole(fleet, *requests)
 
     run(test)
 

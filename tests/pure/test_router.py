@@ -331,6 +331,7 @@ def test_no_engine_is_chosen_that_is_silent_draining_or_lost() -> None:
     assert router.choose("b", prompt) == 2
     router.pause(2)
     assert router.choose("c", prompt) is None
+    router.pause(1)
     router.resume(0)
     assert router.choose("c", prompt) == 0
     assert list(router.under_way(0)) == ["a", "c"]

@@ -33,6 +33,8 @@ def test_every_setting_has_a_default_and_a_line_of_help() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
+        *(("default_sampling", value) for value in ("", "x=1", "temperature", "temperature=-1", "min_p=nan", 7)),
+        *(("default_sampling", value) for value in ("top_k=0.5", "top_p=1,top_p=1", "temperature=1,", "seed=1")),
         *(("host", value) for value in ("", 7, None, "a\nb")),
         *(("port", value) for value in (-1, 65_536, "8000", True)),
         *(("max_body", value) for value in (0, "lots", -1, None)),
@@ -54,7 +56,7 @@ def test_every_setting_has_a_default_and_a_line_of_help() -> None:
         *(("log_format", value) for value in ("xml", None)),
         *(("open_metrics", value) for value in (1, "yes")),
         *(("access_log", value) for value in (0, None)),
-        *(("served_model_name", value) for value in ("guide", ["guide"], ("",), (7,))),
+        *(("served_model_name", value) for value in ("guide", ["guide"], ("",), (7,), ("n" * 257,))),
         *(("api_keys_file", value) for value in ("", 7)),
         *(("tenant_secret", value) for value in ("", b"x")),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -18,6 +19,7 @@ from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import Logprob
 from quire.serve.errors import ApiError
+from quire.serve.openapi import REQUESTS
 from quire.serve.render.logprobs import TokenNames, completion_logprobs, content_logprobs, prompt_logprobs, told
 from quire.serve.schemas.chat import ChatRequest
 from quire.serve.schemas.completions import CompletionRequest
@@ -43,6 +45,15 @@ def refusal(body: bytes | dict[str, Any], kind: Any = CompletionRequest) -> ApiE
         parse(body if isinstance(body, bytes) else json.dumps(body).encode(), kind)
     assert caught.value.status == 400
     return caught.value
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+def test_every_call_bounds_the_name_of_its_model(kind: Any) -> None:
+    error = refusal({"model": "m" * 257}, kind)
+    assert (error.detail.param, error.detail.code) == ("model", "invalid_type")
+    assert "length <= 256" in error.detail.message and len(error.detail.message) < 200
+    with contextlib.suppress(ApiError):  # other fields may be required
+        assert read({"model": "m" * 256}, kind).model == "m" * 256
 
 
 # ---- the reader -----------------------------------------------------------------------------------------------------
@@ -377,16 +388,18 @@ def test_the_token_itself_and_then_the_likeliest() -> None:
     old = completion_logprobs([9, 5], [None, entry], [0, 3], 2, names)
     assert old.tokens == ["token_id:9", "token_id:5"]
     assert old.token_logprobs == [None, -3.0]
-    assert old.top_logprobs == [None, {"token_id:5": -3.0, "token_id:1": -0.1, "token_id:2": -1.0}]
+    assert json.loads(msgspec.json.encode(old.top_logprobs)) == [
+        None,
+        {"token_id:5": -3.0, "token_id:1": -0.1, "token_id:2": -1.0},
+    ]
     assert old.text_offset == [0, 3]
     [new] = content_logprobs([entry], 3, names)
     assert (new.token, new.logprob, new.bytes) == ("token_id:5", -3.0, None)
     assert [each.token for each in new.top_logprobs] == ["token_id:1", "token_id:2", "token_id:3"]
-    assert content_logprobs([entry], 0, names)[0].top_logprobs == []
-    [first, second] = prompt_logprobs([None, entry], 1)
+    assert next(content_logprobs([entry], 0, names)).top_logprobs == []
+    [first, second] = json.loads(msgspec.json.encode(prompt_logprobs([None, entry], 1)))
     assert first is None
-    assert second is not None
-    assert {token_id: each.rank for token_id, each in second.items()} == {"5": 4, "1": 1}
+    assert {token_id: each["rank"] for token_id, each in second.items()} == {"5": 4, "1": 1}
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""As much of curl as our pages use, for machines without it: `python curl.py [--silent --fail] URL [-d BODY]`."""
+"""As much of curl as our pages use, for machines without it: `python curl.py [-sf --retry N] URL [-d BODY]`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -13,9 +14,22 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("-d", dest="body")
-    parser.add_argument("--silent", action="store_true")
-    parser.add_argument("--fail", action="store_true")
+    parser.add_argument("-s", "--silent", action="store_true")
+    parser.add_argument("-f", "--fail", action="store_true")
+    parser.add_argument("--retry", type=int, default=0)
+    parser.add_argument("--retry-delay", type=float, default=1.0)
+    parser.add_argument("--retry-connrefused", action="store_true")
     arguments = parser.parse_args()
+    for _ in range(arguments.retry):
+        status = fetch(arguments)
+        if status == 0:
+            return status
+        time.sleep(arguments.retry_delay)
+    return fetch(arguments)
+
+
+def fetch(arguments: argparse.Namespace) -> int:
+    """Print the answer to one request; return curl's status."""
     body = None if arguments.body is None else arguments.body.encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(arguments.url, body), timeout=600) as answer:

@@ -17,7 +17,7 @@ from quire.core.errors import QuireError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import FinishReason
 from quire.core.validate import RequestLimits
-from quire.engine.client import InProcessClient, SequenceUpdate, refused
+from quire.engine.client import EngineClient, SequenceUpdate, refused
 from quire.engine.commands import Add, AnyCommand, Command
 from quire.engine.core import EngineCore
 from quire.engine.process.messages import (
@@ -53,9 +53,11 @@ class FakeEngine:
     def __init__(self, fingerprint: str = "same") -> None:
         config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
         scheduler = Scheduler(config, KVCacheManager(SPEC, MemoryConfig(num_blocks=100, hash_key=KEY)), LIMITS)
-        self.client = InProcessClient(EngineCore(scheduler, ShadowExecutor(SPEC, VOCAB), ManualClock()))
+        self.client = EngineClient(EngineCore(scheduler, ShadowExecutor(SPEC, VOCAB), ManualClock()))
         self.scheduler = scheduler
         self.is_dead = False
+        self.may_end = asyncio.Event()  # while it is cleared, the process stays although it serves nobody
+        self.may_end.set()
         self.commands: list[AnyCommand] = []
         self.process_id = 1
         self._num_delivered = 0
@@ -85,6 +87,7 @@ class FakeEngine:
 
     async def end(self, patience_s: float) -> int:
         self.is_dead = True
+        await self.may_end.wait()
         return -9
 
     def kill(self) -> None:

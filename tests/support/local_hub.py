@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith("/api/models/org/m"):
             self._send(json.dumps({"id": "org/m", "sha": COMMIT, "siblings": self.hub.files()}).encode())
         elif path.startswith(f"/org/m/resolve/{COMMIT}/"):
-            self._resolve(path.rpartition("/")[2])
+            self._resolve(path.removeprefix(f"/org/m/resolve/{COMMIT}/"))
         elif path.startswith("/blobs/"):
             self._blob(self.hub.large[path.rpartition("/")[2]])
         else:

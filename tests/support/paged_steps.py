@@ -133,7 +133,7 @@ class Step:
         )
         tensors = [
             torch.from_numpy(array.astype(np.int32)).to(self.device)
-            for array in (positions, starts, lengths, self._tables, starts[1:] - 1)
+            for array in (positions, starts, lengths, *shape.needed_tables(self.model.block_size), starts[1:] - 1)
         ]
         moved_positions, moved_starts, moved_lengths, table, last = tensors
         return StepBatch(

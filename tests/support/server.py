@@ -61,7 +61,7 @@ class ServedLLM(AsyncLLM):
     async def restart(self) -> None:
         pass
 
-    async def opened(self) -> SupervisedModel:
+    async def opened(self, tenant: str) -> SupervisedModel:
         return self
 
     async def unload(self) -> None:

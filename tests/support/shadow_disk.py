@@ -64,7 +64,11 @@ class ShadowDisk:
         """Return the name of a new bundle of all that is kept, and its blocks with their places in it."""
         name = str(len(self.bundles))
         self.bundles[name] = self._reached()
-        return name, tuple(replace(block, slot=place) for place, (block, _) in enumerate(self.bundles[name]))
+        return name, self.packed(name)
+
+    def packed(self, name: str) -> tuple[KeptBlock, ...]:
+        """Return the blocks of a bundle with their places in it."""
+        return tuple(replace(block, slot=place) for place, (block, _) in enumerate(self.bundles[name]))
 
     def apply(self, plan: StepPlan, cache: ShadowCache) -> None:
         """Take what a plan asks for; what it stores is copied now."""

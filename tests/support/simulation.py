@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,7 @@ class Chaos:
     reset: float = 0.0
     fail_row: float = 0.0
     fail_step: float = 0.0
+    operate: float = 0.0  # where there is a disk
 
     @classmethod
     def draw(cls, rng: random.Random) -> Chaos:
@@ -157,7 +159,7 @@ class Scenario:
             num_disk_slots=rng.choice([1, 2, 9, 200, 200]),
             disk_write=rng.choice(["on_hit", "always"]),
         )
-        return replace(self, memory=memory, jobs=jobs)
+        return replace(self, memory=memory, jobs=jobs, chaos=replace(self.chaos, operate=rng.choice([0.0, 0.3])))
 
     def with_step_faults(self, faults: StepFaults) -> Scenario:
         """Return the same scenario with an executor that fails."""
@@ -319,6 +321,7 @@ class Simulation:
     ) -> None:
         self.scenario = scenario
         self._faults = faults
+        self._disk = disk
         self._rng = random.Random(scenario.seed + 1)
         self._jobs = {job.request_id: job for job in scenario.jobs}
         self._pending = list(reversed(scenario.jobs))
@@ -413,6 +416,20 @@ class Simulation:
             self.executor.fail_rows = {rng.choice(running).row}
         if self.scheduler.num_steps_under_way and rng.random() < chaos.fail_step:
             self.executor.fail_next_collect = True
+        if self._disk is not None and rng.random() < chaos.operate:
+            self._operate(self._disk)
+
+    def _operate(self, disk: ShadowDisk) -> None:
+        """An operator has a prompt kept, or blocks taken in that were on the disk once."""
+        jobs, rng = self.memory.jobs, self._rng
+        if rng.random() < 0.5:
+            job = rng.choice(self.scenario.jobs)
+            jobs.keep("kept", array("i", job.prompt), job.scope, wants_slots=True)
+        else:
+            name = disk.pack()[0] if not disk.bundles or rng.random() < 0.5 else rng.choice(list(disk.bundles))
+            jobs.take(name, name, disk.packed(name))
+            self.seen["taken in"] += jobs.figures()[name].num_pending
+            jobs.end(name)
 
     def _advance(self) -> None:
         under_way = self.scheduler.num_steps_under_way

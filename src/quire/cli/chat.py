@@ -1,4 +1,4 @@
-"""`quire chat`: a conversation in the terminal, or a line of a pipe for each turn.
+"""`quire chat`: a conversation in the terminal, a line of a pipe for each turn, or one message of the command line.
 
 Ctrl-C stops an answer, Ctrl-D leaves. After each answer a line says how many tokens of the prompt, which is the whole
 conversation so far, came from the prefix cache. The engine is one person's: its KV memory holds one sequence of the
@@ -16,17 +16,18 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from quire.cli import DONE, FAILED
 from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.near_names import meant_by
-from quire.cli.sampling_options import add_sampling_options, sampling_params
+from quire.cli.sampling_options import add_sampling_options, check_sampling, require_text, sampling_params
 from quire.cli.session import chosen_adapter, describe, load, remark, stderr_terminal, stream_text, until_interrupted
 from quire.cli.terminal import Terminal, add_color_option, detect
 from quire.cli.turn_reader import pipe_reader, terminal_reader
 from quire.cli.word_wrap import WordWrap
-from quire.core.errors import InvalidRequestError
+from quire.core.errors import InvalidRequestError, RequestTooLargeError
+from quire.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from quire.core.sampling_params import SamplingParams
     from quire.engine.llm import LLM
     from quire.engine.outputs import RequestOutput
     from quire.engine.text.prompts import Message
@@ -55,6 +56,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     talk.add_argument("--verbose", "-v", action="store_true", help="print the model, its settings and memory first")
     add_sampling_options(parser)
     add_engine_options(parser)
+    text = "the message: the model answers it and the command ends; none: a conversation"
+    parser.add_argument("message", nargs="*", metavar="MESSAGE", help=text)
     add_color_option(parser)
     parser.set_defaults(run=run)
 
@@ -62,17 +65,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until there is nothing more to say. Returns the exit status."""
     config = engine_config(arguments, os.environ, FOR_ONE)
+    check_sampling(sampling_params(arguments, SamplingParams()))
+    message = " ".join(arguments.message)
+    if arguments.message:
+        require_text(message)
     terminal = stderr_terminal(arguments.color)
     with load(config, None if arguments.quiet else terminal) as llm:
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             raise InvalidRequestError(
                 "model", config.model, "a model with a chat template; or use quire generate --raw"
             )
-        is_watched = sys.stdin.isatty()
+        is_watched = not message and sys.stdin.isatty()
         sampling, note = _sampling(arguments, llm)
         if not arguments.quiet:
             remark("\n".join([*_greeting(llm, arguments.verbose, is_watched), *note]), terminal)
         conversation = Conversation(llm, sampling, arguments.system, None if arguments.quiet else terminal)
+        if message:
+            _take_turn(conversation, message, is_watched)
+            return FAILED if conversation.has_failed else DONE
         return _talk(conversation, terminal_reader() if is_watched else pipe_reader(), is_watched)
 
 
@@ -97,7 +107,7 @@ def _sampling(arguments: argparse.Namespace, llm: LLM) -> tuple[SamplingParams, 
 
 
 class Conversation:
-    """The turns so far, and the model that answers. `terminal` None: without remarks."""
+    """The turns so far, and the model that answers. `terminal` None: without remarks. `has_failed`: a turn has."""
 
     def __init__(self, llm: LLM, sampling: SamplingParams, system: str, terminal: Terminal | None) -> None:
         self._llm = llm
@@ -105,6 +115,7 @@ class Conversation:
         self._system = system
         self._terminal = terminal
         self._turns: list[Message] = []
+        self.has_failed = False
 
     def begin(self, system: str | None = None) -> None:
         """Forget the turns; a system text takes the place of the one before. Mutates."""
@@ -145,11 +156,16 @@ class Conversation:
         """Write a remark to stderr, whether or not it was to be quiet."""
         remark(text, self._terminal or Terminal())
 
+    def fail(self, reason: str) -> None:
+        """Say why a turn failed. Mutates."""
+        self.has_failed = True
+        self.remark(f"error: {reason}")
+
     def _remark(self, output: RequestOutput | None) -> None:
         if output is not None and output.error:
-            self.remark(f"error: {output.error}")
+            self.fail(output.error)
         elif output is not None and self._terminal is not None:
-            remark(describe(output), self._terminal)
+            remark(describe(output, self._sampling.max_tokens), self._terminal)
 
 
 def _print(text: str) -> None:
@@ -158,6 +174,12 @@ def _print(text: str) -> None:
 
 
 def _talk(conversation: Conversation, read: Callable[[], str], is_watched: bool) -> int:
+    """Return the exit status: a user has seen what failed, a script needs to be told."""
+    _take_turns(conversation, read, is_watched)
+    return FAILED if conversation.has_failed and not is_watched else DONE
+
+
+def _take_turns(conversation: Conversation, read: Callable[[], str], is_watched: bool) -> None:
     is_leaving = False
     while True:
         try:
@@ -165,20 +187,20 @@ def _talk(conversation: Conversation, read: Callable[[], str], is_watched: bool)
         except EOFError:
             if is_watched:
                 print()
-            return 0
+            return
         except KeyboardInterrupt:
             if not is_watched:
                 raise
             print()
             if is_leaving:
-                return 0
+                return
             is_leaving = True
             conversation.remark("Ctrl-C again leaves; so do Ctrl-D and /bye.")
             continue
         if not text:
             continue
         if text in LEAVING:
-            return 0
+            return
         is_leaving = False
         try:
             _take_turn(conversation, text, is_watched)
@@ -203,4 +225,5 @@ def _take_turn(conversation: Conversation, text: str, is_watched: bool) -> None:
         try:
             conversation.say(text, is_watched)
         except InvalidRequestError as error:
-            conversation.remark(f"error: {error}; /clear starts over")
+            advice = "; /clear starts over" if isinstance(error, RequestTooLargeError) else ""
+            conversation.fail(f"{error}{advice}")

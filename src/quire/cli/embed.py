@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from quire.cli.engine_options import add_engine_options, engine_config
-from quire.cli.session import chosen_adapter, load, remark, stderr_terminal
+from quire.cli.session import chosen_adapter, in_utf8, load, remark, stderr_terminal
 from quire.cli.terminal import add_color_option
-from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError, InvalidRequestError, ModelError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,6 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Make the vectors. Returns the exit status."""
     config, texts = engine_config(arguments, os.environ), arguments.prompt or _lines(arguments.file)
+    _require_pooling(config)
     terminal = stderr_terminal(arguments.color)
     with load(config, None if arguments.quiet else terminal) as llm:
         if not arguments.quiet:
@@ -54,12 +57,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _require_pooling(config: EngineConfig) -> None:
+    """Raise, before the weights are loaded, if nothing says how the model makes a vector of a text."""
+    from quire.engine.factory import plan_engine
+
+    if config.pooling == "auto" and not plan_engine(config).pooling:
+        sentence = f"{config.model} names no pooling, the way to make a vector. Choose one: --pooling last or mean"
+        raise ModelError(config.model, sentence)
+
+
 def _lines(file: str | None) -> list[str]:
     """Return the lines of a file that are not empty."""
-    try:
-        text = sys.stdin.read() if file in (None, "-") else Path(str(file)).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InvalidRequestError("file", file, "a text in UTF-8") from None
+    is_stdin = file in (None, "-")
+    read = sys.stdin.read if is_stdin else partial(Path(str(file)).read_text, encoding="utf-8")
+    text = in_utf8(read, "stdin" if is_stdin else str(file))
     found = [line for line in text.splitlines() if line.strip()]
     if not found:
         raise InvalidRequestError("file", file or "stdin", "a file with at least one line of text")

@@ -8,17 +8,18 @@ import os
 import sys
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from quire.cli.engine_options import add_engine_options, engine_config
-from quire.cli.sampling_options import add_sampling_options, sampling_params
-from quire.cli.session import chosen_adapter, describe, load, remark, stderr_terminal, stream_text
+from quire.cli.sampling_options import add_sampling_options, check_sampling, require_text, sampling_params
+from quire.cli.session import chosen_adapter, describe, in_utf8, load, remark, stderr_terminal, stream_text
 from quire.cli.terminal import add_color_option
-from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.core.errors import ExecutionError
+from quire.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from quire.core.sampling_params import SamplingParams
     from quire.engine.llm import LLM
     from quire.engine.outputs import CompletionOutput, RequestOutput
     from quire.engine.text.prompts import Prompt
@@ -93,7 +94,10 @@ def _searching(arguments: argparse.Namespace, sampling: SamplingParams) -> Sampl
 def run(arguments: argparse.Namespace) -> int:
     """Generate. Returns the exit status."""
     config = engine_config(arguments, os.environ)
+    check_sampling(_searching(arguments, sampling_params(arguments, SamplingParams())))
     texts = arguments.prompt or [_read_prompt(arguments)]
+    for text in texts:
+        require_text(text)
     terminal = stderr_terminal(arguments.color)
     with load(config, None if arguments.quiet else terminal) as llm:
         if not arguments.quiet:
@@ -103,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         outputs = _generate(llm, prompts, sampling, arguments)
         if not arguments.quiet:
             for output in outputs:
-                remark(describe(output), terminal)
+                remark(describe(output, sampling.max_tokens), terminal)
     for output in outputs:
         if output.error:
             raise ExecutionError(output.error)
@@ -112,18 +116,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read_prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt_file not in (None, "-"):
-        try:
-            return Path(arguments.prompt_file).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise InvalidRequestError("prompt file", arguments.prompt_file, "a text in UTF-8") from None
+        return in_utf8(partial(Path(arguments.prompt_file).read_text, encoding="utf-8"), arguments.prompt_file)
     if sys.stdin.isatty():
         print("Prompt, ended by Ctrl-D:", file=sys.stderr)
-    return sys.stdin.read().removesuffix("\n")
+    return in_utf8(sys.stdin.read).removesuffix("\n")
 
 
 def _as_prompt(llm: LLM, text: str, chat: bool | None) -> Prompt:
     takes_messages = llm.tokenizer is not None and llm.tokenizer.has_chat_template
-    if not text or not (takes_messages if chat is None else chat):
+    if not (takes_messages if chat is None else chat):
         return text
     return [{"role": "user", "content": text}]
 

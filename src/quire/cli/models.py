@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MAX_LOOKING_S: Final = 20.0
 """After this long the rest is listed by name only: a header may take seconds, and a store may have hundreds."""
 
+PULLED: Final = "quire pulls ORG/REPO, such as Qwen/Qwen3-0.6B, or ORG/REPO:TYPE for a GGUF file"
 UNREAD: Final = "not read: reading the models before it took too long"
 
 
@@ -68,7 +69,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list. Returns the exit status."""
+    from quire.compute.models.inventory import unreadable_stores
+
     listed = list_models(Path.home(), os.environ, SystemClock())
+    for note in unreadable_stores(Path.home(), os.environ):
+        print(f"note: {note}", file=sys.stderr)
     if arguments.json:
         for model in listed:
             print(json.dumps(asdict(model)))
@@ -144,10 +149,14 @@ def _row(model: ListedModel) -> tuple[str, ...]:
 def run_pull(arguments: argparse.Namespace) -> int:
     """Fetch a model, once its settings show that it runs here. Returns the exit status."""
     from quire.compute.models import read_model
-    from quire.compute.models.hub import HubName, fetch_model, fetch_settings, resolve_model
+    from quire.compute.models.hub import HubName, fetch_model, fetch_settings, find_kept, resolve_model
+    from quire.compute.models.packaged import PACKAGES
 
     name = arguments.model
-    model = None if Path(name).expanduser().exists() else HubName.parse(name)
+    is_path = Path(name).expanduser().exists()
+    model = None if is_path else HubName.parse(name)
+    if model is None and not is_path and name not in PACKAGES and find_kept(name) is None:
+        raise ModelError(name, f'"{name}" is no model of the Hugging Face hub. {PULLED}')
     if model is not None and not model.kind:
         settings = fetch_settings(model)
         if settings.has("config.json"):

@@ -40,9 +40,23 @@ ELSEWHERE: Final = MappingProxyType(
         "--gpu-memory-utilization": "--kv-memory",
         "--num-gpu-blocks-override": "--kv-memory",
         "--disable-log-requests": "--no-access-log",
+        "--revision": "MODEL@REVISION",
+        "--tool-call-parser": "--tool-format",
+        "--enable-auto-tool-choice": "--tool-format",
+        "--lora-modules": "--adapter",
+        "--enable-lora": "--adapter",
     }
 )
 """Flags of llama-server and vLLM that quire has under another name."""
+
+NEEDLESS: Final = MappingProxyType(
+    {
+        "--chat-template": "quire takes the model's chat template, or that of --tokenizer FOLDER",
+        "--trust-remote-code": "quire never runs code that comes with a model",
+        "--load-format": "quire tells the format from the files",
+    }
+)
+"""Flags of vLLM that quire does not have, and why."""
 
 
 def meant_by(name: str, known: Iterable[str]) -> str:
@@ -50,5 +64,7 @@ def meant_by(name: str, known: Iterable[str]) -> str:
     name = name.partition("=")[0]
     if name in ELSEWHERE:
         return f"quire calls it {ELSEWHERE[name]}"
+    if name in NEEDLESS:
+        return NEEDLESS[name]
     near = get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f"did you mean {near[0]}?" if near else ""

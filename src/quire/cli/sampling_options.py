@@ -6,8 +6,10 @@ import argparse
 from dataclasses import replace
 from typing import Any, Final
 
+from quire.core.errors import InvalidRequestError
 from quire.core.parameters import Integer
 from quire.core.sampling_params import PARAMETERS, SamplingParams
+from quire.core.validate import ANY_ENGINE, validate_sampling
 
 FLAGS: Final = tuple(declared for declared in PARAMETERS.values() if declared.has_flag)
 
@@ -20,6 +22,17 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         name, text = f"--{declared.name.replace('_', '-')}", declared.help
         group.add_argument(name, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text)
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raise for a value that no engine allows: before a model is loaded, which may take minutes."""
+    validate_sampling(sampling, ANY_ENGINE)
+
+
+def require_text(prompt: str) -> None:
+    """Raise if a prompt is empty: before a model is loaded."""
+    if not prompt:
+        raise InvalidRequestError("prompt", prompt, "a text of at least one character")
 
 
 def sampling_params(arguments: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:

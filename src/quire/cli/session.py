@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from quire.cli.terminal import Terminal, detect
 from quire.cli.text import FAINT, line, paragraph, span
+from quire.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -50,6 +51,16 @@ def remark(text: str, terminal: Terminal) -> None:
             print(terminal.render(each), file=sys.stderr)
 
 
+def in_utf8(read: Callable[[], str], file: str = "stdin") -> str:
+    """Return what `read` returns; raises where the file has other bytes than UTF-8."""
+    try:
+        text = read()
+        text.encode()  # in some locales, Python makes half characters of other bytes
+    except UnicodeError:
+        raise InvalidRequestError("file", file, "a text in UTF-8") from None
+    return text
+
+
 def stream_text(snapshots: Iterable[RequestOutput], write: Callable[[str], object]) -> RequestOutput | None:
     """Write the text of the first output as it grows; return the last snapshot, None if there was none."""
     num_written, last = 0, None
@@ -77,8 +88,8 @@ def until_interrupted(snapshots: Iterable[RequestOutput]) -> Generator[RequestOu
         signal.signal(signal.SIGINT, before)
 
 
-def describe(output: RequestOutput) -> str:
-    """Return the count of an answer in a line. Does not mutate."""
+def describe(output: RequestOutput, max_tokens: int | None) -> str:
+    """Return the count of an answer in a line, and whether `max_tokens` or the context cut it. Does not mutate."""
     metrics = output.metrics
     parts = [f"{metrics.num_generated_tokens} tokens"]
     if metrics.duration_s is not None:
@@ -88,4 +99,7 @@ def describe(output: RequestOutput) -> str:
     if 0 < metrics.num_steps < metrics.num_generated_tokens:
         parts.append(f"{metrics.tokens_per_step:.1f} tokens a step")
     parts.append(f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens from the cache")
+    cut = next((each for each in output.outputs if each.finish_reason == "length"), None)
+    if cut is not None:
+        parts.append("cut off by --max-tokens" if len(cut.token_ids) == max_tokens else "cut off: the context is full")
     return " · ".join(parts)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from quire.cli.session import in_utf8
+
 PROMPT: Final = "> "
 PASTE_GAP_S: Final = 0.05
 """Between two lines of a paste; nobody types that fast."""
@@ -48,7 +50,7 @@ def pipe_reader() -> Callable[[], str]:
     """Return what reads a line from a pipe. It raises EOFError at the end."""
 
     def read() -> str:
-        text = sys.stdin.readline()
+        text = in_utf8(sys.stdin.readline)
         if not text:
             raise EOFError
         return text

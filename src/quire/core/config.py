@@ -131,7 +131,7 @@ class EngineConfig:
     """
 
     model: str = setting(
-        "guide", "a model folder, or a model's name on the Hugging Face hub; guide: the built-in model"
+        "guide", "a folder, a GGUF file, a name that quire models lists, or ORG/REPO on the hub; guide: built in"
     )
     tokenizer: str | None = setting(None, "folder with the tokenizer; none: the model's own")
     skip_tokenizer_init: bool = setting(False, "take and return token ids only; load no tokenizer")

@@ -24,6 +24,14 @@ MAX_SETTINGS_BYTES: Final = 16 << 20
 MAX_TENSOR_NAMES_BYTES: Final = 32 << 20
 """The limit of a safetensors header or an index: enough for the names of 250,000 tensors."""
 
+MAX_TOKENIZER_BYTES: Final = 64 << 20
+MAX_TOKENIZER_VALUES: Final = 4_000_000
+"""In tokenizer.json: 262,000 tokens and 580,000 merges, the largest published, need half of this."""
+
+SPACE_AT_END: Final = r"(?<!\s)\s+$"
+r"""The space at the end of a text or a line: what `\s+$` matches, which always begins where a run of space begins.
+Tokenizers split it off. With `\s+$`, each space of a run is tried as the first, which takes the square of the time."""
+
 MAX_JSON_VALUES: Final = 2_000_000
 LFS_POINTER: Final = b"version https://git-lfs"
 _KINDS: Final = (

@@ -104,7 +104,7 @@ class SamplingParams:
         Integer(0, MAX_SEED), None, TEXT, "seed of the random numbers: the same seed gives the same text", flag=True
     )
     max_tokens: int | None = parameter(
-        Integer(1, MAX_INT32), None, OWN, "the most tokens to generate; None: as many as fit", flag=True
+        Integer(1, MAX_INT32), None, OWN, "the most tokens to generate; by default as many as fit", flag=True
     )
     min_tokens: int = parameter(Integer(0, MAX_INT32), 0, TEXT, "the fewest tokens to generate before the text may end")
     stop: tuple[str, ...] = parameter(

@@ -27,7 +27,7 @@ from quire.core.parameters import (
 )
 from quire.core.pooling import LABELS, POOLINGS, Pooling
 from quire.core.request import CacheScope, Request
-from quire.core.sampling_params import MAX_LOGPROBS, PARAMETERS, SamplingParams
+from quire.core.sampling_params import MAX_INT32, MAX_LOGPROBS, PARAMETERS, SamplingParams
 
 MAX_NAME_LENGTH = 256
 MAX_SALT_LENGTH = 1024
@@ -76,6 +76,10 @@ class RequestLimits:
     vector_size: int = 0
     num_labels: int = 0
     generates: bool = True
+
+
+ANY_ENGINE: Final = RequestLimits(MAX_INT32, MAX_INT32, MAX_INT32, 1 << 20)
+"""Limits that refuse only what every engine refuses."""
 
 
 def validate(request: Request, limits: RequestLimits) -> None:

@@ -25,7 +25,7 @@ from quire.core.executor import NoteLoaded
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
-from quire.engine.client import InProcessClient, SequenceUpdate
+from quire.engine.client import EngineClient, SequenceUpdate
 from quire.engine.commands import Abort, AnyCommand, OperatorVerbs, Watch
 from quire.engine.door import NO_TICKET, LocalModel, Ticket, make_config, open_engine
 from quire.engine.outputs import RequestDelta, RequestOutput
@@ -62,7 +62,7 @@ class AsyncLLM(LocalModel, OperatorVerbs):
     ) -> None:
         clock = clock or SystemClock()
         super().__init__(*open_engine(make_config(model, settings), clock, note_loaded))
-        self._client = InProcessClient(self._core)
+        self._client = EngineClient(self._core)
         self._stats = self._client.stats()
         callbacks = EngineCallbacks(self._receive, self._lose, self._take_stats, self._take_live)
         self._thread = EngineThread(self._client, callbacks, clock)

@@ -4,14 +4,14 @@
         Add, Abort, Stop … ───── send ────────────►
         ◄──────────────── receive ─────────── SequenceUpdate, one per sequence that advanced
 
-No message refers to an object of the other side, so the engine can also run in another process; with
-`InProcessClient` it runs in this one. An update has only the new token ids and log-probabilities; its counts are
-totals. The log-probabilities of the prompt are in the first update of the first sequence. An update with a finish
-reason is the last one of its sequence, and every sequence of a request that was not aborted gets one. The beams of a
-search can be replaced until the search ends, so they are sent once, at its end.
+No message refers to an object of the other side, so a host can pass them on to another process (`process/`). An
+update has only the new token ids and log-probabilities; its counts are totals. The log-probabilities of the prompt are
+in the first update of the first sequence. An update with a finish reason is the last one of its sequence, and every
+sequence of a request that was not aborted gets one. The beams of a search can be replaced until the search ends, so
+they are sent once, at its end.
 
-A client belongs to one thread. An engine that has failed is not used again: every call raises `ExecutionError` with
-the cause.
+A client belongs to one thread. An engine that has failed or is closed is not used again: every call raises
+`ExecutionError` with the cause, except commands that end a request: they do nothing, because no request is left.
 """
 
 from __future__ import annotations
@@ -62,59 +62,6 @@ class SequenceUpdate:
     vector: bytes = b""  # float32 numbers, when a pooled request ends
 
 
-class EngineClient(Protocol):
-    """Runs requests; see the module for the messages."""
-
-    @property
-    def limits(self) -> RequestLimits:
-        """The engine's limits; the door checks every request against them before it adds any."""
-        ...
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is under way."""
-        ...
-
-    @property
-    def ask_s(self) -> float | None:
-        """Seconds after which to send an idle engine `AskDisk`; None: no block is being written to the disk."""
-        ...
-
-    def send(self, command: AnyCommand) -> None:
-        """Carry out a command; raises `InvalidRequestError` for a request that can never be served. Mutates."""
-        ...
-
-    def receive(self) -> list[SequenceUpdate]:
-        """Run one step of the engine and return the updates; empty if nothing advanced. Mutates."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """Return the engine's counters and its present load. Does not mutate; O(requests)."""
-        ...
-
-    @property
-    def has_news(self) -> bool:
-        """Whether `live` has something to report."""
-        ...
-
-    def live(self) -> LiveFrame | None:
-        """Return the events since the last call; None without a `Watch`. Mutates; O(changes + running)."""
-        ...
-
-    @property
-    def has_cache_news(self) -> bool:
-        """Whether `take_cache_news` has something to report."""
-        ...
-
-    def take_cache_news(self) -> CacheNews | None:
-        """Return the blocks that became or ceased to be cache hits since the last call. Mutates; O(changes)."""
-        ...
-
-    def close(self) -> None:
-        """Close the engine. May be called twice."""
-        ...
-
-
 class EngineLink(Protocol):
     """Sends commands to an engine that runs in its own thread or process."""
 
@@ -131,8 +78,8 @@ def refused(request: Add, message: str) -> list[SequenceUpdate]:
     ]
 
 
-class InProcessClient:
-    """An engine in this process; `receive` runs its steps."""
+class EngineClient:
+    """Reaches an engine in this process; `receive` runs its steps."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -146,7 +93,7 @@ class InProcessClient:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is running."""
         return not self._core.scheduler.requests
 
     @property
@@ -156,10 +103,12 @@ class InProcessClient:
         return None if num_asked is None else ASK_S * min(1 + num_asked // FEW_ASKED, MOST_SLOWER)
 
     def send(self, command: AnyCommand) -> None:
-        """Carry out a command. Mutates."""
+        """Carry out a command; raises `InvalidRequestError` for a request that can never be served. Mutates."""
+        if self._failure and isinstance(command, Abort | Fail | Stop):
+            return
+        self._require_engine()
         match command:
             case Add(request_id):
-                self._require_engine()
                 self._core.send(command)
                 if command.sampling.num_beams == 1:
                     self._num_sent[self._core.scheduler.requests[request_id]] = len(command.output_token_ids)
@@ -187,7 +136,7 @@ class InProcessClient:
             return [] if outcome is None else self._updates(outcome)
 
     def stats(self) -> EngineStats:
-        """Return the engine's counters and its present load. Does not mutate."""
+        """Return the engine's counters and its present load. Does not mutate; O(requests)."""
         return self._core.stats()
 
     @property

@@ -1,6 +1,6 @@
 """Commands to a running engine. Each verb is one type, with one wire form.
 
-    any door ── send(command) ──► EngineThread, EngineMessages ──► InProcessClient ──► EngineCore.send ──► step log
+    any door ── send(command) ──► EngineThread, EngineMessages ──► EngineClient ──► EngineCore.send ──► step log
 
 Commands take effect between two steps, in the order in which they were sent. They have no answers: the results of a
 request come back as updates.
@@ -123,7 +123,7 @@ class LimitPrompts(Command):
 
 @dataclass(frozen=True, slots=True)
 class AskDisk(Command):
-    """Note what the disk has written since the last step, although no step runs, and send it more to write."""
+    """Collect the disk's finished writes although no step runs, and send it the next ones."""
 
 
 @dataclass(frozen=True, slots=True)

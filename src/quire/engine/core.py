@@ -163,7 +163,7 @@ class EngineCore:
         self._to_drop &= in_use
 
     def _tell_disk(self) -> None:
-        """If nothing is left to compute, submit the pending transfers: no later step may do it. Mutates."""
+        """If nothing is left to compute, submit the pending transfers now: there might be no later step. Mutates."""
         scheduler = self.scheduler
         if scheduler.requests or scheduler.num_steps_under_way or not scheduler.memory.has_transfers:
             return

@@ -200,7 +200,7 @@ class Door:
         """Check all prompts and return their requests; `sampling` is one for all, or one for each."""
         if isinstance(sampling, list | tuple):
             if len(sampling) != len(prompts):
-                raise InvalidRequestError("sampling_params", f"{len(sampling)} values", f"one, or {len(prompts)}")
+                raise InvalidRequestError("sampling_params", f"a list of {len(sampling)}", f"one, or {len(prompts)}")
             each = list(sampling)
         else:
             each = [self.default_sampling if sampling is None else sampling] * len(prompts)

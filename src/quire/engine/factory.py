@@ -242,7 +242,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
         model = with_adapters(config, model)
     if config.score_tokens is not None:
         if model.labels is not None:
-            raise InvalidConfigError("score_tokens", config.score_tokens, "none: the model has labels of its own")
+            raise InvalidConfigError("score_tokens", config.score_tokens, "none: the model has its own labels")
         tokenizer = tokenizer_json(_tokenizer_files(config, model), model.spec.vocab_size)
         model = replace(model, labels=labels_of_tokens(config.score_tokens, tokenizer))
     backend, notice = choose_backend(config, model)

@@ -18,7 +18,7 @@ from quire.core.config import EngineConfig, EngineSettings
 from quire.core.executor import NoteLoaded
 from quire.core.pooling import LABELS, Pooling
 from quire.core.sampling_params import SamplingParams
-from quire.engine.client import InProcessClient
+from quire.engine.client import EngineClient
 from quire.engine.commands import AnyCommand, OperatorVerbs
 from quire.engine.door import FOR_VECTORS, LocalModel, Ticket, make_config, open_engine
 from quire.engine.outputs import ClassificationOutput, EmbeddingOutput, RequestOutput
@@ -59,7 +59,7 @@ class LLM(LocalModel, OperatorVerbs):
     ) -> None:
         self._clock = clock or SystemClock()
         super().__init__(*open_engine(make_config(model, settings), self._clock, note_loaded))
-        self._client = InProcessClient(self._core)
+        self._client = EngineClient(self._core)
         self._processor = OutputProcessor(self._client, self._door.tokenizer, self._clock, self._door.condemn)
         self._turn = Turn()
         self._left: list[Generator[RequestText, None, None]] = []  # abandoned, to be closed

@@ -10,6 +10,7 @@ While a request runs, the same values are snapshots: the output so far, with `fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -147,28 +148,18 @@ class ClassificationOutput:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """The new part of one text, with the fields of `CompletionOutput`. The last delta has a `finish_reason`."""
+    """The new part of one text, with the fields of `CompletionOutput`. The last delta has a `finish_reason`.
+
+    An entry of `logprobs` is made when it is read.
+    """
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: Sequence[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str = ""
-
-    @classmethod
-    def of(cls, output: CompletionOutput) -> CompletionDelta:
-        """Return the delta of a text of which no part was reported before."""
-        return cls(
-            output.index,
-            output.text,
-            output.token_ids,
-            output.logprobs,
-            output.finish_reason,
-            output.stop_reason,
-            output.error,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +174,7 @@ class RequestDelta:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     waited_s: float | None = None
     num_disk_tokens: int = 0
     num_host_tokens: int = 0

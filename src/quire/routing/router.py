@@ -211,8 +211,9 @@ class Router:
         self._targets[index] = Target(self.block_size)
 
     def pause(self, index: int) -> None:
-        """Do not choose an engine that is silent or draining; its requests stay counted. Mutates; O(1)."""
-        self._targets[index].is_open = False
+        """Do not choose an engine that is silent, draining or ending; its requests stay counted. Mutates; O(1)."""
+        if index in self._targets:
+            self._targets[index].is_open = False
 
     def resume(self, index: int) -> None:
         """Choose a paused engine again from now on. Mutates; O(1)."""

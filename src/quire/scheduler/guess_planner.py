@@ -116,7 +116,7 @@ class GuessPlanner:
         self._budget.note_pass(len(depths), result.draft_us)
         self._budget.note_search(num_running, sum(result.num_tokens), took_us, is_search=is_search or bool(drafts))
 
-    def take_up(self, request: Request, most: int) -> array[int]:
+    def take_guesses(self, request: Request, most: int) -> array[int]:
         """Return the guesses to verify now; they are used once. Mutates the request."""
         drafts, request.drafts = request.drafts, NO_DRAFTS
         if request.backlog != 1 or request.num_computed != request.num_planned:

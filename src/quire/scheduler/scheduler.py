@@ -248,14 +248,14 @@ class Scheduler:
         return min(most, len(running) + self.prompt_limit)
 
     def _plan_running(self, step: PlanBuilder) -> None:
-        take_up_decode, take_up_start = step.decodes.append, step.decode_starts.append
+        add_decode, add_start = step.decodes.append, step.decode_starts.append
         # Meanwhile, only requests after the current one may leave the list.
         for place, request in enumerate(self._running.requests, start=1):
             start = request.num_planned
             if request.backlog == 1 and start < request.num_slots:
                 request.num_planned = start + 1
-                take_up_decode(request)
-                take_up_start(start)
+                add_decode(request)
+                add_start(start)
             elif request.backlog and not self._plan_one(step, request, place):
                 break
 
@@ -270,13 +270,13 @@ class Scheduler:
         count = step.most_tokens(request, request.num_planned, step.within_share(request, count))
         if count <= 0:
             return True
-        drafts = self._guesses.take_up(request, left - 1) if request.drafts else NO_DRAFTS
+        drafts = self._guesses.take_guesses(request, left - 1) if request.drafts else NO_DRAFTS
         if drafts and self.memory.allocate_slots(request, request.num_planned + 1 + len(drafts)):
-            self._take_up(step, request, 1, drafts)
+            self._add_tokens(step, request, 1, drafts)
             return True
         count = self._make_room(step, request, count, place)
         if count:
-            self._take_up(step, request, count)
+            self._add_tokens(step, request, count)
         return request.row >= 0
 
     def _make_room(self, step: PlanBuilder, request: Request, count: int, place: int) -> int:
@@ -307,7 +307,7 @@ class Scheduler:
                 return 0
         return count
 
-    def _take_up(self, step: PlanBuilder, request: Request, count: int, drafts: array[int] = NO_DRAFTS) -> None:
+    def _add_tokens(self, step: PlanBuilder, request: Request, count: int, drafts: array[int] = NO_DRAFTS) -> None:
         """Add tokens of a request, which have slots, to the step."""
         request.backlog -= count
         samples, group, beam = 0, request.group, is_beam(request)
@@ -333,7 +333,7 @@ class Scheduler:
             self.memory.allocate_slots(beam, beam.num_planned)
         if all(self._make_room(step, beam, 1, place) for beam in beams):
             for beam in beams:
-                self._take_up(step, beam, 1)
+                self._add_tokens(step, beam, 1)
         for beam in beams:
             beam.num_slots = 0  # decided again in every step
         return request.row >= 0
@@ -435,7 +435,7 @@ class Scheduler:
                 count //= 2
         self._start_running(request, start)
         if count:
-            self._take_up(step, request, count)
+            self._add_tokens(step, request, count)
         return True
 
     def _start_running(self, request: Request, start: int) -> None:

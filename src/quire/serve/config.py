@@ -14,8 +14,10 @@ from typing import Final
 from quire.core.byte_sizes import parse_bytes
 from quire.core.config import require_int, require_number, require_one_of, setting
 from quire.core.errors import InvalidConfigError
+from quire.core.validate import MAX_NAME_LENGTH
 from quire.engine.process.heartbeat import MAX_SILENCE_S, MAX_STEP_S
 from quire.engine.replicas.settings import CONTINUE_ON
+from quire.serve.default_sampling import read_defaults
 from quire.serve.host_names import allowed_name, allowed_origin
 from quire.serve.loading.keep_alive import keep_alive_s
 from quire.serve.reasoning import is_thinking_format
@@ -119,6 +121,11 @@ class ServerConfig:
         "restart an engine that is silent for longer than this (with several engines: 10 s at most); none: never",
     )
     drain_timeout_s: float = setting(30.0, "seconds that running requests have to finish when the server stops")
+    default_sampling: str | None = setting(
+        None,
+        "sampling of requests that set none, such as temperature=0.7,top_p=0.95, instead of what the model's makers "
+        "recommend; none: as they do, or else temperature 1",
+    )
     tool_format: str = setting(AUTO, f"format of tool calls: auto (from the chat template), none, {_FORMAT_NAMES}")
     reasoning_format: str = setting("auto", "format of reasoning: auto (from the chat template), none, think")
     metrics_compat: str = setting("none", "extra metric names in /metrics: none or vllm")
@@ -165,6 +172,10 @@ class ServerConfig:
             require_number(name, getattr(self, name), 1e-3, MAX_SECONDS)
         require_number("drain_timeout_s", self.drain_timeout_s, 0.0, MAX_SECONDS)
         require_one_of("metrics_compat", self.metrics_compat, METRICS_COMPAT)
+        try:
+            self.sampling_defaults()
+        except ValueError as error:
+            raise InvalidConfigError("default_sampling", self.default_sampling, str(error)) from None
         create_tool_format(self.tool_format, "")
         is_thinking_format(self.reasoning_format, "")
         require_one_of("log_format", self.log_format, LOG_FORMATS)
@@ -225,6 +236,10 @@ class ServerConfig:
         share = self.max_bodies_bytes // KEYS_TO_FILL if self.may_have_several_tenants else self.max_bodies_bytes
         return max(share, self.max_body_bytes)
 
+    def sampling_defaults(self) -> dict[str, float]:
+        """Return the sampling parameters of requests that set none, by name."""
+        return {} if self.default_sampling is None else read_defaults(self.default_sampling)
+
     def _read_sizes(self) -> None:
         """Turn sizes into numbers, and check them. Mutates."""
         bounds = {"max_header_bytes": (256, 1 << 30)}
@@ -244,6 +259,8 @@ class ServerConfig:
             raise InvalidConfigError("served_model_name", self.served_model_name, "a tuple of names")
         for name in self.served_model_name:
             require_text("served_model_name", name)
+            if len(name) > MAX_NAME_LENGTH:
+                raise InvalidConfigError("served_model_name", name, f"at most {MAX_NAME_LENGTH} characters")
         if not isinstance(self.allowed_host, tuple):
             raise InvalidConfigError("allowed_host", self.allowed_host, "a tuple of names")
         for name in self.allowed_host:

@@ -273,8 +273,8 @@ def too_many_requests(retry_after_s: float) -> ApiError:
 
 
 def too_many_texts(retry_after_s: float) -> ApiError:
-    """Return the answer to a key that has too many long texts waiting to be tokenized."""
-    message = "this API key has reached its limit of queued long texts; try again later"
+    """Return the answer to a key that has too many long texts or descriptions of models waiting to be read."""
+    message = "this API key has reached its limit of queued long texts and descriptions of models; try again later"
     return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
 
 

@@ -9,6 +9,11 @@ import json
 import shlex
 from typing import Final
 
+from quire.core.byte_sizes import format_bytes
+from quire.core.config import ResolvedConfig
+from quire.engine.memory_plan import MemoryPlan
+
+GIB: Final = 1 << 30
 QUESTION: Final = "What is a block table?"
 
 
@@ -47,6 +52,16 @@ def example_calls(address: str, model_name: str, *, has_keys: bool, has_chat: bo
             f"print(client.{name}.create(model={model}, {field}={field}).choices[0].{answer})",
         ],
     }
+
+
+def kv_memory_hint(config: ResolvedConfig, plan: MemoryPlan) -> str:
+    """Return a line that says how to take less memory on a CPU; empty if it is little, or chosen by the user."""
+    size = plan.num_blocks * plan.bytes_per_block
+    is_chosen = config.kv_memory is not None or config.touch_kv_memory == "use"
+    if is_chosen or size < GIB or plan.needs.host_bytes is not None:
+        return ""
+    less = "--kv-memory 1GiB for less, --touch-kv-memory use to claim it as it fills"
+    return f"\n{'note':<12}the {format_bytes(size)} of KV memory are claimed soon after the start; {less}"
 
 
 def greeting(address: str, model_name: str, *, has_dashboard: bool, has_keys: bool, has_chat: bool) -> str:

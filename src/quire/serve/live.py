@@ -9,7 +9,7 @@ An engine records and sends events only while its memory has readers. With sever
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -92,12 +92,14 @@ class Live:
     Adds its model's name to `shared.served`.
     """
 
-    def __init__(self, model: ServedModel, model_name: str, gate: Gate, shared: LiveShared, clock: Clock) -> None:
+    def __init__(
+        self, model: ServedModel, model_names: Sequence[str], gate: Gate, shared: LiveShared, clock: Clock
+    ) -> None:
         self._model = model
-        self._model_name = model_name
+        self._model_names = model_names
         self._gate = gate
         self._shared = shared
-        shared.served.append(model_name)
+        shared.served.append(self.name_for)
         self._clock = clock
         self._readers: set[LiveReader] = set()
         self._totals: dict[str, LiveTotals] = {}
@@ -115,6 +117,10 @@ class Live:
     def state(self) -> str:
         """The server's state, in one word."""
         return "draining" if self._gate.is_draining else self._model.state.value
+
+    def name_for(self, tenant: Tenant) -> str:
+        """Return a name by which a tenant may call the model or one of its adapters; "": none. Does not mutate."""
+        return next((name for name in (*self._model_names, *self._model.adapters) if tenant.may_call(name)), "")
 
     def states(self, reader: LiveReader) -> tuple[str, ...]:
         """Return the server's state, and for an operator each engine's. Does not mutate."""
@@ -198,18 +204,18 @@ class Live:
     def hello(self, reader: LiveReader) -> Line:
         """Return a reader's first line. Does not mutate."""
         report, config, tokenizer = self._model.report, self._model.config, self._model.tokenizer
-        plan = report.plan
+        plan, name = report.plan, self.name_for(reader.tenant)
         calls = example_calls(
             ADDRESS,
-            self._model_name,
+            name,
             has_keys=reader.tenant.name != ANYBODY.name,
             has_chat=tokenizer is not None and tokenizer.has_chat_template,
         )
         return {
             "type": "hello",
             "version": quire.__version__,
-            "model": self._model_name,
-            "models": list(self._shared.served),
+            "model": name,
+            "models": [each for name_for in self._shared.served if (each := name_for(reader.tenant))],
             "block_size": config.block_size,
             "num_blocks": plan.num_blocks,
             "bytes_per_block": plan.bytes_per_block,
@@ -219,7 +225,7 @@ class Live:
             "scope": "operator" if reader.name is None else "tenant",
             "tenant": reader.tenant.name,
             "max_num_seqs": config.max_num_seqs,
-            "facts": replace(report, model=self._model_name).facts(),
+            "facts": replace(report, model=name).facts(),
             "calls": {where: "\n".join(each) for where, each in calls.items()},
             "history": self._history.rows() if reader.name is None else [],
         }

@@ -60,8 +60,9 @@ class LiveHistory:
     def rows(self) -> list[HistoryRow]:
         """Return a row for each second, the oldest first. Does not mutate.
 
-        A row has its age in seconds; blocks used and cached; generated tokens and prompt tokens; the share of looked-up
-        tokens that hit; the median and 95th percentile of times to first token and of gaps, in milliseconds.
+        A row has its age in seconds; blocks used and cached at its end; generated tokens and prompt tokens; the share
+        of looked-up tokens that hit; the median and 95th percentile of times to first token and of gaps, both in
+        milliseconds.
         """
         now_s = self._clock.now()
         seconds = [second for second in self._seconds if second.number >= now_s - SECONDS]
@@ -81,8 +82,8 @@ def _row(second: Second, later: EngineStats, now_s: float) -> HistoryRow:
     hit = later.hit_tokens_total - stats.hit_tokens_total
     return [
         round(now_s - second.number, 3),
-        stats.num_used_blocks,
-        stats.num_cached_blocks,
+        later.num_used_blocks,
+        later.num_cached_blocks,
         second.num_generated,
         second.num_prompt,
         round(hit / queried, 4) if queried > 0 else None,

@@ -10,7 +10,7 @@ LivePlaces(num_places=7, num_for_tenants=6, num_per_tenant=3)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from quire.serve.errors import too_many_readers, too_many_readers_of_key
@@ -45,9 +45,10 @@ def live_places(num_places: int, tenants: Iterable[Tenant]) -> LivePlaces:
 class LiveShared:
     """Shared by the `Live` of each model of a server, which keep it up to date.
 
-    `watching`: the tenants of the readers of all models. `served`: the names of the models.
+    `watching`: the tenants of the readers of all models. `served`: for each model, a function that returns the name by
+    which a tenant may call it, or "".
     """
 
     places: LivePlaces
     watching: list[Tenant] = field(default_factory=list)
-    served: list[str] = field(default_factory=list)
+    served: list[Callable[[Tenant], str]] = field(default_factory=list)

@@ -62,7 +62,7 @@ class ServedModel(Protocol):
         ...
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters that the model's makers recommend."""
+        """Return the default sampling parameters: those of the settings, or of the model's makers."""
         ...
 
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
@@ -142,8 +142,11 @@ class SupervisedModel(ServedModel, Protocol):
 class ReloadableModel(SupervisedModel, Protocol):
     """A model that can be started, unloaded and started again."""
 
-    async def opened(self) -> SupervisedModel:
-        """Return a second object for the same model, with a tokenizer and without an engine; the caller closes it."""
+    async def opened(self, tenant: str) -> SupervisedModel:
+        """Return a second object for the same model, with a tokenizer and without an engine; the caller closes it.
+
+        Tenants take turns. Raises `TooManyJobsError` if too many requests of the tenant wait.
+        """
         ...
 
     async def unload(self) -> None:

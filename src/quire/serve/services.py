@@ -107,7 +107,7 @@ def services_of(server: ServerServices, model: ReloadableModel) -> Services:
         model_names=names,
         gate=gate,
         metrics=Metrics(server.config.metrics_compat),
-        live=Live(model, names[0], gate, server.live_shared, server.clock),
+        live=Live(model, names, gate, server.live_shared, server.clock),
     )
 
 

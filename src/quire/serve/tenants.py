@@ -23,6 +23,7 @@ from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.validate import MAX_PRIORITY, MAX_SALT_LENGTH
 from quire.serve.config import ServerConfig, require_key
+from quire.serve.model_names import same_model
 
 DIGEST_BYTES: Final = 16
 MAX_NAME_LENGTH: Final = 64
@@ -43,6 +44,10 @@ class Tenant:
     is_operator: bool = False
     best_priority: int = 0
     models: tuple[str, ...] | None = None
+
+    def may_call(self, name: str) -> bool:
+        """Return whether it may call a model or an adapter by a name. Does not mutate."""
+        return self.models is None or any(same_model(name, each) for each in self.models)
 
     def scope_for(self, cache_salt: str | None) -> CacheScope:
         """Return the scope of a request: the tenant's scope, narrowed by the request's own salt if it has one.

@@ -70,7 +70,7 @@ class Occupancy:
         return cls(spec, grown(0.5), grown(0.95), grown(1.0), blocks, waste)
 
     def blocks_for_one(self) -> int:
-        """Return the minimum of blocks for one average request, including the blocks that admission keeps free."""
+        """Return the fewest blocks for one average request, including the blocks that admission keeps free."""
         return math.ceil((self.average + len(self.spec.groups)) / (1 - HEADROOM))
 
     def in_pool(self, num_blocks: int, reserved_tokens: int) -> Concurrency:

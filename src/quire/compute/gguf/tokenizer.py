@@ -17,6 +17,7 @@ from typing import Any, Final
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.settings import CONTROL, vocabulary
 from quire.compute.models.config_file import ConfigFile
+from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, SPACE_AT_END
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE
 
 RERANK: Final = "rerank"  # the name of a template that is not Jinja: {query} and {document} are replaced
@@ -32,6 +33,10 @@ MAX_CHARACTERS: Final = 4 << 20
 
 MAX_PIECE_CHARACTERS: Final = 512
 """The limit for one piece: cutting it everywhere takes time quadratic in its length."""
+
+MERGE_BYTES: Final = 8
+MERGE_VALUES: Final = 3
+"""Of a merge in tokenizer.json: quotes, brackets and commas next to its piece; a list and two texts."""
 
 CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 OTHERS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -99,7 +104,7 @@ SPLITTERS: Final = MappingProxyType(
             (rf"{UPPER}*{LOWER}+{CONTRACTIONS}?|{UPPER}+{LOWER}*{CONTRACTIONS}?|\p{{N}}{{1,3}}|{SLASHES}",)
         ),
         "deepseek-llm": Splitter(
-            (r"[\r\n]", rf"\s?{CASED}", rf"\s?{SIGNS}", r"\s+$", IDEOGRAPHS, r"\p{N}+"),
+            (r"[\r\n]", rf"\s?{CASED}", rf"\s?{SIGNS}", SPACE_AT_END, IDEOGRAPHS, r"\p{N}+"),
         ),
         "deepseek-v3": Splitter((r"\p{N}{1,3}", r"[一-龥\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+", DEEPSEEK3)),
         "deepseek-coder": Splitter((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS, r"\p{N}")),
@@ -235,7 +240,7 @@ def _sentence_pieces(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
     if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     unknown = file.size("tokenizer.ggml.unknown_token_id", 0, low=0, high=len(ids) - 1)
-    model = _bpe(ids, _merges(ids, scores), ignore_merges=False)
+    model = _bpe(ids, _merges(file, ids, scores), ignore_merges=False)
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,
@@ -260,13 +265,24 @@ def _bpe(ids: dict[str, int], merges: Sequence[Sequence[str]], *, ignore_merges:
     }
 
 
-def _merges(ids: dict[str, int], scores: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return every way to cut a piece into two pieces, in order of the piece's score, then of the parts' ids."""
-    merges: list[tuple[Any, int, int, str, str]] = []
+def _merges(file: ConfigFile, ids: dict[str, int], scores: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return every way to cut a piece into two pieces, in order of the piece's score, then of the parts' ids.
+
+    Raises for more merges than tokenizer.json may hold: a piece of n characters may have n - 1, each as long as itself.
+    """
+    merges: list[tuple[Any, int, int]] = []
+    num_bytes = 0
     for piece, place in ids.items():
+        num_before = len(merges)
         for cut in range(1, len(piece)):
             left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
             if left is not None and right is not None:
-                merges.append((-scores[place], left, right, piece[:cut], piece[cut:]))
+                merges.append((-scores[place], left, right))
+        if len(merges) > num_before:
+            num_bytes += (len(merges) - num_before) * (len(json.dumps(piece)) + MERGE_BYTES)
+            if num_bytes > MAX_TOKENIZER_BYTES or len(merges) * MERGE_VALUES > MAX_TOKENIZER_VALUES:
+                allowed = f"pieces whose merges fit in a tokenizer.json of {MAX_TOKENIZER_BYTES >> 20} MiB"
+                raise file.error("tokenizer.ggml.tokens", allowed)
     merges.sort()
-    return [(left, right) for *_, left, right in merges]
+    pieces = list(ids)
+    return [(pieces[left], pieces[right]) for _, left, right in merges]

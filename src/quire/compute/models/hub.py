@@ -28,7 +28,7 @@ from quire.compute.models.packaged import PACKAGES, find_packaged
 from quire.compute.models.refusals import missing_folder
 from quire.compute.models.snapshots import find_complete, hub_cache
 from quire.compute.models.source import ModelFolder, ModelSource
-from quire.compute.models.stores import PART, find_stored, only_gguf
+from quire.compute.models.stores import PART, find_stored, ollama_stores, only_gguf, why_unreadable
 from quire.compute.weights.checkpoint import INDEX_FILE, SINGLE_FILE
 from quire.core.errors import ModelError
 from quire.core.model_files import is_there
@@ -41,7 +41,8 @@ HUB_NAME: Final = re.compile(
 )
 WANTED: Final = ("*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model")
 SETTINGS: Final = ("config.json", "generation_config.json")
-UNWANTED: Final = ("*/*", "consolidated*")
+UNWANTED: Final = ("[!0-9]*/*", "consolidated*")
+"""Folders with a number are the steps after the model, such as `1_Pooling`; others have it in other formats."""
 ADVICE: Final = (
     "Give a model folder or a name that quire models lists, or fetch it on a machine with network access: {command}"
 )
@@ -90,8 +91,15 @@ def resolve_model(name: str) -> ModelSource:
         return kept
     model = HubName.parse(name)
     if path.exists() or is_gguf(path) or model is None:
-        raise missing_folder(name, [GUIDE, *(each.name for each in stored_models(Path.home(), os.environ))])
+        home, environ = Path.home(), os.environ
+        stored = [GUIDE, *(each.name for each in stored_models(home, environ))]
+        raise missing_folder(name, stored, list(map(_with_problem, ollama_stores(home, environ))))
     return _cached(model) or fetch_model(model)
+
+
+def _with_problem(store: Path) -> str:
+    reason = why_unreadable(store)
+    return f"{store} (cannot be read: {reason})" if reason else str(store)
 
 
 def resolve_settings(name: str) -> ModelSource:

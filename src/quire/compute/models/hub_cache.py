@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from quire.compute.models.hub import HubName
 from quire.compute.models.packaged import PACKAGES, find_packaged
 from quire.compute.models.snapshots import hub_cache
-from quire.compute.models.stores import find_stored, ollama_store
+from quire.compute.models.stores import find_stored, ollama_stores
 from quire.core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -94,6 +94,6 @@ def _elsewhere(name: str, home: Path, environ: Mapping[str, str]) -> ModelError:
     stored = find_stored(name, home, environ)
     if stored is None:
         return ModelError(name, f"{name} is not in the hub's cache. To list the models on this machine: quire models")
-    if stored.path.is_relative_to(ollama_store(home, environ)):
+    if any(map(stored.path.is_relative_to, ollama_stores(home, environ))):
         return ModelError(name, f"{name} is in Ollama's store, where quire writes nothing: ollama rm {name}")
     return ModelError(name, f"{name} is in LM Studio's store, where quire writes nothing. Delete it in LM Studio")

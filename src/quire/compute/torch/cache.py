@@ -3,9 +3,10 @@
     device   KVPool in the layout of the attention backend: the blocks of a place are adjacent
     host     the same pool transposed, page-locked: the places of a block are adjacent
 
-So a move is one piece of host memory, which the device's copy engine reads or writes without making the host wait: on
-CUDA, moves run on their own stream. That stream waits for the steps before it, which may still use the blocks. Steps
-wait for the stream when they first need the memory, and upload their inputs meanwhile.
+So a block is one piece of host memory. On CUDA, one kernel reads or writes the host's memory for all moves of a plan in
+one direction. Moves run on their own stream, and the host never waits for them. That stream waits for the steps before
+it, which may still use the blocks. Steps wait for the stream when they first need the memory, and upload their inputs
+meanwhile.
 
 The layers of a draft model are in the same blocks: whatever is done to a block is done in a second pool too, which has
 the layout of their own attention. With `poison` the memory starts as NaN: reading a slot that was never written shows
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from quire.compute.torch.attention.base import AttentionBackend, KVPair, KVPool
 from quire.compute.torch.upload import on_device
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
-from quire.core.step import BlockCopy, StepPlan
+from quire.core.step import StepPlan
 
 NOT_A_NUMBER = 0xFF
 """Memory of this byte is NaN in every float format, and so are its scales."""
@@ -90,9 +90,16 @@ class TorchCache:
                 torch.cuda.empty_cache()
 
     def rehearse(self) -> None:
-        """Copy a block onto itself, which compiles the copy kernel. Does not mutate; the memory is allocated."""
+        """Copy the first block onto itself, also by way of the host, which compiles the copy kernel.
+
+        The memory is allocated. Mutates only the first block of the host.
+        """
         if self._tiers is not None:
-            self._tiers[0].copy([BlockCopy(0, 0)])
+            blocks, host = self._tiers
+            blocks.take(blocks, [(0, 0)])
+            first = [(0, 0)] if host.num_blocks else []
+            host.take(blocks, first)
+            blocks.take(host, first)
 
     def pairs(self) -> tuple[KVPair, ...]:
         """Return the memory of each layer; later launches wait for moves that are still running."""
@@ -108,11 +115,9 @@ class TorchCache:
             raise ExecutionError("the KV memory is not allocated, or was released")
         blocks, host = self._tiers
         with self._moving():
-            for block, host_block in plan.moves_out:
-                host.take(host_block, blocks, block)
-            blocks.copy(plan.copies)
-            for block, host_block in plan.moves_in:
-                blocks.take(block, host, host_block)
+            host.take(blocks, plan.moves_out)
+            blocks.take(blocks, plan.copies)
+            blocks.take(host, [(host_block, block) for block, host_block in plan.moves_in])
         if self.draft is not None:
             self.draft.apply(plan)
 
@@ -128,8 +133,9 @@ class TorchCache:
         """Copy bytes as `read_block` gives them into a block, after the steps before. Mutates, perhaps later."""
         with self._moving():
             content = self._content(block, group)
-            data = torch.frombuffer(bytearray(buffer[: content.numel()]), dtype=torch.uint8)
-            content.copy_(data.view(content.shape))
+            data = torch.empty(content.shape, dtype=torch.uint8, pin_memory=content.is_cuda)
+            data.numpy().data.cast("B")[:] = buffer[: content.numel()]
+            content.copy_(data, non_blocking=True)  # torch keeps page-locked memory until it has been copied
         if self.draft is not None:
             self.draft.write_block(block, group, buffer[content.numel() :])
 
@@ -166,28 +172,33 @@ class _Tier:
         self.num_blocks = num_blocks
         self.pool = pool
 
-    def take(self, block: int, source: _Tier, source_block: int) -> None:
-        """Copy a block of `source` into a block of this tier. Mutates, on the current stream."""
-        self._require(block)
-        source._require(source_block)
-        self.pool.content[:, block].copy_(source.pool.content[:, source_block], non_blocking=True)
+    def take(self, source: _Tier, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks of `source` to blocks of this tier, (from, to): on a GPU with one kernel. Mutates.
 
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks within this tier: on a GPU with one kernel. Mutates, on the current stream."""
-        for block in chain.from_iterable(copies):
-            self._require(block)
-        content = self.pool.content
-        if copies and content.is_cuda:
+        Does not wait: it is done on the current stream.
+        """
+        for block, own in pairs:
+            source._require(block)
+            self._require(own)
+        content, given = self.pool.content, source.pool.content
+        if not pairs:
+            return
+        on_gpu = [pool for pool in (self.pool, source.pool) if _on_gpu(pool)]
+        if on_gpu:  # a kernel can use page-locked memory of the host, too
             from quire.compute.torch.kernels.blocks import copy_blocks  # needs Triton
 
-            copy_blocks(content, content, on_device(np.array(copies, np.int32), content.device))
+            copy_blocks(given, content, on_device(np.array(pairs, np.int32), on_gpu[0].content.device))
             return
-        for source, destination in copies:
-            self.take(destination, self, source)
+        for block, own in pairs:
+            content[:, own].copy_(given[:, block])
 
     def _require(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:
             raise ExecutionError(f"a plan names block {block}; {self.name} is {self.num_blocks}")
+
+
+def _on_gpu(pool: KVPool) -> bool:
+    return bool(pool.content.is_cuda)
 
 
 def _host_pool(spec: KVCacheSpec, num_blocks: int, *, pinned: bool) -> KVPool:

@@ -31,7 +31,7 @@ from quire.compute.torch.weights import LayerWeights, TorchWeights
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
+class Implementations:
     """The implementations that a decoder uses."""
 
     attention: AttentionBackend[Any]
@@ -72,13 +72,17 @@ class _Waiting(NamedTuple):
 class TorchDecoder:
     """A decoder over tensors. Immutable; it mutates only the KV memory passed to it."""
 
-    def __init__(self, spec: DecoderSpec, weights: TorchWeights, engines: Engines) -> None:
+    def __init__(self, spec: DecoderSpec, weights: TorchWeights, implementations: Implementations) -> None:
         self.spec = spec
         self._weights = weights
-        self._attention, self._operations, self._product = engines.attention, engines.operations, engines.product
-        chosen = engines.operations, engines.product, engines.experts
+        self._attention, self._operations, self._product = (
+            implementations.attention,
+            implementations.operations,
+            implementations.product,
+        )
+        chosen = implementations.operations, implementations.product, implementations.experts
         self._mlps = MLPs(*chosen, spec.mlp.activation, gated=spec.mlp.gated)
-        self._low_rank = LowRankSums(engines.experts, part_sizes(spec))
+        self._low_rank = LowRankSums(implementations.experts, part_sizes(spec))
         shape = spec.attention
         self._rules = [
             AttentionRule(shape.scale, layer.window, shape.score_soft_cap, own.sinks)
@@ -204,4 +208,4 @@ class TorchDecoder:
 def _are_finite(rows: torch.Tensor) -> torch.Tensor:
     """Return for each row whether all its numbers are finite. Reads them once: the least and the most have any NaN."""
     least, most = rows.aminmax(dim=-1)
-    return least.isfinite() & most.isfinite()
+    return least * 0 == most * 0  # if one is not finite, its product is NaN, which equals nothing; few small kernels

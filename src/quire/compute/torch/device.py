@@ -4,8 +4,9 @@
 
 This neither imports torch nor opens CUDA. A server plans in one process and computes in another: a second CUDA context
 would take half a gigabyte of the memory that is being planned, and importing torch would cost a CPU engine seconds for
-nothing. So the facts are those of the driver, before anything is loaded. Some containers have a GPU and no nvidia-smi:
-there, another process asks torch. What it says is free lacks the memory of its own context, which is gone with it.
+nothing. So the facts are those of the driver, before anything is loaded. Some containers have a GPU and no nvidia-smi,
+and of some GPUs it does not know the memory: there, another process asks torch. What it says is free lacks the memory
+of its own context, which is gone with it.
 """
 
 from __future__ import annotations
@@ -153,14 +154,17 @@ def look(environ: Mapping[str, str], count: int = 1) -> DeviceFacts:
     facts = DeviceFacts(_version("torch"), torch_cuda, _version("triton"))
     if names is not None and names[0] in ("", "-1"):
         return _silent(facts, "CUDA_VISIBLE_DEVICES hides them all")
+    ask = partial(run_python, "-c", ASK_TORCH, str(count), environment=environ, timeout_s=ANSWERS_WITHIN_S)
     program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
     if program is not None:
         chosen = [] if names is None else [f"--id={','.join(names)}"]
         command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", *chosen]
-        return _told(facts, "nvidia-smi", count, lambda: _run(command))
+        found = _told(facts, "nvidia-smi", count, lambda: _run(command))
+        if found.gpu is None or torch_cuda is None or (found.total_bytes and found.free_bytes):
+            return found
+        # nvidia-smi prints [N/A] for the memory of a GPU that shares that of the machine, or is split (MIG).
+        return replace(_told(facts, "torch", count, ask), driver=found.driver)
     if torch_cuda is not None and any(path.exists() for path in DEVICE_FILES):
-        arguments = "-c", ASK_TORCH, str(count)
-        ask = partial(run_python, *arguments, environment=environ, timeout_s=ANSWERS_WITHIN_S)
         return _told(facts, "torch", count, ask)
     return _silent(facts, "there is no nvidia-smi, which comes with the driver")
 

@@ -7,8 +7,8 @@
 
 There are recordings for short queries alone (decodes, the guesses behind them, the ends of prompts), and others for
 steps with prompts, in which attention has launches for both. The latter are made up to the size that takes longer to
-compute than to launch. Short queries are recorded for each place of a standing plan: with few programs for attention,
-and with more for contexts that are cut into many tasks.
+compute than to launch. Both are recorded for each place of a standing plan: with few programs for attention, and with
+more for many decodes next to prompts, and for contexts that are cut into many tasks.
 
 A recording repeats the same computation at the same addresses, for the same number of rows. So everything that differs
 between steps is copied to the addresses that it reads, and the resulting rows stay at their address until the next

@@ -18,7 +18,7 @@ from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.block_types import kept_blocks
 from quire.compute.torch.cache import TorchCache
-from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.decoder import Implementations, TorchDecoder
 from quire.compute.torch.experts import ExpertOperations, PlainExperts
 from quire.compute.torch.footprint import DeviceMemory, Footprint, measure
 from quire.compute.torch.graphs import CudaRecorder, StepGraphs
@@ -174,24 +174,24 @@ def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings,
         weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"the weights do not fit into the memory of {cache.device}") from error
-    engines = engines_for(weights, settings, cache)
+    implementations = implementations_for(weights, settings, cache)
     if cache.spec.dtype == "int4":
-        weights = with_key_centres(spec, weights, engines)
-    return TorchDecoder(spec, weights, engines)
+        weights = with_key_centres(spec, weights, implementations)
+    return TorchDecoder(spec, weights, implementations)
 
 
-def engines_for(weights: TorchWeights, settings: TorchSettings, cache: TorchCache) -> Engines:
+def implementations_for(weights: TorchWeights, settings: TorchSettings, cache: TorchCache) -> Implementations:
     """Return what computes with some weights over KV memory."""
     attention, chosen = cache.attention, _product(weights, settings)
     experts = create_experts(chosen, cache.device, batch_invariant=settings.batch_invariant)
-    return Engines(attention, create_operations(attention, cache.device), chosen, experts)
+    return Implementations(attention, create_operations(attention, cache.device), chosen, experts)
 
 
-def with_key_centres(spec: DecoderSpec, weights: TorchWeights, engines: Engines) -> TorchWeights:
+def with_key_centres(spec: DecoderSpec, weights: TorchWeights, implementations: Implementations) -> TorchWeights:
     """Return the weights with the centre of the keys of each layer, computed plainly over float32 KV memory."""
     device, kv_spec = weights.embedding.weight.device, spec.kv_cache_spec(BLOCK)
     attention: AttentionBackend[Any] = PlainAttention(device)
-    plain = replace(engines, attention=attention, operations=PlainOperations(attention))
+    plain = replace(implementations, attention=attention, operations=PlainOperations(attention))
     runner = TorchRunner(TorchDecoder(spec, weights, plain), create_sampler(spec.vocab_size, device), device)
     memory = TorchCache(kv_spec, attention, device, num_blocks=num_blocks(spec, kv_spec))
     centres = key_centres(spec, memory, runner, _read_keys)

@@ -1,7 +1,7 @@
 """The largest possible steps, and others of their kinds, which are computed once before the first real one.
 
     prompts      the most tokens of a step, with the most logits
-    a chunk      at the end of the longest context, with as many parts as there may be
+    chunks       at the end of the longest context, with as many parts as there may be: of a launch, and of one tile
     decodes      the most concurrent sequences
     a decode     at the end of 2, 4, 8, … splits, and of the longest context
     some tokens  with as many logits: products of codes have kernels for few rows and for some
@@ -19,6 +19,7 @@ import numpy as np
 
 from quire.compute.arrays import IntArray
 from quire.compute.sampling.draws import Draws, TokenLists, TokenRules, parameter_columns
+from quire.compute.torch.attention.base import MOST_SHORT
 from quire.compute.torch.attention.work import MOST_PARTS
 from quire.compute.torch.kernels.tile_shape import SPLIT
 from quire.compute.torch.settings import TorchSettings
@@ -26,6 +27,8 @@ from quire.compute.worker.model_runner import StepInputs
 from quire.core.kv_spec import KVCacheSpec
 
 SOME: Final = 32
+MOST_OF_TILE: Final = 128
+"""Tokens, if the rows of the largest tile are of one head."""
 
 
 def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: int) -> tuple[StepInputs, ...]:
@@ -34,11 +37,14 @@ def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: in
     prompt = np.arange(settings.max_num_batched_tokens // num_prompts)
     num_logits = min(-(-settings.num_logits // num_prompts), len(prompt))
     num_doublings = (max(context_length - 1, 1) // SPLIT).bit_length()
-    num_cut = max(1, MOST_PARTS // -(-context_length // SPLIT))
+    num_cut = max(MOST_SHORT + 1, MOST_PARTS // -(-context_length // SPLIT))
     lengths = [SPLIT << doubling for doubling in range(1, num_doublings)] + [context_length]
     return (
         _step(spec, num_prompts, prompt, num_logits),
-        _step(spec, 1, np.arange(context_length - min(num_cut, len(prompt)), context_length), 1),
+        *(
+            _step(spec, 1, np.arange(context_length - min(count, len(prompt)), context_length), 1)
+            for count in (num_cut, MOST_OF_TILE)
+        ),
         _step(spec, settings.max_num_seqs, prompt[:1], 1),
         *(_step(spec, 1, np.array([length - 1]), 1) for length in lengths),
         _step(spec, 1, prompt[:SOME], min(num_logits, SOME)),

@@ -155,7 +155,9 @@ class TorchRunner:
         torch.cuda.empty_cache()
         half = len(inputs.entries) // 2
         first, second = inputs.part(0, half), inputs.part(half, len(inputs.entries))
-        halves = self._compute(first, cache), self._compute(second, cache)
+        done = self._compute(first, cache)
+        done = replace(done, finite=done.finite.clone())  # a replay of the second half would overwrite it
+        halves = done, self._compute(second, cache)
         return DecoderOutputs(
             torch.cat([each.logits for each in halves]),
             torch.cat([each.finite for each in halves]),

@@ -16,7 +16,7 @@ def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> tuple
     shape = step_shape(inputs, block_size)
     columns = [inputs.token_ids, inputs.positions, inputs.query_starts, shape.lengths, inputs.logit_indices]
     token_ids, positions, query_starts, lengths, logit_indices, states, rows, *rest = together(
-        [*columns, inputs.state_indices, inputs.rows, *inputs.slots, *shape.block_tables], device
+        [*columns, inputs.state_indices, inputs.rows, *inputs.slots, *shape.needed_tables(block_size)], device
     )
     num_groups = len(inputs.slots)
     batch = StepBatch(

@@ -24,10 +24,15 @@ ALIGNMENT: Final = 4
 """The alignment of a view, in 4-byte numbers."""
 
 
+def for_copy(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array as a tensor of the host that is copied to a device without waiting: for a GPU, page-locked."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
 def on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Return an array as a tensor on a device; on the CPU, a view of the array. Does not wait."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return for_copy(array, device).to(device, non_blocking=True)
 
 
 def together(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Tensor]:

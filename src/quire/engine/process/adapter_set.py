@@ -37,7 +37,7 @@ Stats = Callable[[], EngineStats]
 class AdapterSet:
     """The adapters of a model. `check` reads an adapter's files; `budget`: the bytes of adapters in memory at once.
 
-    The engine starts with the first of the `named` adapters that fit into the budget.
+    The engine starts with the first `named` adapters that fit into the budget together.
     """
 
     def __init__(self, named: Mapping[str, AdapterFacts], check: Callable[[str], AdapterFacts], budget: int) -> None:

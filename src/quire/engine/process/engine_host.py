@@ -27,7 +27,7 @@ from typing import Final
 from quire.core.clock import Clock, SystemClock
 from quire.core.errors import ExecutionError, QuireError
 from quire.core.threaded_output import drain_output, thread_output
-from quire.engine.client import InProcessClient, SequenceUpdate
+from quire.engine.client import EngineClient, SequenceUpdate
 from quire.engine.commands import Command
 from quire.engine.core import EngineCore
 from quire.engine.process.engine_thread import EngineCallbacks, EngineThread
@@ -145,7 +145,7 @@ class EngineHost:
             message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
             self._connection.send(Failed(_in_one_line(message)))
             return FAILED
-        client = InProcessClient(core)
+        client = EngineClient(core)
         callbacks = EngineCallbacks(self._deliver, self._die, self._tell, self._show, self._report)
         thread = EngineThread(client, callbacks, self._clock)
         self._thread = thread

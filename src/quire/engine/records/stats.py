@@ -52,8 +52,8 @@ class EngineStats:
     `failed_steps_total` counts steps that failed in the executor, `memory_failures_total` those for lack of memory.
     `culprits_total` counts requests that ended because a step with only them failed; `corrupted_requests_total` those
     whose own values were invalid (such as NaN) in a step that succeeded. `num_suspects` is the number of requests that
-    are now retried apart from the others. `max_step_tokens` is the maximum of tokens in a step: less than the setting
-    after memory has run out. `prompt_limit` is the maximum of prompt tokens in a step while other requests generate, as
+    are now retried apart from the others. `max_step_tokens` is the limit of tokens in a step: less than the setting
+    after memory has run out. `prompt_limit` is the limit of prompt tokens in a step while other requests generate, as
     `itl_slo_ms` requires; 0: no limit. `drafts_total` counts sequences with guesses to verify, once per step.
     `verified_guesses` and `right_guesses` count all verified guesses, and the right ones, by proposer and place in the
     draft.

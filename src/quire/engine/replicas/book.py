@@ -132,5 +132,5 @@ class PartBook:
             if names != set(self._router.under_way(replica.index)) or len(names) != count:
                 raise InvariantError(f"replica {replica.index}: the router's parts differ from the engine's")
         on_trial = self.suspects.on_trial
-        if on_trial is not None and on_trial.replica is not None and self.num_at(on_trial.replica) != 1:
+        if on_trial is not None and (on_trial.replica is None or self.num_at(on_trial.replica) != 1):
             raise InvariantError("a suspect is not alone in its engine")

@@ -5,8 +5,9 @@
 
 The blocks are copied from disk to disk, with the records and checksums of a bundle, so they are ordinary cache hits. A
 fetch is worth it if it should take less than half the time of computing the prefix. The estimate uses measured times:
-of a token in the chosen engine, of earlier fetches, and of loads from its disk. After that half the request no longer
-waits. So a link that has become slow delays one request by half the time of computing, and later ones not at all.
+of a token in the chosen engine, of earlier fetches, and of loads from its disk. After that half the request is sent
+without the prefix. So a link that has become slow delays one request by half the time of computing, and later ones not
+at all.
 
 One prefix is fetched at a time: requests for the same prefix wait for it, and all others compute.
 """
@@ -47,7 +48,7 @@ BUSY, NOT_WORTH = "busy", "not worth it"
 FAILED: Final = "failed"
 
 
-class Engines(Protocol):
+class StoringEngines(Protocol):
     """The engines of a model, for a courier that makes them write and take blocks."""
 
     @property
@@ -88,11 +89,11 @@ class StoredBlocks(NamedTuple):
 class Courier(Protocol):
     """Copies blocks from the store of an engine to that of another. Raises `FetchError`."""
 
-    async def ask(self, engines: Engines, errand: Errand) -> StoredBlocks | None:
+    async def ask(self, engines: StoringEngines, errand: Errand) -> StoredBlocks | None:
         """Make the source write the blocks to its disk; return their place, or None if the target has them all."""
         ...
 
-    async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
+    async def move(self, engines: StoringEngines, errand: Errand, stored: StoredBlocks) -> int:
         """Copy the stored blocks and make the target take them in; return the number of bytes."""
         ...
 
@@ -157,7 +158,9 @@ class Fetch:
             self.work.cancel()
 
     def release(self) -> None:
-        """Send the held parts to their engine. Mutates."""
+        """Send the held parts to their engine; if it is ending, keep them, so that they go elsewhere. Mutates."""
+        if not self.errand.target.state.has_engine:
+            return
         for part, add in self.parts.items():
             part.fetch = None
             self.errand.target.send(add)
@@ -171,7 +174,7 @@ class Fetches:
     """
 
     def __init__(
-        self, engines: Engines, replicas: Sequence[Replica], router: Router, courier: Courier, clock: Clock
+        self, engines: StoringEngines, replicas: Sequence[Replica], router: Router, courier: Courier, clock: Clock
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.num_blocks = self.num_bytes = 0

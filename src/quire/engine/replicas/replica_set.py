@@ -45,7 +45,7 @@ logger = logging.getLogger("quire.engine")
 scaling_logger = logging.getLogger("quire.scaling")  # a server shows its messages from level INFO on
 
 MOST_WAIT_S: Final = 30.0
-"""The minimum of seconds that a running request waits for an engine that can continue it."""
+"""Seconds that a running request waits for an engine that can continue it, at least."""
 LOADS_WAITED_FOR: Final = 2.0
 """It waits for at least this many times the load time, because a restarted engine loads as long again."""
 GIVEN_UP: Final = "giving up on this engine; restart the server to try it again"
@@ -264,7 +264,6 @@ class ReplicaSet:
         self.close_to_requests(replica)
         try:
             await drain(self, replica, self._clock, may_move=self._continue_on != "never")
-            self._router.lose(replica.index)  # so that it is not chosen while it ends
             await replica.rest()
             self.replica_lost(replica, is_planned=True)
         finally:
@@ -303,7 +302,7 @@ class ReplicaSet:
 
     def take_updates(self, replica: Replica, updates: list[SequenceUpdate]) -> None:
         """Record the updates of requests, and pass them on. Mutates."""
-        book, passed, told = self.book, [], []
+        book, told, passed = self.book, list[SequenceUpdate](), None
         for update in updates:
             part = book.named(update.request_id, replica)
             if part is None:
@@ -311,13 +310,13 @@ class ReplicaSet:
             told.append(part.take(update))
             book.start(part)
             part.fingerprint = replica.fingerprint
-            if part is self._suspects.on_trial and self._suspects.has_passed(part):
-                passed.append(part)
+            if self._suspects.has_passed(part):
+                passed = part  # it may pass several times: each of its samples has an update
             if part.is_over:
                 book.forget(part)
         if told:
             self._tell(told)
-        if passed:
+        if passed is not None:
             self._end_trial(passed)
         elif self._suspects.waiting:
             self._begin_trial()  # an engine may now be empty
@@ -396,9 +395,8 @@ class ReplicaSet:
     def _put(self, part: Part, among: Sequence[Replica]) -> None:
         """Send a part to one of these engines. Mutates."""
         router, add = self._router, part.next_add()
-        for each in self.replicas:
-            if each.state.has_engine:
-                (router.resume if each in among else router.pause)(each.index)
+        for each in self.replicas:  # also one that ends: the router knows it until its process is gone
+            (router.resume if each in among else router.pause)(each.index)
         prompt = router.prompt(add.prompt_token_ids + add.output_token_ids, add.scope)
         index = router.choose(part.name, prompt)
         if index is None:
@@ -454,11 +452,11 @@ class ReplicaSet:
         elif all(each.is_ready or each.state is ModelState.FAILED for each in self.in_use):
             suspects.engine = min(allowed, key=self.book.num_at)  # it gets no new requests
 
-    def _end_trial(self, parts: Sequence[Part]) -> None:
+    def _end_trial(self, part: Part) -> None:
         """End the trial of a part that has passed, and make room for the next suspect. Mutates."""
         self._suspects.end_trial()
-        if self._suspects.waiting:
-            self._move([part for part in parts if not part.is_over])
+        if self._suspects.waiting and not part.is_over:
+            self._move([part])
         else:
             self._place_all()
 

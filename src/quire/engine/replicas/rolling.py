@@ -24,7 +24,7 @@ MOVED_AT_ONCE: Final = 8
 LOOK_S: Final = 0.02
 
 
-class Engines(Protocol):
+class RestartableEngines(Protocol):
     """The part of a set of engines that a rolling restart uses."""
 
     @property
@@ -50,7 +50,7 @@ class Engines(Protocol):
         ...
 
 
-async def roll(engines: Engines, clock: Clock, *, may_move: bool) -> None:
+async def roll(engines: RestartableEngines, clock: Clock, *, may_move: bool) -> None:
     """Restart the engines of a set; with `may_move` off, each waits until its requests have ended. Mutates."""
     for replica in engines.replicas:
         if not replica.is_ready:
@@ -62,7 +62,7 @@ async def roll(engines: Engines, clock: Clock, *, may_move: bool) -> None:
             engines.open_to_requests(replica)
 
 
-async def drain(engines: Engines, replica: Replica, clock: Clock, *, may_move: bool) -> None:
+async def drain(engines: RestartableEngines, replica: Replica, clock: Clock, *, may_move: bool) -> None:
     """Wait until an engine that is closed to new requests has none left; move those that take long. Mutates."""
     end_s = clock.now() + DRAIN_S
     while engines.book.num_at(replica) and replica.is_ready:
@@ -75,7 +75,7 @@ async def drain(engines: Engines, replica: Replica, clock: Clock, *, may_move: b
             await asyncio.sleep(LOOK_S)
 
 
-async def _restart(engines: Engines, replica: Replica, clock: Clock, may_move: bool) -> None:
+async def _restart(engines: RestartableEngines, replica: Replica, clock: Clock, may_move: bool) -> None:
     epoch = replica.epoch
     await drain(engines, replica, clock, may_move=may_move)
     if replica.epoch == epoch:  # else it has died and was restarted in the meantime

@@ -22,7 +22,7 @@ class ReplicaSettings:
     """How many engines a model has, which of them continue the texts of one that died, and their time limits.
 
     `continue_on`: "same" for engines that compute the same bits, "any", or "never". `start`: starts an engine on
-    another machine; None: engines are processes of this machine. `least`: the minimum of engines, if their number
+    another machine; None: engines are processes of this machine. `least`: the fewest engines, if their number
     follows the load. `courier`: copies prefixes between engines; None: each computes the blocks that it lacks.
     """
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
 
 MAX_WAITING_TEXTS: Final = 256
-"""The maximum of long texts of one tenant that wait for a thread."""
+"""The most long texts per tenant that can wait for a thread."""
 
 
 def server_text_pool() -> TenantPool:

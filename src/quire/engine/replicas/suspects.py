@@ -49,10 +49,10 @@ class Suspects:
         is_alone = len(parts) == 1 and parts[0] is self.on_trial
         for part in parts:
             part.num_deaths += 1
-        if is_alone:
+        if self.on_trial in parts:
             self.on_trial = self.engine = None
-            if parts[0].num_deaths >= MOST_DEATHS:
-                return [], [], parts[0]
+        if is_alone and parts[0].num_deaths >= MOST_DEATHS:
+            return [], [], parts[0]
         pieces = [piece for part in parts for piece in part.pieces()]
         once = [piece for piece in pieces if piece.num_deaths < ALONE_FROM]
         self._waiting.extend(piece for piece in pieces if piece.num_deaths >= ALONE_FROM)

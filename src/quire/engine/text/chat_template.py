@@ -208,7 +208,7 @@ def _tool_calls(calls: object, where: str, arguments: _Arguments) -> list[object
             raise InvalidRequestError(f"{where}[{index}]", call, "an object with function.name and function.arguments")
         place = f"{where}[{index}].function.arguments"
         plain = arguments.read(function.pop("arguments", {}), place)
-        call["function"] = {"name": function.pop("name"), "arguments": plain, **function}  # in the order of models
+        call["function"] = {"name": function.pop("name"), "arguments": plain, **function}  # in models' order
     return calls
 
 

@@ -114,7 +114,7 @@ class ControlText:
             model["unk_token"] = names[model["unk_token"]]
         try:
             return tokenizers.Tokenizer.from_str(json.dumps(settings))
-        except Exception:  # the library's own type: merges build a special token out of letters
+        except Exception:  # the library raises only this: merges build a special token out of letters
             return None
 
 

@@ -30,6 +30,7 @@ from quire.engine.outputs import (
     RequestOutput,
 )
 from quire.engine.text.detokenizer import IncrementalDetokenizer
+from quire.engine.text.logprob_list import LogprobList
 from quire.engine.text.stop_strings import StopStrings
 from quire.engine.text.tokenizer import Tokenizer
 
@@ -48,7 +49,8 @@ class SequenceText:
         self.error = ""
         self.cumulative_logprob = 0.0
         self._pieces: list[str] = []
-        self._logprobs: list[dict[int, Logprob]] = []
+        self._entries: list[TokenLogprobs] = []  # of the tokens in no delta so far
+        self._shown: list[dict[int, Logprob]] = []  # those entries that an output has shown
         self._num_taken = 0  # tokens in earlier deltas
         self._num_taken_pieces = 0
         self._is_told = False  # a delta has reported its end
@@ -72,7 +74,7 @@ class SequenceText:
         last = len(update.token_ids) - 1
         for position, token in enumerate(update.token_ids):
             self.token_ids.append(token)
-            self._note_logprobs(token, update.logprobs[position : position + 1])
+            self._note_logprobs(update.logprobs[position : position + 1])
             shown = not (ends_by_token and position == last) or self._wanted.include_stop_str_in_output
             if shown and self._detokenizer is not None and self._show(self._detokenizer.append([token])):
                 return
@@ -92,14 +94,14 @@ class SequenceText:
         return self.cumulative_logprob / length
 
     def output(self) -> CompletionOutput:
-        """Return the sequence in the caller's form. Does not mutate."""
+        """Return the sequence in the caller's form, without the log-probabilities of deltas. Does not mutate."""
         asked, is_found = self._wanted.logprobs is not None, self._wanted.beam_search
         return CompletionOutput(
             index=self.index,
             text="".join(self._pieces),
             token_ids=list(self.token_ids),
             cumulative_logprob=self.cumulative_logprob if asked or is_found else None,
-            logprobs=list(self._logprobs) if asked else None,
+            logprobs=self._shown_logprobs() if asked else None,
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
             stop_reason=self.stop_reason,
             error=self.error,
@@ -117,11 +119,12 @@ class SequenceText:
             index=self.index,
             text=text,
             token_ids=tokens,
-            logprobs=self._logprobs[self._num_taken :] if asked else None,
+            logprobs=LogprobList(tokens, self._entries, self._tokenizer) if asked else None,
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
             stop_reason=self.stop_reason,
             error=self.error,
         )
+        self._entries, self._shown = [], []
         self._num_taken += len(tokens)
         self._num_taken_pieces += len(pieces)
         self._is_told = self.finish_reason is not None
@@ -144,23 +147,18 @@ class SequenceText:
             token = self.token_ids[-1]
             self.stop_reason = token if token in self._wanted.stop_token_ids else None
 
-    def _note_logprobs(self, token: int, entries: list[TokenLogprobs]) -> None:
+    def _note_logprobs(self, entries: list[TokenLogprobs]) -> None:
         for entry in entries:
             self.cumulative_logprob += entry.logprob
-            if self._wanted.logprobs is None:
-                continue
-            self._logprobs.append(token_and_likeliest(token, entry, self._tokenizer))
+            if self._wanted.logprobs is not None:
+                self._entries.append(entry)
 
-
-def token_and_likeliest(token: int, entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    """Return the log-probability of a token, then those of the likeliest ones, by token id. Does not mutate."""
-    found = {token: (entry.logprob, entry.rank)}
-    for rank, (other, value) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1):
-        found[other] = value, rank
-    return {
-        each: Logprob(value, rank, "" if tokenizer is None else tokenizer.token_text(each))
-        for each, (value, rank) in found.items()
-    }
+    def _shown_logprobs(self) -> list[dict[int, Logprob]]:
+        """Return the log-probabilities; makes only the new ones, because a text is shown again after each token."""
+        count = len(self._shown)
+        tokens = self.token_ids[self._num_taken + count :]
+        self._shown += LogprobList[dict[int, Logprob]](tokens, self._entries[count:], self._tokenizer)
+        return list(self._shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +193,8 @@ class RequestText:
         self._prompt_token_ids = prompt
         self._wanted = wanted
         self._tokenizer = tokenizer
-        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        self._untold_prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
+        self._has_prompt_logprobs = False
         self.num_cached_tokens = self.num_disk_tokens = self.num_host_tokens = 0
         self.waited_s: float | None = None
         self.vector = b""
@@ -226,11 +224,11 @@ class RequestText:
 
     def note_prompt(self, entries: Sequence[TokenLogprobs]) -> None:
         """Record the log-probabilities of the prompt, whose first token has none. Mutates."""
-        if self._wanted.prompt_logprobs is None or self._prompt_logprobs is not None:
+        if self._wanted.prompt_logprobs is None or self._has_prompt_logprobs:
             return
-        pairs = zip(self._prompt_token_ids[1:], entries, strict=False)  # a prompt that failed has fewer entries
-        self._prompt_logprobs = [None, *(token_and_likeliest(token, each, self._tokenizer) for token, each in pairs)]
-        self._untold_prompt_logprobs = self._prompt_logprobs
+        self._has_prompt_logprobs = True
+        told = [None, *entries[: len(self._prompt_token_ids) - 1]]  # a prompt that failed has fewer entries
+        self._prompt_logprobs = LogprobList(self._prompt_token_ids, told, self._tokenizer)
 
     def note_progress(self, now: float) -> None:
         """Record the times, and count the step if it generated a token. Mutates."""
@@ -243,12 +241,13 @@ class RequestText:
             self._finished_s = now
 
     def output(self) -> RequestOutput:
-        """Return the output so far; once all `best_of` sequences have ended, the n best. Does not mutate."""
-        chosen = self.sequences
-        if self._is_ranked:
-            good_first = sorted(chosen, key=lambda text: (bool(text.error), -text.score, text.index))
-            chosen = good_first[: self._wanted.n] if self.finished else chosen[: self._wanted.n]
-        outputs = [sequence.output() for sequence in chosen]
+        """Return the output so far; once all `best_of` sequences have ended, the n best. Does not mutate.
+
+        It lacks the log-probabilities of earlier deltas.
+        """
+        prompt_logprobs = None if self._prompt_logprobs is None else list(self._prompt_logprobs)
+        self._prompt_logprobs = prompt_logprobs  # made once
+        outputs = [sequence.output() for sequence in self._chosen]
         if self._is_ranked:
             outputs = [replace(output, index=index) for index, output in enumerate(outputs)]
         return RequestOutput(
@@ -261,8 +260,16 @@ class RequestText:
             num_disk_tokens=self.num_disk_tokens,
             num_host_tokens=self.num_host_tokens,
             metrics=self.metrics,
-            prompt_logprobs=self._prompt_logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
+
+    @property
+    def _chosen(self) -> list[SequenceText]:
+        """The sequences that are returned, the best first once all have ended."""
+        if not self._is_ranked:
+            return self.sequences
+        good_first = sorted(self.sequences, key=lambda text: (bool(text.error), -text.score, text.index))
+        return (good_first if self.finished else self.sequences)[: self._wanted.n]
 
     def embedding(self) -> EmbeddingOutput:
         """Return the vector of a pooled request that has ended. Does not mutate."""
@@ -277,11 +284,11 @@ class RequestText:
 
     def take_delta(self) -> RequestDelta:
         """Return the new output since the last call; if texts are ranked, it comes at the end. Mutates."""
+        told = self._chosen if self.finished or not self._is_ranked else []
+        deltas = [delta for sequence in told if (delta := sequence.take_delta()) is not None]
         if self._is_ranked:
-            deltas = [CompletionDelta.of(each) for each in self.output().outputs] if self.finished else []
-        else:
-            deltas = [delta for sequence in self.sequences if (delta := sequence.take_delta()) is not None]
-        prompt_logprobs, self._untold_prompt_logprobs = self._untold_prompt_logprobs, None
+            deltas = [replace(delta, index=index) for index, delta in enumerate(deltas)]
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
         return RequestDelta(
             outputs=deltas,
             finished=self.finished,

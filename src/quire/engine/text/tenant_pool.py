@@ -31,7 +31,7 @@ CLOSED: Final = "the engine is closed"
 class TenantPool:
     """Threads for the jobs of tenants. Safe to use from several threads and event loops.
 
-    Each thread starts when it is first needed. `max_waiting`: the maximum of waiting jobs per tenant; None: no limit.
+    Each thread starts when it is first needed. `max_waiting`: the most waiting jobs per tenant; None: no limit.
     """
 
     def __init__(self, name: str, *, num_threads: int, max_waiting: int | None = None) -> None:

@@ -1,7 +1,7 @@
 r"""Turns text into token ids and back, with the files of a model.
 
 `tokenizers` (Rust) does the work, on tokenizer.json; `transformers` is not needed. This module adds what a server needs
-and the library leaves open:
+in addition:
 
 **Special tokens in a client's text.** The text of a chat message never becomes a control token; see `control_text`.
 

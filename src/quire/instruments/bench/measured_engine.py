@@ -28,7 +28,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
 from quire.core.request import CacheScope
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
-from quire.engine.client import InProcessClient, SequenceUpdate
+from quire.engine.client import EngineClient, SequenceUpdate
 from quire.engine.commands import Add
 from quire.engine.core import EngineCore
 from quire.engine.factory import plan_engine
@@ -161,7 +161,7 @@ class MeasuredEngine:
         with closing(LoadingLine(sys.stderr, clock)) as progress:
             self.blueprint = self.blueprint.measured(progress.note)
             self.core: EngineCore = self.blueprint.build(clock, progress.note, partial(WatchedWorker, self.watch))
-        self.client = InProcessClient(self.core)
+        self.client = EngineClient(self.core)
         self.load_s = self.plan_s + time.perf_counter() - started
         return self
 

@@ -191,10 +191,14 @@ class DiskTier:
         parent = entry.parent
         if parent is None:
             return False
-        slot = self._take_slot((entry, parent))
+        evicted: list[PrefixEntry] = []
+        slot = self.slots.take((entry, parent), evicted)
         if slot is None:
             return False
         self.slots.hold(entry, group, slot)
+        for each in evicted:  # only now: without its slot, the entry could go with the last one after it
+            self.counts["evicted"] += 1
+            self._index.discard(each)
         self.slots.pin(entry)
         self._num_tickets += 1
         self._stores[self._num_tickets] = _Store(entry, group, slot)
@@ -204,14 +208,6 @@ class DiskTier:
         )
         self._next_stores.append(BlockStore(self._num_tickets, block_id, kept, bundle))
         return True
-
-    def _take_slot(self, spared: tuple[PrefixEntry, ...]) -> int | None:
-        evicted: list[PrefixEntry] = []
-        slot = self.slots.take(spared, evicted)
-        for entry in evicted:
-            self.counts["evicted"] += 1
-            self._index.discard(entry)
-        return slot
 
     def forget(self, entry: PrefixEntry) -> None:
         """Forget the slots of an entry: its content is in doubt, or no request may hit it any more. Mutates.

@@ -44,7 +44,7 @@ from quire.serve.errors import (
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.read.bundle import MEDIA_TYPE, read_bundle, require_bundle
 from quire.serve.render.answer import json_answer, shown_model
-from quire.serve.run.cache_jobs import CacheJobs, Kept, engines_of
+from quire.serve.run.cache_commands import CacheCommands, Kept, engines_of
 from quire.serve.run.generation import Generation
 from quire.serve.schemas.cache import (
     CacheExportRequest,
@@ -69,7 +69,7 @@ async def warm(request: Request) -> Response:
     async def work() -> Response:
         generation, before = await _computed(request, fields, services)
         prompts = [each.request for each in generation.prepared]
-        kept = await CacheJobs(services.model, request.state.context.request_id).keep(prompts)
+        kept = await CacheCommands(services.model, request.state.context.request_id).keep(prompts)
         data = [_warm_prompt(services, index, prompts[index], before[index], each) for index, each in enumerate(kept)]
         return json_answer(CacheWarmAnswer("list", shown_model(fields, generation), data))
 
@@ -112,7 +112,7 @@ async def export(request: Request) -> BundleAnswer:
         raise InvalidRequestError("prompt", found, f"at least {services.model.config.block_size} tokens, one block")
 
     async def keep() -> Kept:
-        job = CacheJobs(services.model, request.state.context.request_id)
+        job = CacheCommands(services.model, request.state.context.request_id)
         return (await job.keep([prompt], wants_slots=True))[0]
 
     kept = await unless_gone(request, keep, services.config)
@@ -177,7 +177,7 @@ async def import_(request: Request) -> Response:
         async with bundles.opened(lambda: Spool(Path(services.model.config.disk_cache or ""))) as spool:
             intake = Intake(spool, limits)
             await read_bundle(request, services, intake, bundles)
-            jobs = CacheJobs(services.model, context.request_id)
+            jobs = CacheCommands(services.model, context.request_id)
 
             async def read(first: int, end: int) -> tuple[KeptBlock, ...]:
                 return await bundles.run(lambda: intake.blocks(first, end, scope))

@@ -59,7 +59,7 @@ async def answer_text(
         return answered
 
     async def work() -> Response | EventStream:
-        generation = await admitted(request, services, partial(translate, fields))
+        generation = await admitted(request, services, partial(translate, fields), streams=bool(fields.stream))
         if fields.stream:
             answer = render(fields, generation)
             return EventStream(answer.events(), services.config, answer.failed, kind.stream_type)
@@ -70,16 +70,21 @@ async def answer_text(
 
 
 async def admitted(
-    request: Request, services: Services, translate: Callable[[Services], GenerationRequest]
+    request: Request, services: Services, translate: Callable[[Services], GenerationRequest], *, streams: bool = False
 ) -> Generation:
-    """Return a call that can run: its model is loaded, it is admitted, and its prompts are tokenized. Mutates."""
+    """Return a call that can run: its model is loaded, it is admitted, and its prompts are tokenized. Mutates.
+
+    `streams`: the answer is a stream.
+    """
     models: ModelSet = request.app.state.models
     context: RequestContext = request.state.context
     context.stay = await models.stay(services, context.tenant)
     asked = translate(services)
     context.visit = services.gate.enter(context.tenant, asked.num_sequences, asked.num_tokens)
     try:
-        return await prepare(services, context, asked)
+        generation = await prepare(services, context, asked)
+        generation.require_few_logprobs(streams=streams)
+        return generation
     except RefusedPrompt as refused:
         raise named(refused, asked) from refused
 

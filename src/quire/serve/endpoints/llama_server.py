@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from quire.serve.endpoints.line import answer_text
 from quire.serve.errors import ApiError
-from quire.serve.loading.model_set import ModelSet
+from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.render.answer import json_answer
 from quire.serve.render.llama_server import LlamaReply, llama_props
 from quire.serve.schemas.llama_server import LlamaCompletionRequest
@@ -39,9 +39,10 @@ async def completion(request: Request) -> Response | EventStream:
 async def props(request: Request) -> Response:
     """Answer with the properties of the server."""
     models: ModelSet = request.app.state.models
-    services = models.find(request.query_params.get("model"), request.state.context.tenant)
+    tenant = request.state.context.tenant
+    services = models.find(request.query_params.get("model"), tenant)
     services.gate.require_ready()
-    return json_answer(llama_props(services))
+    return json_answer(llama_props(services, next(iter(names_for(services, tenant)), "")))
 
 
 async def elsewhere(request: Request) -> Response:

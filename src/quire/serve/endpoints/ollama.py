@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from quire.core.errors import QuireError
+from quire.core.errors import QuireError, TooManyJobsError
 from quire.engine.records.stats import ModelState
 from quire.serve.endpoints.embeddings import answer_vectors
 from quire.serve.endpoints.line import answer_text, fields_of, require_ready
@@ -90,7 +90,7 @@ async def show(request: Request) -> Response:
     """Answer with the details of a model, without loading it."""
     require_ready(request)
     fields, services = await fields_of(request, OllamaShowRequest)
-    async with _readable(services) as model:
+    async with _readable(services, request.state.context.tenant.name) as model:
         return json_answer(shown_model(services, model, fields.model))
 
 
@@ -111,13 +111,15 @@ async def no_changes(request: Request) -> Response:
 
 
 @asynccontextmanager
-async def _readable(services: Services) -> AsyncIterator[ServedModel]:
+async def _readable(services: Services, tenant: str) -> AsyncIterator[ServedModel]:
     """Return a model with its tokenizer, possibly without an engine."""
     if services.model.state is not ModelState.UNLOADED:
         yield services.model
         return
     try:
-        model = await services.model.opened()
+        model = await services.model.opened(tenant)
+    except TooManyJobsError:
+        raise
     except QuireError as error:
         raise model_not_loadable(services.name, str(error)) from error
     try:

@@ -22,6 +22,7 @@ from quire.serve.schemas.tokens import (
 )
 from quire.serve.services import Services
 from quire.serve.sse import unless_gone
+from quire.serve.tenants import Tenant
 from quire.serve.translate.tokens import require_token_ids, required_tokenizer, text_to_encode
 
 
@@ -76,26 +77,30 @@ async def _loaded(request: Request, services: Services) -> None:
 async def models(request: Request) -> Response:
     """Answer with all models, under each of their names."""
     served, tenant = require_ready(request).models, request.state.context.tenant
-    return json_answer(ModelList("list", [_card(each, name) for each in served for name in names_for(each, tenant)]))
+    return json_answer(
+        ModelList("list", [_card(each, name, tenant) for each in served for name in names_for(each, tenant)])
+    )
 
 
 async def model(request: Request) -> Response:
     """Answer with the card of one name."""
     models: ModelSet = request.app.state.models
     name = request.path_params["model_id"]
-    services = models.find(name, request.state.context.tenant)
+    tenant = request.state.context.tenant
+    services = models.find(name, tenant)
     require_ready(request)
-    return json_answer(_card(services, name))
+    return json_answer(_card(services, name, tenant))
 
 
-def _card(services: Services, name: str) -> ModelCard:
+def _card(services: Services, name: str, tenant: Tenant) -> ModelCard:
+    base = services.name if tenant.may_call(services.name) else None
     return ModelCard(
         id=name,
         object="model",
         created=services.created_s,
         owned_by="quire",
-        root=services.name,
-        parent=None if ModelSet.adapter_of(services, name) is None else services.name,
+        root=base or name,
+        parent=None if ModelSet.adapter_of(services, name) is None else base,
         max_model_len=services.model.limits.max_model_len,
         state=services.model.state.value,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from quire.core.clock import Clock
 from quire.core.config import EngineConfig
@@ -22,15 +23,15 @@ from quire.serve.loading.loadable import LoadableModel, PlannedModel
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.loading.residency import Residency
 from quire.serve.model import ReloadableModel, SupervisedModel
+from quire.serve.model_names import LATEST, same_model
 from quire.serve.replicas.store_courier import RelayCourier, StoreCourier
-from quire.serve.schemas.common import LATEST, same_model
 from quire.serve.services import make_server_services, make_services, model_name, services_of
 
 if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
 
 MAX_READING: Final = 16
-"""Requests that may wait to open models that are not loaded."""
+"""Requests of a tenant that may wait to open models that are not loaded."""
 
 
 def only_model(model: ReloadableModel, config: ServerConfig, clock: Clock) -> ModelSet:
@@ -103,13 +104,15 @@ class _ModelMaker:
         least = config.least_replicas if config.least_replicas < config.num_replicas else None
         courier = None if config.num_replicas == 1 else StoreCourier() if start is None else RelayCourier()
         self._replicas = ReplicaSettings(config.num_replicas, config.continue_on, patience, start, least, courier)
+        self._sampling_defaults: dict[str, Any] = dict(config.sampling_defaults())
         self._text_pool = server_text_pool()
         self._load_pool = TenantPool("quire-load", num_threads=1, max_waiting=MAX_READING)
 
     def model(self, blueprint: EngineBlueprint, *, opens: bool) -> LoadableModel:
         """Return a model; `opens` reads its tokenizer now, so that the server refuses to start with a broken one."""
         report = self._replicas.shown_in(blueprint.report)
-        plan = PlannedModel(blueprint.config, report, blueprint.limits, blueprint.default_sampling)
+        sampling = replace(blueprint.default_sampling, **self._sampling_defaults)
+        plan = PlannedModel(blueprint.config, report, blueprint.limits, sampling)
         return LoadableModel(
             plan,
             partial(self._open, blueprint.config),

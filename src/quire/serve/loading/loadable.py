@@ -36,8 +36,8 @@ from quire.serve.model import SupervisedModel
 
 NOT_LOADED: Final = "the model is not loaded"
 LOADING: Final = "loading"
-READING: Final = "reading"
-"""Jobs in the pool: loading a model takes turns with opening one to read about it."""
+READING: Final = "reading of "
+"""Prefix of a tenant's jobs in the pool: loading a model takes turns with tenants that open one to read about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class LoadableModel:
         return EngineStats() if self._model is None else self._model.stats()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters that the model's makers recommend."""
+        """Return the default sampling parameters: those of the settings, or of the model's makers."""
         return self._plan.default_sampling
 
     def pooling_for(self, kind: str | None, dimensions: int) -> Pooling:
@@ -187,9 +187,12 @@ class LoadableModel:
             await self.unload()
             raise
 
-    async def opened(self) -> SupervisedModel:
-        """Return a second object for this model, with a tokenizer and without an engine; the caller closes it."""
-        return await self._load_pool.run(READING, self._open)
+    async def opened(self, tenant: str) -> SupervisedModel:
+        """Return a second object for this model, with a tokenizer and without an engine; the caller closes it.
+
+        Raises `TooManyJobsError` if too many requests of the tenant wait for this.
+        """
+        return await self._load_pool.run(READING + tenant, self._open)
 
     async def unload(self) -> None:
         """End the engine, and drop the tokenizer. Mutates."""

@@ -19,6 +19,7 @@ from typing import Final
 
 from quire.core.byte_sizes import format_bytes
 from quire.core.errors import QuireError
+from quire.core.validate import MAX_NAME_LENGTH
 from quire.engine.records.stats import ModelState
 from quire.serve.errors import (
     ApiError,
@@ -33,7 +34,7 @@ from quire.serve.errors import (
 from quire.serve.gate import DRAINING_RETRY_S, ENGINE_RETRY_S, MIN_RETRY_S
 from quire.serve.loading.residency import MIN_RESIDENCY_S, Load, Phase, Residency, Unload
 from quire.serve.loading.stay import Stay
-from quire.serve.schemas.common import same_model
+from quire.serve.model_names import same_model
 from quire.serve.services import ServerServices, Services
 from quire.serve.tenants import ANYBODY, Tenant
 
@@ -51,14 +52,9 @@ NEAR: Final = 0.5
 MAX_NAMES_SHOWN: Final = 5
 
 
-def may_call(tenant: Tenant, name: str) -> bool:
-    """Return whether a tenant may call the model or adapter of a name. Does not mutate."""
-    return tenant.models is None or any(same_model(name, each) for each in tenant.models)
-
-
 def names_for(services: Services, tenant: Tenant) -> tuple[str, ...]:
     """Return the names of a model and its adapters that a tenant may call. Does not mutate."""
-    return tuple(name for name in (*services.model_names, *services.adapter_names) if may_call(tenant, name))
+    return tuple(name for name in (*services.model_names, *services.adapter_names) if tenant.may_call(name))
 
 
 class _Waiter:
@@ -143,7 +139,9 @@ class ModelSet:
             if same_model(asked, broken):
                 raise model_not_loadable(broken, reason)
         names = [served for each in self.models for served in names_for(each, tenant)]
-        raise model_not_found(asked, get_close_matches(asked, names, n=3, cutoff=NEAR) or names[:MAX_NAMES_SHOWN])
+        # The time of a comparison grows with the name: one in a path or a query may be as long as the head allows.
+        near = get_close_matches(asked, names, n=3, cutoff=NEAR) if len(asked) <= MAX_NAME_LENGTH else []
+        raise model_not_found(asked, near or names[:MAX_NAMES_SHOWN])
 
     @staticmethod
     def adapter_of(services: Services, name: str | None) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, TypeVar, cast
 
 import msgspec
 from starlette.responses import Response
 
+from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta
 from quire.serve.context import RequestContext
 from quire.serve.errors import ApiError
@@ -16,8 +17,10 @@ from quire.serve.render.events import DONE, Envelope
 from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.common import FinishReason, ModelFields, PromptTokensDetails, Usage
 
-LONG_ANSWER: Final = 2_000
-"""An answer of this many tokens or more is encoded off the event loop."""
+LONG_ANSWER: Final = 4_000
+"""An answer or event with this many tokens and log-probabilities or more is encoded off the event loop."""
+
+Written = TypeVar("Written")
 
 
 class Answer(Protocol):
@@ -38,11 +41,20 @@ class Answer(Protocol):
 
 async def whole_answer(answer: Answer, results: Results, generation: Generation) -> Response:
     """Return a complete answer; a long one, with possibly much data per token, is encoded off the event loop."""
+    counts, num_shown = results.counts, 1 if generation.request.chat else generation.request.sampling.n
+    count = num_values(generation.request.sampling, counts.prompt * num_shown, counts.output)
+    return await off_loop_if_many(generation, count, lambda: json_answer(answer.whole(results)))
 
-    def write() -> Response:
-        return json_answer(answer.whole(results))
 
-    if results.counts.prompt + results.counts.output < LONG_ANSWER:
+def num_values(sampling: SamplingParams, num_prompt: int, num_output: int) -> int:
+    """Return the number of tokens and log-probabilities to encode. Does not mutate."""
+    asked = ((num_prompt, sampling.prompt_logprobs), (num_output, sampling.logprobs))
+    return sum(count * (1 if num_likely is None else 2 + num_likely) for count, num_likely in asked)
+
+
+async def off_loop_if_many(generation: Generation, count: int, write: Callable[[], Written]) -> Written:
+    """Return the result of `write`, which encodes this many values; many are encoded off the event loop."""
+    if count < LONG_ANSWER:
         return write()
     return await generation.services.model.text_pool.run(generation.context.tenant.name, write)
 
@@ -53,24 +65,29 @@ def json_answer(value: msgspec.Struct) -> Response:
 
 
 async def chunks(
-    generation: Generation, envelope: Envelope, render: Callable[[int, CompletionDelta], Iterable[msgspec.Struct]]
+    generation: Generation,
+    envelope: Envelope,
+    render: Callable[[int, CompletionDelta], Iterable[msgspec.Struct]],
+    num_shown: Callable[[int, CompletionDelta], int] = lambda *_: 0,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream of chunks, those of one engine step together.
 
-    `render` returns the choices for the new part of a text, given the index of its prompt.
+    `render` returns the choices for the new part of a text, given the index of its prompt; `num_shown` returns the
+    number of prompt tokens in them.
     """
     at_end, always = generation.request.stream_usage
     async with aclosing(generation.steps()) as all_steps:
         async for steps in all_steps:
             usage = usage_of(generation.counts) if always else None
-            events = [
-                envelope.chunk(choice, usage)
-                for prompt_index, delta in steps
-                for output in delta.outputs
-                for choice in render(prompt_index, output)
-            ]
-            if events:
-                yield b"".join(events)
+            outputs = [(prompt_index, output) for prompt_index, delta in steps for output in delta.outputs]
+
+            def write(outputs: Sequence[tuple[int, CompletionDelta]] = outputs, usage: Usage | None = usage) -> bytes:
+                return b"".join([envelope.chunk(choice, usage) for each in outputs for choice in render(*each)])
+
+            num_tokens = sum(len(output.token_ids) for _, output in outputs)
+            count = num_values(generation.request.sampling, sum(num_shown(*each) for each in outputs), num_tokens)
+            if events := await off_loop_if_many(generation, count, write):
+                yield events
     yield envelope.usage(usage_of(generation.counts)) + DONE if at_end else DONE
 
 

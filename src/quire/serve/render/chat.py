@@ -13,7 +13,7 @@ from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.reasoning import Thinking
 from quire.serve.render.answer import chunks, shown_id, shown_model, shown_reason, usage_of
 from quire.serve.render.events import Envelope, error_event
-from quire.serve.render.logprobs import TokenNames, content_logprobs, prompt_logprobs
+from quire.serve.render.logprobs import TokenNames, content_logprobs, prompt_logprobs, written
 from quire.serve.run.generation import Generation, Results
 from quire.serve.schemas.chat import (
     ChatChoice,
@@ -170,4 +170,4 @@ class ChatAnswer:
         if not self._fields.logprobs:
             return None
         num_top = self._fields.top_logprobs or 0
-        return ChatLogprobs(content_logprobs(output.logprobs or [], num_top, self._names))
+        return ChatLogprobs(written(content_logprobs(output.logprobs or [], num_top, self._names)))

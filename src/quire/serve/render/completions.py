@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from itertools import chain
 from typing import Final
 
 from msgspec import UNSET
@@ -49,11 +50,17 @@ class CompletionAnswer:
         model = shown_model(self._fields, generation)
         fixed = {"id": self._id, "object": OBJECT, "created": generation.created_s, "model": model}
         envelope = Envelope(fixed, tells_usage=generation.request.stream_usage[0])
-        return chunks(generation, envelope, self._new_choices)
+        return chunks(generation, envelope, self._new_choices, self._num_shown)
 
     def failed(self, error: ApiError) -> bytes:
         """Return the event that ends a failed stream. Does not mutate."""
         return error_event(error)
+
+    def _num_shown(self, prompt_index: int, output: CompletionDelta) -> int:
+        """Return how many tokens of a prompt the new part of a text shows. Does not mutate."""
+        index = self._generation.index_of(prompt_index, output)
+        is_shown = self._fields.echo and index not in self._begun
+        return len(self._generation.prepared[prompt_index].request.prompt_token_ids) if is_shown else 0
 
     def _new_choices(self, prompt_index: int, output: CompletionDelta) -> list[CompletionChoice]:
         """Return the new part of a text. Mutates."""
@@ -88,18 +95,18 @@ class CompletionAnswer:
         if self._fields.logprobs is None:
             return None
         token_ids: list[int] = []
-        entries: list[dict[int, Logprob] | None] = []
+        entries: list[Sequence[dict[int, Logprob] | None]] = []
         offsets: list[int] = []
         if shows_prompt:
             token_ids += self._prompt_ids(prompt_index)
-            entries += self._generation.prompt_logprobs[prompt_index]
+            entries.append(self._generation.prompt_logprobs[prompt_index])
             offsets += self._prompt_offsets(prompt_index)
         if not self._writes_nothing:
             known = self._offsets.get(index) or self._begin_offsets(index, prompt_index)
             token_ids += output.token_ids
-            entries += output.logprobs or []
+            entries.append(output.logprobs or [])
             offsets += [known.take(token_id) for token_id in output.token_ids]
-        return completion_logprobs(token_ids, entries, offsets, self._fields.logprobs, self._names)
+        return completion_logprobs(token_ids, chain.from_iterable(entries), offsets, self._fields.logprobs, self._names)
 
     def _begin_offsets(self, index: int, prompt_index: int) -> TextOffsets:
         prepared = self._generation.prepared[prompt_index]

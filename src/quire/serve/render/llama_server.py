@@ -14,7 +14,7 @@ from quire.serve.errors import ApiError
 from quire.serve.json_line import encode
 from quire.serve.render.answer import shown_model
 from quire.serve.render.events import error_event
-from quire.serve.render.logprobs import TokenNames, likeliest, told
+from quire.serve.render.logprobs import Entry, TokenNames, likeliest, told, written
 from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.llama_server import (
     OPTION_NAMES,
@@ -85,12 +85,12 @@ class LlamaReply:
     def _probabilities(self, output: CompletionDelta) -> list[LlamaProbability] | UnsetType:
         if not self._fields.n_probs or not output.logprobs:
             return UNSET
-        found = []
-        for token_id, entry in zip(output.token_ids, output.logprobs, strict=True):
-            top = [self._likely(each, at) for each, at in likeliest(entry, self._fields.n_probs)]
-            itself = self._likely(token_id, entry[token_id])
-            found.append(LlamaProbability(itself.id, itself.token, itself.bytes, itself.logprob, top))
-        return found
+        return written(map(self._probability, output.token_ids, output.logprobs))
+
+    def _probability(self, token_id: int, entry: Entry) -> LlamaProbability:
+        top = [self._likely(each, at) for each, at in likeliest(entry, self._fields.n_probs or 0)]
+        itself = self._likely(token_id, entry[token_id])
+        return LlamaProbability(itself.id, itself.token, itself.bytes, itself.logprob, top)
 
     def _likely(self, token_id: int, entry: Logprob) -> LlamaLikely:
         name, token_bytes = self._names.name(token_id, entry), self._names.bytes_of(token_id) or []
@@ -112,8 +112,8 @@ class LlamaReply:
         )
 
 
-def llama_props(services: Services) -> LlamaProps:
-    """Return the properties of the server. Does not mutate."""
+def llama_props(services: Services, name: str) -> LlamaProps:
+    """Return the properties of the server, with this name for its model. Does not mutate."""
     tokenizer, model = services.model.tokenizer, services.model
     sampling = model.get_default_sampling_params()
     numbers = {theirs: getattr(sampling, ours) for ours, theirs in OPTION_NAMES.items()}
@@ -127,7 +127,7 @@ def llama_props(services: Services) -> LlamaProps:
             params={name: value for name, value in numbers.items() if type(value) in (int, float)},
         ),
         total_slots=model.limits.max_num_seqs,
-        model_alias=services.model_names[0],
+        model_alias=name,
         chat_template="" if tokenizer is None else tokenizer.template_source(),
         bos_token=text_of(None if tokenizer is None else tokenizer.bos_token_id),
         eos_token=text_of(None if tokenizer is None else tokenizer.eos_token_id),

@@ -6,15 +6,19 @@ value is -9999. For each place the engine returns the token itself first, then t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar, cast
+
+from msgspec import Raw, json
 
 from quire.engine.outputs import Logprob
 from quire.engine.text.detokenizer import IncrementalDetokenizer
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.schemas.common import ContentLogprob, PromptLogprob, PromptLogprobs, TokenLogprob
 from quire.serve.schemas.completions import CompletionLogprobs
+
+Value = TypeVar("Value")
 
 LEAST: Final = -9999.0
 
@@ -70,44 +74,45 @@ class TextOffsets:
         return offset
 
 
+def written(values: Iterable[Value]) -> list[Value]:
+    """Return values as JSON already, each for itself: thousands of objects would be alive together otherwise.
+
+    >>> json.encode(written([[7], None]))
+    b'[[7],null]'
+    """
+    return [value if value is None else cast("Value", Raw(json.encode(value))) for value in values]
+
+
 def completion_logprobs(
     token_ids: Sequence[int],
-    entries: Sequence[Entry | None],
+    entries: Iterable[Entry | None],
     offsets: Sequence[int],
     num_top: int,
     names: TokenNames,
 ) -> CompletionLogprobs:
     """Return the old form: parallel lists. The entry of the very first token is None. Does not mutate."""
-    return CompletionLogprobs(
-        text_offset=list(offsets),
-        token_logprobs=[
-            None if entry is None else told(entry[token_id].logprob)
-            for token_id, entry in zip(token_ids, entries, strict=True)
-        ],
-        tokens=[
-            names.name_of(token_id) if entry is None else names.name(token_id, entry[token_id])
-            for token_id, entry in zip(token_ids, entries, strict=True)
-        ],
-        top_logprobs=[None if entry is None else _by_name(entry, num_top, names) for entry in entries],
-    )
+    found = CompletionLogprobs(text_offset=list(offsets), token_logprobs=[], tokens=[], top_logprobs=[])
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        found.token_logprobs.append(None if entry is None else told(entry[token_id].logprob))
+        found.tokens.append(names.name_of(token_id) if entry is None else names.name(token_id, entry[token_id]))
+        found.top_logprobs.extend(written([None if entry is None else _by_name(entry, num_top, names)]))
+    return found
 
 
-def content_logprobs(entries: Sequence[Entry], num_top: int, names: TokenNames) -> list[ContentLogprob]:
-    """Return the new form: an object for each token, with the `num_top` likeliest tokens. Does not mutate."""
-    found = []
+def content_logprobs(entries: Iterable[Entry], num_top: int, names: TokenNames) -> Iterator[ContentLogprob]:
+    """Yield the new form: an object for each token, with the `num_top` likeliest tokens. Does not mutate."""
     for entry in entries:
         top = [
             TokenLogprob(names.name(token_id, each), told(each.logprob), names.bytes_of(token_id))
             for token_id, each in likeliest(entry, num_top)
         ]
         token_id, itself = next(iter(entry.items()))
-        found.append(ContentLogprob(names.name(token_id, itself), told(itself.logprob), names.bytes_of(token_id), top))
-    return found
+        yield ContentLogprob(names.name(token_id, itself), told(itself.logprob), names.bytes_of(token_id), top)
 
 
-def prompt_logprobs(entries: Sequence[Entry | None], num_top: int) -> PromptLogprobs:
+def prompt_logprobs(entries: Iterable[Entry | None], num_top: int) -> PromptLogprobs:
     """Return vLLM's form: each token of a prompt with the `num_top` likeliest, by id. Does not mutate."""
-    return [
+    return written(
         None
         if entry is None
         else {
@@ -115,7 +120,7 @@ def prompt_logprobs(entries: Sequence[Entry | None], num_top: int) -> PromptLogp
             for token_id, each in _itself_and_likeliest(entry, num_top).items()
         }
         for entry in entries
-    ]
+    )
 
 
 def told(value: float) -> float:

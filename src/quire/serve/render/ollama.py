@@ -18,7 +18,7 @@ from quire.serve.errors import ApiError, OllamaErrorBody
 from quire.serve.json_line import encode
 from quire.serve.reader import AnswerReader, ReadAnswer, ReadCall
 from quire.serve.render.answer import shown_model, shown_reason
-from quire.serve.render.logprobs import TokenNames, content_logprobs
+from quire.serve.render.logprobs import TokenNames, content_logprobs, written
 from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.ollama import (
     CalledFunction,
@@ -138,7 +138,7 @@ class OllamaReply:
     def _logprobs(self, output: CompletionDelta) -> list[Any] | None:
         if not self._fields.logprobs:
             return None
-        return content_logprobs(output.logprobs or [], self._fields.top_logprobs or 0, self._names)
+        return written(content_logprobs(output.logprobs or [], self._fields.top_logprobs or 0, self._names))
 
 
 def _without_open_call(events: Sequence[Event]) -> int:

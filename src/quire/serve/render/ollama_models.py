@@ -12,8 +12,8 @@ from typing import Any, Final
 from quire.core.sampling_params import PARAMETERS, SamplingParams
 from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.model import ServedModel
+from quire.serve.model_names import LATEST
 from quire.serve.reasoning import is_thinking_format
-from quire.serve.schemas.common import LATEST
 from quire.serve.schemas.ollama import (
     OPTION_NAMES,
     ListedModel,

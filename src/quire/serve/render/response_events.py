@@ -18,6 +18,7 @@ from typing import Any, Final
 from quire.engine.outputs import CompletionDelta
 from quire.serve.errors import ApiError
 from quire.serve.reader import AnswerReader
+from quire.serve.render.answer import num_values, off_loop_if_many
 from quire.serve.render.events import named_event
 from quire.serve.render.response_items import Item, Items
 from quire.serve.run.generation import Generation, TokenCounts
@@ -53,7 +54,9 @@ class ResponseEvents:
                     events += self._piece(output)
                 if events:
                     yield b"".join(events)
-        yield b"".join(self._end(status, generation.counts))
+        counts = generation.counts
+        count = num_values(generation.request.sampling, 0, counts.output)
+        yield await off_loop_if_many(generation, count, lambda: b"".join(self._end(status, counts)))
 
     def failed(self, error: ApiError) -> bytes:
         """Return the event that ends a failed stream, in both forms that clients look for. Mutates."""

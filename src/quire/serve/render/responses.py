@@ -8,7 +8,7 @@ from quire.engine.outputs import CompletionDelta
 from quire.serve.errors import ApiError
 from quire.serve.reader import AnswerReader
 from quire.serve.render.answer import shown_id, shown_model
-from quire.serve.render.logprobs import TokenNames, content_logprobs
+from quire.serve.render.logprobs import TokenNames, content_logprobs, written
 from quire.serve.render.response_events import ResponseEvents, status_of
 from quire.serve.render.response_items import Items
 from quire.serve.run.generation import Generation, Results, TokenCounts
@@ -60,7 +60,7 @@ class ResponseReply:
     def _logprobs(self, output: CompletionDelta) -> list[ContentLogprob]:
         if output.logprobs is None:
             return []
-        return content_logprobs(output.logprobs, self._fields.top_logprobs or 0, self._names)
+        return written(content_logprobs(output.logprobs, self._fields.top_logprobs or 0, self._names))
 
     def _as_far(self, status: Status, items: Items, counts: TokenCounts | None) -> ResponseAnswer:
         """Return the answer so far. Does not mutate."""

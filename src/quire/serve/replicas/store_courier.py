@@ -18,12 +18,12 @@ from typing import Final
 
 from quire.core.errors import ExecutionError
 from quire.core.kept_block import FetchError, KeptBlock
-from quire.engine.replicas.fetches import FAILED, Engines, Errand, StoredBlocks
+from quire.engine.replicas.fetches import FAILED, Errand, StoredBlocks, StoringEngines
 from quire.serve.bundles import Bundles
 from quire.serve.errors import ApiError
 from quire.serve.replicas.landing import LOST, Landed, Landing, fetch_errors, read_chain
 from quire.serve.replicas.remote_engine import RemoteEngine
-from quire.serve.run.cache_jobs import CacheJobs
+from quire.serve.run.cache_commands import CacheCommands
 
 NOT_KEPT: Final = "not kept"
 NO_ROOM: Final = "no room"
@@ -39,7 +39,7 @@ class BundleCourier(ABC):
     def landed(self, errand: Errand, stored: StoredBlocks) -> AbstractAsyncContextManager[Landed]:
         """Copy blocks to the target's machine, for the time of a `with` block; raises `FetchError`."""
 
-    async def ask(self, engines: Engines, errand: Errand) -> StoredBlocks | None:
+    async def ask(self, engines: StoringEngines, errand: Errand) -> StoredBlocks | None:
         """Make the source write the blocks to its disk; return None if the target has them all."""
         there = [errand.source.index, errand.target.index]
         with fetch_errors():
@@ -51,7 +51,7 @@ class BundleCourier(ABC):
             raise FetchError(NOT_KEPT)  # evicted meanwhile, or its disk has no room
         return StoredBlocks(source.engine.disk_store, target.engine.disk_store, source.job.slots)
 
-    async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
+    async def move(self, engines: StoringEngines, errand: Errand, stored: StoredBlocks) -> int:
         """Copy blocks, and make the target import them; return the number of bytes."""
         async with self.landed(errand, stored) as landed:
 
@@ -65,9 +65,9 @@ class BundleCourier(ABC):
             raise FetchError(NO_ROOM)
         return landed.num_bytes
 
-    def _jobs(self, engines: Engines) -> CacheJobs:
+    def _jobs(self, engines: StoringEngines) -> CacheCommands:
         self._num_errands += 1
-        return CacheJobs(engines, f"fetch-{self._num_errands}")
+        return CacheCommands(engines, f"fetch-{self._num_errands}")
 
 
 class StoreCourier(BundleCourier):

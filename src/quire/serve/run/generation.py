@@ -16,12 +16,14 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quire.core.errors import InvalidRequestError, InvariantError
 from quire.core.grammar import CANNOT_HOLD
+from quire.core.sampling_params import MAX_LOGPROBS
 from quire.engine.door import Ticket
 from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
+from quire.engine.text.logprob_list import JoinedList
 from quire.engine.text.output_processor import PreparedRequest
 from quire.serve.context import GeneratedText, RequestContext
 from quire.serve.errors import generation_aborted, generation_failed, grammar_exhausted
@@ -30,6 +32,10 @@ from quire.serve.model import ServedModel
 from quire.serve.run.prompts import ready_prompt
 from quire.serve.run.request import GenerationRequest, RefusedPrompt
 from quire.serve.services import Services
+
+MAX_LOGPROBS_IN_ANSWER: Final = 1 << 22
+"""The most log-probabilities in one answer: each takes about a hundred bytes while it is encoded. One text as long as
+the context may always have them."""
 
 
 class TokenCounts(NamedTuple):
@@ -110,7 +116,7 @@ class Generation:
         """The prompts as texts; None for a prompt of token ids, or one that was cut."""
         self.created_s = int(time.time())
         """The Unix time at which the call was prepared."""
-        self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
+        self.prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = {}
         """Log-probabilities of prompts, by prompt index, once known."""
         self.first_token_s = context.arrival_s
         """The clock's time of the first token."""
@@ -139,6 +145,26 @@ class Generation:
             sum(delta.num_disk_tokens for delta in known),
             sum(delta.num_host_tokens for delta in known),
         )
+
+    def require_few_logprobs(self, *, streams: bool) -> None:
+        """Raise `RefusedPrompt` if an answer may have too many log-probabilities. Does not mutate.
+
+        In a stream only those of the prompts are in one event.
+        """
+        context, sampling = self.services.model.limits.max_model_len, self.request.sampling
+        most = max(MAX_LOGPROBS_IN_ANSWER, context * (1 + MAX_LOGPROBS))
+        count = 0
+        for each in self.prepared:
+            num_prompt, wanted = len(each.request.prompt_token_ids), each.wanted
+            if wanted.prompt_logprobs is not None:
+                count += num_prompt * (1 + wanted.prompt_logprobs) * (1 if self.request.chat else wanted.n)
+            if wanted.logprobs is not None and not streams:
+                num_tokens = min(wanted.max_tokens or context, context - num_prompt)
+                count += num_tokens * (1 + wanted.logprobs) * wanted.num_sequences
+        if count > most:
+            field = "prompt_logprobs" if sampling.logprobs is None else "logprobs"
+            allowed = f"at most {most:,} in one answer: ask for fewer texts, tokens or likeliest tokens"
+            raise RefusedPrompt(InvalidRequestError(field, f"a request for up to {count:,}", allowed))
 
     def index_of(self, prompt_index: int, output: CompletionDelta) -> int:
         """Return a text's index among the texts of all prompts. Does not mutate."""
@@ -308,7 +334,7 @@ def joined(parts: Sequence[CompletionDelta]) -> CompletionDelta:
     last = parts[-1]
     if len(parts) == 1:
         return last
-    logprobs = None if last.logprobs is None else [entry for part in parts for entry in part.logprobs or ()]
+    logprobs = None if last.logprobs is None else JoinedList([part.logprobs for part in parts if part.logprobs])
     return CompletionDelta(
         index=last.index,
         text="".join([part.text for part in parts]),

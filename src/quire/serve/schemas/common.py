@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
+
+from quire.core.validate import MAX_NAME_LENGTH
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -58,19 +60,6 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 FinishReason = Literal["stop", "length"]
 
 
-LATEST: Final = ":latest"
-"""The tag of a name without a tag: Ollama lists names with it, and some of its clients then call /v1."""
-
-
-def same_model(asked: str, served: str) -> bool:
-    """Return whether two names mean the same model: the tag `LATEST` counts as no tag.
-
-    >>> same_model("guide:latest", "guide"), same_model("qwen3", "qwen3:0.6b")
-    (True, False)
-    """
-    return asked.removesuffix(LATEST) == served.removesuffix(LATEST)
-
-
 class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The field of every request: its model. None: the first served model."""
 
@@ -80,7 +69,7 @@ class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     any_media_type: ClassVar[bool] = False  # accept a JSON body with another Content-Type
     paths: ClassVar[tuple[str, ...]] = ()  # of nested fields, to suggest for an unknown field
 
-    model: str | None = None
+    model: Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)] | None = None
 
 
 class StreamFields(ModelFields, kw_only=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ TOKEN: Final = re.compile(
     |"(?P<text>(?:[^"\\]|\\.)*)"
     |\[(?P<letters>(?:[^\]\\]|\\.)*)\]
     |(?P<any>\.)
-    |\{[ ]*(?P<least>\d{1,6})[ ]*(?:(?P<comma>,)[ ]*(?P<most>\d{0,6})[ ]*)?\}
+    |\{[ ]*+(?P<least>\d{1,6})[ ]*+(?:(?P<comma>,)[ ]*+(?P<most>\d{0,6})[ ]*+)?\}
     |(?P<mark>[|()*+?])""",
     re.VERBOSE | re.DOTALL | re.ASCII,
 )
@@ -61,11 +61,13 @@ def lark_of(gbnf: str, field: str) -> str:
 def _translated(gbnf: str) -> str:
     tokens = list(_tokens(gbnf))
     names: dict[str, str] = {}
+    given: set[str] = set()
     for token in tokens:
         if (name := token["rule"]) is not None:
             if name in names:
                 raise ValueError(f"the rule {name} is defined twice")
-            names[name] = _rule_name(name, names)
+            names[name] = _rule_name(name, given)
+            given.add(names[name])
     if "root" not in names:
         raise ValueError("the rule root is missing")
     pieces: list[str] = []
@@ -115,11 +117,11 @@ def _tokens(gbnf: str) -> Iterator[re.Match[str]]:
         place = match.end()
 
 
-def _rule_name(name: str, taken: dict[str, str]) -> str:
+def _rule_name(name: str, taken: set[str]) -> str:
     if name == "root":
         return "start"
-    wanted = "rule_" + re.sub(r"\W|-", "_", name).lower()
-    return wanted if wanted not in taken.values() else f"{wanted}_{len(taken)}"
+    wanted = re.sub(r"\W|-", "_", name).lower()
+    return f"rule_{wanted}" if f"rule_{wanted}" not in taken else f"rule{len(taken)}_{wanted}"
 
 
 def _piece(token: re.Match[str], names: dict[str, str]) -> str:

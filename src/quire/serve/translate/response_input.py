@@ -41,7 +41,8 @@ def messages_of(fields: ResponseRequest) -> list[Message]:
     for index, item in enumerate(fields.input):
         message = _message(item, f"input[{index}]")
         if messages and _belongs_to(message, messages[-1]):
-            calls = messages[-1].get("tool_calls", []) + message.get("tool_calls", [])
+            calls = messages[-1].get("tool_calls", [])  # made here: it grows in place, thousands of items may follow
+            calls += message.get("tool_calls", [])
             messages[-1] |= message | ({"tool_calls": calls} if calls else {})
         else:
             messages.append(message)

@@ -28,9 +28,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from quire.compute.arrays import IntArray
+from quire.compute.torch.attention.work import before
 from quire.compute.torch.int4 import INT4
 from quire.core.config import MOST_DRAFTS
 from quire.core.kv_spec import KV_FORMS, KVCacheSpec
@@ -151,6 +153,21 @@ class StepShape:
         """The number of computed tokens."""
         return int(self.query_starts[-1])
 
+    def table_starts(self, block_size: int) -> IntArray:
+        """Return where the table of each sequence begins in `needed_tables`."""
+        return before(-(-self.lengths // block_size))
+
+    def needed_tables(self, block_size: int) -> list[IntArray]:
+        """Return the block tables of each KV group, one after another, each with the blocks of its length only.
+
+        A single long context would make a table of many sequences large.
+        """
+        counts = (-(-self.lengths // block_size)).tolist()
+        return [
+            np.concatenate([row[:count] for row, count in zip(table, counts, strict=True)])
+            for table in self.block_tables
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
@@ -165,7 +182,7 @@ class StepBatch:
     query_starts: torch.Tensor  # [num_sequences + 1]
     lengths: torch.Tensor  # [num_sequences]
     slots: tuple[torch.Tensor, ...]  # per KV group: [num_tokens], block × block_size + offset
-    block_tables: tuple[torch.Tensor, ...]  # per KV group: [num_sequences, max_blocks], contiguous
+    block_tables: tuple[torch.Tensor, ...]  # per KV group: those of all sequences (`StepShape.needed_tables`)
     logit_indices: torch.Tensor  # [num_logits], each an index of a token
     shape: StepShape
     state_indices: torch.Tensor | None = None  # [num_states], likewise; None: no hidden state is asked for

@@ -57,10 +57,11 @@ class PlainAttention:
     def run(self, queries: torch.Tensor, pair: KVPair, planned: StepBatch, rule: AttentionRule) -> torch.Tensor:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`, in their dtype. Does not mutate."""
         output, shape = torch.empty_like(queries), planned.shape
+        tables = planned.block_tables[pair.group].tensor_split(shape.table_starts(pair.keys.shape[2])[1:].tolist())
         for sequence in range(shape.num_sequences):
             tokens = slice(int(shape.query_starts[sequence]), int(shape.query_starts[sequence + 1]))
             first = int(shape.lengths[sequence]) - (tokens.stop - tokens.start)
-            kv = _Sequence(pair, planned.block_tables[pair.group][sequence])
+            kv = _Sequence(pair, tables[sequence])
             output[tokens] = _attend(queries[tokens], first, kv, rule)
         return output
 

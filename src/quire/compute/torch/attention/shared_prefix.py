@@ -30,10 +30,13 @@ class SharedPrefix:
     num_splits: int
 
 
-def shared_prefixes(tables: IntArray, lengths: IntArray, block_size: int, split: int) -> list[SharedPrefix]:
+def shared_prefixes(
+    tables: IntArray, lengths: IntArray, block_size: int, split: int, rows: IntArray | None = None
+) -> list[SharedPrefix]:
     """Return the prefixes of at least a split that four or more tiles share. Does not mutate.
 
-    `tables` and `lengths` belong to tiles of one token. If nothing is shared, only the first blocks are compared.
+    `lengths` and `rows` of `tables` (None: all) belong to tiles of one token. If nothing is shared, only the first
+    blocks are read.
 
     >>> tables = np.array([[7, 3, 9], [7, 3, 8], [5, 3, 1], [7, 3, 4], [7, 3, 2]])
     >>> [found] = shared_prefixes(tables, np.array([40, 48, 48, 33, 35]), block_size=16, split=16)
@@ -42,19 +45,21 @@ def shared_prefixes(tables: IntArray, lengths: IntArray, block_size: int, split:
     """
     num_blocks = split // block_size
     long = np.flatnonzero(lengths >= split)
-    first = np.sort(tables[long, 0])
+    rows = np.arange(len(tables)) if rows is None else rows
+    first = np.sort(tables[rows[long], 0])
     if not np.any(first[MIN_TILES - 1 :] == first[: max(0, len(first) - MIN_TILES + 1)]):
         return []
     groups: dict[bytes, list[int]] = {}
-    for row, blocks in zip(long.tolist(), tables[long, :num_blocks], strict=True):
-        groups.setdefault(blocks.tobytes(), []).append(row)
+    for tile, blocks in zip(long.tolist(), tables[rows[long], :num_blocks], strict=True):
+        groups.setdefault(blocks.tobytes(), []).append(tile)
     found = []
-    for rows in groups.values():
-        if len(rows) < MIN_TILES:
+    for group in groups.values():
+        if len(group) < MIN_TILES:
             continue
-        tiles = np.array(rows)
+        tiles = np.array(group)
         shared = int(lengths[tiles].min()) // split
-        common = np.all(tables[tiles] == tables[tiles[0]], axis=0)[: shared * num_blocks]
+        blocks = tables[rows[tiles], : shared * num_blocks]
+        common = np.all(blocks == blocks[0], axis=0)
         same = int(np.argmin(common)) if not common.all() else len(common)
         found.append(SharedPrefix(tiles, same // num_blocks))
     return found

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import numpy as np
@@ -29,13 +29,13 @@ from quire.compute.arrays import IntArray
 from quire.compute.torch.attention.base import MOST_SHORT, AttentionRule, KVPair, KVPool, StepBatch, StepShape
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.attention.shared_prefix import shared_prefixes
-from quire.compute.torch.attention.work import MOST_PARTS, NO_WORK, Tiles, WorkList, work_list
+from quire.compute.torch.attention.work import MOST_PARTS, NO_WORK, Tiles, WorkList, work_lists
 from quire.compute.torch.int4 import INT4
 from quire.compute.torch.kernels.int4 import turn
 from quire.compute.torch.kernels.merge import AT_A_TIME, Results, merge
 from quire.compute.torch.kernels.paged_attention import Cache, Queries, Weighting, Work, attend
 from quire.compute.torch.kernels.tile_shape import TileShape, Use
-from quire.compute.torch.upload import Shape, apart, joined, on_device, together
+from quire.compute.torch.upload import Shape, apart, for_copy, joined, on_device, together
 from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVGroup
 
 TASKS_EACH: Final = 2
@@ -49,8 +49,8 @@ LEAST_TOKENS_OF_TASK: Final = 4
 UNCUT_FROM: Final = 32
 """Decodes of about the same length are cut if there are few: a task has a share of a multiprocessor or less."""
 SPARE_USUAL: Final = 16
-"""Additional tasks of few decodes, as for one of 8,000 tokens."""
-MOST_MERGED: Final = 256
+"""Additional tasks of few decodes, as for one of 8,000 tokens, and of prompts."""
+MOST_MERGED: Final = 1024
 """Tokens of longer queries that are computed in parts, of the room for a step."""
 LONGEST_SHARE: Final = 0.75
 """Share of a multiprocessor's work in a step: longer tasks are cut, so that the others need not wait for one."""
@@ -145,13 +145,21 @@ class TritonAttention:
         outputs = (len(batch.positions), self._num_heads, self._spec.head_dim)
         zeros = torch.zeros(outputs, dtype=dtype, device=batch.positions.device)
         num_short = batch.shape.num_short
+        choices = [{Use.DECODE: room} for room in (Room.of_usual(num_short), Room.of_short(num_short))]
         if batch.shape.longest_query > MOST_SHORT:
-            choices = [{Use.DECODE: Room.of_short(num_short), Use.PROMPT: Room.of_longer(len(batch.positions))}]
-        else:
-            choices = [{Use.DECODE: room} for room in (Room.of_usual(num_short), Room.of_short(num_short))]
+            choices = self._rooms_with_prompts(num_short, len(batch.positions))
         if self._batch_invariant:
             choices = [{Use.ANY: reduce(Room.with_room_of, rooms.values())} for rooms in choices]
         return StandingWork(self, choices[0], [_Place.of(self.shapes, batch, zeros, rooms) for rooms in choices])
+
+    def _rooms_with_prompts(self, num_short: int, num_tokens: int) -> list[dict[Use, Room]]:
+        """Return the rooms for steps with prompts: next to few decodes, next to many, and with tiles that are cut."""
+        shape = self.shapes[Use.ANY if self._batch_invariant else Use.PROMPT]
+        uncut = Room.of_uncut(num_tokens, min(MOST_SHORT, shape.tokens_per_task))
+        num_short = min(num_short, num_tokens - MOST_SHORT)
+        counts = (num_short,) if num_short < UNCUT_FROM else (SPARE_USUAL, num_short)
+        rooms = [{Use.DECODE: Room.of_usual(count), Use.PROMPT: uncut} for count in counts]
+        return [*rooms, {Use.DECODE: Room.of_short(num_short), Use.PROMPT: Room.of_longer(num_tokens)}]
 
     def run(self, queries: torch.Tensor, pair: KVPair, planned: PlannedStep, rule: AttentionRule) -> torch.Tensor:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`. Mutates the outputs of the plan."""
@@ -165,38 +173,39 @@ class TritonAttention:
             attend(launch.shape, Queries.of(queries, planned.batch.positions), cache, launch.work, results, weighting)
             if launch.num_parts:
                 merge(launch.merges, results, rule.sinks, weighting.exponent_scale, launch.most_parts)
+            del results  # the next launch reuses its memory
         return turn(outputs) if pair.values.dtype is INT4 else outputs
 
     def work(self, batch: StepBatch) -> list[list[tuple[Use, WorkList]]]:
         """Return the kernels of a step and the work of each, per KV group; tasks have the offsets of their tables."""
-        groups = []
-        for group, tables in enumerate(batch.block_tables):
-            to_tables = np.array((1, 1, tables.stride(0), 1, 1))  # from a sequence to the offset of its table
-            works = self._work(batch.shape, group)
-            groups.append([(use, replace(work, tasks=work.tasks * to_tables)) for use, work in works])
+        starts = batch.shape.table_starts(self._spec.block_size)
+        groups = [list(self._work(batch.shape, group)) for group in range(len(batch.block_tables))]
+        for _, work in chain.from_iterable(groups):
+            work.tasks[:, 2] = starts[work.tasks[:, 2]]
         return groups
 
     def _work(self, step: StepShape, group: int) -> Iterator[tuple[Use, WorkList]]:
         """Yield the kernels of a step and the work of each, for one KV group."""
-        if self._batch_invariant:
-            yield Use.ANY, self._work_of(step, np.arange(step.num_sequences), group, Use.ANY)
-            return
         is_short = np.diff(step.query_starts) <= MOST_SHORT
-        for use, sequences in ((Use.DECODE, np.flatnonzero(is_short)), (Use.PROMPT, np.flatnonzero(~is_short))):
+        kernels = [(Use.DECODE, np.flatnonzero(is_short)), (Use.PROMPT, np.flatnonzero(~is_short))]
+        if self._batch_invariant:
+            kernels = [(Use.ANY, np.arange(step.num_sequences))]
+        for use, sequences in kernels:
             if len(sequences):
-                yield use, self._work_of(step, sequences, group, use)
+                for work in self._works_of(step, sequences, group, use):
+                    yield use, work
 
-    def _work_of(self, step: StepShape, sequences: IntArray, index: int, use: Use) -> WorkList:
-        """Return the work of a kernel: cut if that pays, with prefixes that single tokens share."""
+    def _works_of(self, step: StepShape, sequences: IntArray, index: int, use: Use) -> list[WorkList]:
+        """Return the work of a kernel, launch by launch: cut if that pays, with prefixes that single tokens share."""
         group, shape = self._spec.groups[index], self.shapes[use]
         tiles = Tiles.of(step.query_starts, step.lengths, sequences, shape.tokens_per_task)
         prefixes = []
         if group.window is None:
             single = np.flatnonzero(tiles.counts == 1)
-            tables = step.block_tables[index][tiles.sequences[single]]
-            shared = shared_prefixes(tables, tiles.stops[single], self._spec.block_size, shape.split)
+            tables, rows = step.block_tables[index], tiles.sequences[single]
+            shared = shared_prefixes(tables, tiles.stops[single], self._spec.block_size, shape.split, rows)
             prefixes = [replace(prefix, tiles=single[prefix.tiles]) for prefix in shared]
-        return work_list(
+        return work_lists(
             tiles,
             window=group.window,
             longest_task=self._longest_task(tiles, group),
@@ -242,10 +251,16 @@ class Room:
         return cls(num_tasks, num_entries, num_tokens, num_entries)
 
     @classmethod
+    def of_uncut(cls, num_tokens: int, tokens_each: int) -> Room:
+        """Return room for this number of tokens of longer queries in tiles of about as many each, none of them cut."""
+        return cls(num_tokens // tokens_each + SPARE_USUAL, num_tokens)
+
+    @classmethod
     def of_longer(cls, num_tokens: int) -> Room:
         """Return room for this number of tokens of longer queries."""
         num_tasks = num_tokens // LEAST_TOKENS_OF_TASK + SPARE_TASKS
-        return cls(num_tasks, num_tokens + MOST_PARTS, min(num_tokens, MOST_MERGED), MOST_PARTS)
+        num_entries = num_tokens + MOST_PARTS  # each part has one, those of shared prefixes too
+        return cls(num_tasks, num_entries, min(num_tokens, MOST_MERGED), num_entries)
 
     def with_room_of(self, other: Room) -> Room:
         """Return room for both."""
@@ -282,9 +297,13 @@ class _Place:
         )
         return cls(shapes, whole, PlannedStep(batch, launches, outputs))
 
-    def takes(self, arrays: Sequence[IntArray]) -> bool:
-        """Return whether there is room for the arrays of a step."""
-        return all(len(array) <= shape[0] for array, shape in zip(arrays, self.shapes, strict=True))
+    def takes(self, works: Sequence[WorkList]) -> bool:
+        """Return whether there is room for the work of each launch of a step, and for its parts."""
+        lengths = [len(array) for work in works for array in work.arrays]
+        launches = chain.from_iterable(self.planned.launches)
+        return all(length <= shape[0] for length, shape in zip(lengths, self.shapes, strict=True)) and all(
+            work.num_parts <= launch.num_parts for work, launch in zip(works, launches, strict=True)
+        )
 
 
 class StandingWork:
@@ -302,25 +321,22 @@ class StandingWork:
 
     def plan(self, batch: StepBatch) -> int | None:
         """Copy the work and the tables of a step into the smallest place with room for it; return which."""
-        arrays = list(self._arrays(batch))
-        found = next((number for number, place in enumerate(self._places) if place.takes(arrays)), None)
+        groups = self._attention.work(batch)
+        if any(len(dict(works)) < len(works) for works in groups):  # a kernel has several launches
+            return None
+        works = [found.get(use, NO_WORK) for found in map(dict, groups) for use in self._uses]
+        found = next((number for number, place in enumerate(self._places) if place.takes(works)), None)
         tables = self.planned[0].batch.block_tables  # all places have the same
         if found is None or any(
             given.numel() > len(room) for given, room in zip(batch.block_tables, tables, strict=True)
         ):
             return None
         place = self._places[found]
-        place.whole.copy_(on_device(joined(arrays, place.shapes), place.whole.device))
+        arrays = [array for work in works for array in work.arrays]
+        place.whole.copy_(for_copy(joined(arrays, place.shapes), place.whole.device), non_blocking=True)
         for room, given in zip(tables, batch.block_tables, strict=True):
-            room[: given.numel()].copy_(given.flatten())
+            room[: given.numel()].copy_(given)
         return found
-
-    def _arrays(self, batch: StepBatch) -> Iterator[IntArray]:
-        """Yield the work of a step, launch by launch; nothing for those that it does not need."""
-        for works in self._attention.work(batch):
-            found = dict(works)
-            for use in self._uses:
-                yield from found.get(use, NO_WORK).arrays
 
 
 def _num_processors(device: torch.device) -> int:

@@ -11,14 +11,14 @@
 
 Cutting spreads a long sequence over many processors; not cutting saves writing and merging parts. Both give the same
 bits (`kernels.merge`), so the choice may depend on the whole batch: a tile is cut if it is more than its share of the
-work of all processors, and there is memory for its parts. Long tasks come first, so that the short ones fill the gaps
-at the end.
+work of all processors. Long tasks come first, so that the short ones fill the gaps at the end. Launches follow one
+another and reuse the memory for parts: cut tiles with too many parts for one launch get several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -28,7 +28,8 @@ from quire.compute.torch.attention.shared_prefix import SharedPrefix
 from quire.compute.torch.kernels.tile_shape import SPLIT
 
 MOST_PARTS: Final = 8192
-"""Of tiles that are cut because they are long; 136 MB of a model with 32 heads of 128 numbers."""
+"""Of a launch, from tiles that are cut because they are long, unless a single tile has more; 136 MB of a model with 32
+heads of 128 numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,10 @@ class Tiles:
         """The positions after the last one of each tile."""
         return self.positions + self.counts
 
+    def only(self, chosen: IntArray) -> Tiles:
+        """Return some of the tiles, by index."""
+        return Tiles(self.sequences[chosen], self.tokens[chosen], self.counts[chosen], self.positions[chosen])
+
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
@@ -86,7 +91,7 @@ class WorkList:
         return int(self.merges[:, 2].max(initial=0))
 
 
-def work_list(
+def work_lists(
     tiles: Tiles,
     *,
     window: int | None = None,
@@ -94,19 +99,24 @@ def work_list(
     prefixes: Sequence[SharedPrefix] = (),
     tokens_per_task: int = 1,
     split: int = SPLIT,
-) -> WorkList:
-    """Return the tasks of some tiles, whose splits have this many positions. Does not mutate.
+) -> list[WorkList]:
+    """Return the tasks of some tiles, whose splits have this many positions, launch by launch. Does not mutate.
 
     Tiles of several splits and more than `longest_task` positions are cut (None: no tiles), and so are the tiles of
     `prefixes`, which have one token each: a task computes a shared split for `tokens_per_task` tokens.
     """
     cuts = _Cuts.of(tiles, window, longest_task, prefixes, split)
-    pieces = [cuts.own_tasks(), *(cuts.shared_tasks(prefix, tokens_per_task) for prefix in prefixes)]
-    columns, tokens, parts = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-    first_entries = before(columns[:, 0])
-    longest_first = np.argsort(columns[:, 2] - columns[:, 3], kind="stable")
-    tasks = np.column_stack((first_entries, columns))[longest_first]
-    return WorkList(tasks, tokens, parts, cuts.merges(), cuts.num_parts)
+    launches = _launches(np.where(cuts.num_shared > 0, 0, cuts.num_parts))
+    if not launches.any():
+        return [cuts.work_list(prefixes, tokens_per_task)]
+    works = []
+    for number in range(int(launches.max()) + 1):
+        chosen = np.flatnonzero(launches == number)
+        own = [replace(prefix, tiles=np.searchsorted(chosen, prefix.tiles)) for prefix in prefixes]
+        cuts = _Cuts.of(tiles.only(chosen), window, longest_task, own, split)
+        works.append(cuts.work_list(own, tokens_per_task))
+        prefixes = ()  # shared tiles are in the first launch
+    return works
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +128,12 @@ class _Cuts:
     num_splits: IntArray
     num_shared: IntArray  # splits that are computed for several tiles together
     is_cut: BoolArray
-    first_parts: IntArray
-    num_parts: int
+    num_parts: IntArray
     split: int
+
+    @property
+    def first_parts(self) -> IntArray:
+        return before(self.num_parts)
 
     @classmethod
     def of(
@@ -134,9 +147,18 @@ class _Cuts:
             num_shared[prefix.tiles] = prefix.num_splits
         limit = tiles.stops.max(initial=0) if longest_task is None else longest_task
         is_long = (num_splits > 1) & (tiles.stops - starts > limit) & (num_shared == 0)
-        is_cut = _with_room(is_long, num_splits * tiles.counts) | (num_shared > 0)
+        is_cut = is_long | (num_shared > 0)
         num_parts = np.where(is_cut, num_splits, 0) * tiles.counts
-        return cls(tiles, starts, num_splits, num_shared, is_cut, before(num_parts), int(num_parts.sum()), split)
+        return cls(tiles, starts, num_splits, num_shared, is_cut, num_parts, split)
+
+    def work_list(self, prefixes: Sequence[SharedPrefix], tokens_per_task: int) -> WorkList:
+        """Return the work of one launch."""
+        pieces = [self.own_tasks(), *(self.shared_tasks(prefix, tokens_per_task) for prefix in prefixes)]
+        columns, tokens, parts = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        first_entries = before(columns[:, 0])
+        longest_first = np.argsort(columns[:, 2] - columns[:, 3], kind="stable")
+        tasks = np.column_stack((first_entries, columns))[longest_first]
+        return WorkList(tasks, tokens, parts, self.merges(), int(self.num_parts.sum()))
 
     def own_tasks(self) -> tuple[IntArray, IntArray, IntArray]:
         """Return (count, sequence, first, stop) of each task of one tile, and the tokens and parts of its entries."""
@@ -178,16 +200,19 @@ NO_WORK: Final = WorkList(
 )
 
 
-def _with_room(is_long: BoolArray, num_parts: IntArray) -> BoolArray:
-    """Return which of the long tiles are cut: those with the fewest parts first, up to `MOST_PARTS`.
+def _launches(num_parts: IntArray) -> IntArray:
+    """Return the launch of each tile: the first one if it has no parts, and as many tiles in each as it has room for.
 
-    >>> _with_room(np.array([True, False, True, True]), np.array([5000, 1, 3000, 4000])).tolist()
-    [False, False, True, True]
+    >>> _launches(np.array([5000, 0, 3000, 9000, 192])).tolist()
+    [0, 0, 0, 1, 2]
     """
-    fewest_first = np.argsort(np.where(is_long, num_parts, 0), kind="stable")
-    found = np.zeros_like(is_long)
-    found[fewest_first] = np.cumsum(np.where(is_long, num_parts, 0)[fewest_first]) <= MOST_PARTS
-    return found & is_long
+    launches = np.zeros_like(num_parts)
+    number = size = 0
+    for tile in np.flatnonzero(num_parts).tolist() if num_parts.sum() > MOST_PARTS else ():
+        is_full = size > 0 and size + num_parts[tile] > MOST_PARTS
+        number, size = number + is_full, num_parts[tile] + (0 if is_full else size)
+        launches[tile] = number
+    return launches
 
 
 def before(counts: IntArray) -> IntArray:

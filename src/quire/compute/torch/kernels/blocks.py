@@ -1,5 +1,7 @@
 """Copies whole blocks, within a pool of KV memory or between two, with all places in one launch.
 
+A pool may be page-locked memory of the host, which a GPU has at the same address.
+
     pool [arrays, num_blocks, …]     (from, to) pairs on the device: one program for a piece of a block of an array
 
 The content of a block does not matter: it is copied as words. The pairs of a call must not overlap: no block is written

@@ -16,7 +16,7 @@ from quire.compute.torch.decoder import TorchDecoder
 from quire.compute.torch.load import (
     LoadedModel,
     create_attention,
-    engines_for,
+    implementations_for,
     load_model,
     open_device,
     with_key_centres,
@@ -64,16 +64,19 @@ def load_shard(
     block = block_spec(replace(model, spec=spec), settings)
     cache = TorchCache(block, create_attention(spec, settings), device, num_blocks=0)
     cache.draft = None if draft is None else draft.cache
-    engines = engines_for(weights, settings, cache)
+    implementations = implementations_for(weights, settings, cache)
     if settings.batch_invariant:
         like = torch.empty(0, dtype=weights.dtype, device=device)
-        require_same_bits(split_matrices(weights, model.spec, rank), engines.product, like)
-    product, experts = RanksProduct(engines.product, group), RanksExperts(engines.experts, group, sums=sums)
-    engines = replace(engines, product=product, experts=experts)
+        require_same_bits(split_matrices(weights, model.spec, rank), implementations.product, like)
+    product, experts = (
+        RanksProduct(implementations.product, group),
+        RanksExperts(implementations.experts, group, sums=sums),
+    )
+    implementations = replace(implementations, product=product, experts=experts)
     group.gather(torch.zeros(1, 1, device=device))
     if cache.spec.dtype == "int4":
-        weights = with_key_centres(spec, weights, engines)
-    return Shard(TorchDecoder(spec, weights, engines), cache, draft)
+        weights = with_key_centres(spec, weights, implementations)
+    return Shard(TorchDecoder(spec, weights, implementations), cache, draft)
 
 
 class SplitMatrix(NamedTuple):

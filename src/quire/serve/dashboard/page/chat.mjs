@@ -96,7 +96,7 @@ export class Chat {
         if (!this.hasTemplate) response = await this.post("v1/completions", { ...fields, prompt }, signal);
         if (!response.ok) throw new Error(await errorMessage(response));
         this.onCall(response.headers.get("x-request-id"));
-        await this.read(response.body, messages);
+        await this.read(response.body, messages, fields.max_tokens);
     }
 
     async lacksTemplate(response) {
@@ -108,9 +108,9 @@ export class Chat {
         return fetch(url, { method: "POST", headers, body: JSON.stringify(fields), signal });
     }
 
-    async read(stream, messages) {
+    async read(stream, messages, maxTokens) {
         const answers = new Map();
-        let failure = "";
+        let [failure, isCut] = ["", false];
         const said = (index) => {
             if (!answers.has(index))
                 answers.set(index, { text: "", page: new Markdown(this.show("model", "", index)) });
@@ -120,6 +120,7 @@ export class Chat {
             await readEvents(stream, (event) => {
                 if (event.error) failure = event.error.message;
                 for (const choice of event.choices ?? []) {
+                    isCut ||= choice.finish_reason === "length";
                     const piece = choice.delta?.content ?? choice.text ?? "";
                     if (!piece) continue;
                     said(choice.index).text += piece;
@@ -129,6 +130,7 @@ export class Chat {
             if (failure) throw new Error(failure);
         } finally {
             this.write(answers);
+            if (isCut) this.show("note", `cut off at ${maxTokens} tokens, or as the context is full; raise tokens`);
             messages.push({ role: "assistant", content: answers.get(0)?.text ?? "" });
         }
     }

@@ -23,7 +23,7 @@ from quire.core.kept_block import CacheJob, KeptBlock
 from quire.core.request import CacheScope
 from quire.engine.commands import Add, EndJob, KeepPrompt, TakeBlocks
 from quire.engine.records.stats import EngineStats, ReplicaStats
-from quire.engine.replicas.fetches import Engines
+from quire.engine.replicas.fetches import StoringEngines
 
 LOOK_S: Final = 0.01
 ReadBlocks = Callable[[int, int], Awaitable[tuple[KeptBlock, ...]]]
@@ -31,7 +31,7 @@ BLOCKS_AT_ONCE: Final = 128
 """Blocks of a bundle that an engine registers between two steps."""
 
 
-def engines_of(model: Engines) -> dict[int, ReplicaStats]:
+def engines_of(model: StoringEngines) -> dict[int, ReplicaStats]:
     """Return a model's running engines, by number. Does not mutate."""
     stats = model.stats()
     alone = ReplicaStats(model.state, "", stats.num_running, stats.restarts_total, {}, stats)
@@ -53,10 +53,10 @@ class _Job:
     restarts: Mapping[int, int]  # of its engines, when it began
 
 
-class CacheJobs:
+class CacheCommands:
     """The jobs of one request to a model. `name`: the id of the request."""
 
-    def __init__(self, model: Engines, name: str) -> None:
+    def __init__(self, model: StoringEngines, name: str) -> None:
         self._model = model
         self._name = name
         self._num_jobs = 0
