@@ -231,7 +231,7 @@ std::vector<double> time_reading(ThreadTeam& team, const std::byte* data, std::s
 double arithmetic_rate(const char* set_name, ThreadTeam& team, double seconds) {
     const SetArithmetic set = arithmetic_of(set_name);
     if (set.compute == nullptr) return 0.0;
-    // Pieces are short, so that a member that loses its core does not hold up the others for long.
+    // Pieces are short, so that a member that loses its core does not delay the others for long.
     constexpr std::int64_t kRoundsPerPiece = 100'000;
     constexpr int kPiecesPerMember = 8;
     const int num_pieces = kPiecesPerMember * team.size();

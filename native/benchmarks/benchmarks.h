@@ -1,4 +1,4 @@
-// Times parts of a step alone, and measures the limits of the machine, for `quire bench kernels`, `quire bench
+// Times single parts of a step, and measures the limits of the machine, for `quire bench kernels`, `quire bench
 // latency` and `quire doctor`. No engine needs this.
 //
 // Every function returns the seconds of each repetition, or a rate. The team does the work as in a step. The
@@ -18,10 +18,10 @@ namespace quire {
 std::vector<double> time_reading(ThreadTeam& team, const std::byte* data, std::size_t num_bytes, int num_passes);
 
 // The additions and multiplications per second that all members reach together, on registers only, with the
-// instructions of a set of kernels. Takes about `seconds`. 0 if the name is not known here.
+// instructions of a set of kernels. Takes about `seconds`. 0 if the name is unknown here.
 double arithmetic_rate(const char* set_name, ThreadTeam& team, double seconds);
 
-// Products of `num_rows` rows with one matrix after another, again and again, cut into pieces as in a
+// Products of `num_rows` rows with each matrix in turn, repeatedly, cut into pieces as in a
 // step. The matrices have one shape.
 std::vector<double> time_products(const Kernels& kernels, ThreadTeam& team, const std::vector<MatrixView>& matrices,
                                   const Rows& input, const Rows& output, int num_rows, int num_calls);

@@ -1,4 +1,4 @@
-// quire._benchmarks: times parts of a step alone; see benchmarks.h. A separate module, so that an engine does not
+// quire._benchmarks: times single parts of a step; see benchmarks.h. A separate module, so that an engine does not
 // load it. Its functions take the kernels and the thread team of quire._native: both modules are in one nanobind
 // domain.
 #include <nanobind/stl/string.h>

@@ -1,4 +1,4 @@
-// Shared by the files of the bindings.
+// Helpers for the files of the bindings.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -27,7 +27,7 @@ inline KvType kv_type_of(const std::string& name) {
 }
 
 // Returns whether arrays [num_blocks, block_size, num_kv_heads, elements] have the bytes of these keys and values;
-// those of values that are in their keys have none.
+// values that are part of their keys have none.
 template <typename Blocks>
 bool fits(const PagedKv& kv, const Blocks& keys, const Blocks& values) {
     return kv.block_size % kPanelWidth == 0 && keys.shape(0) == values.shape(0) && keys.shape(1) == values.shape(1) &&

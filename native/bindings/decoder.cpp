@@ -119,7 +119,7 @@ StoredType block_type_of(const std::string& name) {
     return *type;
 }
 
-// Rows of floats, or of bytes that hold blocks of the type with this name.
+// Rows of floats, or bytes with blocks of the named type.
 MatrixRows rows_of(const Matrix& rows, const std::string& blocks) {
     MatrixRows result = {.data = rows.data(),
                          .num_outputs = static_cast<int>(rows.shape(0)),
@@ -305,7 +305,7 @@ void set_low_rank(Adapter& adapter, const std::string& part, int layer, int inde
 using Column = Array<const std::int64_t, 1>;
 using Table = Array<const std::int64_t, 2>;
 
-// The adapter of each sequence: adapters[adapter_of[sequence]], none if that is negative; no entries: none has one.
+// The adapter of each sequence: adapters[adapter_of[sequence]]; negative: none; no entries: no sequence has one.
 std::vector<const Adapter*> adapters_of(const Decoder& decoder, const std::vector<const Adapter*>& adapters,
                                         const Column& adapter_of, int num_sequences) {
     if (adapter_of.shape(0) == 0) return {};

@@ -1,5 +1,5 @@
-// quire._native: the compiled core as Python sees it. Only conversions are here; native/src, which
-// knows no Python, does the computing.
+// quire._native: the Python module of the compiled core. It only converts; native/src, which does not
+// know Python, computes.
 #include "bindings.h"
 #include "quire/cpu_features.h"
 #include "quire/crc32.h"

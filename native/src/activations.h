@@ -1,4 +1,4 @@
-// The activations of a decoder: the memory that a step computes in, and how much each token and logit takes.
+// The activations of a decoder: the working memory of a step, and its size per token and logit.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,16 @@
 
 namespace quire {
 
-// Queries, keys and values are computed at once.
+// Queries, keys and values are computed together.
 constexpr int kMostAdaptedAtOnce = 3;
 
-// A x of each matrix that is computed at once, [rows, low], or of each head of one, [rows, heads, low]; and rounded.
+// A x for each of the matrices computed together, [rows, low], or for each head, [rows, heads, low]; and rounded.
 struct LowRankMemory {
     std::array<Buffer<float>, kMostAdaptedAtOnce> numbers;
     std::array<Buffer<std::byte>, kMostAdaptedAtOnce> rounded;
 };
 
-// The floats that each token and each logit of a step takes, in addition to what is fixed.
+// The floats for each token and each logit of a step, in addition to a fixed number.
 struct ActivationSizes {
     explicit ActivationSizes(const DecoderShape& shape)
         : hidden(round_up(std::max(shape.hidden_size, shape.embedding_size), kPanelWidth)),
@@ -41,7 +41,7 @@ struct ActivationSizes {
         query_down = round_up(shape.latent.query_rank, kPanelWidth);
     }
 
-    // Of the rows of a product, rounded: every product of a step uses the same memory.
+    // Bytes for the rounded rows of a product: all products of a step share this memory.
     std::size_t rounded_bytes(std::size_t tokens, std::size_t assignments, std::size_t logits) const {
         return std::max({RoundedRows::bytes(std::max({hidden, query, heads, query_down}), static_cast<int>(tokens)),
                          num_heads * RoundedRows::bytes(head_inputs, static_cast<int>(tokens)),
@@ -49,7 +49,7 @@ struct ActivationSizes {
                          RoundedRows::bytes(hidden, static_cast<int>(logits))});
     }
 
-    // Of what rows with adapters take: A x of each matrix of a product, where the first may have one of each head or
+    // The memory for rows with adapters: A x for each matrix of a product, for the first perhaps one for each head or
     // expert, and the other factor of gates.
     std::size_t low_floats(int place, std::size_t tokens) const {
         return tokens * low * (place == 0 ? std::max(per_token, num_heads) : per_token);
@@ -79,7 +79,7 @@ struct Decoder::Activations {
     Buffer<float> scratch;                   // per member: attention_scratch
     Buffer<std::byte> rounded;               // the rows of a product
     LowRankMemory low;
-    Buffer<float> ups;                          // of rows with adapters, as `inner`
+    Buffer<float> ups;                          // for rows with adapters, like `inner`
     Buffer<float> router;                       // [num_tokens, experts]
     Buffer<float> ranks;                        // [num_tokens, ranks]: of experts, then of groups
     Buffer<float> expert_input, expert_output;  // [num_tokens * experts_per_token, hidden], sorted by expert

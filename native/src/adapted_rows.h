@@ -30,7 +30,7 @@ class AdaptedRows {
 
     // In the order of their rows.
     const std::vector<AdaptedRun>& runs() const { return runs_; }
-    // The forms that the matrices of all adapters take rows in.
+    // The forms of rows that the adapters' matrices need.
     RowForms forms() const { return forms_; }
 
     // The adapter of a row, null if it has none.
@@ -58,7 +58,7 @@ class AdaptedRows {
     void clear() { runs_.clear(); }
     void reserve(std::size_t num_runs) { runs_.reserve(num_runs); }
 
-    // Adds rows behind those that were added before.
+    // Appends rows.
     void add(const Adapter* adapter, int first, int end, int index = 0) {
         while (first < end) {
             const bool follows = !runs_.empty() && runs_.back().adapter == adapter && runs_.back().index == index &&
@@ -72,7 +72,7 @@ class AdaptedRows {
     }
 
   private:
-    // The first run that does not end before a row.
+    // The first run that includes or follows a row.
     std::vector<AdaptedRun>::const_iterator first_from(int row) const {
         return std::partition_point(runs_.begin(), runs_.end(),
                                     [row](const AdaptedRun& run) { return run.first_row + run.num_rows <= row; });

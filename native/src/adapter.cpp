@@ -6,7 +6,7 @@
 namespace quire {
 namespace {
 
-// The matrices of a part in a layer: one of each head or expert, or only one.
+// The matrices of a part in a layer: one for each head or expert, or only one.
 std::vector<const PackedMatrix*> matrices_of(const LayerWeights& weights, Adapted which) {
     static const std::map<Adapted, PackedMatrix LayerWeights::*> kOfLayer = {
         {Adapted::kQuery, &LayerWeights::query},   {Adapted::kKey, &LayerWeights::key},

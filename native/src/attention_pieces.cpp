@@ -24,7 +24,7 @@ void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& 
         std::stable_partition(runs_.begin(), runs_.end(), [](const AttentionRun& run) { return run.num_tokens == 1; });
     const int num_singles = static_cast<int>(singles - runs_.begin()), num_runs = static_cast<int>(runs_.size());
     if (can_share && num_singles > 1) {
-        // As many runs together as fit, as long as every thread gets some pieces.
+        // Joins as many runs as fit, as long as every thread gets some pieces.
         const int fit = kAttentionQueries / (shape.num_heads / shape.num_kv_heads);
         const int fair = num_singles * shape.num_kv_heads / (2 * num_threads);
         join_beginnings(step, group, num_singles, block_size, std::clamp(fair, 1, std::max(1, fit)));
@@ -71,7 +71,7 @@ void AttentionPieces::share_heads(const DecoderShape& shape, int num_threads) {
 }
 
 void AttentionPieces::share_latents(int num_heads, int num_threads) {
-    constexpr int kLeastQueries = 4;  // for which a latent is widened
+    constexpr int kLeastQueries = 4;  // for which it pays to widen a latent
     pieces_.clear();
     const int num_whole = static_cast<int>(whole_.size()), wanted = (num_threads + num_whole - 1) / num_whole;
     const int parts = std::clamp(wanted, 1, std::max(1, num_heads / kLeastQueries));

@@ -1,19 +1,19 @@
-// How the attention of a step is cut into pieces for the team of threads.
+// Cuts the attention of a step into pieces for the team of threads.
 //
 // A run is a number of consecutive tokens of one sequence. A piece is a run, or several runs of one token
-// each whose sequences share their first blocks: those blocks are then read once for all of them.
-// With a window nothing is shared, because the blocks behind it have been freed.
+// each whose sequences share their first blocks: those blocks are then read once for all sequences.
+// With a window nothing is shared, because the blocks before it have been freed.
 //
 // A piece of single tokens takes as many key-value heads as it can while every thread still gets enough
 // pieces: their keys are adjacent in a block, and memory is read faster in long stretches than in short ones.
-// Where all query heads read one latent, they divide among the threads that would have nothing else to do.
+// If all query heads read one latent, they are divided among threads that would otherwise be idle.
 //
 //     block tables   7 3 9 4        sequences 0, 1 and 2 share two blocks: one piece
 //                    7 3 5
-//                    7 3 8 2        the tokens of sequence 3 are pieces of their own
+//                    7 3 8 2        the tokens of sequence 3 are separate pieces
 //                    6 1
 //
-// How work is cut into pieces does not change the order of a sum.
+// The cuts do not change the order of a sum.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ struct AttentionPiece {
 // The pieces of one KV group.
 class AttentionPieces {
   public:
-    // Makes room for steps of up to `num_tokens` tokens.
+    // Allocates memory for steps of up to `num_tokens` tokens.
     void reserve(int num_tokens, int num_kv_heads);
     // Cuts a step. With `can_share`, sequences that share their first blocks go together.
     void plan(const StepView& step, int group, const DecoderShape& shape, int block_size, bool can_share,
@@ -60,8 +60,8 @@ class AttentionPieces {
     void share_heads(const DecoderShape& shape, int num_threads);
     void share_latents(int num_heads, int num_threads);
     void join_beginnings(const StepView& step, int group, int num_singles, int block_size, int most_runs);
-    // Orders the pieces so that each share of the team (see thread_team.h) has as much work, its longest piece first:
-    // the last pieces to be claimed are short.
+    // Orders the pieces so that all shares of the team (see thread_team.h) have equal work, longest piece first: the
+    // last pieces to be claimed are short.
     void deal_out(int num_threads);
     std::int64_t work_of(const AttentionPiece& piece) const;
 

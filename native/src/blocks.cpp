@@ -48,7 +48,7 @@ const BlockType& block_type(StoredType type) {
 
 std::uint16_t half_at(const Byte* from) { return static_cast<std::uint16_t>(from[0] | from[1] << 8); }
 
-// The sign of a float16 the other way round: what is subtracted in a file is added here.
+// A float16 with its sign flipped: minimums that a file subtracts are added here.
 std::uint16_t negated(std::uint16_t half) { return half ^ 0x8000U; }
 
 // Sixteen bytes as 32 codes: the low halves, then the high ones.
@@ -150,7 +150,7 @@ void read_q3_k(const Byte* block, CodedInputs& to) {
         to.scales.nested[i] = static_cast<std::int8_t>((low | (scales[8 + i % 4] >> 2 * (i / 4) & 3) << 4) - 32);
     }
     for (int e = 0; e < kCodedInputs; ++e) {
-        // The file subtracts 4 where the third bit is not set; a code without minimums stands for 8 less.
+        // The file subtracts 4 if the third bit is not set; a code without minimums represents 8 less.
         const int third = block[e % 32] >> (e / 32) & 1;
         to.codes[e] = static_cast<std::int8_t>(two_bits(block + 32, e / 128, e / 32 % 4, e % 32) + 4 * third + 4);
     }
@@ -195,7 +195,7 @@ float float_of(std::uint32_t bits) {
     return value;
 }
 
-// The smallest float16 that is not below a number, so that codes times it reach the number.
+// A number rounded up to float16, so that codes times the scale reach the number.
 std::uint16_t float16_above(float value) {
     const std::uint16_t nearest = to_float16(value);
     return from_float16(nearest) < value ? static_cast<std::uint16_t>(nearest + 1) : nearest;

@@ -39,7 +39,7 @@ std::uint64_t read_xcr0() {
     return (static_cast<std::uint64_t>(high) << 32) | low;
 }
 
-// A process must ask Linux for the tile registers. Linux refuses if the kernel is older than 5.16, if a
+// A process must request the tile registers from Linux. Linux refuses if it is older than 5.16, if a
 // system call filter forbids it, or if a thread's signal stack is too small to save them.
 bool request_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)

@@ -12,9 +12,9 @@
 #endif
 
 // The bytes are a polynomial whose coefficients are bits, the lowest bit of each byte first, and the checksum is its
-// remainder. A remainder stays the same if 16 bytes are replaced by a product with x^n mod P that is added to the bytes
-// which follow n bits later. So four streams of 16 bytes run through the data, are folded into one, and the 16 bytes
-// that are left go the plain way.
+// remainder. The remainder does not change if 16 bytes are multiplied by x^n mod P and added to the bytes n bits later.
+// So four streams of 16 bytes run through the data and are folded into one; the remaining 16 bytes are computed byte by
+// byte.
 //
 //     bytes    │ 16 │ 16 │ 16 │ 16 │ 16 │ 16 │ 16 │ 16 │ 16 │ 5 │
 //                └────── x^512 ─────►┘                          one of four streams
@@ -49,16 +49,16 @@ std::uint32_t byte_by_byte(const unsigned char* data, std::size_t size, std::uin
 
 constexpr std::size_t kChunk = 16, kStreams = 4;
 
-// x^exponent mod P as a factor of 64 bits. In this order of bits a product comes out one place too low, so the factor
-// is one place higher.
+// x^exponent mod P as a factor of 64 bits. In this order of bits a product is one bit position too low, so the factor
+// is one higher.
 constexpr long long power(int exponent) {
     std::uint32_t remainder = 1u << 31;  // 1
     for (int i = 0; i < exponent; ++i) remainder = times_x(remainder);
     return static_cast<long long>(static_cast<std::uint64_t>(remainder) << 1);
 }
 
-// The first 8 of the 16 bytes are 64 bits further from the later ones than the last 8. A factor has 32 bits in place of
-// 64, which takes 32 off both exponents.
+// The first 8 of the 16 bytes are 64 bits further from the later bytes than the last 8. A factor has 32 bits instead of
+// 64, which lowers both exponents by 32.
 template <int bits>
 __attribute__((target("pclmul"))) __m128i folded(__m128i chunk, __m128i later) {
     const __m128i factors = _mm_set_epi64x(power(bits - 32), power(bits + 32));

@@ -16,7 +16,7 @@
 namespace quire {
 namespace {
 
-// Rows that members claim at a time, if one row is little work.
+// The number of rows that members claim at a time, if one row is little work.
 constexpr int kRowsPerPiece = 4;
 
 int pieces_of(int count, int per_piece) { return (count + per_piece - 1) / per_piece; }
@@ -53,8 +53,8 @@ void Decoder::set_cache(std::vector<PagedKv> places) {
     cache_ = std::move(places);
 }
 
-// One step, as each member of the team computes it. All members hold the same call; pieces divide among them
-// what they write.
+// One step, as computed by each member of the team. All members hold the same call; pieces divide the writes
+// among them.
 class Decoder::Step {
   public:
     Step(Decoder& decoder, const StepCall& call, ThreadTeam::Member& member)
@@ -97,7 +97,7 @@ class Decoder::Step {
     }
 
   private:
-    // Calls work(row) for every row, some at a time.
+    // Calls work(row) for every row, in pieces of several rows.
     template <typename Work>
     void for_rows(int num_rows, Work work) {
         member_.for_pieces(pieces_of(num_rows, kRowsPerPiece), [&](int piece) {
@@ -135,7 +135,7 @@ class Decoder::Step {
         if (!view_.adapted.runs().empty()) products.reduce(member_, layer_, matrices, input);
     }
 
-    // The product of all rows with a matrix of the layer that may have adapters.
+    // The product of all rows with a matrix of the layer that can have adapters.
     void adapted_linear(Adapted which, const PackedMatrix& packed, const Rows& rows, const Rows& output,
                         bool accumulate) {
         const MatrixView matrix = packed.view();
@@ -157,7 +157,7 @@ class Decoder::Step {
                  [&](int row) { kernels_.normalize(input.row(row), output.row(row), shape_.hidden_size, view); });
     }
 
-    // The norms of the hidden states, in the forms that the products of some matrices take.
+    // The norms of the hidden states, in the forms that the products with some matrices need.
     template <typename... Matrices>
     LinearInput normed(const NormWeights& norm, const Matrices&... matrices) {
         const RowForms forms = (forms_for(matrices) | ... | view_.adapted.forms());
@@ -258,8 +258,8 @@ class Decoder::Step {
              weights.after_attention_norm, weights.joined_attention_norm);
     }
 
-    // Computes several products of one input in one phase: first the pieces of one, then those of the next. `adapted`:
-    // what they are to adapters.
+    // Computes several products of one input in one phase: first all pieces of one, then all pieces of the next.
+    // `adapted`: the adapters' names of their matrices.
     template <std::size_t kCount>
     void project(const std::array<const PackedMatrix*, kCount>& packed, const std::array<Rows, kCount>& outputs,
                  const LinearInput& input, const std::array<Adapted, kCount>& adapted) {
@@ -282,7 +282,7 @@ class Decoder::Step {
         });
     }
 
-    // Computes queries and latents, and stores the latents. A query becomes what latents are multiplied by.
+    // Computes queries and latents, and stores the latents. Queries are mapped to the space of latents.
     void prepare_latents(const LayerShape& layer, const LayerWeights& weights) {
         const LatentShape& latent = shape_.latent;
         const bool is_direct = latent.query_rank == 0;
@@ -315,7 +315,7 @@ class Decoder::Step {
         multiply_heads(Adapted::kKeyUp, weights.key_up, {heads_, latent.query_dim()}, {query_, shape_.head_dim});
     }
 
-    // Rows whose heads begin `step` apart.
+    // Rows whose heads are `step` floats apart.
     struct Heads {
         Rows rows;
         int step;
@@ -323,7 +323,7 @@ class Decoder::Step {
         Rows of(int head) const { return {rows.data + static_cast<std::size_t>(head) * step, rows.stride}; }
     };
 
-    // Multiplies the first numbers of each head of each row by its own matrix, and adds what adapters change.
+    // Multiplies the first numbers of each head of each row by the head's matrix, and adds the adapters' part.
     void multiply_heads(Adapted which, const std::vector<PackedMatrix>& matrices, const Heads& from, const Heads& to) {
         const MatrixView first = matrices[0].view();
         const RowForms forms = forms_for(matrices[0]) | view_.adapted.forms();
@@ -348,7 +348,7 @@ class Decoder::Step {
         });
     }
 
-    // Where the angles of a layer begin, in those of a row.
+    // The offset of a layer's angles in the angles of a row.
     int angle_offset(const LayerShape& layer) const {
         int offset = 0;
         for (int rope = 0; rope < layer.rope; ++rope) offset += shape_.ropes[rope].rotary_dim;
@@ -417,7 +417,7 @@ class Decoder::Step {
         join(Adapted::kDown, weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
     }
 
-    // What the MLP of a layer makes of all rows, before it is taken down; next to experts, it is the shared one.
+    // The hidden numbers of a layer's MLP for all rows; in a layer with experts, of the shared MLP.
     void expand_all(const LayerWeights& weights, const LinearInput& input) {
         reduce<2>(low_rank_, {Adapted::kGate, Adapted::kUp}, input);
         const MatrixView up = weights.up.view(), gate = weights.gate.view();
@@ -448,7 +448,7 @@ class Decoder::Step {
         }
     }
 
-    // The same for a tile with rows that have an adapter, whose part is added first; to the same bits for the others.
+    // The same for a tile with rows that have an adapter, whose part is added first. Other rows keep their bits.
     // Takes two matrices: the gate, then up.
     void expand_adapted(const LowRankProducts& products, const std::array<Adapted, 2>& which,
                         const std::array<MatrixView, 2>& matrices, const LinearInput& input,

@@ -1,4 +1,4 @@
-// The memory of a decoder: how much it takes, and when it is taken.
+// The memory of a decoder: its size, and its allocation.
 #include <algorithm>
 
 #include "activations.h"

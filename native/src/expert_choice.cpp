@@ -6,18 +6,18 @@
 namespace quire {
 namespace {
 
-// Returns the sum of the highest numbers, as many as `count`.
+// Returns the sum of the `count` highest numbers.
 float highest_sum(const float* numbers, int size, int count) {
     float sum = 0.0F;
     for (int i = 0, last = -1; i < count; ++i) {
         int next = -1;
         for (int place = 0; place < size; ++place) {
-            // In descending order, equal ones by their place: each comes after the one that was taken last.
+            // In descending order, equal ones by index: each number follows the one taken last.
             const bool is_left =
                 last < 0 || numbers[place] < numbers[last] || (numbers[place] == numbers[last] && place > last);
             if (is_left && (next < 0 || numbers[next] < numbers[place])) next = place;
         }
-        if (next < 0) break;  // only where a number is not finite
+        if (next < 0) break;  // only if a number is not finite
         sum += numbers[next];
         last = next;
     }
@@ -43,7 +43,7 @@ void leave_out_groups(const DecoderShape& shape, float* ranks) {
     }
 }
 
-// Turns scores into what weights are once they are divided by the number that is returned.
+// Turns scores into unnormalised weights, and returns their divisor.
 float weigh(const DecoderShape& shape, const Kernels& kernels, float* scores) {
     if (shape.sigmoid_experts) {
         kernels.exponentials(scores, shape.num_experts, 0.0F, -1.0F, scores);

@@ -1,4 +1,4 @@
-// Which experts a token goes to, and with which weights.
+// Chooses the experts of a token and their weights.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,9 @@
 
 namespace quire {
 
-// Turns the scores of all experts into weights, and chooses the heaviest; among equal ones, those with the lowest ids.
-// Writes their ids in ascending order to `chosen`, and what their outputs are multiplied by to `weights`. `offset` is
-// added to the weights that experts are chosen by, and may be empty. `ranks` has room for a number of each expert and
-// of each group.
+// Turns the scores of all experts into weights, and chooses the highest; among equal ones, the lowest ids. Writes the
+// ids in ascending order to `chosen`, and the factors of the outputs to `weights`. `offset` is added to the weights
+// only for the choice, and may be empty. `ranks` has room for a number for each expert and each group.
 void choose_experts(const DecoderShape& shape, const Kernels& kernels, const std::vector<float>& offset, float* scores,
                     float* ranks, int* chosen, float* weights);
 

@@ -27,12 +27,12 @@ struct ExpertRows {
     std::vector<int> starts;    // per expert: its first place; and the end of the last
     std::vector<ExpertPiece> up_pieces, down_pieces;
     AdaptedRows adapted;  // the places whose adapter changes their expert
-    // Their numbers. Atomic: one member sets them while others may read them.
+    // The numbers of pieces and runs. Atomic: one member sets them while others may read them.
     std::atomic<int> num_up_pieces{0}, num_down_pieces{0}, num_runs{0};
 
     void reserve(const DecoderShape& shape, int num_tokens);
 
-    // Sorts what was chosen in a layer; `tokens`: those that have an adapter. Allocates nothing.
+    // Sorts the chosen experts of a layer; `tokens`: the rows that have an adapter. Allocates nothing.
     void sort(const DecoderShape& shape, const LayerWeights& weights, int layer, const AdaptedRows& tokens,
               int num_tokens, int num_threads);
 

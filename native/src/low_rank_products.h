@@ -1,9 +1,9 @@
-// What adapters add to the products of a step, for one member of the team.
+// Adds adapters to the products of a step, for one member of the team.
 //
-//     reduce    low(i) = scale * A x, of each matrix that x enters     a phase of its own, for runs of rows
+//     reduce    low(i) = scale * A x, for each matrix that x enters    a separate phase, for runs of rows
 //     add       output += B * low(i)                                   in a piece of the product, for its tile
 //
-// Both also for products by head, where a head of a row is what its own matrix is multiplied by.
+// Both also for products by head, where each head of a row is multiplied by its own matrix.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ namespace quire {
 
 class LowRankProducts {
   public:
-    // `memory` has room for these rows. `num_runs`: those of `adapted`, where one member counts them during the step.
+    // `memory` has room for these rows. `num_runs`: the number of runs, if one member counts them during the step.
     LowRankProducts(const AdaptedRows& adapted, const Kernels& kernels, const LowRankMemory& memory,
                     const ActivationSizes& sizes, int num_rows, const std::atomic<int>* num_runs = nullptr)
         : adapted_(adapted),

@@ -23,8 +23,8 @@ constexpr int kPopulateWrite = 23, kCollapse = 25;
 
 void yield_to_others() { setpriority(PRIO_PROCESS, gettid(), 19); }
 
-// On a machine whose processors have a memory each, spreads what this thread takes over all of them: no thread owns
-// keys and values. Weights were taken by the threads that multiply them.
+// On a NUMA machine, spreads the memory that this thread allocates over all nodes: no thread owns keys and values.
+// Weights have been allocated by the threads that multiply them.
 void spread_over_nodes() {
     constexpr int kInterleave = 3, kAllowed = 4;  // MPOL_INTERLEAVE, MPOL_F_MEMS_ALLOWED
     unsigned long nodes[16] = {};
@@ -52,7 +52,7 @@ void spread_over_nodes() {}
 bool prepare(const MemoryRange&) { return false; }
 #endif
 
-// Cuts the ranges where huge pages begin.
+// Cuts the ranges at the boundaries of huge pages.
 std::vector<MemoryRange> pieces_of(const std::vector<MemoryRange>& ranges) {
     std::vector<std::vector<MemoryRange>> by_turn;
     for (const MemoryRange& range : ranges) {

@@ -20,8 +20,8 @@ float parameter(const DrawsView& draws, Parameter which, int index) {
     return draws.parameters[static_cast<std::size_t>(which) * draws.num_draws + index];
 }
 
-// Keeps the fewest candidates, first in order, whose weights are at least `top_p` of the total. A heap gives them one
-// by one, because they are usually few of many.
+// Keeps the fewest candidates, first in order, whose weights are at least `top_p` of the total. A heap returns them one
+// by one, because usually only a few of many are kept.
 template <typename Candidates, typename Before>
 void keep_share(Candidates& candidates, double top_p, Before before) {
     double total = 0.0, share = 0.0;
@@ -55,7 +55,7 @@ void forbid_all_but(const std::uint32_t* mask, int vocab_size, float nothing, fl
 }
 
 // The highest logit minus `num_deviations` standard deviations; -inf: keep all. Tokens that are masked or -inf do not
-// count. Distances from the highest are whole steps, so that their sums are exact in any order.
+// count. Distances from the highest are integers, so that their sums are exact in any order.
 double least_logit(const float* logits, int count, const std::uint32_t* mask, double highest, double num_deviations) {
     constexpr double kSteps = 1 << 20;
     const auto each = [=](auto&& visit) {
@@ -122,8 +122,8 @@ void Sampler::draw(const float* logits, const DrawsView& draws, int index, const
     if (count >= 0) report_one(logits, count, index, choices, scratch);
 }
 
-// Gathers the tokens of a mask if they are few, as usual if a grammar wants something in particular; returns whether
-// they are. A weight depends only on its own logit, so it is the same in any place.
+// Gathers the tokens of a mask if they are few, which is usual if a grammar restricts the next token; returns whether
+// they are few. A weight depends only on its own logit, so gathering does not change it.
 bool Sampler::gather(const float* logits, const std::uint32_t* mask, Scratch& scratch) const {
     const std::uint32_t* end = mask + (vocab_size_ + 31) / 32;
     const int count = std::transform_reduce(mask, end, 0, std::plus<>(), [](auto word) { return std::popcount(word); });
@@ -140,7 +140,7 @@ bool Sampler::gather(const float* logits, const std::uint32_t* mask, Scratch& sc
     return !scratch.ids.empty();
 }
 
-// The logits after the rules; the given ones if there is no rule.
+// The logits after the rules; the given logits if there are no rules.
 Sampler::Field Sampler::change(const float* logits, const DrawsView& draws, int index, Scratch& scratch) const {
     const RulesView& rules = draws.rules;
     const bool limited = rules.allowed.has_any(index);
@@ -197,7 +197,7 @@ std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scr
     const double num_deviations = parameter(draws, kTopNSigma, index);
     const double least_kept =
         num_deviations > 0.0 ? least_logit(field.logits, field.count, field.mask, highest, num_deviations) : -HUGE_VAL;
-    // The highest weight is 1, so min_p is a weight itself.
+    // The highest weight is 1, so min_p is itself a weight.
     const float least = parameter(draws, kMinP, index);
     std::vector<Candidate>& kept = scratch.candidates;
     kept.clear();

@@ -1,4 +1,4 @@
-// A step, as each member of the team computes it.
+// A step, as computed by each member of the team.
 #pragma once
 
 #include <vector>

@@ -41,14 +41,14 @@ ThreadTeam::ThreadTeam(int num_threads)
             crew_->threads.emplace_back([this, index] { serve(index); });
         }
     } catch (...) {
-        stop();  // the threads that did start wait for a run that will never come
+        stop();  // the threads that have started wait for a run that will not happen
         throw;
     }
 }
 
 ThreadTeam::~ThreadTeam() {
     if (was_forked()) {
-        // Threads that do not exist here may have held the lock or waited for the condition.
+        // Threads that do not exist in this process may have held the lock or waited for the condition.
         static_cast<void>(crew_.release());
     } else {
         stop();
@@ -110,7 +110,7 @@ void ThreadTeam::serve(int index) {
 }
 
 bool ThreadTeam::begin(std::uint32_t phase, int num_pieces) {
-    if (num_pieces == 0) end(phase);  // the first member that comes ends it
+    if (num_pieces == 0) end(phase);  // the first member to arrive ends it
     return current_phase() == phase;
 }
 
@@ -134,7 +134,7 @@ int ThreadTeam::claim(int share, std::uint32_t phase, int num_pieces) {
 }
 
 void ThreadTeam::complete(int share, std::uint32_t phase, int num_pieces) {
-    // Counters are set to zero by who reaches their end, before the phase ends.
+    // The member that completes a counter resets it to zero, before the phase ends.
     const auto count = [](std::atomic<int>& counter, int all) {
         if (counter.fetch_add(1, std::memory_order_acq_rel) + 1 < all) return false;
         counter.store(0, std::memory_order_relaxed);

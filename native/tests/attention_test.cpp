@@ -1,5 +1,5 @@
 // Compares paged attention with an oracle in double precision. Then pages, cuts and joins the same work in
-// every way and compares bits. Unwritten memory holds NaN. Prints each failure and exits with 1 if there was any.
+// every way and compares bits. Unwritten memory holds NaN. Prints each failure, and exits with 1 after a failure.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -44,7 +44,7 @@ struct Bend {
 constexpr Bend kBends[] = {{0, 0.0F},   {1, 0.0F}, {17, 2.0F},      {64, 0.0F},
                            {100, 0.0F}, {0, 5.0F}, {0, 0.0F, true}, {17, 2.0F, true}};
 
-// The sinks of as many heads as any shape has; some are far above all scores, and some far below.
+// Sinks for the largest number of heads in any shape; some are far above all scores, and some far below.
 std::vector<float> make_sinks() {
     Random random(11);
     std::vector<float> sinks = random.numbers(kNumKvHeads * quire::kAttentionQueries, -4.0F, 8.0F);
@@ -297,7 +297,7 @@ void expect_near(const Kernels& kernels, const Sequence& sequence, const Bend& b
 // Compares every position of one shape with the oracle, then the bits of every length, block size and cut.
 void test_shape(const Shape& shape) {
     const Sequence sequence(shape, static_cast<std::uint64_t>(shape.head_dim * 100 + shape.group));
-    // Half of the bends for each shape, in turns, because the oracle is slow.
+    // Alternating halves of the bends for each shape, because the oracle is slow.
     std::vector<Bend> bends;
     for (std::size_t i = (shape.head_dim / 8 + shape.group / 2) % 2; i < std::size(kBends); i += 2) {
         bends.push_back(kBends[i]);
@@ -321,7 +321,7 @@ void test_shape(const Shape& shape) {
         for (const int block_size : kBlockSizes) {
             for (const int length : kLengths) {
                 const Cache cache(kernels, sequence, block_size, length);
-                // Cuts and bends take turns: every pair is tried with some length and block size.
+                // Cuts and bends alternate: every pair is tried with some length and block size.
                 const int at_once = 1 + (length + block_size / 16 * 5 + shape.head_dim) % kAttentionTokens;
                 for (std::size_t i = 0; i < bends.size(); ++i) {
                     const int first = std::max(0, length - 20);
@@ -471,7 +471,7 @@ bool all_nan(const float* values, int count) {
     return std::all_of(values, values + count, [](float value) { return std::isnan(value); });
 }
 
-// A NaN in a key or a value that a query sees shows in its output; nobody else is touched by it.
+// A NaN in a key or a value that a query sees shows in its output; no other output changes.
 void test_nan_shows(const Kernels& kernels, KvType type, const Bend& bend) {
     const Sequence sequence({.head_dim = 24, .group = 3, .type = type}, 10);
     const int width = sequence.query_width(), half = width / kNumKvHeads;
@@ -507,7 +507,7 @@ void test_nan_shows(const Kernels& kernels, KvType type, const Bend& bend) {
     }
 }
 
-// Stores one token and looks at all of the memory: each number is where kernels.h says, padding
+// Stores one token and checks all of the memory: each number is at its place in kernels.h, padding
 // dimensions are zero, and nothing else has changed.
 template <typename Number>
 void test_layout(const Kernels& kernels, KvType type, int head_dim, int block_size, Number untouched) {
@@ -550,7 +550,7 @@ void test_layout(const Kernels& kernels, KvType type, int head_dim, int block_si
            quire::testing::name_of(type), head_dim, block_size);
 }
 
-// The same of int8, with the scales behind the numbers.
+// The same with int8, with the scales after the numbers.
 void test_int8_layout(const Kernels& kernels, int head_dim, int block_size) {
     const int num_blocks = 3, block = 1, place = block_size - 3, head = 1;
     const std::uint8_t untouched = 77;
@@ -589,7 +589,7 @@ void test_int8_layout(const Kernels& kernels, int head_dim, int block_size) {
            block_size);
 }
 
-// The same of 4-bit keys and values, with the scales and the minimums behind the numbers.
+// The same with 4-bit keys and values, with the scales and the minimums after the numbers.
 void test_int4_layout(const Kernels& kernels, int head_dim, int block_size) {
     const int num_blocks = 3, block = 1, place = block_size - 3, head = 1;
     PagedKv kv;

@@ -1,4 +1,4 @@
-// Tests the checksum: known ones, the fast way against the plain one, and bytes that come in pieces.
+// Tests the checksum: known values, the fast computation against the plain one, and bytes in pieces.
 #include "quire/crc32.h"
 
 #include <cstdint>

@@ -32,7 +32,7 @@ constexpr int kVocabSize = 50;
 constexpr int kNumBlocks = 24;  // per place
 constexpr int kMostTokens = 128;
 
-// Families that differ in what the decoder does between its products.
+// Families that differ in the decoder's work between its products.
 enum class Family { kPlain, kBent, kMixed, kLatent };
 
 constexpr int kRank = 16;  // of adapters
@@ -92,7 +92,7 @@ DecoderShape shape_of(Family family) {
     return shape;
 }
 
-// A decoder with weights and KV memory of its own.
+// A decoder with its own weights and KV memory.
 class Model {
   public:
     Model(const Kernels& kernels, ThreadTeam& team, Family family, NumberType type, int block_size)

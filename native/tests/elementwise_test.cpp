@@ -135,7 +135,7 @@ void test_rotate(const Kernels& kernels) {
         std::vector<float> turned = head;
         turned.push_back(kUntouched);
         kernels.rotate(turned.data(), cosines.data(), sines.data(), half);
-        // Two products and their sum, each rounded once: only one answer is right.
+        // Two products and their sum, each rounded once: only one result is correct.
         for (int i = 0; i < half; ++i) {
             const float first = head[i], second = head[half + i];
             expect(turned[i] == first * cosines[i] - second * sines[i], "%s: rotate %d, first of pair %d", kernels.name,

@@ -1,5 +1,5 @@
 // The tile registers of native/src/kernels/tiles.h in plain C++, for machines without them, as the processor
-// manual describes the instructions. If the processor would fault, the program ends with a line that says why.
+// manual describes the instructions. If the processor would fault, the program prints the reason and ends.
 //
 //     LDTILECFG, TILERELEASE    configure, release
 //     TILELOADD, TILESTORED     load, store

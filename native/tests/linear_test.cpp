@@ -30,7 +30,7 @@ using quire::testing::Random;
 using quire::testing::same_bits;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kUntouched = 12345.0F;  // in places that must not be written
+constexpr float kUntouched = 12345.0F;  // in memory that must not be written
 constexpr double kRounding = 0x1.0p-24;
 constexpr int kMostRows = 13;
 
@@ -62,8 +62,8 @@ struct GroupProduct {
     std::int64_t sum, sum_of_row;
 };
 
-// A random matrix: as numbers, as rows, and packed as a stored type. Codes are made of floats; with a bias they come
-// from bfloat16 rows. Each form has memory of exactly its size, so that the address sanitizer sees a read past the end.
+// A random matrix: as numbers, as rows, and packed as a stored type. Codes are made from floats; with a bias, from
+// bfloat16 rows. Each form has memory of exactly its size, so that the address sanitizer detects a read past the end.
 struct Matrix {
     Matrix(const Kernels& kernels, StoredType as, int num_outputs, int num_inputs, bool with_bias, Random& random)
         : Matrix(kernels, as, num_outputs, num_inputs,
@@ -240,7 +240,7 @@ struct Matrix {
         return view.coding.minimums ? weight + scale_of(codes.minimums, input) : weight;
     }
 
-    // Sets what are float16 in a block, at its begin or its end, to numbers near 1/100.
+    // Sets the float16 numbers of a block, at its beginning or its end, to numbers near 1/100.
     void set_scales(std::byte* block, std::size_t bytes, Random& random) const {
         const bool last = as == StoredType::kQ6K || as == StoredType::kQ3K || as == StoredType::kQ2K;
         std::byte* first = last ? block + bytes - (as == StoredType::kQ2K ? 4 : 2) : block;
@@ -264,7 +264,7 @@ LinearTile whole(const Matrix& matrix, int num_rows) {
     return {.first_row = 0, .num_rows = num_rows, .first_panel = 0, .num_panels = matrix.view.num_panels()};
 }
 
-// Rows in every form that products take.
+// Rows in every form that products need.
 class Input {
   public:
     Input(const Kernels& kernels, const Rows& rows, int num_inputs, int num_rows)

@@ -21,7 +21,7 @@ using quire::testing::expect;
 
 constexpr std::size_t kPage = 4096, kPiece = std::size_t{2} << 20;
 
-// Memory that the system has not granted yet.
+// Memory that the system has not allocated yet.
 class Mapping {
   public:
     explicit Mapping(std::size_t num_bytes)

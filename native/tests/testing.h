@@ -1,4 +1,4 @@
-// Shared by the test programs: counting failures, seeded numbers, the kernels that this machine can run.
+// Helpers of the test programs: counting failures, seeded numbers, the kernels that this machine can run.
 #pragma once
 
 #include <algorithm>
@@ -110,7 +110,7 @@ inline std::uint16_t nearest_bfloat16(float value) {
     std::memcpy(&bits, &value, sizeof bits);
     const auto toward_zero = static_cast<std::uint16_t>(bits >> 16);
     const auto away = static_cast<std::uint16_t>(toward_zero + 1);
-    // As in IEEE 754, rounding works as if there were one more number after the largest.
+    // As in IEEE 754, rounding works as if another number followed the largest one.
     const double step = (away & 0x7fffU) == 0x7f80U
                             ? static_cast<double>(from_bfloat16(toward_zero)) - from_bfloat16(toward_zero - 1)
                             : static_cast<double>(from_bfloat16(away)) - from_bfloat16(toward_zero);
@@ -150,8 +150,8 @@ struct Int4Head {
         }
     }
 
-    // Multiplies by a Hadamard matrix, part by part. Sums have the order of the kernels, so that no float is another
-    // one and none is rounded to another n.
+    // Multiplies by a Hadamard matrix, part by part. Sums have the order of the kernels, so that all floats are equal
+    // and are rounded to the same n.
     template <typename Number>
     static std::vector<Number> rotate(std::vector<Number> numbers) {
         const int count = static_cast<int>(numbers.size()), size = count & -count;

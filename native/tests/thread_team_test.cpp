@@ -77,7 +77,7 @@ void test_once(int num_threads) {
            kNumPhases);
 }
 
-// A member that stops in a piece holds the others up, and no mark is lost.
+// A member that stops in a piece delays the others, and no mark is lost.
 void test_slow_pieces(int num_threads) {
     constexpr int kNumPhases = 12, kNumPieces = 20;
     ThreadTeam team(num_threads);
@@ -96,7 +96,7 @@ void test_slow_pieces(int num_threads) {
     }
 }
 
-// A member that stops between pieces holds no other up. Here it stops until all runs are over. Then it skips the
+// A member that stops between pieces delays no other member. Here it stops until all runs are over. Then it skips the
 // phases that it missed, and takes part again.
 void test_absent_member(int num_threads) {
     constexpr int kNumRuns = 30, kNumPhases = 20;

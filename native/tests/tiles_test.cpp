@@ -97,7 +97,7 @@ void test_small_numbers_are_zero() {
     expect(product(0.0F, {kLeast, 0.0F, 0.0F, 0.0F}, ones) == kLeast, "the least normal number");
 }
 
-// Runs in its own process, so that this one survives.
+// Runs in a separate process, so that this process survives.
 template <typename Misuse>
 void expect_fault(const char* what, Misuse misuse) {
     const pid_t child = fork();

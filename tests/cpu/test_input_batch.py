@@ -204,8 +204,8 @@ def batch_of_one(num_tokens: int = 10, tables: tuple[tuple[int, ...], ...] = ((5
         (plan_of(9, 3, 0, (1, 2)), "row 0 has drafts, but does not compute and sample after them"),
         (plan_of(9, 3, 2, (1, 2)), "row 0 has drafts, but does not compute and sample after them"),
         (plan_of(10, 2, 1, (1, 2)), "row 0 has drafts, but does not compute and sample after them"),
-        (plan_of(9, 2, 1, (-1,)), "row 0 has a draft that is no token id"),
-        (plan_of(9, 2, 1, (VOCAB_SIZE,)), "row 0 has a draft that is no token id"),
+        (plan_of(9, 2, 1, (-1,)), "row 0 has a draft that is not a token id"),
+        (plan_of(9, 2, 1, (VOCAB_SIZE,)), "row 0 has a draft that is not a token id"),
         (plan_of(0, 1, row=1), "row 1 is in a plan, but no request has taken it"),
     ],
 )

@@ -368,7 +368,7 @@ def test_a_request_that_cannot_be_served_is_refused_alone(
         (Work(0, 10, 1, 1), "row 0 is to sample after 11 of 41 tokens"),
         (Work(0, 40, 2, 0, [1]), "row 0 has drafts"),
         (Work(0, 41, 1, 1, [1]), "row 0 has drafts"),
-        (Work(0, 40, 2, 1, [128]), "row 0 has a draft that is no token id"),
+        (Work(0, 40, 2, 1, [128]), "row 0 has a draft that is not a token id"),
     ],
 )
 def test_a_plan_that_cannot_be_carried_out_fails_the_step(
@@ -438,7 +438,7 @@ def test_settings_that_cannot_be_entered_fail_their_row_alone(
     for row in range(3):
         run.driver.open(row, PROMPT[row:])
     result = run.step(Work(0, 0, 40, 1), Work(1, 0, 39, 1), Work(2, 0, 38, 1))
-    assert result.failures == {1: "its settings cannot be entered: ValueError: no such rule"}
+    assert result.failures == {1: "its settings cannot be stored: ValueError: no such rule"}
     assert result.num_tokens == column(1, 0, 1)
     assert result.tokens.tolist() == [text_of(folder, PROMPT[row:], 1)[0] for row in (0, 2)]
 

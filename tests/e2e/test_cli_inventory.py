@@ -59,7 +59,7 @@ def test_the_list_says_what_runs_here(models: Command, home: Path) -> None:
     assert out.splitlines()[0].split() == ["NAME", "FAMILY", "SIZE", "TYPE", "STORE", "RUNS", "HERE"]
     assert rows["guide"].split()[1:] == ["Qwen3", "5.3", "MiB", "BF16", "quire", "yes"]
     assert rows["tiny:1b"].split()[-3:] == ["Q8_0", "Ollama", "yes"]
-    assert "no: version is 'cut off: the file has 5 bytes'; allowed: a whole file" in rows["broken:latest"]
+    assert "no: version is 'cut off: the file has 5 bytes'; allowed: a complete file" in rows["broken:latest"]
 
 
 def test_the_type_of_a_quantised_folder_is_its_method(models: Command, home: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_pull_reads_the_settings_before_it_fetches_the_weights(
     (hub.folder / "config.json").write_text(json.dumps(config))
     status, out, err = models("pull", "org/m")
     assert (status, out) == (2, "")
-    assert "with code of its own (auto_map, trust_remote_code), which quire never runs. Use a model of one of" in err
+    assert "with its own code (auto_map, trust_remote_code), which quire never runs. Use a model of one of" in err
     assert hub.asked[2:] == [("org/m", None, SETTINGS)]
 
 
@@ -201,7 +201,7 @@ def test_a_reference_that_never_ends_is_not_read(models: Command, home: Path) ->
     link.symlink_to("/dev/zero")
     status, out, err = models("rm", "org/m", "--yes")
     assert (status, out) == (2, "")
-    assert err == f"quire: error: {link} is no plain file. Remove it. Nothing was removed\n"
+    assert err == f"quire: error: {link} is not a regular file. Remove it. Nothing was removed\n"
     assert new.exists()
 
 
@@ -252,8 +252,8 @@ def test_what_others_keep_is_left_to_them(models: Command, home: Path) -> None:
     for name, expected in {
         "tiny:1b": "tiny:1b is in Ollama's store, where quire writes nothing: ollama rm tiny:1b",
         "maker/one": "maker/one is in LM Studio's store, where quire writes nothing. Delete it in LM Studio",
-        "org/none": "org/none is not in the hub's cache. quire models lists what is here",
-        "guide": "guide is not in the hub's cache. quire models lists what is here",
+        "org/none": "org/none is not in the hub's cache. To list the models on this machine: quire models",
+        "guide": "guide is not in the hub's cache. To list the models on this machine: quire models",
         "org/m@v9": "The hub's cache has org/m, but no revision v9",
         str(blob): f"{blob} is a path. quire removes only models in the hub's cache",
     }.items():

@@ -184,7 +184,7 @@ def test_a_file_that_is_cut_short_is_refused_and_goes_on(pulls: Pulls, hub: Loca
     status, out, err = pulls.run()
     assert (status, out) == (2, "")
     last = err.splitlines()[-1]
-    assert f"quire: error: {FILE} was not fetched: " in last and "the same command goes on from there" in last
+    assert f"quire: error: {FILE} was not fetched: " in last and "the same command resumes the download" in last
     hub.sends_only = len(model)
     assert pulls.run()[0] == 0
     assert hub.starts == [0, 12 << 20] and pulls.fetched.read_bytes() == model
@@ -202,8 +202,8 @@ def test_a_disk_that_is_full_is_one_line(pulls: Pulls, hub: LocalHub, model: byt
     last = err.splitlines()[-1]
     assert (
         last
-        == f"quire: error: {FILE} was not fetched: File too large. What was fetched is kept: the same command "
-        + ("goes on from there")
+        == f"quire: error: {FILE} was not fetched: File too large. The part fetched so far is kept: the same command "
+        + ("resumes the download")
     )
     assert pulls.run()[0] == 0
     assert hub.starts[1] > 0 and pulls.fetched.read_bytes() == model

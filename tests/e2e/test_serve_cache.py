@@ -188,16 +188,16 @@ def lies(data: bytes) -> dict[str, tuple[bytes, str]]:
     other = meta | {"identity": meta["identity"] | {"weights": "0"}}
     return {
         "empty": (b"", "ends within"),
-        "text": (b"{}" * 100, "no bundle"),
-        "a beginning of a terabyte": (struct.pack("<8sIQ", b"quireKV1", 1 << 31, 4) + bytes(99), "no bundle"),
+        "text": (b"{}" * 100, "not a bundle"),
+        "a beginning of a terabyte": (struct.pack("<8sIQ", b"quireKV1", 1 << 31, 4) + bytes(99), "not a bundle"),
         "more blocks than it has": (written(meta, blocks, 9), "ends within block 4"),
         "fewer blocks than it has": (written(meta, blocks, 3), "longer"),
         "as many as nothing holds": (written(meta, blocks, 1 << 60), "--disk-cache-size"),
         "another model": (written(other, blocks), "another engine"),
         "other sizes": (written(meta | {"block_bytes": 1 << 50}, blocks), "another engine"),
         "a token that is none": (written(meta, [(replace(first, tokens=token), blocks[0][1]), *more]), "token"),
-        "an orphan": (written(meta, more), "belongs to none"),
-        "a group that is none": (written(meta, [(replace(first, group=7), blocks[0][1]), *more]), "belongs to none"),
+        "an orphan": (written(meta, more), "no parent"),
+        "a group that is none": (written(meta, [(replace(first, group=7), blocks[0][1]), *more]), "no parent"),
         "two of one number": (written(meta, [*blocks, (replace(first, serial=4), blocks[0][1])]), "number of another"),
         "a tenant's": (written(meta, [(replace(first, scope=CacheScope("bob", "x")), blocks[0][1]), *more]), "tenant"),
     }

@@ -460,11 +460,11 @@ def test_for_a_plan_only_the_settings_are_fetched(tmp_path: Path, monkeypatch: p
         ),
         (
             named_error("GatedRepoError"),
-            "needs a permission. Ask for it at https://huggingface.co/quire-no-such/model, then: hf auth login",
+            "is gated. Request access at https://huggingface.co/quire-no-such/model, then: hf auth login",
         ),
         (
             named_error("RevisionNotFoundError"),
-            "has no such revision. Name a branch, a tag or a whole commit id",
+            "has no such revision. Name a branch, a tag or a full commit id",
         ),
     ],
 )

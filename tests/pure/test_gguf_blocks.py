@@ -53,7 +53,7 @@ def test_blocks_of_mxfp4_are_those_of_q5_0() -> None:
     assert np.array_equal(BLOCK_TYPES[6].widen(made.reshape(-1, 22)), widened)
     for scale in (103, 144, 255):
         blocks[3, 0] = scale
-        with pytest.raises(ValueError, match="scales that float16 does not have"):
+        with pytest.raises(ValueError, match="scales that do not fit into float16"):
             q5_0_of_mxfp4(blocks)
 
 

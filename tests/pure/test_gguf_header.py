@@ -139,7 +139,7 @@ BROKEN = {
     "a list of lists": (file_of([pair("k", 9, U32.pack(9) + U64.pack(1))], []), "a list of lists"),
     "a long list": (file_of([pair("k", 9, U32.pack(0) + U64.pack(1 << 50))], []), "lists of at most 4000000 items"),
     "a list cut off": (file_of([pair("k", 9, U32.pack(12) + U64.pack(1 << 20))], []), "cut off"),
-    "half a truth": (file_of([pair("k", 7, b"\x02")], []), "a truth value: 0 or 1"),
+    "half a truth": (file_of([pair("k", 7, b"\x02")], []), "a boolean: 0 or 1"),
     "a setting twice": (file_of([pair("k", 0, b"\x01")] * 2, []), "setting 'k' is 'given twice'"),
     "no dimensions": (file_of([], [tensor("t", [])]), "number of dimensions is 0; allowed: from 1 to 4"),
     "five dimensions": (file_of([], [tensor("t", [1] * 5)]), "number of dimensions is 5"),
@@ -209,7 +209,7 @@ def test_a_model_in_several_files_is_one(tmp_path: Path) -> None:
     [
         ([part(0, 2, "a"), None], "m-00002-of-00002.gguf"),
         ([part(0, 2, "a"), part(1, 2, "a")], "in m-00001-of-00002.gguf and in m-00002-of-00002.gguf"),
-        ([part(0, 2, "a"), part(0, 2, "b")], "m-00002-of-00002.gguf: split.no is 0; allowed: 1, as its name says"),
+        ([part(0, 2, "a"), part(0, 2, "b")], "m-00002-of-00002.gguf: split.no is 0; allowed: 1, as in its name"),
         ([part(0, 3, "a"), part(1, 3, "b")], "split.count is 3; allowed: 2"),
         ([part(0, 2, "a", split_tensors_count=9), part(1, 2, "b")], "tensors of all parts is 2; allowed: 9"),
     ],

@@ -170,9 +170,9 @@ def test_a_cache_whose_bytes_are_wrong_is_found_out() -> None:
     cache = cache_of()
     cache.put(A, "xxx")
     cache.num_bytes += 1
-    with pytest.raises(InvariantError, match=r"^the bytes of what is known of grammars are not those of its entries$"):
+    with pytest.raises(InvariantError, match=r"^the bytes counted for grammars are not the sum of the entries$"):
         cache.check()
     cache.num_bytes -= 1
     cache.max_bytes = 2
-    with pytest.raises(InvariantError, match=r"^what is known of grammars takes more than its limit$"):
+    with pytest.raises(InvariantError, match=r"^the grammars take more bytes than their limit$"):
         cache.check()

@@ -94,7 +94,7 @@ def test_every_model_is_listed_under_a_name_that_leads_to_it(home: Path) -> None
         f"{home}/.ollama/models/manifests/registry.ollama.ai/someone/lost/latest, but is not there. "
         "Fetch it again",
         "broken:latest": "version is 'cut off",
-        "org/foreign": "a model of the family 'OwnForCausalLM' with code of its own (auto_map, trust_remote_code), "
+        "org/foreign": "a model of the family 'OwnForCausalLM' with its own code (auto_map, trust_remote_code), "
         "which quire never runs. Use a model of one of these",
         "org/pickled": f"{home}/.cache/huggingface/hub/models--org--pickled/snapshots/{COMMIT} has no config.json",
     }

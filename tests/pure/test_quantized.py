@@ -426,7 +426,7 @@ def scheme(**changes: object) -> dict[str, Any]:
         (gptq_settings(group_size=-2), "group_size is -2; allowed: an integer from -1"),
         (gptq_settings(group_size=1 << 40), "group_size is 1099511627776; allowed: an integer from -1 to 16777215"),
         (gptq_settings(desc_act="yes"), "desc_act is 'yes'; allowed: true or false"),
-        (gptq_settings(dynamic={"+:.*": {"bits": 8}}), "dynamic is {'+:.*': {'bits': 8}}; allowed: modules that are"),
+        (gptq_settings(dynamic={"+:.*": {"bits": 8}}), "dynamic is {'+:.*': {'bits': 8}}; allowed: only excluded"),
         (gptq_settings(modules_to_not_convert=[3]), "modules_to_not_convert is [3]; allowed: a list of strings"),
         ({**AWQ, "bits": 8}, "bits is 8; allowed: 4"),
         ({**AWQ, "zero_point": False}, "zero_point is False; allowed: true"),

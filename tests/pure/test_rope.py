@@ -133,7 +133,7 @@ def test_the_first_name_of_longrope_is_understood() -> None:
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; allowed: a number above 0, at most 1"),
         ({"partial_rotary_factor": 0.1}, "rotary dimensions is 3; allowed: an even number from 2 to 32"),
         ({"rope_type": "dynamic", "factor": 2, "partial_rotary_factor": 0.0625}, "another type for 2 rotary"),
-        ({"rope_type": "linear", "rope_theta": 1e-30, "factor": 1e-30}, "frequencies that are finite numbers"),
+        ({"rope_type": "linear", "rope_theta": 1e-30, "factor": 1e-30}, "finite frequencies"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(rope: dict[str, object], message: str) -> None:

@@ -2,10 +2,11 @@
 //
 //     output = W x + B (scale * (A x))
 //
-// W stays as it is. So a step may have rows of many adapters, and a row without one has the bits that it always has.
+// W is not changed. So a step can have rows of many adapters, and a row without an adapter keeps its bits.
 //
-// With latents, W of keys is never multiplied by a latent: a query q is multiplied by its transpose. So is the
-// adapter's: a head of q gets A^T (scale * (B^T q)), where B has the rows of that head. Here these are its A and its B.
+// With latents, the W of keys is never multiplied by a latent: a query q is multiplied by its transpose. The same
+// holds for the adapter: a head of q gets A^T (scale * (B^T q)), where B has the rows of that head. Here B^T takes
+// the place of A, and A^T that of B.
 #pragma once
 
 #include <array>
@@ -15,7 +16,7 @@
 
 namespace quire {
 
-// The matrices of a layer that can have an adapter. Those from kKeyUp on have one for each head or expert.
+// The matrices of a layer that can have an adapter. From kKeyUp on, there is one matrix for each head or expert.
 enum class Adapted {
     kQuery,
     kKey,
@@ -48,9 +49,9 @@ class Adapter {
     Adapter(const Adapter&) = delete;
     Adapter& operator=(const Adapter&) = delete;
 
-    // Packs A, [rank, in], and B, [out, rank], of a matrix, by the head or expert that has it; the rank is a multiple
-    // of 16. Heads from the second on may share a matrix of the first: then it has no rows. Uses the calling thread
-    // only, so that steps may run meanwhile. Throws std::invalid_argument if they do not fit the matrix of the decoder.
+    // Packs A, [rank, in], and B, [out, rank], of a matrix; `index` is its head or expert; the rank is a multiple of
+    // 16. Later heads can share a matrix of the first head: then theirs has no rows. Uses only the calling thread, so
+    // that steps can run meanwhile. Throws std::invalid_argument if A and B do not fit the matrix of the decoder.
     void set(int layer, Adapted which, int index, const MatrixRows& a, const MatrixRows& b, float scale);
 
     const Decoder& decoder() const { return decoder_; }

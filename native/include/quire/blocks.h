@@ -5,8 +5,8 @@
 //
 //     weight = scale * code + minimum
 //
-// and a scale is either the float16 of 32 inputs, or a small integer times the float16 of all 256 ("nested"); so is
-// a minimum, if there are any. Blocks become codes without rounding, so the weights are those of the file.
+// and a scale is either the float16 of 32 inputs, or a small integer times the float16 of all 256 ("nested"); minimums,
+// if there are any, likewise. Blocks become codes without rounding, so the weights equal those in the file.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +19,12 @@
 namespace quire {
 
 constexpr int kCodedInputs = 256;
-// A row of blocks has a multiple of this many inputs; codes that are made here are padded to one.
+// A row of blocks has a multiple of this many inputs; codes that are made here are padded to such a multiple.
 constexpr int kCodedGroup = 32;
 
 // Up to 256 weights of an output.
 struct CodedInputs {
-    // Of 8 bits: signed. Of fewer: from 0 on, and they stand for `middle_of` less.
+    // With 8 bits: signed. With fewer: from 0 on, and they represent `middle_of` less.
     std::int8_t codes[kCodedInputs];
     struct Scales {
         std::uint16_t floats[kCodedInputs / kCodedGroup];  // float16: of each 32 inputs; nested: the first one, of all
@@ -34,7 +34,7 @@ struct CodedInputs {
 
 QUIRE_INLINE constexpr bool has_blocks(StoredType type) { return type > StoredType::kBfloat16; }
 
-// The block type of a name of GGUF, such as Q4_K; int8_groups and int4 name those that codes are made as.
+// The block type with a GGUF name, such as Q4_K; int8_groups and int4 name the types of codes made from floats.
 std::optional<StoredType> block_type_named(std::string_view name);
 
 // The type of a packed matrix.
@@ -44,15 +44,15 @@ QUIRE_INLINE constexpr NumberType packed_type(StoredType type) {
                                            : NumberType::kCoded;
 }
 
-// How the weights of blocks are kept, once packed.
+// The format of the weights of blocks, once packed.
 Coding coding_of(StoredType type);
 
-// What codes without a sign are more than the numbers that they stand for: 0 to 15 are -8 to 7 without minimums.
+// The offset of unsigned codes from the numbers that they represent: without minimums, 0 to 15 represent -8 to 7.
 QUIRE_INLINE constexpr int middle_of(const Coding& coding) {
     return coding.bits == 8 || coding.minimums ? 0 : 1 << (coding.bits - 1);
 }
 
-// Bytes of a row of `num_inputs` numbers, a multiple of those of a block.
+// Bytes of a row of `num_inputs` numbers, a multiple of a block's bytes.
 std::size_t row_bytes(StoredType type, int num_inputs);
 // The inputs of a block; 1 for floats.
 int block_inputs(StoredType type);
@@ -61,7 +61,7 @@ int block_inputs(StoredType type);
 void read_blocks(StoredType type, const std::byte* blocks, int num_inputs, CodedInputs& to);
 
 // Makes codes from up to 256 floats, in groups of 32 inputs: kQ8_0, or kQ4_1 with a scale and a minimum. A group with
-// a number that is not finite, or too large for float16, gets NaN as its scale: the fault is visible.
+// a number that is not finite, or too large for float16, gets NaN as its scale: the error is visible.
 void make_codes(StoredType type, const float* numbers, int num_inputs, CodedInputs& to);
 
 // The weights of a stored row as floats.

@@ -48,13 +48,13 @@ class Buffer {
 // pages. Throws std::bad_alloc. Free it with std::free.
 void* allocate_aligned(std::size_t num_bytes);
 
-// Memory for what stays as long as the arena: cut from large pieces, so that small parts lie in huge pages too.
+// Memory that lives as long as the arena: cut from large pieces, so that small parts lie in huge pages too.
 class Arena {
   public:
     // Returns uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
     std::byte* take(std::size_t num_bytes);
 
-    // What was taken.
+    // The memory allocated so far.
     std::vector<MemoryRange> ranges() const;
 
   private:

@@ -9,7 +9,7 @@
 //     XCR0 ─────────┼─> decode_cpu_features ─> CpuFeatures ─> best_instruction_set
 //     tile grant ───┘        (pure)                                 (pure)
 //
-// One function reads the machine and another decodes what was read, so that tests can decode any machine.
+// One function reads the machine and another decodes the result, so that tests can decode any machine.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace quire {
 
 struct CpuFeatures {
-    bool pclmulqdq = false;  // products without carries, of the narrow registers that every system saves
+    bool pclmulqdq = false;  // carry-less multiplication, on narrow registers that every system saves
     bool avx2 = false;
     bool fma = false;
     bool f16c = false;
@@ -33,8 +33,8 @@ struct CpuFeatures {
     bool amx_int8 = false;
 };
 
-// The kernels are compiled for these six sets, the best last. Each needs all features of the one before; but the
-// first processors with AVX-512 have no avx_vnni, and need none.
+// The kernels are compiled for these six sets, the best last. Each needs all features of the previous one; but the
+// first processors with AVX-512 lack avx_vnni, and do not need it.
 enum class InstructionSet {
     kPortable,    // plain C++
     kAvx2,        // avx2, fma, f16c
@@ -55,8 +55,8 @@ struct CpuidWords {
     bool tiles_granted = false;  // the operating system lets this process use the AMX tile registers
 };
 
-// Reads the machine. If it has tile registers, also asks Linux for them, for the whole process: a process may
-// use them only after Linux has granted them.
+// Reads the machine. If it has tile registers, also requests them from Linux, for the entire process: a process
+// may use them only after Linux has granted them.
 CpuidWords read_cpuid_words();
 
 CpuFeatures decode_cpu_features(const CpuidWords& words);

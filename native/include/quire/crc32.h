@@ -1,4 +1,4 @@
-// CRC-32 with the polynomial of zlib: the checksum of blocks on disk.
+// CRC-32 with zlib's polynomial: the checksum of blocks on disk.
 #pragma once
 
 #include <cstddef>
@@ -6,11 +6,11 @@
 
 namespace quire {
 
-// The checksum of `size` bytes behind bytes whose checksum is `before`; 0: there are none. Any processor, but only one
-// that multiplies without carries is faster than zlib.
+// The checksum of `size` bytes after bytes whose checksum is `before`; 0: no earlier bytes. Runs on any processor, but
+// is faster than zlib only with carry-less multiplication.
 std::uint32_t crc32(const void* data, std::size_t size, std::uint32_t before = 0);
 
-// The same byte by byte, to be compared with.
+// The same, byte by byte, for comparison.
 std::uint32_t plain_crc32(const void* data, std::size_t size, std::uint32_t before = 0);
 
 }  // namespace quire

@@ -1,15 +1,15 @@
 // A decoder-only model, run by a team of threads: one call computes a step from token ids to logits.
 //
-// The model is data (`DecoderShape`, the C++ form of the DecoderSpec in Python). Its weights are set
-// and packed one by one, and only read afterwards. The decoder owns its weights and activations; the
+// The model is data (`DecoderShape`, the C++ form of Python's DecoderSpec). Its weights are set and
+// packed one by one, and only read afterwards. The decoder owns its weights and activations; the
 // caller owns the KV memory. A step is a sequence of phases with a barrier after each:
 //
 //     embed ─► per layer: norm ─► q, k, v ─► heads, write KV ─► attention ─► output ─► norm ─► MLP
 //           (with latents: queries and latents ─► queries by head ─► attention ─► values by head)
 //           ─► norm of the rows that need logits ─► head
 //
-// The keys and values of all tokens of the step are written before any is read. A row has the same bits
-// whichever thread computes it and whichever tokens are in the step with it.
+// The keys and values of all tokens of the step are written before any is read. The bits of a row do not
+// depend on the thread that computes it, or on the other tokens of the step.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,7 @@ struct NormShape {
     bool unit_offset = false;
 };
 
-// What a norm of queries and keys takes as one vector: each head, all with the same weights or each with its own, or
-// all heads of a token.
+// The vectors of a norm on queries and keys: each head, with shared weights or its own, or all heads of a token.
 enum class HeadNorm { kNone, kHead, kEachHead, kAllHeads };
 
 struct LayerShape {
@@ -43,13 +42,13 @@ struct LayerShape {
     int kv_place = 0;  // the array of the KV memory with its keys and values
 };
 
-// Heads share one latent of each token, of `rank` numbers and `rope_dim` that rotate; see LatentSpec in Python.
+// Heads share one latent per token, of `rank` numbers and `rope_dim` that rotate; see LatentSpec in Python.
 struct LatentShape {
     int rank = 0;  // 0: heads have keys and values
     int rope_dim = 0;
     int plain_dim = 0;
     int value_dim = 0;
-    int query_rank = 0;  // 0: queries are made of the hidden states
+    int query_rank = 0;  // 0: queries are computed from the hidden states
     NormShape norm;
 
     int query_dim() const { return plain_dim + rope_dim; }
@@ -77,7 +76,7 @@ struct DecoderShape {
     float expert_scale = 1.0F;
     int num_expert_groups = 1;
     int groups_per_token = 1;
-    int group_best = 1;   // a group's rank is the sum of as many highest numbers
+    int group_best = 1;   // groups are ranked by the sum of this many highest numbers
     int shared_size = 0;  // of an MLP next to the experts
     bool gated = true;
     bool tied_head = false;
@@ -90,11 +89,11 @@ struct DecoderShape {
     LatentShape latent;
     float attention_scale = 1.0F;
     float score_soft_cap = 0.0F;
-    float residual_scale = 1.0F;  // of what a sublayer adds to the hidden states
+    float residual_scale = 1.0F;  // of a sublayer's output
     float logit_scale = 1.0F;
     float logit_soft_cap = 0.0F;
     float embedding_scale = 1.0F;
-    int learned_positions = -1;  // offset in their table; -1: none
+    int learned_positions = -1;  // the offset in their table; -1: no learned positions
     int adapter_rank = 0;        // the highest rank of adapters; 0: steps have none
     std::vector<RopeShape> ropes;
     std::vector<LayerShape> layers;
@@ -103,7 +102,7 @@ struct DecoderShape {
 // A matrix in panels, with its bias.
 class PackedMatrix {
   public:
-    // `as` is the type of the rows, or that of codes made of floats (make_codes). The panels are in `memory`.
+    // `as` is the type of the rows, or the type of codes to make from floats (make_codes). The panels are in `memory`.
     // Without a team, the calling thread packs alone. Throws std::bad_alloc.
     void pack(const Kernels& kernels, ThreadTeam* team, Arena& memory, const MatrixRows& rows, StoredType as);
     void set_bias(const float* bias, int count);
@@ -129,22 +128,22 @@ struct ExpertWeights {
 struct LayerWeights {
     NormWeights attention_norm, after_attention_norm, joined_attention_norm;
     NormWeights mlp_norm, after_mlp_norm, joined_mlp_norm;
-    NormWeights query_norm, key_norm;  // of each head one after another, where each has its own
+    NormWeights query_norm, key_norm;  // concatenated, if each head has its own
     PackedMatrix query, key, value, output;
     std::vector<float> sinks;       // [num_heads]; empty: none
-    std::vector<float> key_centre;  // taken off each key before it is stored, [num_kv_heads * head_dim]; may be empty
+    std::vector<float> key_centre;  // subtracted from each key before storing, [num_kv_heads * head_dim]; may be empty
     PackedMatrix query_down, latent;
     NormWeights query_down_norm, latent_norm;
     std::vector<PackedMatrix> key_up, value_up;  // per head: [rank, plain_dim] and [value_dim, rank]
-    PackedMatrix gate, up, down, router;         // of a sparse layer: the shared MLP, which may be missing
-    std::vector<float> router_offset;            // added to the weights that experts are chosen by; may be empty
+    PackedMatrix gate, up, down, router;         // in a sparse layer: the shared MLP, if any
+    std::vector<float> router_offset;            // added to weights for choosing experts; may be empty
     std::vector<ExpertWeights> experts;
 };
 
 struct DecoderWeights {
     Arena memory;  // of all matrices
     PackedMatrix embedding_in, embedding_out, head;
-    // Row by row as in the checkpoint, because rows are looked up; borrowed. Null if the head is tied.
+    // Row by row as in the checkpoint, for looking up rows; borrowed. Null if the head is tied.
     const void* embedding = nullptr;
     StoredType embedding_type = StoredType::kFloat32;
     std::vector<float> positions;  // [rows, hidden_size]
@@ -171,7 +170,7 @@ struct StepView {
     std::vector<const Adapter*> adapters;  // per sequence, null: none; empty: no sequence has one
 };
 
-// Where the results go.
+// The memory for the results.
 struct StepResultView {
     Rows logits;          // [num_logits], rows of vocab_size, rounded up to a multiple of 16
     bool* finite_logits;  // [num_logits]
@@ -202,7 +201,7 @@ class Decoder {
     // std::system_error if a thread cannot be started.
     void prepare_memory(const std::vector<MemoryRange>& kv_memory);
 
-    // The pieces of memory that are still to be prepared.
+    // The number of pieces of memory still to prepare.
     std::size_t num_unprepared() const { return preparer_.num_left(); }
 
     // Computes one step, no larger than `reserve` allowed. Throws std::bad_alloc.
@@ -223,8 +222,8 @@ class Decoder {
 // The bytes that Decoder::reserve allocates.
 std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_logits, int num_threads);
 
-// The kernels compiled for an instruction set. Run them only after cpu_features() has found that set: it also asks
-// for the tile registers of AMX.
+// The kernels compiled for an instruction set. Run them only after cpu_features() has found that set: it also
+// requests the tile registers of AMX.
 const Kernels& kernels_for(InstructionSet instruction_set);
 
 // The kernels that this machine can run, the fastest last.

@@ -1,7 +1,7 @@
 // The kernels: the inner loops of a decoder, as one table of functions per instruction set.
 //
-// A kernel works on raw pointers and on one piece of the work (some rows, some columns, one head). It
-// knows no threads and no models: its caller cuts the work into pieces. Every cut gives the same bits,
+// A kernel works on raw pointers and on one piece of the work (some rows, some columns, one head). It does
+// not know threads or models: its caller cuts the work into pieces. Every cut gives the same bits,
 // because the order of each sum depends only on the row.
 //
 //     a matrix [out, in]     panels of 16 outputs, the last one padded, in groups of four panels:
@@ -13,8 +13,8 @@
 //                                in general           [block_size][value_stride]
 //                                pairs of tokens, and int8
 //                                                     [block_size / 2][value_stride][2]
-//     latents                lie as values do, and are keys as well: float32 or bfloat16, one head, head_dim a multiple
-//                            of 16. A value is the first latent_dim numbers
+//     latents                have the layout of values, and are keys as well: float32 or bfloat16, one head, head_dim a
+//                            multiple of 16. A value is the first latent_dim numbers
 //     int8 keys and values   end with the scales of the tokens, [block_size] floats: number = scale * q
 //     4-bit keys             [block_size / 16][value_stride / 8][16][4 bytes], then a scale and a minimum for each
 //                            32 numbers of a token: [value_stride / 32][block_size][2] bfloat16
@@ -30,11 +30,11 @@
 namespace quire {
 
 // Kernel files are compiled once per instruction set, and the linker keeps only one copy of an inline function in
-// a header. So such a function must be inlined everywhere: the one copy could use instructions that are missing.
+// a header. So such a function must always be inlined: that copy could use instructions that the machine lacks.
 #define QUIRE_INLINE __attribute__((always_inline)) inline
 
 constexpr int kPanelWidth = 16;
-// The softmax runs over tiles of this many absolute positions, whatever the block size.
+// The softmax runs over tiles of this many absolute positions, for any block size.
 constexpr int kAttentionTile = 64;
 
 QUIRE_INLINE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -46,14 +46,14 @@ QUIRE_INLINE constexpr std::size_t bytes_of(NumberType type) {
     return type == NumberType::kFloat32 ? 4 : type == NumberType::kBfloat16 ? 2 : 1;
 }
 
-// How keys and values are stored. kK8V4: keys are int8, values have 4 bits; kInt4: both have 4 bits. Numbers of 4 bits
-// are rotated by a Hadamard matrix, and stored as whole numbers from 0 to 15 with a scale and a minimum.
+// The type of stored keys and values. kK8V4: keys are int8, values have 4 bits; kInt4: both have 4 bits. Numbers of 4
+// bits are rotated by a Hadamard matrix, and stored as integers from 0 to 15 with a scale and a minimum.
 enum class KvType { kFloat32, kBfloat16, kInt8, kK8V4, kInt4 };
 
 // The numbers of a 4-bit key that share a scale and a minimum.
 constexpr int kInt4Group = 32;
 
-// How a file stores the rows of a matrix: as floats, or as one of the block types of GGUF (blocks.h).
+// The type of a matrix's rows in a file: floats, or a GGUF block type (blocks.h).
 enum class StoredType {
     kFloat32,
     kBfloat16,
@@ -71,7 +71,7 @@ enum class StoredType {
     kIq4Xs
 };
 
-// How a coded matrix keeps its weights, each scale * code + minimum.
+// The format of a coded matrix's weights, each scale * code + minimum.
 struct Coding {
     std::uint8_t bits = 8;    // of a code: 4 or 8
     std::uint8_t group = 32;  // adjacent inputs that share a scale: 16 or 32
@@ -98,7 +98,7 @@ struct MatrixView {
     const void* panels = nullptr;
     const float* bias = nullptr;  // [out rounded up to a multiple of 16], or null
     NumberType type = NumberType::kFloat32;
-    Coding coding = {};  // if it is coded
+    Coding coding = {};  // if the matrix is coded
     int num_outputs = 0;
     int num_inputs = 0;
 
@@ -113,10 +113,10 @@ struct Rows {
     QUIRE_INLINE float* row(int index) const { return data + static_cast<std::size_t>(index) * stride; }
 };
 
-// The forms that products take rows in, besides floats.
+// The forms of rows that products need in addition to floats.
 struct RowForms {
     bool int8 = false;      // for coded matrices
-    bool bfloat16 = false;  // for those of bfloat16, where an instruction multiplies pairs of them
+    bool bfloat16 = false;  // for bfloat16 matrices, if an instruction multiplies pairs
 
     QUIRE_INLINE RowForms operator|(const RowForms& other) const {
         return {int8 || other.int8, bfloat16 || other.bfloat16};
@@ -124,16 +124,16 @@ struct RowForms {
     QUIRE_INLINE bool any() const { return int8 || bfloat16; }
 };
 
-// Rows in the forms that Kernels::round_row has made, once for all products that they enter. For each 256 inputs: the
-// int8 numbers of all rows, then their sums and scales; then the bfloat16 numbers of all rows. So a chunk of a matrix
-// meets rows that lie close together.
+// Rows in the forms of Kernels::round_row, rounded once for all their products. For each 256 inputs: the int8 numbers
+// of all rows, then their sums and scales; then the bfloat16 numbers of all rows. So the rows for a chunk of a matrix
+// are close together in memory.
 struct RoundedRows {
     std::byte* data = nullptr;
     int num_rows = 0;  // of a product
 
-    // The bytes that each 256 inputs of a row take.
+    // The bytes of 256 inputs of a row.
     static constexpr int kChunkInputs = 256, kInt8Bytes = 448, kBfloat16Bytes = 2 * kChunkInputs;
-    // The tiles of a matrix unit read up to this many rows more, for sums that nothing reads.
+    // The tiles of a matrix unit read up to this many extra rows, for unused sums.
     static constexpr int kRowsBehind = 3;
 
     QUIRE_INLINE static constexpr std::size_t bytes(int num_inputs, int num_rows) {
@@ -149,7 +149,7 @@ struct RoundedRows {
     }
 };
 
-// The rows of a product, and what they were rounded to.
+// The rows of a product, as floats and rounded.
 struct LinearInput {
     Rows rows;
     RoundedRows rounded = {};
@@ -161,7 +161,7 @@ struct LinearTile {
     int num_rows = 0;
     int first_panel = 0;
     int num_panels = 0;
-    int next_panel = 0;  // where the same thread probably goes on; that place is prefetched
+    int next_panel = 0;  // where the same thread probably continues; it is prefetched
 };
 
 // One norm. With `center` the mean is subtracted first; with `unit_offset` the scale is 1 + weight.
@@ -182,12 +182,12 @@ struct PagedKv {
     int num_kv_heads = 0;
     int block_size = 0;
     int head_dim = 0;
-    int latent_dim = 0;  // 0: keys and values are apart; else `keys` and `values` are the same memory
+    int latent_dim = 0;  // 0: separate keys and values; else `keys` and `values` are the same memory
 
     QUIRE_INLINE int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
     QUIRE_INLINE bool has_int4_values() const { return type == KvType::kK8V4 || type == KvType::kInt4; }
     QUIRE_INLINE int value_stride() const { return round_up(head_dim, has_int4_values() ? kInt4Group : kPanelWidth); }
-    // The bytes of a head of the key of a token, with its scales.
+    // The bytes of one head of a token's key, with its scales.
     QUIRE_INLINE std::size_t key_bytes() const {
         const std::size_t stride = value_stride();
         if (type == KvType::kFloat32) return 4 * stride;
@@ -195,7 +195,7 @@ struct PagedKv {
         return type == KvType::kInt4 ? stride / 2 + 4 * (stride / kInt4Group) : stride + 4;
     }
     QUIRE_INLINE std::size_t value_bytes() const { return has_int4_values() ? value_stride() / 2 + 4 : key_bytes(); }
-    // The head of a block, counted over all blocks.
+    // The index of a block's head, counted over all blocks.
     QUIRE_INLINE std::size_t head_index(std::int64_t block, int kv_head) const {
         return static_cast<std::size_t>(block) * num_kv_heads + kv_head;
     }
@@ -207,23 +207,23 @@ struct PagedKv {
     }
 };
 
-// One of several sequences that attend together, with one token each.
+// One of several sequences with one token each that attend together.
 struct AttentionMember {
     const std::int64_t* block_table = nullptr;
-    int token = 0;  // index of its row
+    int token = 0;  // the index of its row
     std::int64_t position = 0;
 };
 
 // Attention of consecutive tokens of one sequence, or of several sequences with one token each, over some
-// key-value heads and the `group` query heads that read each of them. The key-value heads follow one another,
+// key-value heads and the `group` query heads that read each of them. The key-value heads are consecutive,
 // because their keys and values are adjacent in a block.
 struct AttentionTask {
     PagedKv kv;
-    const std::int64_t* block_table = nullptr;  // of the sequence, or of any one of several
+    const std::int64_t* block_table = nullptr;  // of the sequence, or of any of several sequences
     Rows query;                                 // row: [num_heads * head_dim]
     Rows output;                                // row: [num_heads * value_dim]
     // Several sequences share the blocks of their first `shared` positions, which are whole tiles. Each token
-    // sees all of those.
+    // sees all these positions.
     const AttentionMember* members = nullptr;
     int num_members = 0;  // 0: one sequence
     std::int64_t shared = 0;
@@ -231,7 +231,7 @@ struct AttentionTask {
     int num_tokens = 0;
     std::int64_t first_position = 0;  // of the first row in its sequence
     int kv_head = 0;
-    int num_kv_heads = 1;  // several only if all queries, tokens * heads * group, fit into kAttentionQueries
+    int num_kv_heads = 1;  // more than 1 only if all queries, tokens * heads * group, fit into kAttentionQueries
     int group = 1;
     // The query heads of each group that are computed: a thread may take a part of a wide group.
     int first_in_group = 0;
@@ -259,8 +259,8 @@ struct Kernels {
 
     // Bytes of a matrix in panels.
     std::size_t (*packed_bytes)(const MatrixView& matrix);
-    // Packs rows into panels first_panel … of the matrix, which has the shape of the rows. They become what `as` is
-    // once packed: their own type, or codes that are made of floats (make_codes).
+    // Packs rows into panels first_panel … of the matrix, which has the shape of the rows. `as` determines the packed
+    // type: the rows' own, or codes made from floats (make_codes).
     void (*pack_panels)(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
                         int num_panels);
     // Reads one row of a packed matrix as floats, for embeddings.
@@ -275,8 +275,8 @@ struct Kernels {
     void (*gated_linear)(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
                          const LinearTile& tile, Activation activation);
     void (*activate)(float* values, int count, Activation activation);
-    // values = activation(values) * others, for a multiple of kPanelWidth numbers: what gated_linear does with its
-    // sums.
+    // values = activation(values) * others, for a multiple of kPanelWidth numbers: the last step of gated_linear on
+    // its sums.
     void (*gate)(float* values, const float* others, int count, Activation activation);
 
     // May work in place.
@@ -298,7 +298,7 @@ struct Kernels {
     void (*arg_max)(const float* values, int count, float* value, int* index);
 };
 
-// The most queries that go through a tile together.
+// The most queries that are computed together in a tile.
 constexpr int kAttentionQueries = 64;
 
 // Floats of scratch that `attention` needs.

@@ -1,11 +1,11 @@
-// How the product of some rows with a matrix is cut into pieces for a team of threads.
+// Cuts the product of some rows with a matrix into pieces for a team of threads.
 //
 //     panels ►                a piece: up to kMostRows rows and kMostPanels panels
 //     rows   │ 0 │ 2 │ 4 │
-//       ▼    │ 1 │ 3 │ 5 │    in this order, so that a thread goes over its weights in one stream
+//       ▼    │ 1 │ 3 │ 5 │    in this order, so that a thread reads its weights in one stream
 //
 // A piece has as many rows as possible, so that its weights are read from memory once. It has many panels, so that
-// a stream of weights is long. If that gives too few pieces for the team, they get smaller: fewer panels first, then
+// a stream of weights is long. If there are too few pieces for the team, they get smaller: fewer panels first, then
 // fewer rows. No cut changes the order of a sum.
 #pragma once
 
@@ -29,7 +29,7 @@ class LinearPieces {
         row_pieces_ = std::max(row_pieces_, std::min(for_every_thread, num_rows / kLeastRows));
     }
 
-    // The most pieces that panels are cut into, for any team.
+    // The maximum number of pieces that panels are cut into, for any team.
     static int most_panel_pieces(int num_panels) { return pieces_of(num_panels, kLeastPanels); }
 
     int count() const { return row_pieces_ * pieces_of(num_panels_, panels_per_piece_); }

@@ -1,15 +1,15 @@
 // Prepares memory while no step runs, so that steps need not wait for the system.
 //
-// The system grants memory when it is first written, a page at a time, and clears each page. A step that writes new
-// keys would wait for that. Small pages come quickly, so an engine starts with them; huge pages are read faster.
-// So a thread of its own goes over the memory once, in pieces of 2 MiB: it takes what is not there yet, and gathers
-// small pages into a huge one.
+// The system allocates memory when it is first written, a page at a time, and clears each page. A step that writes new
+// keys would wait for that. Small pages are allocated quickly, so an engine starts with them; huge pages are read
+// faster. So a separate thread goes over the memory once, in pieces of 2 MiB: it allocates missing pages, and merges
+// small pages into huge ones.
 //
 //     step      ├──────┤ ├──────┤                          ├──────┤
 //     preparer                      20 ms idle: ├─┤├─┤├─┤├─┤         20 ms idle: ├─┤├─┤ …
 //
-// All of this is advice to the system: it changes no byte, and memory that is freed meanwhile is no danger. Systems
-// other than Linux, and Linux before 5.14, ignore it; then memory comes as it is used.
+// All of this is advice to the system: it changes no byte, and memory may be freed meanwhile. Systems other than
+// Linux, and Linux before 5.14, ignore it; then memory is allocated as it is used.
 #pragma once
 
 #include <sys/types.h>
@@ -35,14 +35,14 @@ class MemoryPreparer {
     MemoryPreparer(const MemoryPreparer&) = delete;
     MemoryPreparer& operator=(const MemoryPreparer&) = delete;
 
-    // Prepares these ranges from now on, in place of earlier ones: first piece 0 of each range, then piece 1 of each …
+    // Prepares these ranges from now on instead of earlier ones: first piece 0 of each range, then piece 1 of each …
     // Throws std::bad_alloc, and std::system_error if a thread cannot be started.
     void start(const std::vector<MemoryRange>& ranges);
 
-    // The pieces that are still to do.
+    // The number of pieces still to prepare.
     std::size_t num_left() const { return num_left_.load(std::memory_order_acquire); }
 
-    // While one exists, no piece is begun.
+    // While a Pause exists, no piece is begun.
     class Pause {
       public:
         explicit Pause(MemoryPreparer& preparer) : preparer_(preparer) { preparer_.num_pauses_.fetch_add(1); }
@@ -57,7 +57,7 @@ class MemoryPreparer {
   private:
     using Clock = std::chrono::steady_clock;
 
-    // A forked process has no such thread, and must neither use nor destroy what it left.
+    // A forked process lacks this thread, and must neither use nor destroy its state.
     struct Crew {
         std::mutex mutex;
         std::condition_variable stop_asked;

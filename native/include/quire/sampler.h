@@ -4,11 +4,11 @@
 //  1. Its rules change the logits: allowed, masked and banned tokens, then biases, then the repetition,
 //     frequency and presence penalties. Each number is rounded to float.
 //  2. Each token gets the weight e^(logit / temperature).
-//  3. The filters remove tokens, in this order: min_p (those below that share of the highest weight), top_k (all but
-//     the k likeliest), top_p (all but the likeliest that together have that share of the remaining weight). Tokens
+//  3. The filters remove tokens, in this order: min_p (below that share of the highest weight), top_k (all except
+//     the k likeliest), top_p (all except the likeliest that together have that share of the remaining weight). Tokens
 //     of equal weight are in the order of their ids.
-//  4. One uniform number chooses among the rest. It depends on (seed, position) only: so a token depends neither
-//     on its neighbours in the batch nor on how the request reached this position.
+//  4. One uniform number chooses among the rest. It depends on (seed, position) only: so a token depends neither on
+//     its neighbours in the batch nor on how the request reached this position.
 #pragma once
 
 #include <cstdint>
@@ -87,7 +87,7 @@ class Sampler {
 
     int vocab_size() const { return vocab_size_; }
 
-    // Reports what `sample` would if it had chosen the tokens in `choices`.
+    // Reports the log-probabilities of the tokens in `choices`, as if `sample` had chosen them.
     void report(const Rows& logits, int count, const std::int64_t* logit_rows, const std::int64_t* num_logprobs,
                 const ChoicesView& choices);
 
@@ -103,7 +103,7 @@ class Sampler {
         std::vector<Candidate> candidates;
         std::vector<std::int32_t> ids;
     };
-    // The logits to choose from, in the order of ids; `ids` null: of all tokens. A mask has not been applied yet.
+    // The logits to choose from, in the order of ids; `ids` null: of all tokens. The mask is not yet applied.
     struct Field {
         const float* logits;
         int count;

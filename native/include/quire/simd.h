@@ -1,4 +1,4 @@
-// Sixteen numbers at a time, the same way on every instruction set.
+// Operations on sixteen numbers at a time, the same on every instruction set.
 //
 // Kernels are written once, over `Floats`: 16 lanes in one 512-bit, two 256-bit or four 128-bit
 // registers. Every kernel file is compiled once per instruction set, in the namespace QUIRE_ISA. The
@@ -8,8 +8,8 @@
 // A lane is an output, never a part of a sum: the loop adds one step after another, so it alone sets
 // the order of a sum. The two horizontal operations (`sum`, `highest`) have one fixed order.
 //
-// `fma` rounds once if the instruction set has it, else twice. Equal bits need only that it is always the
-// same within one instruction set. The compiler may not fuse by itself (-ffp-contract=off), because it
+// `fma` rounds once if the instruction set has it, else twice. Equal bits only require that this is always the
+// same within one instruction set. The compiler must not fuse on its own (-ffp-contract=off), because it
 // would do so in one place and not in another.
 #pragma once
 
@@ -56,8 +56,8 @@ struct Ints {
 
 // For loops over an array of registers: gcc keeps the array in memory unless the loop is unrolled.
 #define QUIRE_UNROLLED _Pragma("GCC unroll 32")
-// For loops over lines of memory: fetchers in the processor follow a few loads with small steps, not many with large
-// ones.
+// For loops over lines of memory: the processor's prefetchers follow a few loads with small strides, not many loads
+// with large strides.
 #define QUIRE_ROLLED _Pragma("GCC unroll 1")
 
 inline Floats broadcast(float value) {
@@ -68,7 +68,7 @@ inline Floats broadcast(float value) {
 
 inline Floats load(const float* from) {
     Floats result;
-    // Part by part: gcc 12 copies the whole through memory, in the words of the portable set.
+    // Part by part: gcc 12 copies all parts through memory, in words of the portable set.
     QUIRE_FOR_PARTS(i) std::memcpy(&result.part[i], from + i * kPartLanes, sizeof(FloatPart));
     return result;
 }
@@ -101,7 +101,7 @@ inline Floats load(const std::uint16_t* from) {
     return result;
 }
 
-// int8, widened. In words of the processor: gcc 12 widens one lane at a time.
+// int8, widened. With intrinsics, because gcc 12 widens one lane at a time.
 inline Floats load(const std::int8_t* from) {
     Floats result;
 #if defined(__AVX512F__)
@@ -123,7 +123,7 @@ inline Floats load(const std::int8_t* from) {
     return result;
 }
 
-// float16, which processors convert and compilers of C++20 do not.
+// float16: processors have instructions for conversions, C++20 has no type.
 inline Floats load_float16(const std::uint16_t* from) {
     Floats result;
 #if defined(__AVX512F__)
@@ -272,7 +272,7 @@ inline Floats times_power_of_two(const Floats& value, const Floats& n) {
 #if defined(__AVX512F__)
     result.part[0] = _mm512_maskz_scalef_ps(0xffff, value.part[0], n.part[0]);
 #else
-    // In two factors, because 2^128 is no float. Clamped, because converting a float that is no int is undefined.
+    // In two factors, because 2^128 is not a float. Clamped, because converting a float beyond int is undefined.
     const Floats below = broadcast(-127.0F), above = broadcast(128.0F);
     const Floats inside = select(n < below, below, select(above < n, above, n));
     QUIRE_FOR_PARTS(i) {

@@ -3,17 +3,17 @@
 //     run ──► every member: for_pieces ─► for_pieces ─► … ──► run returns when the last phase is done
 //                           phase p       phase p + 1
 //
-// Each member has a share of the pieces of a phase, the same one in every phase with as many pieces: neighbouring
-// weights stay with one core. Who is done with the own share claims pieces of other shares. A phase ends when all of
-// its *pieces* are done, not when all members have arrived. So a member that loses its core holds up only the one piece
-// that it has, if any. The others go on to the next phases and the next runs without it. When it comes back, it skips
-// the phases that it missed. Which member computes a piece never changes a result.
+// Each member has a share of the pieces of a phase, the same share in every phase of equal size: neighbouring weights
+// stay with one core. A member that has finished its share claims pieces of other shares. A phase ends when all of its
+// *pieces* are done, not when all members have arrived. So a member that loses its core delays only its current piece,
+// if any. The others continue with the next phases and runs without it. When it returns, it skips the phases that it
+// missed. Which member computes a piece never changes a result.
 //
 //     share 0: pieces 0 1 2    member 0   ├ 0 ┼ 1 ┼ 2 ┼ 5 ┤ phase p + 1: ├ 0 ┼ …
 //     share 1: pieces 3 4 5    member 1   ├ 3   ┼ 4   ┤ no core ………………………………………………┤ skips p + 1
 //
-// No counter is written by all members for each piece: a share has its own, on its own cache line. That of the phase
-// is written once for each eight shares.
+// No counter is written by all members for each piece: a share has its own counter, on its own cache line. The counter
+// of the phase is written once per eight shares.
 //
 // A waiting member spins for some microseconds, about as long as a phase, and then sleeps, so that it
 // takes no core from others while the engine is idle or the machine oversubscribed.
@@ -42,7 +42,7 @@ class ThreadTeam {
         Member(ThreadTeam& team, int index, std::uint32_t first_phase)
             : team_(team), index_(index), phase_(first_phase) {}
 
-        // 0 … size - 1, to index each member's own scratch memory.
+        // From 0 to size - 1: an index for the member's scratch memory.
         int index() const { return index_; }
 
         // Calls work(piece) for the pieces 0 … num_pieces - 1, spread over the team; returns when
@@ -89,11 +89,11 @@ class ThreadTeam {
 
     // Members run `work`, which must not throw; returns when its phases are done. One caller at a
     // time. A late member may still be skipping the phases of `work` afterwards. So `work` must hold by
-    // value what it reads outside of pieces, or the caller must call `quiesce` before changing that.
-    // Throws std::bad_alloc.
+    // value all data that it reads outside of pieces, or the caller must call `quiesce` before changing
+    // such data. Throws std::bad_alloc.
     void run(Work work);
 
-    // Waits until no member is in the work of a run that has returned.
+    // Waits until no member still executes the work of a run that has returned.
     void quiesce();
 
   private:
@@ -107,15 +107,15 @@ class ThreadTeam {
         std::atomic<std::uint64_t> claimed{0};  // the phase of the last claim (upper half), and its next piece
         std::atomic<int> num_done{0};           // pieces of the phase
     };
-    // What is left of a phase is counted over some shares first, then over all.
+    // The progress of a phase is counted over some shares first, then over all.
     static constexpr int kSharesOfGroup = 8;
     struct alignas(64) Group {
         std::atomic<int> num_done{0};  // shares of the phase
     };
 
-    // Whether the phase goes on; ends it if it has no pieces. Only while it does is `num_pieces` sure to be right.
+    // Whether the phase is running; ends it if it has no pieces. `num_pieces` is reliable only in the running phase.
     bool begin(std::uint32_t phase, int num_pieces);
-    // The shares that have any pieces; the first ones have one more than the others.
+    // The number of shares with pieces; the first ones can have one more than the others.
     int num_shares(int num_pieces) const { return num_pieces < num_threads_ ? num_pieces : num_threads_; }
     int first_piece(int share, int num_pieces) const;
     // The next piece of a share; -1 if all are claimed or the phase is over.
@@ -128,7 +128,7 @@ class ThreadTeam {
     void stop();
     bool was_forked() const;
 
-    // The threads, and what they wait for. A forked process must neither use nor destroy it.
+    // The threads, and the condition that they wait for. A forked process must neither use nor destroy the crew.
     struct Crew {
         std::mutex mutex;
         std::condition_variable idle;

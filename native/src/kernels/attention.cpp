@@ -6,11 +6,11 @@
 //     positions    0 … 63 | 64 … 127 | 128 … 191          query at position 130
 //                  tile 0 | tile 1   | tile 2             sees 128, 129, 130 of tile 2
 //
-// A tile begins at a multiple of 64, whatever the block size. So the order of every sum depends on the
+// A tile begins at a multiple of 64, for any block size. So the order of every sum depends on the
 // query's own position and window, not on blocks, chunks, neighbours or threads.
 // A score lane is a token: its sum runs over the head's dimensions in order. An output lane is a dimension:
 // its sum runs over the tokens in order, one step (see steps.h) after another. Several queries go through
-// a tile together, each as if it were alone.
+// a tile together, but do not affect each other.
 //
 // Memory that the sequence did not write is never used. Scores of unwritten tokens are replaced before
 // they count. Values of unwritten tokens are not read, or read as zeros if a step also has written ones.
@@ -20,8 +20,8 @@
 // integers, in any order, and become floats once per tile. Unwritten values get a weight of zero.
 // Keys and values of 4 bits are treated likewise. They are rotated, and so are the query and the output; see int4.h.
 // The minimum of a key is multiplied by the sum of the query. Values count from the centre of their range: the weight
-// of a token, rounded, is multiplied by n - 7.5, and as a float by scale * 7.5 + minimum. So its rounding adds an error
-// of either sign to each number, and not the same to all, which the rotation of the output would collect in one number.
+// of a token, rounded, is multiplied by n - 7.5, and as a float by scale * 7.5 + minimum. So the rounding errors of the
+// numbers have either sign. The rotation of the output would collect equal errors in one number.
 #include <cstring>
 #include <tuple>
 #include <type_traits>
@@ -87,7 +87,7 @@ void score(Query* queries, const Part<Key>& keys, const PagedKv& kv) {
 }
 
 // Multiplies the weights of some groups of a tile by the scales of their values, and rounds them to 16 bits.
-// Weights of unseen tokens become zero, whatever their scales are.
+// Weights of unseen tokens become zero, even if their scales are NaN.
 template <typename Value>
 void round_weights(Query* query, const Part<Value>& part) {
     const Floats zero = broadcast(0.0F);
@@ -120,7 +120,7 @@ void round_weights(Query* query, const Part<Value>& part) {
 }
 
 // Turns the scores of a tile into weights, and rescales the sums of kCount queries. Weights of unseen tokens are zero,
-// whatever their scores are.
+// even if their scores are NaN.
 template <int kCount, typename Value>
 void weigh(Query* queries, float soft_cap, int num_values) {
     using Each = Step<Value>;
@@ -176,7 +176,7 @@ void add_wide(Query* queries, const Part<Value>& part, int first_step, int end_s
     using Each = Step<Value>;
     constexpr int kLineNumbers = kLineBytes / sizeof(Value), kStepNumbers = kLanes * Each::kInputs;
     constexpr int kGroupSteps = kLanes / Each::kInputs;
-    // The weights of a query follow those of the one before: a place is a number, and needs no register.
+    // The weights of a query follow those of the previous query: an index is a constant, and needs no register.
     constexpr int kOfQuery = kAttentionTile * sizeof(float) / sizeof(typename Each::Input);
     const typename Each::Input* weights = reinterpret_cast<const typename Each::Input*>(queries[0].scores);
     typename Each::Sum sums[kCount][kWide];
@@ -221,7 +221,7 @@ void add_wide(Query* queries, const Part<Value>& part, int first_step, int end_s
     }
 }
 
-// How values lie: the numbers of a token, and how many of them count.
+// The layout of values: the numbers of a token, and how many of them count.
 struct ValueRows {
     int stride;
     int count;
@@ -244,8 +244,8 @@ void add_values(Query* queries, const Part<Value>& part, int first_step, int end
 
 // Adds the values of some groups for kCount queries that all see a part of the tile. The queries are in the order of
 // their positions, and so are the first and last tokens that they see. Steps that all queries see in full are computed
-// together, those before and after for one query at a time. With whole numbers all steps go together: a weight of zero
-// adds nothing to their sums.
+// together, the steps before and after for one query at a time. With integers all steps are computed together: a weight
+// of zero adds nothing to their sums.
 template <int kCount, typename Value>
 void add_part(Query* queries, const Part<Value>& part, ValueRows rows) {
     constexpr int kInputs = kIsInt4<Value> ? kInt4Tokens : Step<Value>::kInputs, kGroupSteps = kLanes / kInputs;
@@ -286,7 +286,7 @@ void for_some(Query* queries, int count, Work work) {
     if (q < count) work(queries + q, Count<1>());
 }
 
-// Sets which places of a tile the queries see; returns the range of the queries that see any.
+// Sets the positions of a tile that each query sees; returns the range of the queries that see any.
 std::pair<int, int> look(const AttentionTask& task, Query* queries, int count, std::int64_t start) {
     int low = count, high = 0;
     for (int q = 0; q < count; ++q) {
@@ -309,7 +309,7 @@ std::pair<int, int> look(const AttentionTask& task, Query* queries, int count, s
 template <typename Key, typename Value>
 void attend_tile(const AttentionTask& task, Query* queries, int count, int stride, const Tile<Key, Value>& tile,
                  const Tile<Key, Value>& coming) {
-    // Two groups keep the processor busy, unless there are four queries. The sums of whole numbers go over a tile at
+    // Two groups keep the processor busy, unless there are four queries. Sums of integers run over the entire tile at
     // once.
     const int keys_at_once = count % 8 >= 4 ? kGroups : 2;
     const int values_at_once = kIsWhole<Value> || task.num_kv_heads == 1 ? kGroups : 2;
@@ -411,8 +411,8 @@ class Queries {
         }
     }
 
-    // Divides by the sum of weights. A sink joins it here, once, after all tiles: so its place in the sum is the same
-    // however they were divided.
+    // Divides by the sum of weights. A sink is added here, once, after all tiles: so its place in the sum does not
+    // depend on how the tiles were divided.
     void finish() {
         for (int q = 0; q < count_; ++q) {
             Query& query = queries_[q];
@@ -464,7 +464,7 @@ class Queries {
     int count_ = 0;
 };
 
-// Goes through as many whole tokens at a time as fit into kAttentionQueries, and through the heads of a wide group in
+// Computes as many complete tokens at a time as fit into kAttentionQueries, and the heads of a wide group in
 // parts.
 template <typename Key, typename Value>
 void attend_sequence(const AttentionTask& task, float* scratch) {
@@ -487,7 +487,7 @@ void attend_sequence(const AttentionTask& task, float* scratch) {
     }
 }
 
-// Computes the shared positions first, for all sequences together; then each sequence goes on alone.
+// Computes the shared positions first, for all sequences together; then each sequence alone.
 template <typename Key, typename Value>
 void attend_members(const AttentionTask& task, float* scratch) {
     Queries<Key, Value> queries(task, scratch);

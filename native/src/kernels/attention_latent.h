@@ -1,14 +1,14 @@
-// Scores of latents, which lie in memory as values do: row by row, or in pairs of rows (see kernels.h).
+// Scores of latents, which have the layout of values: row by row, or in pairs of rows (see kernels.h).
 //
 // A lane is a dimension here, so a score is the sum of the lanes of its sum, which has one order on every instruction
-// set. Latents are widened and queries are not rounded, because a query has been multiplied by a matrix already.
+// set. Latents are widened and queries are not rounded, because a query has already been multiplied by a matrix.
 #pragma once
 
 #include "attention_tile.h"
 
 namespace quire::QUIRE_ISA {
 
-// Reads 16 numbers of each of some adjacent tokens, from place d on.
+// Reads 16 numbers of each of some adjacent tokens, from dimension d on.
 template <int kTokens, typename Number>
 void load_tokens(const Number* numbers, int token, int stride, int d, Floats (&to)[kTokens]) {
     constexpr int kTogether = Step<Number>::kInputs;

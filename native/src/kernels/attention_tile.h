@@ -26,7 +26,7 @@ struct Query {
     std::int64_t position;
     float sink;  // kNothing: none
     float score_scale;
-    float weight_scale;  // for whole numbers, in the current tile
+    float weight_scale;  // for integers, in the current tile
     float centres;       // for int4: the weighted sum of the centres of the values
     float centre_sum;    // for int4: the centre of 0 … 15, times the sum of the rounded weights in the current tile
     float highest;
@@ -35,7 +35,7 @@ struct Query {
     int end;
 };
 
-// The keys or the values of some groups of one head, and what is read after each of them, which is prefetched.
+// The keys or the values of some groups of one head, and the memory to prefetch after each group.
 template <typename Number>
 struct Part {
     int first = 0;  // groups of the tile
@@ -48,13 +48,13 @@ struct Part {
 // Prefetches a cache line.
 inline void fetch(const void* place) { __builtin_prefetch(place, 0, 3); }
 
-// The memory of a tile. A block holds one head after another, so memory is read in long stretches if every head takes
-// the same few groups before any head takes more:
+// The memory of a tile. A block holds one head after another, so memory is read in long stretches if a few groups are
+// computed for every head before the next groups:
 //
 //     keys 0, 1 of head 0, of head 1, …   keys 2, 3 of head 0, of head 1, …   values 0, 1 of head 0, …   next tile
 //
-// While some groups are read, those that follow in this order are prefetched: that is little enough to stay in the
-// nearest cache until it is needed.
+// While some groups are read, the next groups in this order are prefetched: they are small enough to stay in the
+// nearest cache until they are needed.
 template <typename Key, typename Value>
 class Tile {
   public:
@@ -130,7 +130,7 @@ class Tile {
         return part;
     }
 
-    // Sets what follows the last part of a kind: as many groups of `numbers`, if there are any.
+    // Sets the groups to prefetch after the last part: the same number of groups of `numbers`, if any.
     template <typename Number, typename After>
     static void follow(Part<Number>* part, const After* const* numbers, int first, int end) {
         for (int group = part->first; group < part->end && first < end; ++group) {

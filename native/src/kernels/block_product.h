@@ -1,4 +1,4 @@
-// Blocks and tiles: how a product is cut for the caches and the registers of one core (see linear.cpp).
+// Blocks and tiles: cut a product for the caches and the registers of one core (see linear.cpp).
 #pragma once
 
 #include "panels.h"
@@ -7,7 +7,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kBlockRows = 64, kBlockPanels = 16;
-// The most groups that the panels of a block are in, of one matrix or two.
+// The most groups of the panels of a block, for one matrix or two.
 constexpr int kBlockGroups = kBlockPanels / kGroupPanels + 2;
 constexpr int kChunkInputs = 256;
 // kTileRows: the rows of most tiles. kMostTileRows: up to this many rows go through a chunk as one tile. tile_panels:
@@ -83,7 +83,7 @@ void multiply_tile(const AnyTile& tile, int num_rows, int num_panels) {
     }
 }
 
-// The panels of a block, of one matrix or of two, and the panel that the next block begins with.
+// The panels of a block, of one matrix or two, and the first panel of the next block.
 template <typename Number>
 struct BlockPanels {
     Panels<Number> groups[kBlockGroups], next;

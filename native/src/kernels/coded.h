@@ -1,7 +1,7 @@
 // The layout of a coded matrix, and one step of its products.
 //
 //     matrix [out, in]    [out / 64][in / 256] chunks; the last chunk has the remaining inputs, rounded up to 32
-//     chunk               nested scales: the float16 that the small ones of 256 inputs are times, [4 panels][16], and
+//     chunk               nested scales: the float16 factors of the small scales of 256 inputs, [4 panels][16], and
 //                         the same for minimums; then [inputs / 32] units
 //     unit                32 inputs of four panels: codes, then scales, then minimums if there are any
 //     codes               for each bit of a code a line of 64 bytes of each panel, [bits][4 panels][16 outputs][4]
@@ -11,8 +11,8 @@
 //                         steps, the first step in the lowest bits; or two lines of two more bits for four steps each
 //     scales, minimums    [groups][4 panels][16] float16; nested: int8
 //
-// So a product reads one stream of memory, line after line. Codes of fewer than 8 bits are widened to bytes in
-// registers, just before they are multiplied.
+// So a product reads one stream of memory, line after line. Codes with fewer than 8 bits are widened to bytes in
+// registers, just before multiplication.
 #pragma once
 
 #include <cstring>
@@ -39,7 +39,7 @@ struct CodedLayout {
     std::size_t group_bytes() const { return lanes() * (coding.nested ? 1 : 2); }  // of the scales of a group
     std::size_t scale_bytes() const { return groups() * group_bytes(); }
     std::size_t unit_bytes() const { return code_bytes() + scale_bytes() * (coding.minimums ? 2 : 1); }
-    // What comes before the units.
+    // The bytes before the units.
     std::size_t outer_bytes() const { return coding.nested ? 2 * lanes() : 0; }
     std::size_t head_bytes() const { return outer_bytes() * (coding.minimums ? 2 : 1); }
     std::size_t chunk_bytes(int inputs) const { return head_bytes() + inputs / kUnitInputs * unit_bytes(); }
@@ -83,7 +83,7 @@ inline int four(const std::int8_t* numbers) {
     return word;
 }
 
-// Part by part: gcc 12 would keep a whole copy in memory, not in registers.
+// Part by part: gcc 12 would keep a complete copy in memory, not in registers.
 inline Ints load_step(const std::byte* from) {
     Ints bytes;
     QUIRE_FOR_PARTS(i) std::memcpy(&bytes.part[i], from + i * kPartBytes, sizeof bytes.part[i]);
@@ -119,7 +119,7 @@ inline void steps_of(const std::byte* at, const std::byte* high, std::size_t lin
     }
 }
 
-// Bytes less `middle`, each by itself.
+// Each of the bytes minus `middle`.
 inline Ints less(const Ints& bytes, int middle) {
     typedef std::int8_t BytePart __attribute__((vector_size(kPartBytes)));
     Ints result;
@@ -131,7 +131,7 @@ inline Ints less(const Ints& bytes, int middle) {
 //
 //     sum = first(correction); sum = add(sum, codes, numbers) for each step of a group; total(sum, correction)
 //
-// Unsigned codes are not lessened by their middle; -middle times the sum of the row's numbers corrects their sums.
+// The middle is not subtracted from unsigned codes; -middle times the sum of the row's numbers corrects their sums.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr int kFlip = 128;  // a code of 8 bits is stored as code ^ kFlip
 #else
@@ -177,8 +177,8 @@ struct CodeStep : AnyCodeStep {
     static constexpr bool kSigned = true;
 
 #if defined(__AVX2__)
-    // The instruction takes unsigned codes, so their signs go to the numbers of the row. Two products are at most
-    // 2 * 128 * 127, which 16 bits hold.
+    // The instruction needs unsigned codes, so their signs move to the numbers of the row. Two products are at most
+    // 2 * 128 * 127, which fits into 16 bits.
 #if defined(__AVX512BW__)
     struct Vector {
         __m512i sizes;
@@ -237,7 +237,7 @@ struct CodeStep : AnyCodeStep {
 };
 
 #if defined(__AVX2__) && !defined(__AVX512BW__)
-// Codes from 0 to 15: the products of all steps of a group are at most 8 * 2 * 15 * 127, which 16 bits hold.
+// Codes from 0 to 15: the products of all steps of a group are at most 8 * 2 * 15 * 127, which fits into 16 bits.
 template <>
 struct CodeStep<4> {
     using Vector = Ints;

@@ -20,14 +20,14 @@ constexpr std::size_t kLineBytes = 64;
 // A tag for matrices with codes, next to float and std::uint16_t.
 struct Coded {};
 
-// What to prefetch while a tile is computed: `pace` is in 1/256 bytes, for each step and panel, and so is the place
-// that was reached. Spread like this, it seldom fills the queue for what is on its way: a full one drops what comes.
+// The memory to prefetch while a tile is computed: `pace` is in 1/256 bytes, for each step and panel, and so is the
+// current place. Spread like this, prefetches rarely fill the processor's queue: a full queue drops new ones.
 struct CodedFetch {
     const std::byte* from;
     std::size_t reached, pace;
 };
 
-// How a matrix is coded, as the compiler knows it.
+// The coding of a matrix, as compile-time constants.
 template <int kBits_, int kGroup_, bool kNested_>
 struct Form {
     static constexpr int kBits = kBits_, kGroup = kGroup_;
@@ -96,7 +96,7 @@ constexpr int kCodedSums = 12, kCodedRows = 6, kFewRows = 3, kMostFewRows = 8;
 constexpr int kCodedSums = 2, kCodedRows = 2, kFewRows = 1, kMostFewRows = 1;
 #endif
 
-// The most panels of a tile. Of three panels of a group the last one would be alone.
+// The most panels of a tile. With three, the last panel of a group would be alone.
 constexpr int coded_panels(int num_rows) {
     const int most = least(kGroupPanels, kCodedSums / num_rows);
     return most == 3 ? 2 : most;

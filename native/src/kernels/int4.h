@@ -4,8 +4,8 @@
 // scale fits them better. It is symmetric and orthogonal: rotated queries have the same products with rotated keys, and
 // applied to the weighted sum of rotated values it gives the sum of the values.
 //
-// Scale and minimum are bfloat16. n is rounded by these stored values, so their own rounding costs little. If a number
-// is not finite, the scale is NaN, and so is every product: the fault is visible.
+// Scale and minimum are bfloat16. n is rounded with these stored values, so their own rounding costs little. If a
+// number is not finite, the scale is NaN, and so is every product: the error is visible.
 //
 // Four bytes hold eight numbers, as four pairs: pair p is (bits 4p … 4p + 3, bits 16 + 4p … 16 + 4p + 3). So a shift
 // and a mask give two numbers of 16 bits. No byte has numbers of two tokens, because threads write tokens
@@ -114,7 +114,7 @@ inline float from_bfloat16(std::uint16_t half) {
     return number;
 }
 
-// The whole numbers that some numbers are rounded to.
+// The integers that some numbers are rounded to.
 class Int4Quantizer {
   public:
     Int4Quantizer(const float* numbers, int count) {

@@ -1,16 +1,16 @@
 // Products of rows with a matrix in panels.
 //
 // A panel holds 16 outputs: for each step of the sum, the weights of all 16 (see panels.h). So a lane is an
-// output, and its sum runs over the inputs in order: one chain of additions per (row, output), however
-// many rows there are and however rows and panels are cut. The cuts, from the outside in, only change which
-// memory the numbers come from:
+// output, and its sum runs over the inputs in order: one chain of additions per (row, output), for any
+// number of rows and any cut of rows and panels. The cuts, from the outside in, only change which
+// memory the numbers are read from:
 //
 //     block    up to 64 rows and 16 panels; their sums are in scratch memory
 //     chunk    256 inputs of a block, of up to four panels
 //     tile     some rows and panels of a chunk: sums are in registers, and each weight is loaded once for all rows
 //
 // The weights of a chunk stay in the nearest cache while all rows of the block use them. Meanwhile
-// those of the next chunk are prefetched, spread evenly over that time. So weights come from memory
+// the next chunk is prefetched, spread evenly over that time. So weights are read from memory
 // once for up to 64 rows, and neither memory nor arithmetic waits for the other.
 //
 // Weights as codes with scales: see coded_product.h. With a matrix unit, bfloat16 uses its tiles: see tile_product.h.

@@ -73,7 +73,7 @@ struct CodedLane {
         return unit_at(unit) + layout.code_bytes() + (minimum ? layout.scale_bytes() : 0) + own * layout.group_bytes() +
                (panel * kPanelWidth + lane) * (layout.coding.nested ? 1 : 2);
     }
-    // What nested scales are times, or nested minimums.
+    // The factor of nested scales, or of nested minimums.
     std::byte* outer(bool minimum) const {
         return chunk + (minimum ? layout.outer_bytes() : 0) + 2 * (panel * kPanelWidth + lane);
     }

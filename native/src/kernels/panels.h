@@ -3,8 +3,8 @@
 //     matrix [out, in]    [out / 64][steps][4 panels][16 outputs][inputs of a step]
 //
 // The four panels of a group are interleaved step by step, so that a product reads one stream of memory.
-// The last group has the remaining panels. Zeros fill the last step if inputs are missing. Coded matrices have a layout
-// of their own: see coded.h.
+// The last group has the remaining panels. Zeros fill the last step if inputs are missing. Coded matrices have another
+// layout: see coded.h.
 #pragma once
 
 #include "steps.h"

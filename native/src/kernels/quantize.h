@@ -1,8 +1,8 @@
 // Numbers as int8: x = scale * q with q from -127 to 127, rounded to the nearest, ties to even.
 //
 // The scale is 1/127 of the largest absolute value among the numbers that share it, so that value is
-// exact. If all are zero, or so small that 127 / largest is no float, the scale is 0. If one is not finite,
-// the scale is NaN, and so is every product with these numbers: the fault is visible.
+// exact. If all are zero, or so small that 127 / largest is not a float, the scale is 0. If a number is not
+// finite, the scale is NaN, and so is every product with these numbers: the error is visible.
 #pragma once
 
 #include <limits>

@@ -1,4 +1,4 @@
-// Rounds a row to int8, each 32 inputs by a scale of their own (see quantize.h), and adds up what it rounded to.
+// Rounds a row to int8, each 32 inputs with their own scale (see quantize.h), and sums the rounded numbers.
 #pragma once
 
 #include "block_product.h"
@@ -6,7 +6,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// The sums of a row's numbers are kept for each kUnit inputs: the smallest group that codes share a scale in.
+// The sums of a row's numbers are kept for each kUnit inputs: the smallest group of codes with one scale.
 constexpr int kUnit = 16;
 
 // The parts of rounded rows, from a chunk and a row on: the numbers of 256 inputs, the sum of each 16, the scale of
@@ -87,7 +87,7 @@ inline __m512i joined_lanes(__m512i* vectors, Join join) {
 
 constexpr int kGroupsAtOnce = 16;
 
-// Sixteen groups, with the bits of one after the other: their largest sizes and their sums are found together.
+// Sixteen groups, with the same bits as one at a time: their maxima and their sums are computed together.
 inline void round_groups(const float* inputs, const RoundedRows& rows, int input, int row) {
     static_assert(kGroupsAtOnce * kRowGroup == 2 * kChunkInputs);
     constexpr int kGroups = kGroupsAtOnce / 2;  // of a chunk

@@ -37,7 +37,7 @@ struct Step {
 };
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Sixteen sums apart: those of even lanes and those of odd ones.
+// Sixteen sums in two parts: those of even lanes and those of odd lanes.
 struct ApartFloats {
     FloatPart even, odd;
 };

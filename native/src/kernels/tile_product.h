@@ -12,7 +12,7 @@
 // Tiles begin at multiples of 32 inputs, wherever chunks begin.
 //
 // Rows are spread over tiles of one size, so that a block needs one configuration: 17 rows are two tiles of 9.
-// The last row of the second tile is then unused: its contents reach only its own sum, which is never read.
+// The last row of the second tile is then unused: it affects only its own sum, which is never read.
 #pragma once
 
 #include <cstring>
@@ -23,7 +23,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// The tile registers of a block of rows; for most types of numbers there are none.
+// The tile registers of a block of rows; empty for most types of numbers.
 template <typename Number>
 class BlockTiles {
   public:
@@ -54,7 +54,7 @@ static_assert(kLineNumbers * sizeof(std::uint16_t) == tiles::kRowBytes);
 template <int kRowTiles, int kPanels>
 class TileProduct {
   public:
-    // Prefetches `lines` cache lines for each product of tiles; returns where the next call goes on.
+    // Prefetches `lines` cache lines for each product of tiles; returns where the next call continues.
     static const char* add(const TileChunk& chunk, int tile_rows, int lines) {
         constexpr auto kAllPanels = std::make_integer_sequence<int, kPanels>();
         constexpr auto kAllSums = std::make_integer_sequence<int, kRowTiles * kPanels>();

@@ -5,10 +5,10 @@
 //     multiply         sums [rows][outputs] += rows [rows][pairs] * weights [pairs][outputs], pairs of bfloat16
 //
 // The instructions are inline assembly for two reasons. The compiler's intrinsics take a tile only as a literal,
-// so a template could not name one. And those of gcc 12 do not declare what memory they read, so it may drop
-// or move the stores that fill it.
+// so a template could not name one. And those of gcc 12 do not declare the memory that they read, so gcc may
+// drop or move the stores that fill it.
 //
-// The native tests of a machine without the unit run the same kernels over an emulation, which has the same
+// On a machine without the unit, the native tests run the same kernels over an emulation with the same
 // names: native/tests/emulated_tiles.h.
 #pragma once
 
@@ -29,7 +29,7 @@ namespace quire::QUIRE_ISA::tiles {
 
 constexpr int kNumTiles = 8, kMostRows = 16, kRowBytes = 64;
 
-// The format that the instruction reads.
+// The format of the instruction's operand.
 struct alignas(64) Configuration {
     std::uint8_t palette = 1;
     std::uint8_t start_row = 0;

@@ -91,7 +91,7 @@ class Rotated {
     float numbers_[kMostInt4Numbers];
 };
 
-// Numbers beyond head_dim may be stored as anything: they are multiplied by zeros of the query.
+// Numbers beyond head_dim are arbitrary: they are multiplied by zeros of the query.
 template <>
 void write_key<CachedInt4>(const PagedKv& kv, std::byte* head, int in_block, const float* key) {
     constexpr int kTogether = 8;
@@ -112,7 +112,7 @@ void write_key<CachedInt4>(const PagedKv& kv, std::byte* head, int in_block, con
     }
 }
 
-// Numbers beyond head_dim may be stored as anything: they are not part of an output.
+// Numbers beyond head_dim are arbitrary: they are not part of an output.
 template <>
 void write_value<CachedInt4>(const PagedKv& kv, std::byte* head, int in_block, const float* value) {
     constexpr int kBytePlaces[kInt4Tokens] = {0, 2, 1, 3};  // of each token

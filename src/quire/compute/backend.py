@@ -4,7 +4,7 @@
                                        native, torch, reference                            ▲
                                                               grammars, failpoints, watches ┘
 
-A backend is made from settings only: it reads no weights and takes no memory until a method asks for that. Anything
+A backend is made from settings only: it reads no weights and allocates no memory until a method needs them. Everything
 that changes how an engine computes (grammars, failpoints, a benchmark's watch) changes the *parts* before the `Worker`
 is made.
 """
@@ -41,9 +41,9 @@ LATENT_KV: Final = "auto, float32 or bfloat16: all heads read one latent, which 
 class BackendFacts:
     """The facts about an engine that are known before it is loaded.
 
-    `weights`: how matrices are kept, in the words of `weight_bytes`; `block_types`: of those that stay as their file
-    stores them. `makes_vectors`: whether it can pool hidden states. `adapter_bytes`: the memory for adapters;
-    `adapter_room`: its slots, if each adapter takes one.
+    `weights`: the format of the matrices, as `weight_bytes` names it; `block_types`: of the matrices that stay as
+    their file stores them. `makes_vectors`: whether the engine can pool hidden states. `adapter_bytes`: the memory for
+    adapters; `adapter_room`: its slots, if each adapter takes one.
     """
 
     name: str
@@ -64,10 +64,10 @@ class BackendFacts:
 
 @dataclass(frozen=True, slots=True)
 class DraftParts:
-    """A second, smaller model that guesses tokens; its keys and values are in the blocks of the model (`cache.draft`).
+    """A second, smaller model that guesses tokens; its keys and values share the model's blocks (`cache.draft`).
 
-    `sampler` chooses among the tokens that both models have, `context_length` is the longest text that it reads, and
-    `most_tokens` how many tokens it reads at once.
+    `sampler` chooses among the tokens that both models have. `context_length` is the longest text that the draft model
+    reads, and `most_tokens` the most tokens in one pass.
     """
 
     runner: ModelRunner[Any]
@@ -81,7 +81,7 @@ class AdapterShelf(Protocol):
     """The adapters that a model has in memory."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Read an adapter, so that rows can have it; nothing if it is there. Raises `CheckpointError`. Mutates."""
+        """Load an adapter for rows to use, unless it is in memory. Raises `CheckpointError`. Mutates."""
         ...
 
     def has_adapter(self, digest: str) -> bool:
@@ -89,18 +89,18 @@ class AdapterShelf(Protocol):
         ...
 
     def drop_adapter(self, digest: str) -> None:
-        """Free the memory of an adapter that no row has. Mutates."""
+        """Free the memory of an adapter that no row uses. Mutates."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """The parts of a worker. `launcher`: the runner, if it can launch steps ahead. `masks`: for grammars.
+    """The parts of a worker. `launcher`: the runner, if it can launch steps ahead. `masks` is for grammars.
 
-    `proposer` guesses tokens; None: nobody does. `draft` does so too, if there is a draft model.
-    `store` keeps blocks on disk; None: nothing does. `adapters`: of the runner; None: it takes none.
-    `classifier`: of a model with labels. `has_adapter` is asked before a row gets one; it may wait until that is there.
-    `on_start` is called once the KV memory is allocated.
+    `proposer` guesses tokens without a model, and `draft` with a draft model; None: not used. `store` keeps blocks on
+    disk; None: they are not kept. `adapters`: the runner's; None: it supports none. `classifier`: of a model with
+    labels. `has_adapter` is called before a row gets an adapter, and can wait until that is loaded. `on_start` is
+    called once the KV memory is allocated.
     """
 
     runner: ModelRunner[Any]
@@ -131,11 +131,11 @@ class Backend(Protocol):
         ...
 
     def needs(self) -> MemoryNeeds:
-        """Return the memory that the engine is expected to take, and the free memory of its device. Does not mutate."""
+        """Return the memory that the engine is expected to use, and its device's free memory. Does not mutate."""
         ...
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
-        """Load the weights, and return the memory that they and the largest steps really take; None: not measured.
+        """Load the weights, and return the measured memory of the weights and the largest steps; None: not measured.
 
         Keeps the weights for `load`. Raises `InvalidConfigError` if they do not fit. Mutates.
         """
@@ -147,7 +147,7 @@ class Backend(Protocol):
 
 
 def adapter_bytes(model: ModelDescription, config: ResolvedConfig, dtype: str) -> int:
-    """Return the bytes for adapters: as many as the settings say, or as those that are named take. Does not mutate."""
+    """Return the bytes for adapters: as configured, or else the sum of the named adapters. Does not mutate."""
     if config.adapter_memory is not None:
         return int(config.adapter_memory)
     different = {adapter.digest: adapter for adapter in model.adapters.values()}.values()

@@ -1,7 +1,7 @@
-"""BITS: the number of the arithmetic of our engines.
+"""BITS: the version of our engines' arithmetic.
 
-Blocks on disk are read only by an engine with the same number. Raise it with every change that may alter a bit of keys
-or values: the tests that compare logits with stored ones tell.
+An engine reads only blocks on disk of its own version. Raise it with every change that may alter a bit of keys or
+values; the tests that compare logits with stored ones detect such changes.
 """
 
 from __future__ import annotations

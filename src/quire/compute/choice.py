@@ -10,7 +10,7 @@ from quire.core.errors import InvalidConfigError
 
 
 def choose_backend(config: EngineConfig, model: ModelDescription) -> tuple[Backend, str]:
-    """Return the backend for a model, and a notice of why it is not the GPU, or an empty one.
+    """Return the backend for a model, and a notice that explains why it is not the GPU; empty if there is none.
 
     Checks the GPU if it may be used. Reads no files: the backend looks for the weights when it loads them.
     Raises `InvalidConfigError` for settings that do not fit the model or this machine.

@@ -1,9 +1,9 @@
-"""A folder that PEFT has saved, or a file of GGUF, checked against the model that it is for: names, shapes, ranks.
+"""An adapter's PEFT folder or GGUF file, checked against its model: names, shapes, ranks.
 
     base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight   [rank, in]
     base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight   [out, rank]
 
-A module is found by the name that the model's own checkpoint has for it (places.py).
+A module is found by its name in the model's own checkpoint (places.py).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def padded(rank: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedMatrix:
-    """A matrix that an adapter changes, and the tensors that it has for it."""
+    """A matrix that an adapter changes, and the adapter's tensors for it."""
 
     module: str
     a: str
@@ -83,7 +83,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter on disk that fits a model. `digest` is that of its files, whatever they are called."""
+    """An adapter on disk that fits a model. `digest` is computed from the content of its files, not their names."""
 
     folder: Path
     digest: str
@@ -97,12 +97,12 @@ class Adapter:
         return max(each.rank for each in self.matrices)
 
     def num_bytes(self, dtype_bytes: int = 2) -> int:
-        """Return the bytes that it takes in memory, with numbers of this size."""
+        """Return its size in memory, with numbers of this many bytes."""
         sizes = ((each.padded_rank, each.place.num_outputs + each.place.num_inputs) for each in self.matrices)
         return dtype_bytes * sum(rank * size for rank, size in sizes)
 
     def read(self) -> Iterator[LowRank]:
-        """Yield the matrices; raises `CheckpointError` for files that have changed and for NaN or infinity."""
+        """Yield the matrices; raises `CheckpointError` if files have changed or contain NaN or infinity."""
         if _digest(self.folder) != self.digest:
             raise CheckpointError(str(self.folder), "files that have changed", "the adapter that was checked")
         tensors = _tensors(self.folder, self.spec)
@@ -121,8 +121,8 @@ class Adapter:
 def read_adapter(folder: Path, spec: DecoderSpec, max_rank: int, digest: str | None = None) -> Adapter:
     """Return the adapter in a folder; raises `CheckpointError` unless it fits a model of this spec.
 
-    Reads its settings and the header of its weights. A digest that is given is not taken again here: reading the
-    weights compares it with the files.
+    Reads its settings and the header of its weights. A given `digest` is not verified here: reading the weights
+    compares it with the files.
     """
     if not is_gguf(folder) and not is_there(folder / SETTINGS_FILE):
         allowed = f"a folder with {SETTINGS_FILE} and {WEIGHTS_FILE}, or an adapter's GGUF file"
@@ -179,7 +179,7 @@ def _matrices(
         scale = settings.scale_of(matching.full_name(module), rank)
         for place in matching.places:
             if (other := taken.setdefault((place.layer, place.part, place.expert), module)) is not module:
-                raise CheckpointError(where, f"what {other} is, too", "each matrix once")
+                raise CheckpointError(where, f"the same matrix as {other}", "each matrix once")
             cuts = matching.cuts(place, rank)
             yield AdaptedMatrix(module, pair["A"], pair["B"], rank, scale, place, cuts)
 

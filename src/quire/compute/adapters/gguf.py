@@ -4,7 +4,7 @@
     blk.3.attn_q.weight.lora_b          [out, rank]              adapter.type     lora
     blk.3.ffn_up_exps.weight.lora_a     [experts, rank, in]      adapter.lora.alpha
 
-Where a model's file has the rows of a matrix in another order (gguf/tensors.py), an adapter has those of B so.
+If a model's file has the rows of a matrix in another order (gguf/tensors.py), an adapter has the rows of B in it too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from quire.core.errors import CheckpointError
 
 A, B = ".lora_a", ".lora_b"
 OF_A: Final = "lora_a."
-"""Before the names of A, so that none is taken for a matrix of the model."""
+"""Prefixed to the names of A, so that none is mistaken for a matrix of the model."""
 
 TRANSPOSED: Final = "gpt2"
-"""An architecture whose matrices are stored the other way round: its adapters are converted in a way of their own."""
+"""An architecture with transposed matrices, whose adapters have another conversion."""
 
 
 class GgufAdapter:
@@ -48,7 +48,7 @@ class GgufAdapter:
         key = f"{architecture_of(header)}.attention.head_count"
         counts = {key: spec.attention.num_heads, f"{key}_kv": spec.attention.num_kv_heads}
         self._b = GgufTensors(replace(header, settings={**header.settings, **counts}, tensors=sides[B]))
-        # Those of experts are in no other order, and their names stand for one matrix of each expert.
+        # The tensors of experts need no reordering, and their names refer to one matrix of each expert.
         self._a = GgufTensors(
             replace(
                 header, tensors={(stem if _is_of_experts(stem) else OF_A + stem): sides[A][stem] for stem in sides[A]}
@@ -64,7 +64,7 @@ class GgufAdapter:
                 self._of_a[f"{module}.lora_A.weight"] = of_a
         for name in sorted(
             self._a.entries.keys() - self._of_a.values()
-        ):  # without B: refused by the name of its module
+        ):  # without B: refused later, by the name of its module
             self._of_a[f"{name.removeprefix(OF_A).removesuffix('.weight')}.lora_A.weight"] = name
 
     @property
@@ -74,7 +74,7 @@ class GgufAdapter:
         return found | {name: self._a.entries[ours] for name, ours in self._of_a.items()}
 
     def require_floats(self, name: str) -> None:
-        """Do nothing: a header has no type that cannot be asked for."""
+        """Do nothing: every type that passes the check of the header can be read."""
 
     def tensor(self, name: str) -> FloatArray:
         """Return a tensor as float32."""
@@ -82,7 +82,7 @@ class GgufAdapter:
 
 
 def gguf_settings(header: GgufHeader) -> AdapterSettings:
-    """Return the settings of an adapter, whose tensors say the rank; raises `CheckpointError` for another file."""
+    """Return the settings of an adapter; its tensors give the rank. Raises `CheckpointError` for other files."""
     for key, allowed in (("general.type", "adapter"), ("adapter.type", "lora")):
         if header.settings.get(key) != allowed:
             raise CheckpointError(f"{header.path}: {key}", header.settings.get(key), allowed)
@@ -97,5 +97,5 @@ def _is_of_experts(stem: str) -> bool:
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether an adapter is one file of GGUF, and not a folder."""
+    """Return whether an adapter is a GGUF file, not a folder."""
     return path.suffix.lower() == ".gguf"

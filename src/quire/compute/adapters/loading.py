@@ -1,10 +1,10 @@
-"""AdapterLoader: loads adapters in threads while steps run, at a lower priority than theirs.
+"""AdapterLoader: loads adapters in threads while steps run, at a lower priority than the steps.
 
-load ──► thread: read, check, pack ──► shelf of the runner      a row that needs it before that waits for the thread
+load ──► thread: read, check, pack ──► shelf of the runner      a row that needs it earlier waits for the thread
 
-A disk may never answer. So each load has a thread of its own, which nothing waits for when the process ends, and some
-of them may run at once: a load that hangs holds up the others only when all turns are taken by such loads. A later load
-of the same adapter waits for the end of an earlier one.
+A disk may never respond. So each load has its own thread, for which nothing waits when the process ends, and up to
+`LOADS_AT_ONCE` loads run at once: hanging loads delay others only if they take all turns. A later load of the same
+adapter waits for the end of an earlier one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from quire.compute.backend import AdapterShelf
 from quire.core.adapters import LOAD_S, LOADING, READY
 
 NICE: Final = 10
-"""The niceness of a thread, as Linux counts it: a step is as slow as the processor that does other work too."""
+"""The niceness of a loading thread on Linux: a step is as slow as its slowest core, which must do no other work."""
 LOADS_AT_ONCE: Final = 4
 CLOSE_S: Final = 10.0
-"""How long a loader that is closed waits for the loads that run."""
+"""How long `close` waits for running loads."""
 
 
 class _Load:
-    """A load of an adapter. `before`: a load of the same adapter that has to end first."""
+    """A load of an adapter. `before`: a load of the same adapter that must end first."""
 
     def __init__(self, before: _Load | None) -> None:
         self.before = before
@@ -37,12 +37,12 @@ class _Load:
 
     @property
     def state(self) -> str:
-        """Whether it is loading or ready, or why it has failed."""
+        """Loading, ready, or the reason of the failure."""
         return (self.failure or READY) if self.ended.is_set() else LOADING
 
 
 class AdapterLoader:
-    """Implements `AdapterLoading` over the shelf of a runner. `read`: returns the adapter in a folder of a digest."""
+    """Implements `AdapterLoading` over the shelf of a runner. `read` returns an adapter by digest and folder."""
 
     def __init__(self, shelf: AdapterShelf, read: Callable[[str, str], Adapter]) -> None:
         self._shelf = shelf
@@ -51,16 +51,16 @@ class AdapterLoader:
         self._loads: dict[str, _Load] = {}
         self._dropped: dict[str, _Load] = {}  # the last one of each adapter, which may still run
         self._turns = threading.Semaphore(LOADS_AT_ONCE)
-        self._lock = threading.Lock()  # of `is_wanted`, and of what follows from it
+        self._lock = threading.Lock()  # guards `is_wanted` and its consequences
 
     def load_now(self, adapters: Iterable[Adapter]) -> None:
-        """Load adapters before there are steps. Mutates; raises `CheckpointError`."""
+        """Load adapters before the first step. Mutates; raises `CheckpointError`."""
         for adapter in adapters:
             self._shelf.load_adapter(adapter)
             self._there.add(adapter.digest)
 
     def load(self, digest: str, folder: str) -> None:
-        """Begin to load an adapter; nothing if it is there or on its way. One that failed is tried again. Mutates."""
+        """Begin to load an adapter, unless it is loaded or loading. A failed load is repeated. Mutates."""
         load = self._loads.get(digest)
         if digest in self._there or (load is not None and not load.failure):
             return
@@ -78,7 +78,7 @@ class AdapterLoader:
             try:
                 if load.is_wanted:
                     self._shelf.load_adapter(self._read(folder, digest))
-            except Exception as error:  # those who want the adapter are told
+            except Exception as error:  # reported to the requests that need the adapter
                 failure = " ".join(f"{error}".split()) or type(error).__name__
         with self._lock:
             if not load.is_wanted:
@@ -87,13 +87,13 @@ class AdapterLoader:
             load.ended.set()
 
     def has_adapter(self, digest: str) -> bool:
-        """Return whether an adapter is in memory; waits for one that is on its way, not forever. Does not mutate."""
+        """Return whether an adapter is in memory; waits, not forever, for a running load. Does not mutate."""
         if (load := self._loads.get(digest)) is not None:
             load.ended.wait(LOAD_S)
         return self._shelf.has_adapter(digest)
 
     def drop(self, digest: str) -> None:
-        """Free the memory of an adapter that no request has, at the end of its load; does not wait. Mutates."""
+        """Free the memory of an adapter that no request uses, after its load if one runs; does not wait. Mutates."""
         load = self._loads.pop(digest, None)
         self._there.discard(digest)
         with self._lock:
@@ -108,7 +108,7 @@ class AdapterLoader:
         return dict.fromkeys(self._there, READY) | {digest: load.state for digest, load in self._loads.items()}
 
     def close(self) -> None:
-        """Load nothing more. Mutates."""
+        """Cancel the loads, and wait for those that run, not forever. Mutates."""
         loads = [*self._loads.values(), *self._dropped.values()]
         with self._lock:
             for load in loads:

@@ -1,14 +1,14 @@
-"""Which matrices of a model can have an adapter, by the module that PEFT calls them.
+"""The matrices of a model that can have an adapter, by PEFT's names of their modules.
 
     layers.3.mlp.down_proj             one matrix
     layers.3.self_attn.qkv_proj        several that share A, each with its rows of B
-    layers.3.self_attn.kv_b_proj       the same: what makes keys of latents, and what makes values
+    layers.3.self_attn.kv_b_proj       the same: the matrices from latents to keys and to values
     layers.3.mlp.experts.5.up_proj     a matrix of an expert
     layers.3.mlp.experts               a parameter with the matrices of all experts (`target_parameters`)
     layers.3.mlp.experts.base_layer    another parameter of the same module, which PEFT wraps twice
 
-With n experts in a parameter, A is [n × rank, in], expert by expert, and B is [out, rank × n], where the experts take
-turns. Which parameter it is, the shapes say: one reads hidden states, the other makes them.
+With n experts in a parameter, A is [n × rank, in], expert by expert, and B is [out, rank × n], in which the experts
+alternate. The shapes determine the parameter: one reads hidden states, the other writes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ADAPTED: Final = frozenset(
 )
 BY_HEAD: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 PREFIXES: Final = ("model.language_model.", "language_model.model.", "language_model.", "model.", "transformer.")
-"""Before the layers, by release and by how a model was opened for training."""
+"""Prefixes of the layers' names, which depend on the release and on how a model was opened for training."""
 
 INNER: Final = ".base_layer"
 FUSED: Final = ".kv_b_proj"
@@ -48,9 +48,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The matrices that one A and one B change, and the number of outputs of all of them.
+    """The matrices that one A and one B change, and their total number of outputs.
 
-    `parameter`: the name of one that has the matrices of `count` experts; empty and 0 for a matrix of its own.
+    `parameter`: the name of a parameter with the matrices of `count` experts; empty and 0 for other modules.
     """
 
     places: Sequence[Place]
@@ -64,7 +64,7 @@ class Module:
         return self.places[0].num_inputs
 
     def full_name(self, module: str) -> str:
-        """Return what patterns for ranks are compared with, for a module as its tensors call it. Does not mutate."""
+        """Return the name to match with rank patterns, given a module's name in its tensors. Does not mutate."""
         return f"{module.removesuffix(INNER)}.{self.parameter}" if self.parameter else module
 
     def shapes(self, rank: int) -> dict[str, tuple[int, int]]:
@@ -73,7 +73,7 @@ class Module:
         return {"A": (ranks, self.num_inputs), "B": (self.num_outputs, ranks)}
 
     def cuts(self, place: Place, rank: int) -> tuple[slice, slice]:
-        """Return which rows of A, and which columns of B, a matrix has. Does not mutate."""
+        """Return the rows of A and the columns of B that belong to a matrix. Does not mutate."""
         if not self.count:
             return slice(None), slice(None)
         return slice(place.expert * rank, (place.expert + 1) * rank), slice(place.expert, None, self.count)
@@ -89,7 +89,7 @@ def bare_name(module: str) -> str:
 
 
 def modules_of(spec: DecoderSpec) -> Mapping[str, Sequence[Module]]:
-    """Return the modules that can have an adapter, by bare name; a name may be that of either of two parameters."""
+    """Return the modules that can have an adapter, by bare name; two parameters can share a name."""
     places: dict[str, list[Place]] = {}
     for stem, place in places_of(spec):
         places.setdefault(bare_name(stem), []).append(place)
@@ -115,7 +115,7 @@ def places_of(spec: DecoderSpec) -> Iterator[tuple[str, Place]]:
 
 
 def _fused_by_head(spec: DecoderSpec) -> dict[Part, WeightSource]:
-    """Return where an adapter has what makes keys and values of latents, if a GGUF file has them in two tensors."""
+    """Return an adapter's sources of KEY_UP and VALUE_UP, if the model's GGUF file has them in two tensors."""
     latent, key = spec.attention.latent, spec.sources.get(Part.KEY_UP)
     if latent is None or key is None or not key.stem.endswith(SPLIT_KEY):
         return {}
@@ -135,7 +135,7 @@ def _parameters(spec: DecoderSpec) -> Iterator[tuple[str, Module]]:
         return
     (stack,) = stacks
     hidden, size, count = spec.hidden_size, spec.experts.intermediate_size, spec.experts.num_experts
-    # The clamped gate is that of gpt-oss, where the outputs of gate and up take turns; else gate comes first.
+    # gpt-oss, the family with a clamped gate, alternates the outputs of gate and up; others have gate first.
     takes_turns = spec.mlp.activation is Activation.CLAMPED_SWIGLU
     first, second = (slice(0, None, 2), slice(1, None, 2)) if takes_turns else (slice(size), slice(size, None))
     rows = {Part.EXPERT_GATE: first, Part.EXPERT_UP: second}

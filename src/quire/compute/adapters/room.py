@@ -1,7 +1,7 @@
-"""AdapterRoom: the slots of an engine that keeps adapters in fixed memory, each as large as the largest adapter may be.
+"""AdapterRoom: the slots of an engine that keeps adapters in fixed memory, each with room for the largest adapter.
 
 adapter_memory   as many slots as fit, for any matrix and the highest rank allowed
-otherwise        a slot for each adapter that is named, for their matrices and their highest rank
+otherwise        a slot for each named adapter, for their matrices and their highest rank
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.core.errors import CheckpointError, InvalidConfigError
 OF_EXPERTS: Final = frozenset({Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN})
 MOST_SLOTS: Final = 64
 MOST_MATRICES: Final = 1024
-"""Of all slots together, of one part in one layer: what sorts rows by matrix counts the rows of all."""
+"""The most matrices of one part in one layer, over all slots: sorting rows by matrix counts the rows of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class AdapterRoom:
 
 
 def room_for(model: ModelDescription, config: ResolvedConfig, dtype_bytes: int) -> AdapterRoom | None:
-    """Return the room that the settings ask for; None: for no adapter. Does not mutate.
+    """Return the room that the settings specify; None: no adapters. Does not mutate.
 
-    Adapters for experts have room only if the memory is enough for that. Raises `InvalidConfigError` for memory that is
-    not enough for one slot.
+    Includes the matrices of experts only if the memory suffices. Raises `InvalidConfigError` if the memory is too small
+    for one slot.
     """
     spec, memory = model.spec, config.adapter_memory
     if memory is None:

@@ -1,4 +1,4 @@
-"""AdapterRows: which rows of a worker have which adapter."""
+"""AdapterRows: the adapters of a worker's rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.core.step import RowStart
 
 
 class AdapterRows:
-    """The adapters of rows, by digest. A step in which no row has one is computed as if there were none."""
+    """The adapters of rows, by digest. A step without adapters takes the usual path."""
 
     def __init__(self, has_adapter: Callable[[str], bool] | None) -> None:
         self._has_adapter = has_adapter
@@ -28,7 +28,7 @@ class AdapterRows:
         self._rows[start.row] = digest
 
     def release(self, row: int) -> None:
-        """A row is free. Mutates."""
+        """Forget the adapter of a row. Mutates."""
         self._rows.pop(row, None)
 
     def with_adapters(self, inputs: StepInputs) -> StepInputs:

@@ -1,7 +1,7 @@
 """The settings of an adapter, as PEFT writes them to adapter_config.json.
 
-What an adapter changes is read from its tensors; the settings say how much. A setting that would change the result and
-is not built is refused by its name, and so is one that is set and not known.
+The tensors show which matrices an adapter changes; the settings scale the changes. A setting that would change the
+result and is not implemented is refused by its name, and so is an unknown setting.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ WITHOUT_EFFECT: Final = frozenset(
         "task_type",
     }
 )
-"""They say how the adapter was trained, or what its tensors say too."""
+"""Settings of the training, or settings that the tensors show too."""
 
 PLAIN_STARTS: Final = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` that leave the base as it is."""
+"""Values of `init_lora_weights` that leave the base unchanged."""
 
 PATTERN: Final = re.compile(r"[\w.\\^$]+", re.ASCII)
-"""Names of modules: an expression could take hours."""
+"""Only names of modules are allowed: matching an arbitrary expression could take hours."""
 
 ANYWHERE: Final = ".*\\."
-"""What PEFT writes before the names of experts; every name may follow others anyway."""
+"""PEFT's prefix for names of experts; it has no effect, since any name may have a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """Rank and scale of the modules of an adapter. `rank` None: that of the tensors."""
+    """Rank and scale of the modules of an adapter. `rank` None: the rank of the tensors."""
 
     where: str
     rank: int | None
@@ -72,7 +72,7 @@ class AdapterSettings:
         for name, value in file.fields.items():
             is_known = name in USED or name in WITHOUT_EFFECT or name in ("bias", "init_lora_weights")
             if not is_known and value not in (None, False, "", [], {}):
-                raise file.error(name, "null, false or empty: quire does not build this")
+                raise file.error(name, "null, false or empty: quire does not support this")
         return cls(
             where=file.where,
             rank=file.size("r", high=MAX_RANK),
@@ -83,11 +83,11 @@ class AdapterSettings:
         )
 
     def rank_of(self, module: str, found: int) -> int:
-        """Return the rank that a module should have, whose tensors have the rank `found`."""
+        """Return the required rank of a module; `found` is the rank of its tensors."""
         return int(_found(self.ranks, module, found if self.rank is None else self.rank))
 
     def scale_of(self, module: str, rank: int) -> float:
-        """Return what B A of a rank is multiplied by for a module.
+        """Return the factor of B A for a module with this rank.
 
         >>> AdapterSettings("", 16, 8.0, False, (("q_proj", 4),), ()).scale_of("layers.0.q_proj", 4)
         2.0
@@ -100,14 +100,14 @@ def _patterns(file: ConfigFile, field: str) -> tuple[tuple[str, float], ...]:
     names = {name: name.removeprefix(ANYWHERE) for name in section.fields}
     for name, pattern in names.items():
         if PATTERN.fullmatch(pattern) is None:
-            raise section.error(name, "a name of modules, not another expression")
+            raise section.error(name, "a module name, not another expression")
     if field == "rank_pattern":
         return tuple((pattern, section.size(name, high=MAX_RANK)) for name, pattern in names.items())
     return tuple((pattern, section.number(name)) for name, pattern in names.items())
 
 
 def _found(patterns: tuple[tuple[str, float], ...], module: str, default: float) -> float:
-    """Return the number of the first pattern that a module's name ends with, as PEFT finds it."""
+    """Return the value of the first pattern that matches the end of a module's name, as in PEFT."""
     for pattern, number in patterns:
         if re.fullmatch(rf"(.*\.)?({pattern})", module):
             return number

@@ -1,8 +1,8 @@
-"""Block types: how GGUF packs numbers, and what they are as float32.
+"""Block types: the formats in which GGUF packs numbers, and their conversion to float32.
 
-A row is cut into blocks of 32 or 256 numbers; a block has a scale in float16 and small integers, and the K types also a
-scale of 4 or 6 bits for each 16 or 32 numbers within. `widen` gives the float32 numbers that llama.cpp's own
-definition gives, bit for bit: products of a scale and a code are exact, and a sum rounds once.
+A row is cut into blocks of 32 or 256 numbers; a block has a scale in float16 and small integers, and the K types also
+have a scale of 4 or 6 bits for each 16 or 32 numbers. `widen` returns the same float32 numbers as llama.cpp's
+definition, bit for bit: products of a scale and a code are exact, and a sum rounds once.
 
     N        the nibble of element j of 32: the low half of byte j, from 16 on the high half of byte j - 16
     d, m     the scale and the minimum, float16
@@ -23,7 +23,7 @@ from quire.compute.weights.bfloat16 import widened
 MXFP4_BYTES: Final = 17
 TWICE_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 MXFP4_SCALES: Final = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
-"""Half of what the scale of a block stands for, because codes are twice the weights; 255 is a number here."""
+"""Half the scale that a byte represents, because codes are twice the weights; 255 is a number here."""
 
 Widen = Callable[[ByteArray], FloatArray]
 """Blocks as bytes `[num_blocks, num_bytes]` → numbers `[num_blocks, size]`."""
@@ -31,7 +31,7 @@ Widen = Callable[[ByteArray], FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A way to pack `size` numbers into `num_bytes`."""
+    """A format that packs `size` numbers into `num_bytes`."""
 
     name: str
     size: int
@@ -40,17 +40,17 @@ class BlockType:
 
 
 def _float16(blocks: ByteArray, at: int) -> FloatArray:
-    """Return the float16 at a place of each block, `[num_blocks, 1]`."""
+    """Return the float16 at an offset of each block, `[num_blocks, 1]`."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: ByteArray) -> ByteArray:
-    """Return the low halves of the bytes, then the high ones, for each last axis."""
+    """Return the low halves of the bytes, then the high halves, along the last axis."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
 def _bits(blocks: ByteArray, at: int) -> ByteArray:
-    """Return the 32 bits of the number at a place of each block, the lowest first."""
+    """Return the 32 bits of the number at an offset of each block, the lowest first."""
     return np.unpackbits(np.ascontiguousarray(blocks[:, at : at + 4]), axis=1, bitorder="little")
 
 
@@ -89,7 +89,7 @@ def _q8_0(blocks: ByteArray) -> FloatArray:
 
 
 CURVE: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the sixteen codes of IQ4 stand for: closer together around zero."""
+"""The numbers that the sixteen codes of IQ4 represent: closer together around zero."""
 
 
 def _curved(packed: ByteArray) -> FloatArray:
@@ -106,14 +106,14 @@ def _mxfp4(blocks: ByteArray) -> FloatArray:
 def q5_0_of_mxfp4(blocks: ByteArray) -> ByteArray:
     """Return blocks of MXFP4, `[rows, bytes]`, as blocks of Q5_0 with the same weights.
 
-    Raises `ValueError` if float16 has not the scale of a block that is not zero.
+    Raises `ValueError` if the scale of a nonzero block does not fit into float16.
     """
     each = blocks.reshape(len(blocks), -1, MXFP4_BYTES)
     codes, scales = TWICE_E2M1[_nibbles(each[..., 1:])], MXFP4_SCALES[each[..., :1]]
     with np.errstate(over="ignore"):
         halves = scales.astype("<f2")
     if (codes.any(axis=-1, keepdims=True) & (halves.astype(np.float32) != scales)).any():
-        raise ValueError("scales that float16 does not have")
+        raise ValueError("scales that do not fit into float16")
     n = (codes + 16).astype(np.uint8)
     high, nibbles = (
         np.packbits(n >> 4, axis=-1, bitorder="little"),
@@ -151,7 +151,7 @@ def _k_groups(blocks: ByteArray, codes: ByteArray) -> FloatArray:
 
 
 def _pairs_of_groups(packed: ByteArray) -> ByteArray:
-    """Return the nibbles of 128 bytes as eight groups of 32: of each 32 bytes the low halves, then the high ones."""
+    """Return the nibbles of 128 bytes as eight groups of 32: for each 32 bytes the low halves, then the high halves."""
     return _nibbles(packed.reshape(-1, 4, 32)).reshape(-1, 8, 32)
 
 
@@ -174,12 +174,12 @@ def _q6_k(blocks: ByteArray) -> FloatArray:
 
 
 def _by_sixteens(scales: FloatArray, codes: FloatArray) -> FloatArray:
-    """Return codes, 256 of each block, times the scale of each 16."""
+    """Return codes, 256 per block, times the scale of each group of 16."""
     return (scales[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
 
 
 def _two_bits(packed: ByteArray) -> ByteArray:
-    """Return the codes of 64 bytes: of each 32 bytes the lowest two bits, then the next … `[num_blocks, 2, 4, 32]`."""
+    """Return the codes in 64 bytes: for each 32 bytes the lowest two bits, then the next … `[num_blocks, 2, 4, 32]`."""
     return packed.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)
 
 

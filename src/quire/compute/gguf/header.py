@@ -1,9 +1,9 @@
-"""The header of a GGUF file: settings by name and where each tensor is, checked whole before anything is mapped.
+"""The header of a GGUF file: settings by name and the place of each tensor, all checked before anything is mapped.
 
     "GGUF", version, counts ─► pairs: key, type, value ─► tensors: name, dimensions, type, offset ─► padding ─► data
 
-All numbers are little-endian. A file may come from a stranger: every count, length and offset is compared with the
-size of the file before it is used, so a header of a few bytes cannot ask for much memory or time.
+All numbers are little-endian. A file may be hostile: every count, length and offset is compared with the size of the
+file before it is used, so a header of a few bytes cannot cost much memory or time.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ ALIGNMENT_KEY: Final = "general.alignment"
 DEFAULT_ALIGNMENT: Final = 32
 MAX_ALIGNMENT: Final = 1 << 16
 MAX_HEADER_BYTES: Final = 64 << 20
-"""Four times what the largest published vocabulary needs."""
+"""Four times the need of the largest published vocabulary."""
 MAX_PAIRS: Final = 1 << 16
 MAX_TENSORS: Final = 1 << 18
 MAX_NAME_BYTES: Final = 1 << 10
 MAX_TEXT_BYTES: Final = 16 << 20
 MAX_ITEMS: Final = 4_000_000
-"""Of all lists together: twice the largest published vocabulary with scores, types and merges."""
+"""The most items of all lists together: twice the largest published vocabulary with scores, types and merges."""
 MAX_DIMENSIONS: Final = 4
 WINDOW_BYTES: Final = 4 << 20
 LENGTH: Final = struct.Struct("<Q")
-"""Of a text, before it."""
+"""The length before a text."""
 PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.IGNORECASE)
 MAX_PARTS: Final = 1000
 
@@ -51,14 +51,14 @@ BOOL: Final = 7
 NUMBERS: Final = MappingProxyType(
     {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", BOOL: "<u1", 10: "<u8", 11: "<i8", 12: "<f8"}
 )
-"""The type of a value → its numbers."""
+"""The type of a value → the dtype of its numbers."""
 
 Scalar = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor as a file has it: its shape with the rows first, its numbers, and its bytes from `start` on."""
+    """A tensor in a file: its shape with the rows first, the type of its numbers, and its bytes from `start` on."""
 
     file: Path
     shape: tuple[int, ...]
@@ -67,13 +67,13 @@ class GgufTensor:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes it has."""
+        """The number of its bytes."""
         return prod(self.shape) // self.type.size * self.type.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a file says before its data; of a model in several files, what they say together.
+    """The content of a file before its data; for a model in several files, of all headers together.
 
     `file_bytes`: the size of each file when it was read.
     """
@@ -85,7 +85,7 @@ class GgufHeader:
 
     @classmethod
     def read(cls, path: Path) -> GgufHeader:
-        """Read and check the header of a model, all its parts; raises `CheckpointError` that names what is wrong."""
+        """Read and check the header of a model, of all its files; raises `CheckpointError` that names the problem."""
         split = PART.fullmatch(path.name)
         if split is None:
             return cls.read_one(path)
@@ -121,7 +121,7 @@ class GgufHeader:
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the names of all parts of a model, at most `MAX_PARTS`, from that of one; of one in one file, its name.
+    """Return the file names of a model, at most `MAX_PARTS`, given one of them; only this name for a single file.
 
     >>> parts_of("m-00002-of-00002.gguf"), parts_of("m.gguf")
     (['m-00001-of-00002.gguf', 'm-00002-of-00002.gguf'], ['m.gguf'])
@@ -134,7 +134,7 @@ def parts_of(name: str) -> list[str]:
 
 
 def _joined(parts: Iterator[GgufHeader], count: int) -> GgufHeader:
-    """Return the header of a model in several files, of which the first has the settings. Holds one part at a time."""
+    """Return the header of a model in several files; the first has the settings. Holds one part at a time."""
     tensors: dict[str, GgufTensor] = {}
     file_bytes: dict[Path, int] = {}
     first: GgufHeader | None = None
@@ -143,9 +143,7 @@ def _joined(parts: Iterator[GgufHeader], count: int) -> GgufHeader:
         file_bytes |= part.file_bytes
         for field, expected in (("split.no", number), ("split.count", count)):
             if part.settings.get(field) != expected:
-                raise CheckpointError(
-                    f"{part.path}: {field}", part.settings.get(field), f"{expected}, as its name says"
-                )
+                raise CheckpointError(f"{part.path}: {field}", part.settings.get(field), f"{expected}, as in its name")
         for name, tensor in part.tensors.items():
             if name in tensors:
                 found = f"in {tensors[name].file.name} and in {part.path.name}"
@@ -157,7 +155,9 @@ def _joined(parts: Iterator[GgufHeader], count: int) -> GgufHeader:
         raise InvariantError("a model of no parts")
     expected_tensors = first.settings.get("split.tensors.count", len(tensors))
     if expected_tensors != len(tensors):
-        raise CheckpointError(f"{first.path}: tensors of all parts", len(tensors), f"{expected_tensors}, as it says")
+        raise CheckpointError(
+            f"{first.path}: tensors of all parts", len(tensors), f"{expected_tensors}, as in its settings"
+        )
     return GgufHeader(first.path, first.settings, tensors, file_bytes)
 
 
@@ -175,7 +175,7 @@ class _Cursor:
 
     @property
     def position(self) -> int:
-        """How much of the file has been read."""
+        """The number of bytes read so far."""
         return self._start + self._at
 
     def error(self, what: str, found: object, allowed: str) -> CheckpointError:
@@ -183,7 +183,7 @@ class _Cursor:
         return CheckpointError(f"{self.path}: {what}", found, allowed)
 
     def take(self, count: int, what: str) -> bytes:
-        """Return the next bytes; raises where the file or the largest header ends before them. Mutates."""
+        """Return the next bytes; raises if the file or the largest header ends before. Mutates."""
         end = self._at + count
         if end > len(self._window):
             self._read_on(count, what)
@@ -193,7 +193,7 @@ class _Cursor:
         return found
 
     def number(self, form: str, what: str) -> int:
-        """Return the next whole number, `form` as of `struct`. Mutates."""
+        """Return the next integer in `struct`'s format `form`. Mutates."""
         found: int = struct.unpack(form, self.take(struct.calcsize(form), what))[0]
         return found
 
@@ -205,7 +205,7 @@ class _Cursor:
         return self._decoded(self.take(length, what), what)
 
     def texts(self, count: int, what: str) -> list[str]:
-        """Return the next strings: most of a header, so those that lie in the window are read at once. Mutates."""
+        """Return the next strings. They are most of a header, so all within the window are read at once. Mutates."""
         found: list[str] = []
         while len(found) < count:
             window, at = self._window, self._at
@@ -232,17 +232,17 @@ class _Cursor:
     def _read_on(self, count: int, what: str) -> None:
         if self.position + count > min(self.file_bytes, MAX_HEADER_BYTES):
             if self.file_bytes <= MAX_HEADER_BYTES:
-                raise self.error(what, f"cut off: the file has {self.file_bytes} bytes", "a whole file")
+                raise self.error(what, f"cut off: the file has {self.file_bytes} bytes", "a complete file")
             raise self.error("header", f"over {MAX_HEADER_BYTES} bytes", "a smaller one")
         rest = self._window[self._at :]
         self._start += self._at
         self._window, self._at = rest + self._file.read(max(WINDOW_BYTES, count - len(rest))), 0
         if len(self._window) < count:
-            raise self.error(what, "cut off: the file has been made shorter", "a whole file")
+            raise self.error(what, "cut off: the file has been made shorter", "a complete file")
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
-    """Return how many tensors and how many settings follow."""
+    """Return the numbers of tensors and settings that follow."""
     magic = cursor.take(len(MAGIC), "file")
     if LFS_POINTER.startswith(magic):
         raise lfs_pointer(str(cursor.path))
@@ -260,7 +260,7 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
 
 
 def _value(cursor: _Cursor, what: str) -> object:
-    """Return the value of a setting: a number, a truth value, a text, or a list of one of these."""
+    """Return the value of a setting: a number, a boolean, a text, or a list of these."""
     kind = cursor.number("<I", what)
     if kind == STRING:
         return cursor.text(what)
@@ -289,13 +289,13 @@ def _numbers(cursor: _Cursor, kind: int, count: int, what: str) -> list[Scalar]:
     if kind != BOOL:
         return list(found.tolist())
     if (found > 1).any():
-        raise cursor.error(what, int(found.max()), "a truth value: 0 or 1")
+        raise cursor.error(what, int(found.max()), "a boolean: 0 or 1")
     return [bool(each) for each in found]
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What the header says of a tensor: its offset counts from the data."""
+    """The header's claim about a tensor; the offset counts from the beginning of the data."""
 
     name: str
     shape: tuple[int, ...]
@@ -330,7 +330,7 @@ def _alignment(cursor: _Cursor, settings: Mapping[str, object]) -> int:
 
 
 def _placed(cursor: _Cursor, claims: list[_Claim], start: int, alignment: int) -> dict[str, GgufTensor]:
-    """Return the tensors by name; raises unless each begins where the one before it ends, up to the alignment."""
+    """Return the tensors by name; raises unless each begins at the end of the previous one, up to the alignment."""
     tensors: dict[str, GgufTensor] = {}
     for claim in claims:
         what = f"tensor {claim.name!r}"

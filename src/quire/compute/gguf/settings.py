@@ -1,7 +1,7 @@
-"""The settings of a GGUF file in the words of config.json and generation_config.json, which families read.
+"""The settings of a GGUF file in the form of config.json and generation_config.json, which families read.
 
-GGUF names a setting ARCHITECTURE.NAME. What it leaves out is what its family always has; what only the file can say
-(whether the head is tied, by which numbers positions are divided) is read off its tensors.
+GGUF names a setting ARCHITECTURE.NAME. It leaves out settings that are the same in the entire family. Some settings
+follow from the tensors: whether the head is tied, and the divisors of positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "chatglm": "GlmForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
         "command-r": "CohereForCausalLM",
-        "deepseek2": "DeepseekV2ForCausalLM",  # DeepSeek-V3's too, by how experts are scored
+        "deepseek2": "DeepseekV2ForCausalLM",  # also DeepSeek-V3, distinguished by the scoring of experts
         "falcon": "FalconForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3": "Gemma3ForCausalLM",
@@ -34,9 +34,9 @@ ARCHITECTURES: Final = MappingProxyType(
         "gpt2": "GPT2LMHeadModel",
         "gptneox": "GPTNeoXForCausalLM",
         "granite": "GraniteForCausalLM",
-        "llama": "LlamaForCausalLM",  # Mistral's too
+        "llama": "LlamaForCausalLM",  # also Mistral
         "minicpm3": "MiniCPM3ForCausalLM",
-        "olmo2": "Olmo2ForCausalLM",  # OLMo 3's too, with a window
+        "olmo2": "Olmo2ForCausalLM",  # also OLMo 3, with a window
         "phi2": "PhiForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
@@ -50,7 +50,7 @@ ARCHITECTURES: Final = MappingProxyType(
 """`general.architecture` → the family that runs it."""
 
 ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
-"""Control tokens that end a text wherever a vocabulary has them."""
+"""Control tokens that end a text in every vocabulary that has them."""
 
 CONTROL: Final = 3  # of tokenizer.ggml.token_type
 END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
@@ -60,10 +60,10 @@ LAYER_NORMS: Final = MappingProxyType(
         **{"falcon": "layer_norm_epsilon", "starcoder2": "norm_epsilon"},
     }
 )
-"""Architectures with layer norms → what config.json calls their epsilon."""
+"""Architectures with layer norms → the name of their epsilon in config.json."""
 
 WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
-"""Layers of the size of each Gemma (27B) that scales scores by hidden size / heads, and not by the size of a head."""
+"""The number of layers of the Gemmas (27B) that scale scores by hidden size / heads, not by the size of a head."""
 
 FILE_TYPES: Final = MappingProxyType(
     {
@@ -72,22 +72,22 @@ FILE_TYPES: Final = MappingProxyType(
         **{21: "Q2_K_S", 25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16", 38: "MXFP4"},
     }
 )
-"""`general.file_type` → what people call such a file: the type of most of its matrices, and how many are wider."""
+"""`general.file_type` → the usual name of such a file: the type of most of its matrices, and how many are wider."""
 
 CLASSIFIER: Final = "cls.output.weight"
 POOLINGS: Final = MappingProxyType({1: "mean", 2: "cls", 3: "lasttoken"})
-"""Values of `pooling_type` → of sentence-transformers. 0: none; 4: the scores of labels, by `cls.output.weight`."""
+"""`pooling_type` → the pooling in sentence-transformers. 0: none; 4: the scores of labels, by `cls.output.weight`."""
 
 SOFTMAX: Final = 1  # of expert_gating_func
 SIGMOID: Final = 2
 YARN_LOG: Final = "rope.scaling.yarn_log_multiplier"
 ReadTensor = Callable[[str], FloatArray | None]
-"""The name of a tensor in the file → its numbers; None where there is none."""
+"""The name of a tensor in the file → its numbers, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The settings of one architecture, each by its name behind the dot, and the names of its tensors."""
+    """The settings of one architecture, each by its name after the dot, and the names of its tensors."""
 
     file: ConfigFile
     architecture: str
@@ -114,7 +114,7 @@ class _Settings:
 
 
 def architecture_of(header: GgufHeader) -> str:
-    """Return `general.architecture`; raises `ModelError` for one that no family runs."""
+    """Return `general.architecture`; raises `ModelError` if no family runs it."""
     found = header.settings.get("general.architecture")
     if not isinstance(found, str) or found not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -154,7 +154,7 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
 
 
 def _labels(settings: _Settings, classifier: GgufTensor | None) -> dict[str, object]:
-    """Return what a model that scores texts has of its own: rows for labels, in place of a head."""
+    """Return the settings of a model that classifies texts, with rows for labels instead of a head."""
     if classifier is None:
         return {}
     key = settings.key("classifier.output_labels")
@@ -169,19 +169,19 @@ def _labels(settings: _Settings, classifier: GgufTensor | None) -> dict[str, obj
 
 
 def pooling_config_of(header: GgufHeader) -> dict[str, object] | None:
-    """Return what 1_Pooling/config.json would say for a file; None where the file says nothing. Does not mutate."""
+    """Return 1_Pooling/config.json for a file; None if the file does not specify the pooling. Does not mutate."""
     kind = header.settings.get(f"{architecture_of(header)}.pooling_type")
     return {"pooling_mode": POOLINGS[kind]} if type(kind) is int and kind in POOLINGS else None
 
 
 def _dtype(header: GgufHeader) -> str:
-    """Return the dtype that holds the matrices: their own where all have one, else that in which they are computed."""
+    """Return the dtype of the matrices: their own if all have the same, else the dtype of computations."""
     names = {tensor.type.name for tensor in header.tensors.values() if len(tensor.shape) > 1}
     return "float32" if names == {"F32"} else "float16" if names == {"F16"} else "bfloat16"
 
 
 def file_type_of(header: GgufHeader) -> str:
-    """Return how the numbers of a file are packed, as people call it; without that setting, the type of most bytes."""
+    """Return the usual name of a file's format; without that setting, the type of most bytes."""
     stated = header.settings.get("general.file_type")
     if type(stated) is int and stated in FILE_TYPES:
         return FILE_TYPES[stated]
@@ -192,7 +192,7 @@ def file_type_of(header: GgufHeader) -> str:
 
 
 def _vocab_size(header: GgufHeader, settings: _Settings) -> int:
-    """Return how many tokens the embedding has; the setting may count fewer."""
+    """Return the number of tokens in the embedding; the setting may count fewer."""
     embedding = header.tensors.get("token_embd.weight")
     return settings.size("vocab_size") if embedding is None else embedding.shape[0]
 
@@ -221,7 +221,7 @@ def _llama_like(settings: _Settings) -> dict[str, object]:
 
 
 def _rope_scaling(settings: _Settings, read: ReadTensor) -> dict[str, object]:
-    """Return what stretches a context; empty where nothing does."""
+    """Return the scaling of positions; empty if there is none."""
     long, short = read("rope_factors_long.weight"), read("rope_factors_short.weight")
     original = "rope.scaling.original_context_length"
     if long is not None and short is not None:
@@ -306,9 +306,9 @@ def _latents(settings: _Settings) -> dict[str, object]:
 
 
 def _deepseek2(settings: _Settings) -> dict[str, object]:
-    """Return what DeepSeek's models have of their own.
+    """Return the settings that only DeepSeek's models have.
 
-    A file says only one of the two strengths of yarn, which are equal in published models.
+    A file has only one of yarn's two strengths, which are equal in published models.
     """
     if settings.has("attention.temperature_scale"):
         raise settings.file.error(settings.key("attention.temperature_scale"), "none: no scores by position are run")
@@ -331,7 +331,7 @@ def _deepseek2(settings: _Settings) -> dict[str, object]:
 
 
 def _falcon(settings: _Settings) -> dict[str, object]:
-    """Return Falcon's settings as newer models have them, of which older ones are a case."""
+    """Return Falcon's settings in the form of newer models, which covers older ones."""
     return {
         "new_decoder_architecture": True,
         "num_kv_heads": settings.size("attention.head_count_kv", settings.size("attention.head_count")),
@@ -354,13 +354,13 @@ def _head_size(settings: _Settings) -> int:
 
 
 def _turned(settings: _Settings) -> dict[str, object]:
-    """Return which part of each head rotates."""
+    """Return the fraction of each head that rotates."""
     size = _head_size(settings)
     return {"partial_rotary_factor": settings.size("rope.dimension_count", size) / size}
 
 
 def _glm4(settings: _Settings) -> dict[str, object]:
-    """Return what GLM-4 has of its own. Files of a model with eyes have its pairs in another order, and sections."""
+    """Return the settings that only GLM-4 has. Files of vision models have pairs in another order, and sections."""
     if settings.has("rope.dimension_sections"):
         raise settings.file.error(settings.key("rope.dimension_sections"), "none: no positions of images are run")
     has_fused = "blk.0.attn_qkv.weight" in settings.tensors
@@ -383,7 +383,7 @@ def _granite(settings: _Settings) -> dict[str, object]:
 
 
 def _olmo2(settings: _Settings) -> dict[str, object]:
-    """Return nothing for OLMo 2. OLMo 3 has a window and says which layers have it."""
+    """Return the family and windows for OLMo 3, whose settings list the layers with a window; empty for OLMo 2."""
     if not settings.has("attention.sliding_window"):
         return {}
     config: dict[str, object] = {
@@ -394,7 +394,7 @@ def _olmo2(settings: _Settings) -> dict[str, object]:
     if pattern is None:
         return config
     if not isinstance(pattern, list) or not set(map(type, pattern)) <= {bool}:
-        raise settings.file.error(key, "a list of truth values, one for each layer")
+        raise settings.file.error(key, "a list of booleans, one for each layer")
     return {**config, "layer_types": [SLIDING if has_window else FULL for has_window in pattern]}
 
 
@@ -408,7 +408,7 @@ def _cohere2(settings: _Settings) -> dict[str, object]:
 
 
 def _stablelm(settings: _Settings) -> dict[str, object]:
-    """Return what StableLM has of its own. Its setting about parallel residuals is wrong where config.json had none."""
+    """Return the settings that only StableLM has. Its parallel-residual setting is wrong if config.json had none."""
     return {
         **_turned(settings),
         "use_qkv_bias": "blk.0.attn_q.bias" in settings.tensors,
@@ -421,7 +421,7 @@ def _starcoder2(settings: _Settings) -> dict[str, object]:
 
 
 def _gemma(settings: _Settings) -> dict[str, object]:
-    """Return what Gemma 2 and 3 have of their own. The file's norms are 1 + weight already."""
+    """Return the settings that only Gemma 2 and 3 have. The file's norms already include the 1 of 1 + weight."""
     heads, size = settings.size("attention.head_count"), settings.size("attention.key_length", 256)
     is_wide = settings.size("block_count") == WIDE_HEADS[settings.architecture]
     return {
@@ -460,7 +460,7 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "starcoder2": _starcoder2,
     }
 )
-"""What an architecture has beyond Llama's settings."""
+"""The settings of an architecture in addition to Llama's."""
 
 
 def generation_config_of(header: GgufHeader) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""GgufFile: a model in one GGUF file, as a `ModelSource` with the files that a folder of Hugging Face would have."""
+"""GgufFile: a model in a GGUF file, as a `ModelSource` with the files of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def is_gguf(path: Path) -> bool:
 
 
 def is_later_part(path: Path) -> bool:
-    """Return whether a path is the name of a part of a model, and not of the first."""
+    """Return whether a path names a later part of a model."""
     split = PART.fullmatch(path.name)
     return split is not None and int(split["number"]) != 1
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Implements `ModelSource`. The header is read once, when it is first needed."""
+    """Implements `ModelSource`. The header is read once, at first use."""
 
     path: Path
 
@@ -44,26 +44,26 @@ class GgufFile:
 
     @property
     def type(self) -> str:
-        """How the numbers in it are packed, such as Q4_K_M."""
+        """The format of its numbers, such as Q4_K_M."""
         return file_type_of(self._header)
 
     def where(self, file: str) -> str:
-        """Return the path: all is in one file."""
+        """Return the path of the GGUF file, which contains all files."""
         return self.name
 
     def has(self, file: str) -> bool:
-        """Return whether the file says what a file of that name would say."""
+        """Return whether the GGUF file has the content of a file of this name."""
         return file in (*OBJECTS, TOKENIZER) or (file == POOLING and pooling_config_of(self._header) is not None)
 
     def text(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
-        """Return what a file of that name would hold."""
+        """Return the text of a file of this name."""
         text = self._tokenizer_json if file == TOKENIZER else json.dumps(self.json_object(file))
         if len(text) > max_bytes:
             raise CheckpointError(f"{self.name}: {file}", f"{len(text)} bytes", f"at most {max_bytes}")
         return text
 
     def json_object(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, object]:
-        """Return the settings that a file of that name would hold."""
+        """Return the settings in a file of this name."""
         match file:
             case "config.json":
                 return config_of(self._header, self._tensors.setting)
@@ -77,7 +77,7 @@ class GgufFile:
         raise CheckpointError(self.name, f"without what {file} says", f"one of {', '.join(OBJECTS)}")
 
     def tensors(self) -> GgufTensors:
-        """Return the tensors, which were checked with the header; maps nothing yet."""
+        """Return the tensors, already checked with the header; maps nothing yet."""
         return self._tensors
 
     def block_types(self) -> Mapping[str, str]:

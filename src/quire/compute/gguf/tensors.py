@@ -1,9 +1,9 @@
 """The tensors of a GGUF file by the names and in the order of Hugging Face.
 
-A name of Hugging Face stands for a tensor of the file, or for the part of one expert. Files of Llama, Granite and
-SmolLM3 have the rows of queries and keys interleaved, because llama.cpp turns neighbours where we turn halves; they are
-put back. So are the rows of Falcon and GPT-NeoX, which have all queries, then all keys, then all values. Blocks of
-MXFP4 are handed out as Q5_0, which holds the same weights.
+A name in Hugging Face refers to a tensor of the file, or to one expert's part. Files of Llama, Granite and
+SmolLM3 have the rows of queries and keys interleaved, because llama.cpp rotates adjacent dimensions where we rotate
+halves; this module restores their order. It also reorders the rows of Falcon and GPT-NeoX files, which have all
+queries, then all keys, then all values. MXFP4 blocks are returned as Q5_0, which represents the same weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.core.errors import CheckpointError
 from quire.core.model_files import open_model_file
 
 SETTINGS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that are settings: frequencies of positions are divided by them."""
+"""Tensors that are settings: the divisors of the frequencies of positions."""
 
 ONCE: Final = MappingProxyType({"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"})
 CLASSIFIER: Final = MappingProxyType({"cls.output": "score"})  # of all architectures
@@ -63,19 +63,19 @@ GEMMA: Final = MappingProxyType(
 )
 PHI2: Final = MappingProxyType({**LAYER, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"})
 OFFSET: Final = "exp_probs_b"
-"""What is added to the weights of experts: the file calls it a bias."""
+"""The offsets of experts (`ExpertsSpec.offset`), which the file calls a bias."""
 
 BY_HEAD: Final = MappingProxyType({"attn_k_b": True, "attn_v_b": False})
-"""Tensors with a matrix of each head, and whether that is transposed."""
+"""Tensors with a matrix per head, and whether it is transposed."""
 
 KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
-"""Types of blocks that engines get as another one."""
+"""Block types that engines get as another type."""
 
 APART: Final = frozenset({"falcon", "gptneox"})
 """Architectures whose files have all queries, then all keys, then all values in one tensor."""
 
 INTERLEAVED: Final = frozenset({"granite", "llama", "smollm3"})
-"""Architectures whose files have the rows of each head of queries and keys in turn."""
+"""Architectures whose files interleave the rows of the two halves of each query and key head."""
 
 LATENTS: Final = MappingProxyType(
     {
@@ -169,17 +169,17 @@ Rows = TypeVar("Rows", FloatArray, ByteArray)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Puts the rows of a tensor in the order of Hugging Face: of `heads` whose halves take turns in the file.
+    """Puts the rows of a tensor in the order of Hugging Face, if the file interleaves the halves of each of `heads`.
 
-    With `kv_heads`, the file has all queries, all keys and all values; here each key and each value follow the queries
-    that read them.
+    With `kv_heads`, the file has all queries, all keys and all values; the result has each key and each value after the
+    queries that read them.
     """
 
     heads: int
     kv_heads: int = 0
 
     def __call__(self, stored: Rows) -> Rows:
-        """Return the rows in their order."""
+        """Return the rows in the order of Hugging Face."""
         rows, rest = stored.shape[0], stored.shape[1:]
         if not self.kv_heads:
             pairs = stored.reshape(self.heads, rows // self.heads // 2, 2, *rest)
@@ -192,7 +192,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What the tensors of an architecture are called: those that it has once, and those of each layer."""
+    """The names of an architecture's tensors: those outside layers, and those of each layer."""
 
     architecture: str
     once: Mapping[str, str]
@@ -215,7 +215,7 @@ class _Names:
         return cls(architecture, ONCE, LAYERS.get(architecture, LAYER), "model.layers.")
 
     def stored(self, name: str) -> str:
-        """Return what a file calls a tensor of Hugging Face; the name itself where files have no other."""
+        """Return the file's name for a tensor of Hugging Face; the same name if files have no other."""
         stem, _, kind = name.rpartition(".")
         layer, _, part = stem.removeprefix(self.prefix).partition(".")
         where = ""
@@ -230,10 +230,10 @@ class _Names:
 
 @dataclass(frozen=True, slots=True)
 class GgufEntry:
-    """A tensor of Hugging Face in a file: one expert of `tensor` where there is one, its rows put in order by `order`.
+    """A tensor of Hugging Face in a file: `tensor` or one expert in it, with the rows reordered by `order`.
 
-    `transposed`: the file has it the other way round. `by_head`: the file has a matrix of each head; here their rows
-    follow one another.
+    `transposed`: the file has it transposed. `by_head`: the file has a matrix per head; here their rows are
+    concatenated.
     """
 
     tensor: GgufTensor
@@ -244,7 +244,7 @@ class GgufEntry:
 
     @property
     def dtype(self) -> str:
-        """How its numbers are stored."""
+        """The format of its numbers."""
         return self.tensor.type.name
 
     @property
@@ -254,7 +254,7 @@ class GgufEntry:
 
     @property
     def byte_range(self) -> tuple[int, int]:
-        """Where its bytes are in the tensor."""
+        """The range of its bytes in the tensor."""
         if self.expert is None:
             return 0, self.tensor.num_bytes
         num_bytes = self.tensor.num_bytes // self.tensor.shape[0]
@@ -262,7 +262,7 @@ class GgufEntry:
 
     @property
     def num_outputs(self) -> int:
-        """How many rows it has in the file."""
+        """The number of its rows in the file."""
         return self.tensor.shape[0 if self.expert is None else 1]
 
     @property
@@ -276,7 +276,7 @@ class GgufEntry:
 
 
 class GgufTensors:
-    """Implements `WeightFile` with GGUF files; each is mapped when one of its tensors is first asked for."""
+    """Implements `WeightFile` with GGUF files; each is mapped when one of its tensors is first read."""
 
     def __init__(self, header: GgufHeader) -> None:
         self._names = _Names.of(architecture_of(header), header.tensors.keys())
@@ -293,7 +293,7 @@ class GgufTensors:
         return str(self._header.path)
 
     def require_floats(self, name: str) -> None:
-        """Do nothing: a header has no type that cannot be asked for."""
+        """Do nothing: every type that passes the check of the header can be read."""
 
     def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
         """Return rows of a tensor as float32, read-only."""
@@ -309,13 +309,13 @@ class GgufTensors:
         return bits
 
     def stored_name(self, name: str) -> str:
-        """Return what a file calls a tensor, whether this one has it or not."""
+        """Return the file's name for a tensor; the file need not have it."""
         return self._names.stored(name)
 
     def block_rows(self, name: str, rows: slice = EVERYTHING) -> ByteArray:
-        """Return rows of a matrix as they are stored, in the order of Hugging Face, read-only.
+        """Return the stored rows of a matrix, in the order of Hugging Face, read-only.
 
-        A matrix of Hugging Face that is the other way round has its outputs as rows too.
+        A matrix that Hugging Face stores transposed has its outputs as rows too.
         """
         entry = self.entries[name]
         blocks = self._bytes(entry.tensor, *entry.byte_range).reshape(entry.num_outputs, -1)
@@ -329,12 +329,12 @@ class GgufTensors:
             raise CheckpointError(where, error, "from 2^-24 to 2^15, or the option --weights widened") from error
 
     def setting(self, name: str) -> FloatArray | None:
-        """Return a tensor of the file that is a setting; None where there is none."""
+        """Return a tensor of the file that is a setting, or None."""
         tensor = self._header.tensors.get(name)
         return None if tensor is None else self._widened(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
 
     def release(self) -> None:
-        """Free the memory that the mapped files take up."""
+        """Free the memory of the mapped files."""
         for mapping in self._mappings.values():
             if hasattr(mmap, "MADV_DONTNEED"):
                 mapping.madvise(mmap.MADV_DONTNEED)
@@ -358,7 +358,7 @@ class GgufTensors:
 
     def _widened(self, tensor: GgufTensor, start: int, stop: int) -> FloatArray:
         """Return the numbers in a range of a tensor's bytes."""
-        with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite: the weights show it
+        with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite show in the weights
             return tensor.type.widen(self._bytes(tensor, start, stop).reshape(-1, tensor.type.num_bytes))
 
     def _bytes(self, tensor: GgufTensor, start: int, stop: int) -> ByteArray:
@@ -367,7 +367,7 @@ class GgufTensors:
         return np.frombuffer(self._mappings[tensor.file], np.uint8, stop - start, tensor.start + start)
 
     def _mapped(self, path: Path) -> mmap.mmap:
-        """Return a file in memory; it must be as long as it was when its header was checked."""
+        """Return the mapping of a file; raises if the file's size has changed since its header was checked."""
         with open_model_file(path) as file:
             size, checked = os.fstat(file.fileno()).st_size, self._header.file_bytes[path]
             if size != checked:
@@ -376,7 +376,7 @@ class GgufTensors:
 
 
 def _entries(header: GgufHeader, names: _Names) -> dict[str, GgufEntry]:
-    """Return the tensors of a file by the names of Hugging Face; a name that is unknown stays as it is."""
+    """Return the tensors of a file by the names of Hugging Face; unknown names stay unchanged."""
     entries: dict[str, GgufEntry] = {}
     for name, tensor in header.tensors.items():
         if name not in SETTINGS:
@@ -392,7 +392,7 @@ def _entries(header: GgufHeader, names: _Names) -> dict[str, GgufEntry]:
 
 
 def _named(header: GgufHeader, names: _Names, name: str, tensor: GgufTensor) -> list[tuple[str, GgufEntry]]:
-    """Return what a tensor of the file is called, one name for each expert in it."""
+    """Return the names and entries for a tensor of the file, one for each expert in it."""
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("blk."):
         once = {**names.once, **CLASSIFIER}
@@ -418,7 +418,7 @@ def _named(header: GgufHeader, names: _Names, name: str, tensor: GgufTensor) -> 
 
 
 def _order(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> Order | None:
-    """Return what puts the rows of a tensor in the order of Hugging Face; None where they are."""
+    """Return the order for the rows of a tensor; None if they already have that of Hugging Face."""
     key = f"{architecture}.attention.head_count"
     heads: Any = header.settings.get(key)
     kv_heads: Any = heads if architecture == "gptneox" else header.settings.get(f"{key}_kv", heads)
@@ -430,7 +430,7 @@ def _order(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor)
         return None
     if all(type(count) is int and count > 0 for count in counts):
         order = Order(*counts)
-        if order.kv_heads:  # rows that do not fit have a wrong shape, which is found later
+        if order.kv_heads:  # rows that do not fit have a wrong shape, which a later check detects
             fits = tensor.shape[0] % (order.heads + 2 * order.kv_heads) == 0 == order.heads % order.kv_heads
             return order if fits else None
         if tensor.shape[0] % (2 * order.heads) == 0:

@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json, which one reader checks for all models.
 
 Two kinds are read: byte-level BPE ("gpt2"), whose merges are listed and whose splitter has a name (`pre`), and
-SentencePiece ("llama"), whose pieces have scores. The merges of the latter follow from it: every way to cut a piece in
-two pieces, the best score first.
+SentencePiece ("llama"), whose pieces have scores. The merges of SentencePiece follow from the scores: every way to cut
+a piece into two pieces, the best score first.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from quire.compute.models.config_file import ConfigFile
 from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, SPACE_AT_END
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE
 
-RERANK: Final = "rerank"  # the name of a template that is no Jinja: {query} and {document} are replaced
+RERANK: Final = "rerank"  # the name of a template that is not Jinja: {query} and {document} are replaced
 USER_DEFINED: Final = 4  # of tokenizer.ggml.token_type
 SPACE: Final = "\u2581"
 NAMED: Final = MappingProxyType(
     {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
 )
-"""The name of a token in tokenizer_config.json → in GGUF, its slip of the pen included."""
+"""The name of a token in tokenizer_config.json → its name in GGUF, including a typo."""
 
 MAX_CHARACTERS: Final = 4 << 20
-"""Of all pieces of a SentencePiece vocabulary, twice what the largest has: each is cut at each of them."""
+"""The limit for a SentencePiece vocabulary, twice the largest one's count: pieces are cut at each character."""
 
 MAX_PIECE_CHARACTERS: Final = 512
-"""Of one piece: cutting it everywhere takes the square of its length."""
+"""The limit for one piece: cutting it everywhere takes time quadratic in its length."""
 
 MERGE_BYTES: Final = 8
 MERGE_VALUES: Final = 3
@@ -49,13 +49,13 @@ YOUNG: Final = (
     r"\x{10570}-\x{105BC}\x{10D50}-\x{10D8F}\x{16E40}-\x{16EFF}\x{1D400}-\x{1D7CB}\x{1DF00}-\x{1DFFF}"
 )
 CASED: Final = rf"(?:(?![{YOUNG}])[\p{{Lu}}\p{{Ll}}\p{{Lt}}])+"
-"""Letters with cases that DeepSeek's first models know: not those of Georgian, of mathematics, of younger scripts."""
+"""Letters with cases that DeepSeek's first models know: none of Georgian, mathematics or newer scripts."""
 
 SIGNS: Final = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+"
 
 
 WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""As GPT-2 splits, where that is not the last step."""
+"""GPT-2's pattern, for use before another step."""
 
 DEEPSEEK3: Final = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
@@ -65,10 +65,10 @@ DEEPSEEK3: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Splitter:
-    """How words are split before they are merged: by one pattern after the other; each on what the one before left.
+    """The patterns that split a text into words before merging; each applies to the results of the previous one.
 
-    `then_gpt2`: what they leave is split as GPT-2 does. `whole_words`: a word that is in the vocabulary is a
-    token at once. `begins`: a text begins with a token of its own, unless the file says otherwise.
+    `then_gpt2`: their results are split as in GPT-2. `whole_words`: a word in the vocabulary is one token, without
+    merging. `begins`: a text begins with a special token, unless the file specifies otherwise.
     """
 
     patterns: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ SPLITTERS: Final = MappingProxyType(
         "deepseek-coder": Splitter((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS, r"\p{N}")),
     }
 )
-"""`tokenizer.ggml.pre` → how words are split."""
+"""`tokenizer.ggml.pre` → the splitter."""
 
 
 def tokenizer_json_of(header: GgufHeader) -> str:
@@ -151,7 +151,7 @@ def tokenizer_config_of(header: GgufHeader) -> dict[str, object]:
 
 
 def _begins(file: ConfigFile) -> bool:
-    """Return whether texts begin with a token of their own where the file does not say."""
+    """Return whether texts begin with a special token by default."""
     pre = file.fields.get("tokenizer.ggml.pre")
     is_byte_level = file.fields.get("tokenizer.ggml.model") == "gpt2"
     return not is_byte_level or (isinstance(pre, str) and pre in SPLITTERS and SPLITTERS[pre].begins)
@@ -176,7 +176,7 @@ def _templates(file: ConfigFile) -> str | list[dict[str, object]] | None:
 
 
 def _pair_template(text: str) -> str:
-    """Return a text with places for a query and a document as a Jinja template for three messages."""
+    """Return a text with placeholders for a query and a document as a Jinja template for three messages."""
     places = {"{query}": 1, "{document}": 2, INSTRUCTION: 0}
     pieces = re.split("(" + "|".join(map(re.escape, places)) + ")", text)
     written = [
@@ -221,7 +221,7 @@ def _byte_level(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
 
 
 def _sentence_pieces(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
-    """Return the parts of a BPE that does what SentencePiece does with these pieces."""
+    """Return the parts of a BPE that is equivalent to SentencePiece with these pieces."""
     scores = file.fields.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(ids) or not {int, float}.issuperset(map(type, scores)):
         raise file.error("tokenizer.ggml.scores", f"a list of {len(ids)} numbers, one for each token")
@@ -266,7 +266,7 @@ def _bpe(ids: dict[str, int], merges: Sequence[Sequence[str]], *, ignore_merges:
 
 
 def _merges(file: ConfigFile, ids: dict[str, int], scores: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return every way to cut a piece in two pieces, those of the best pieces first, then by the ids of the parts.
+    """Return every way to cut a piece into two pieces, in order of the piece's score, then of the parts' ids.
 
     Raises for more merges than tokenizer.json may hold: a piece of n characters may have n - 1, each as long as itself.
     """

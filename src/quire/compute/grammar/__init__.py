@@ -1,4 +1,4 @@
-"""Grammars over the tokens of a model: the only code that uses llguidance, loaded only when needed."""
+"""Grammars over the tokens of a model: the only code that uses llguidance, which is loaded only when needed."""
 
 from quire.compute.grammar.compiler import GrammarCompiler
 from quire.compute.grammar.limits import GrammarLimits

@@ -17,7 +17,7 @@ Known = TypeVar("Known")
 
 @dataclass(slots=True)
 class Weight:
-    """The bytes that a grammar counts for now, and the most that it may."""
+    """The bytes counted for a grammar now, and the limit for it."""
 
     num_bytes: int
     most: int
@@ -26,8 +26,7 @@ class Weight:
 class GrammarCache(Generic[Known]):
     """Values by grammar, the least recently used first. Threads may share it.
 
-    `weigh` returns how many bytes a value counts for, and the most that it may. A value that is being found weighs
-    nothing.
+    `weigh` returns the bytes to count for a value, and their limit. A value that is being computed counts for nothing.
     """
 
     def __init__(self, max_bytes: int, weigh: Callable[[Grammar, Known], tuple[int, int]]) -> None:
@@ -39,19 +38,19 @@ class GrammarCache(Generic[Known]):
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Return the number of grammars that are kept or being found."""
+        """Return the number of grammars with a value, or with one being computed."""
         return len(self._entries)
 
     def __contains__(self, grammar: Grammar) -> bool:
         return grammar in self._entries
 
     def knows(self, grammar: Grammar) -> bool:
-        """Return whether `get` would answer at once. Does not mutate."""
+        """Return whether `get` would return at once. Does not mutate."""
         found = self._entries.get(grammar)
         return found is not None and found.done()
 
     def get(self, grammar: Grammar, find_out: Callable[[Grammar], Known]) -> Known:
-        """Return the value of a grammar. If several threads ask at once, one finds it and the others wait. Mutates."""
+        """Return the value of a grammar. If several threads need it at once, one computes it. Mutates."""
         mine: Future[Known] = Future()
         with self._lock:
             found = self._entries.setdefault(grammar, mine)
@@ -80,7 +79,7 @@ class GrammarCache(Generic[Known]):
         self._settle(grammar, told)
 
     def grow(self, grammar: Grammar, num_bytes: int) -> None:
-        """Add to the weight of a grammar, up to its most. Mutates."""
+        """Add to the weight of a grammar, up to its limit. Mutates."""
         with self._lock:
             if grammar in self._weights:
                 self._grow(grammar, num_bytes)
@@ -92,18 +91,18 @@ class GrammarCache(Generic[Known]):
                 self._remove(grammar)
 
     def check(self) -> None:
-        """Raise `InvariantError` unless the bytes are those of the entries, and within the limit. Does not mutate."""
+        """Raise `InvariantError` unless the bytes are the entries' sum, and within the limit. Does not mutate."""
         with self._lock:
             if (
                 self.num_bytes != sum(each.num_bytes for each in self._weights.values())
                 or not self._weights.keys() <= self._entries.keys()
             ):
-                raise InvariantError("the bytes of what is known of grammars are not those of its entries")
+                raise InvariantError("the bytes counted for grammars are not the sum of the entries")
             if self.num_bytes > self.max_bytes:
-                raise InvariantError("what is known of grammars takes more than its limit")
+                raise InvariantError("the grammars take more bytes than their limit")
 
     def _settle(self, grammar: Grammar, told: Future[Known]) -> None:
-        """Count a new value unless it was dropped meanwhile, and evict the least recently used until there is room."""
+        """Count a new value unless it was dropped meanwhile, and evict the least recently used ones until all fit."""
         weight, most = self._weigh(grammar, told.result())
         with self._lock:
             if self._entries.get(grammar) is told:

@@ -1,4 +1,4 @@
-"""Compiling one grammar over a vocabulary, within limits."""
+"""Compiles one grammar over a vocabulary, within limits."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 # Where JSON allows white space, allow at most one space: models write it so, and none can write spaces forever.
 JSON_SPACE: Final = " ?"
 EXCERPT: Final = re.compile(r"\n *[0-9]+ \| ")
-# If only one text can follow, llguidance would tokenize it and allow only the first token. Any token that fits is as
-# right, and the model knows best which. This is cheaper too, and for some tokenizers the other way ends in a panic.
+# If only one text can follow, llguidance would tokenize it and allow only the first token. Any matching token is
+# equally correct, and the model should choose. This is cheaper too, and for some tokenizers forcing panics.
 NO_FORCING: Final = '\n%llguidance {"no_forcing": true}\n'
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar, limits: GrammarLimits) -> LLMatcher:
     """Return a matcher of an empty text; raises `InvalidRequestError` with the reason if that fails.
 
-    Also makes the first mask, which shows whether the grammar has any text. Lets other threads run.
+    Also makes the first mask, which shows whether any text matches the grammar. Releases the GIL.
     """
     from llguidance import LLMatcher
 
@@ -41,7 +41,7 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar, limits: GrammarLim
 
 
 def _source(grammar: Grammar) -> str:
-    """Return the grammar in llguidance's Lark; raises `ValueError` for a text that is not JSON."""
+    """Return the grammar in llguidance's Lark; raises `ValueError` if a schema is not JSON."""
     from llguidance import LLMatcher
 
     if grammar.kind == "lark":

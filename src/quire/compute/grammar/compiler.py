@@ -1,7 +1,7 @@
 """GrammarCompiler: compiles grammars to matchers, and keeps compiled grammars up to a limit of bytes.
 
-llguidance does not say how much memory a compiled grammar takes, and it grows with use: its lexer makes states as texts
-reach them. As measured (docs/design/structured-output.md), a fresh one takes 60 bytes per byte of its text, plus half a
+llguidance does not report the memory of a compiled grammar, which grows with use: its lexer makes states as texts reach
+them. Measurements (docs/design/structured-output.md): a fresh grammar takes 60 bytes per byte of its text, plus half a
 kilobyte per token that its texts have advanced, up to a kilobyte per state that its limits allow. The cache counts
 about twice that.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_CACHE_BYTES: Final = 64 << 20
-"""Per process that makes masks: a tenant has at most two."""
+"""The limit for each process that makes masks: a tenant has at most two."""
 BYTES_PER_STATE: Final = 1 << 10
 BYTES_PER_TOKEN: Final = 1 << 10
 BYTES_PER_TEXT_BYTE: Final = 120
@@ -29,7 +29,7 @@ BYTES_PER_GRAMMAR: Final = 64 << 10
 
 
 class GrammarCompiler:
-    """Compiles grammars over one vocabulary, for one thread, in a process that may die: see `mask_child`."""
+    """Compiles grammars over one vocabulary, for one thread, in a process that can be killed: see `mask_child`."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
 
     def open(self) -> LLTokenizer:
-        """Read the vocabulary, unless read; raises `InvalidRequestError` if grammars cannot use it. Mutates."""
+        """Read the vocabulary at the first call; raises `InvalidRequestError` if grammars cannot use it. Mutates."""
         if self._tokenizer is None:
             self._tokenizer = self.vocabulary.build()
         return self._tokenizer
 
     def matcher(self, grammar: Grammar) -> TextMatcher:
-        """Return a matcher of an empty text, for a grammar that was checked before. Mutates the cache."""
+        """Return a matcher of an empty text, for an already checked grammar. Mutates the cache."""
         compiled = self.cache.get(grammar, self._compile)
         return TextMatcher(
             compiled.deep_copy(),
@@ -73,6 +73,6 @@ class GrammarCompiler:
         return compile_grammar(self.open(), grammar, self.limits)
 
     def _weights(self, grammar: Grammar, compiled: LLMatcher) -> tuple[int, int]:
-        """Return how many bytes a compiled grammar counts for now, and at most."""
+        """Return the bytes to count for a compiled grammar now, and at most."""
         weight = BYTES_PER_GRAMMAR + BYTES_PER_TEXT_BYTE * len(grammar.text)
         return weight, weight + BYTES_PER_STATE * self.limits.max_states

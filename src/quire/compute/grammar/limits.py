@@ -1,12 +1,12 @@
 """GrammarLimits: limits on the cost of a grammar, as counts of work if possible, else in seconds.
 
-Clients write grammars, so their cost must have a limit, and a grammar must be refused on every machine and every day or
-on none. So the limits count what llguidance counts: fuel (nodes of regular expressions made and derived), items of its
-parser, states of its lexer. The defaults leave room for schemas of a thousand properties, and for texts of 10,000
-characters in a string with a maximum length.
+Clients write grammars, so their cost must have a limit, and whether a grammar is refused must not depend on the machine
+or its load. So the limits use the counters of llguidance: fuel (nodes of regular expressions made and derived), items
+of its parser, states of its lexer. The defaults allow schemas of a thousand properties, and strings of 10,000
+characters with a maximum length.
 
-Some work has no count. There a time limit applies: `trial` limits compiling, and `mask_service` following a text.
-Counts do not measure that work: with 50,000 items of an ambiguous grammar, one mask takes from 0.01 to 14 seconds.
+Some work has no counter: with 50,000 items of an ambiguous grammar, one mask takes from 0.01 to 14 seconds. Time limits
+apply to such work: `trial` limits compiling, and `mask_service` following a text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GrammarLimits:
     token_s: float = 0.01
 
     def for_library(self) -> LLParserLimits:
-        """Return the limits for llguidance. Its messages are kept short: they must not quote a client's text."""
+        """Return the limits for llguidance, with short messages: they must not quote a client's text."""
         from llguidance import LLParserLimits
 
         return LLParserLimits(

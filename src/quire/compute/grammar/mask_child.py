@@ -4,9 +4,9 @@
                                                                  └── fork ──► worker: texts of one tenant
     engine ◄── jobs and answers, over that connection ──────────────────────────┘
 
-A fork takes a few milliseconds and shares the vocabulary's memory, so a lost worker costs little. The system ends a
-worker: by a timer of processor time (`SIGPROF`) in a job that takes too long, by its memory limit, or by the end of its
-connection. When the engine's process ends, the parent and all workers end too.
+A fork takes a few milliseconds and shares the vocabulary's memory, so a lost worker costs little. A worker ends if a
+job takes too much CPU time (a timer, `SIGPROF`) or memory (a limit), or when its connection ends. When the engine's
+process ends, the parent and all workers end too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.core.errors import InvalidRequestError
 
 CHUNK_BYTES = 1 << 16
 COMPILE_S = 2 * BUDGET_S
-"""For a grammar that a trial compiled within `BUDGET_S`, over fewer tokens."""
+"""The limit for a grammar that a trial compiled within `BUDGET_S`, over fewer tokens."""
 
 
 class MaskMaker:
@@ -42,7 +42,7 @@ class MaskMaker:
         self._matchers: dict[int, TextMatcher] = {}
 
     def answer(self, job: MaskJob) -> MaskAnswer:
-        """Do a job. Mutates the state of its text."""
+        """Do a job, and return its answer. Mutates the state of its text."""
         signal.setitimer(signal.ITIMER_PROF, COMPILE_S)
         try:
             if job.grammar is not None:
@@ -111,7 +111,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _open(settings: bytes) -> tuple[GrammarCompiler, str]:
-    """Return a compiler that has read its vocabulary, and why it cannot work, if so."""
+    """Return a compiler that has read its vocabulary, and the reason if it cannot work, else an empty text."""
     told = json.loads(settings)
     vocabulary = Vocabulary(
         lambda: told["tokenizer"], vocab_size=told["vocab_size"], eos_token_ids=frozenset(told["eos_token_ids"])
@@ -146,7 +146,7 @@ def main(descriptor: int) -> None:
     try:
         serve(socket.socket(fileno=descriptor))
     finally:
-        os.killpg(0, signal.SIGKILL)  # it leads its own session: see `mask_service`
+        os.killpg(0, signal.SIGKILL)  # this process leads its own session: see `mask_service`
 
 
 if __name__ == "__main__":

@@ -12,16 +12,16 @@ from quire.core.grammar import GRAMMAR_KINDS, Grammar
 from quire.core.wire import WireReader, WireWriter
 
 BEGUN: Final = -1
-"""The job of a worker's first frame; its failure says why the worker can make no masks."""
+"""The job number of a worker's first answer; its failure is the reason why the worker cannot make masks."""
 
 _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """Advance a text by some tokens, then make the next mask and those after drafts.
+    """A job: advance a text by some tokens, then make the next mask and the masks after drafts.
 
-    Up to `most_forced` tokens behind the drafts are foreseen where the grammar leaves no choice, with their masks.
+    If the grammar forces tokens after the drafts, up to `most_forced` of them are returned, with their masks.
 
     `grammar` is sent if the worker does not know the text. A job that takes more than `limit_s` of processor time,
     without compiling, ends the worker.
@@ -61,9 +61,9 @@ class MaskJob:
 
 @dataclass(frozen=True, slots=True)
 class MaskAnswer:
-    """The result of a job: its masks, one after another, or why the text cannot go on; and the processor time.
+    """The result of a job: its concatenated masks, or the reason why the text cannot continue; and the CPU time.
 
-    `forced`: the tokens behind the drafts about which the grammar leaves no choice.
+    `forced`: the tokens after the drafts that the grammar forces.
     """
 
     job: int
@@ -90,7 +90,7 @@ class MaskAnswer:
 
 
 def forget_frame(text: int) -> bytes:
-    """Return the frame that makes a worker forget a text: a job that does nothing."""
+    """Return the frame that makes a worker forget a text: an empty job."""
     return MaskJob(BEGUN, text, 0.0, None, (), ()).to_bytes()
 
 

@@ -1,17 +1,17 @@
-"""MaskService: computes in other processes which tokens may come next, while steps run.
+"""MaskService: computes the allowed next tokens in other processes, while steps run.
 
     ask ──► job ──► quick worker of the tenant ──► masks                         wait: with a time limit
                        └── took more than QUICK_JOB_S, or the grammar has
-                           been slow: ──► dear worker of the tenant
+                           been slow: ──► slow worker of the tenant
 
 A mask cannot be interrupted: even under all limits of llguidance, one has taken 14 seconds. So the process of the steps
-makes none. A process can be ended, and another one can follow the text again, because its state depends only on
-its tokens. Every tenant has its own workers, so that none waits for another tenant's grammar. Within a tenant, cheap
-grammars do not wait for dear (expensive) ones, which run at the lowest priority.
+makes no masks. A worker process can be killed, and another one can follow the text again, because its state depends
+only on its tokens. Every tenant has its own workers, so that no tenant waits for another tenant's grammar. Within a
+tenant, cheap grammars do not wait for expensive ones (`is_dear`), which run at the lowest priority.
 
-A job has a limit of processor time. A worker that exceeds it dies, and other workers follow its texts. A text fails if
-it takes more than `GrammarLimits` allow in total, or if a dear worker dies in its job. Time decides only when a mask
-comes, or that none will: never its content.
+A job has a limit of CPU time. A worker that exceeds it dies, and other workers follow its texts. A text fails if it
+takes more than `GrammarLimits` allow in total, or if a slow worker dies in its job. Time decides only whether and when
+a mask arrives, never its content.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from quire.core.python_process import start_python
 TOO_DEAR: Final = "it is too expensive to follow; make it smaller or less ambiguous"
 NO_WORKER: Final = "the process that makes masks could not be started"
 QUICK_JOB_S: Final = 0.1
-"""The processor time of a quick worker's job."""
+"""The limit of CPU time for a quick worker's job."""
 QUICK_GRAMMAR_S: Final = 0.05
 QUICK_ANSWER_S: Final = 0.0005
-"""The time that the texts of a grammar may take, in total and per answer, before it counts as dear."""
+"""The time that the texts of a grammar may take, in total and per answer, before it counts as expensive."""
 DEAR_NICENESS: Final = 19
 SILENCE_S: Final = 60.0
-"""In real time: the service gives up a worker that sends no answer for this long."""
+"""Wall-clock time: the service gives up on a worker that sends no answer for this long."""
 START_S: Final = 120.0
 MAX_IDLE_WORKERS: Final = 4
 MAX_KNOWN_COSTS: Final = 512
@@ -62,16 +62,16 @@ class Cost:
 
     @property
     def is_dear(self) -> bool:
-        """Whether it is too much for quick workers."""
+        """Whether the grammar is too expensive for quick workers."""
         return self.spent_s > self._allowed_s
 
     @property
     def is_cheap(self) -> bool:
-        """Whether it is known to be little."""
+        """Whether the grammar is known to be cheap."""
         return self.num_answers > 0 and self.spent_s <= QUICK_ANSWER_S * self.num_answers
 
     def note_death(self) -> None:
-        """Note that a worker has died in a job: the grammar is dear until many answers have cost little. Mutates."""
+        """Note that a worker died in a job: the grammar is expensive until many answers were cheap. Mutates."""
         self.spent_s = max(self.spent_s, self._allowed_s) + QUICK_JOB_S
 
     @property
@@ -82,8 +82,8 @@ class Cost:
 class MaskService:
     """Makes masks over one vocabulary in its own processes. Belongs to one thread, except for `open` and `close`.
 
-    `most_forced`: how many tokens to foresee at most, on request, where a grammar leaves no choice. Each costs a mask,
-    so it is done only where masks are known to be cheap: no text may fail, or come late, for what is only foreseen.
+    `most_forced`: the most tokens to predict, on request, if a grammar forces them. Each costs a mask, so this is done
+    only if masks are known to be cheap: a prediction must not make a text late, or fail it.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class MaskService:
 
     @property
     def foresees(self) -> bool:
-        """Whether answers say what a grammar leaves no choice about."""
+        """Whether answers include the tokens that a grammar forces."""
         return self._most_forced > 0
 
     def open(self) -> None:
-        """Start to read the vocabulary, so that the first mask need not wait for it. From any thread."""
+        """Start to read the vocabulary, so that the first mask need not wait for it. Thread-safe."""
         self._parent.open()
 
     def follow(self, grammar: Grammar) -> HeldText:
@@ -120,12 +120,12 @@ class MaskService:
         return HeldText(grammar, self._num_texts)
 
     def ask(self, text: HeldText, drafts: Sequence[int] = (), most_forced: int = 0) -> None:
-        """Ask for the masks of a text with its present tokens, unless already asked. Mutates the text.
+        """Request the masks of a text with its present tokens, unless already requested. Mutates the text.
 
-        Up to `most_forced` tokens behind the drafts, about which there is no choice, are foreseen.
+        Predicts up to `most_forced` tokens after the drafts that the grammar forces.
 
-        Masks behind more drafts than these, of which these are the first, will do. The next `flush` sends the job,
-        together with others.
+        An earlier request with more drafts, beginning with these, suffices. The next `flush` sends the job, together
+        with others.
         """
         if text.failure or text.has_asked(drafts):
             return
@@ -157,7 +157,7 @@ class MaskService:
             worker.flush()
 
     def is_dear(self, text: HeldText) -> bool:
-        """Return whether a text's masks are known to take long. Does not mutate."""
+        """Return whether a text's masks are known to be slow. Does not mutate."""
         cost = self._costs.get(text.grammar)
         return cost is not None and cost.is_dear
 
@@ -167,7 +167,7 @@ class MaskService:
         return cost is not None and cost.is_cheap
 
     def wait(self, texts: Iterable[HeldText], seconds: float, enough: Callable[[list[bool]], bool] = all) -> None:
-        """Receive answers until enough texts (all or any) have theirs, for at most `seconds`. Mutates the texts."""
+        """Receive answers until enough texts (all or any) have masks, for at most `seconds`. Mutates the texts."""
         awaited, end_s = list(texts), self._clock.now() + seconds
         self.flush()
         self._take_answers(0.0)
@@ -183,7 +183,7 @@ class MaskService:
         text.failure = text.failure or "it was dropped"
 
     def close(self) -> None:
-        """End all processes. May be called twice."""
+        """End all processes; may be called twice."""
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
@@ -239,16 +239,16 @@ class MaskService:
         cost = self._cost(text.grammar)
         cost.spent_s += answer.spent_s
         cost.num_answers += 1
-        if text.job == answer.job and text.worker is worker:  # the text has asked for nothing else since
+        if text.job == answer.job and text.worker is worker:  # the text has no newer request
             size = 4 * self.vocabulary.num_words
             text.masks = [answer.masks[at : at + size] for at in range(0, len(answer.masks), size)]
             text.forced = answer.forced
-            if text.asked is not None:  # the masks behind what is forced are there as well
+            if text.asked is not None:  # the answer includes the masks after the forced tokens
                 text.asked = text.asked[0], (*text.drafts, *text.forced)
             text.failure = text.failure or answer.failure
 
     def _bury(self, worker: MaskWorker) -> None:
-        """Move the texts of a dead worker to another one, except a text that was too much for a dear worker."""
+        """Move the texts of a dead worker to another one, except a text that was too expensive for a slow worker."""
         self._workers = {key: each for key, each in self._workers.items() if each is not worker}
         worker.close()
         texts, culprit = list(worker.texts), next(iter(worker.jobs.values()), None)
@@ -278,7 +278,7 @@ class MaskService:
 class WorkerParent:
     """The process that has read the vocabulary and forks workers; see `mask_child`.
 
-    A thread starts it and talks to it: only that thread waits for the vocabulary.
+    One thread starts it and communicates with it: only that thread waits for the vocabulary.
     """
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
@@ -290,18 +290,18 @@ class WorkerParent:
         self._thread = ThreadPoolExecutor(1, "quire-mask-workers")  # it starts with the first job
 
     def open(self) -> None:
-        """Start the process in the background. From any thread."""
+        """Start the process in the background. Thread-safe."""
         self._thread.submit(self._start)
 
     def fork(self, niceness: int) -> socket.socket:
-        """Return the connection to a future worker; it closes if there will be none. Does not wait."""
+        """Return the connection to a future worker; it closes if the fork fails. Does not wait."""
         ours, theirs = socket.socketpair()
         forking = self._thread.submit(self._fork, theirs, niceness)
         forking.add_done_callback(lambda _: theirs.close())  # also if it was cancelled
         return ours
 
     def close(self) -> None:
-        """End the process and its workers. May be called twice."""
+        """End the process and its workers; may be called twice."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._finalizer is not None:
             self._finalizer()
@@ -309,7 +309,7 @@ class WorkerParent:
     def _fork(self, theirs: socket.socket, niceness: int) -> None:
         try:
             if self._control is not None:
-                with suppress(OSError):  # something else ended it: start another one
+                with suppress(OSError):  # the process was killed: start another one
                     socket.send_fds(self._control, [bytes([niceness])], [theirs.fileno()])
                     return
             socket.send_fds(self._start(), [bytes([niceness])], [theirs.fileno()])

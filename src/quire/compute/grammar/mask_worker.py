@@ -14,10 +14,10 @@ CHUNK_BYTES = 1 << 16
 
 @dataclass(slots=True, eq=False)
 class HeldText:
-    """A text that must follow a grammar: its `tokens`, without the end, and the masks asked for last.
+    """A text that must follow a grammar: its `tokens`, without the end, and the masks requested last.
 
-    `masks`: for the next token, after drafts and after `forced`, the tokens behind the drafts about which there is no
-    choice; None while they are awaited. `failure`: why there will be no more.
+    `masks`: for the next token, after each draft, and after each of the tokens `forced` after the drafts; None while
+    they are awaited. `failure`: the reason why there will be no more masks.
     """
 
     grammar: Grammar
@@ -34,20 +34,20 @@ class HeldText:
     num_sent: int = 0  # tokens that the worker knows
 
     def has_asked(self, drafts: Sequence[int]) -> bool:
-        """Return whether the masks of its present tokens and behind some drafts were asked for. Does not mutate."""
+        """Return whether the masks for its present tokens and after some drafts were requested. Does not mutate."""
         num_tokens, asked = self.asked or (-1, ())
         return num_tokens == len(self.tokens) and asked[: len(drafts)] == tuple(drafts)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether an answer will come."""
+        """Whether an answer is pending."""
         return self.asked is not None and self.masks is None and not self.failure
 
 
 class MaskWorker:
     """Sends jobs, and receives answers in the same order. `now` of methods: the time in seconds.
 
-    `is_dear`: for texts whose masks take long. `since_s`: when the oldest job became the oldest.
+    `is_dear`: for texts with slow masks. `since_s`: the time when the oldest job became the oldest.
     """
 
     def __init__(self, connection: socket.socket, *, is_dear: bool, now: float) -> None:
@@ -67,12 +67,12 @@ class MaskWorker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it owes an answer."""
+        """Whether a job is unanswered."""
         return bool(self.jobs) or not self.has_begun
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether some frames are not sent yet."""
+        """Whether frames remain to be sent."""
         return bool(self._outgoing)
 
     def send(self, frame: bytes) -> None:
@@ -80,7 +80,7 @@ class MaskWorker:
         self._outgoing += frame
 
     def flush(self) -> None:
-        """Send what the connection takes now. If the process is gone, `receive` finds out. Mutates."""
+        """Send as much as the connection accepts now. If the process has ended, `receive` reports it. Mutates."""
         try:
             while self._outgoing:
                 del self._outgoing[: self._connection.send(self._outgoing)]
@@ -104,5 +104,5 @@ class MaskWorker:
         return [MaskAnswer.from_bytes(frame) for frame in take_frames(self._received)], is_alive
 
     def close(self) -> None:
-        """Close the connection: the process ends after its current job. May be called twice."""
+        """Close the connection: the process ends after its current job; may be called twice."""
         self._connection.close()

@@ -1,12 +1,12 @@
-"""TextMatcher: the position of one text in its grammar, and which tokens may come next.
+"""TextMatcher: the position of one text in its grammar, and the tokens that are allowed next.
 
     tokens of the text ──► advance ──► state ──► mask: a bit for each token
 
 The state depends only on the tokens, so it is never saved: a new matcher can replay them.
-All matchers of a grammar share its lexer, which makes states as texts reach them: a state that one row has paid for is
-free for the others. So all texts of a grammar together count towards the limit on states. A matcher that fails
-therefore tries once more with its own lexer before it reports the failure: whether a text can go on then depends only
-on that text.
+All matchers of a grammar share its lexer, which makes states as texts reach them: a state that one row has reached is
+free for the others. So all texts of a grammar together count towards the limit on states. Therefore a matcher that
+fails retries with its own lexer before it reports the failure: whether a text can continue then depends only on that
+text.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MOST_BEGINNINGS: Final = 32
-"""Where more tokens may come, they are taken for a choice without a look at their texts."""
+"""If more tokens than this are allowed, the grammar leaves a choice; their texts are not compared."""
 
 
 class TextMatcher:
-    """The place of one text in its grammar. Belongs to one thread.
+    """The position of one text in its grammar. Belongs to one thread.
 
     A mask is `num_bytes` bytes, a bit for each token. `renew` compiles the grammar again; `note_advance` gets the
-    number of tokens that the text has advanced; `bytes_of` gives the text of a token, empty where it is none. Tokens
-    that end a text do not advance it.
+    number of tokens that the text has advanced; `bytes_of` returns the text of a token, empty for a special token.
+    Tokens that end a text do not advance it.
     """
 
     def __init__(
@@ -47,25 +47,25 @@ class TextMatcher:
 
     @property
     def failure(self) -> str:
-        """Why the text cannot go on; empty while it can. A failed matcher stays failed."""
+        """The reason why the text cannot continue; empty while it can. A failed matcher stays failed."""
         return one_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Go on by tokens of the text. Mutates; see `failure` for errors."""
+        """Advance by tokens of the text. Mutates; see `failure` for errors."""
         self._tokens += tokens
         self._note_advance(len(tokens))
         if not self._matcher.consume_tokens(list(tokens)):
             self._retry()
 
     def mask(self) -> bytes:
-        """Return which tokens may come next. Mutates; see `failure` for errors."""
+        """Return the mask of the tokens allowed next. Mutates; see `failure` for errors."""
         found = self._mask()
         if self._matcher.is_error() and self._retry():
             found = self._mask()
         return found
 
     def masks_behind(self, drafts: Sequence[int]) -> list[bytes]:
-        """Return which tokens may come after each draft. The text does not advance.
+        """Return the masks of the tokens allowed after each draft. The text does not advance.
 
         Makes no mask after a draft that the grammar does not allow.
         """
@@ -84,12 +84,12 @@ class TextMatcher:
         return found
 
     def forced(self, after: Sequence[int], mask: bytes, most: int) -> tuple[list[int], list[bytes]]:
-        """Return the tokens that the grammar leaves no choice about, and the masks behind them. Does not advance.
+        """Return the tokens that the grammar forces, and the masks after them. The text does not advance.
 
-        They come after the text and some drafts, whose last mask is `mask`. Where all tokens that may come are the
-        beginning of one of them, it is that one: `{`, or `{"`. A text may be written with the shorter ones, so these
-        are guesses. None for a text whose lexer has been made again: looking ahead could cost it the states that it
-        needs itself.
+        They follow the text and some drafts, whose last mask is `mask`. A token counts as forced if all other allowed
+        tokens are its prefixes: `{"` if only `{` and `{"` are allowed. The model can choose the shorter ones, so these
+        are guesses. Returns no tokens for a text with its own lexer: looking ahead could use up the states that the
+        text needs itself.
         """
         found, masks = list[int](), list[bytes]()
         longest = -1 if self._renew is None else self._longest_of_one_way(mask)
@@ -111,7 +111,7 @@ class TextMatcher:
         return found, masks
 
     def _longest_of_one_way(self, mask: bytes) -> int:
-        """Return the longest of the tokens in a mask, if all others are its beginnings; -1: they are not."""
+        """Return the longest of the tokens in a mask if all others are its prefixes, else -1."""
         bits = int.from_bytes(mask, "little")
         if not 0 < bits.bit_count() <= MOST_BEGINNINGS:
             return -1
@@ -127,7 +127,7 @@ class TextMatcher:
         return self._matcher.compute_bitmask()[: self._num_bytes]
 
     def _retry(self) -> bool:
-        """Replay the text with its own lexer, unless it has one; return whether that helped."""
+        """Replay the text with its own lexer, unless it has one; return whether that succeeded."""
         if self._renew is None:
             return False
         self._matcher, self._renew = self._renew(), None

@@ -1,23 +1,22 @@
-"""GrammarTrial: compiles a client's grammar first in a separate process, which the grammar may crash.
+"""GrammarTrial: compiles a client's grammar first in a separate process, which may crash.
 
     check ──► trial: a child with little stack, little memory and little processor time ──► dies, or answers
                   │
                   └─► only a grammar that it could compile is compiled in the model's process
 
-llguidance counts its work nearly everywhere, but not quite: thirty patterns that must all hold keep it busy for hours,
-and a chain of 3,000 references overflows the stack and ends the process (version 1.9.1; tests cover both). quire cannot
-add a counter there, and a thread that does not return cannot be ended, but a process can. The child knows the special
-tokens of the model by id and otherwise only single bytes, so it starts at once; the whole vocabulary would take seconds
-and 100 MB. That is enough, because compiling a grammar does the harm, not its first mask.
+llguidance counts almost all of its work, but thirty patterns that must all hold keep it busy for hours, and a chain of
+3,000 references overflows the stack and ends the process (version 1.9.1; tests cover both). quire cannot add a counter
+there, and a hanging thread cannot be killed, but a process can. The child knows the special tokens of the model by id
+and otherwise only single bytes, so it starts at once; the full vocabulary would take seconds and 100 MB. Single bytes
+suffice, because the danger is in compiling a grammar, not in its first mask.
 
-The limit is on processor time, so a busy machine refuses no grammar that an idle one accepts. One grammar is tried at a
-time, and `verdicts` keeps the reasons, so that none is tried twice.
+The limit is on CPU time, so a busy machine refuses no grammar that an idle one accepts. One grammar is tried at a time,
+and `verdicts` keeps the reasons, so that no grammar is tried twice.
 
-The death of a child does not prove that the grammar is to blame: an operator, or lack of memory, may have ended it. So
-the child reports the start of each trial, and a death refuses a grammar only in two cases: the timer of processor time,
-or two deaths during its trial, the second in a fresh child. After two deaths outside the trial there is no verdict:
-nothing is kept, and the caller may try again. If no answer comes within `ANSWER_S` seconds of real time, there is no
-verdict either.
+The death of a child does not prove that the grammar is at fault: an operator, or lack of memory, may have killed it. So
+the child reports the start of each trial, and a death refuses a grammar only in two cases: the CPU timer, or two deaths
+during its trial, the second in a fresh child. After two deaths outside the trial there is no verdict: nothing is kept,
+and the caller may try again. If no answer arrives within `ANSWER_S` seconds, there is no verdict either.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from quire.core.python_process import start_python
 BUDGET_S: Final = 0.4
 ANSWER_S: Final = 20.0
 STACK_BYTES: Final = 1 << 20
-"""The stack of the thread that compiles in the child; threads of the server usually have 8 MiB."""
+"""The stack size of the child's compiling thread; threads of the server usually have 8 MiB."""
 MEMORY_BYTES: Final = 1 << 30
-"""In addition to what the child has when it starts."""
+"""The limit of memory, in addition to the child's memory at its start."""
 MAX_DEATHS: Final = 2
-"""Deaths of children during the trial of a grammar; the same number counts outside of trials."""
+"""The limit of deaths during the trial of a grammar; the same limit applies outside of trials."""
 TOO_MUCH: Final = "it takes too much to compile; make it smaller, or nest and combine less"
 
 
@@ -61,7 +60,7 @@ class TrialSettings:
 
 
 class _Death(Exception):
-    """A child has died, or was ended because it was too slow; `in_trial`: after it had begun a trial."""
+    """A child has died, or was killed because it was too slow; `in_trial`: after it had begun a trial."""
 
     def __init__(self, status: int, *, in_trial: bool, was_slow: bool) -> None:
         super().__init__(f"status {status}")
@@ -79,7 +78,7 @@ class GrammarTrial:
         self._finalizer: weakref.finalize[..., GrammarTrial] | None = None
 
     def reason(self, grammar: Grammar) -> str:
-        """Return why a grammar must not be compiled; empty if it may be. Mutates the child.
+        """Return the reason why a grammar must not be compiled; empty if it may be. Mutates the child.
 
         Raises `ExecutionError` if no child lived long enough to decide.
         """
@@ -99,7 +98,7 @@ class GrammarTrial:
                         ) from death
 
     def close(self) -> None:
-        """End the child; the next grammar starts another. May be called twice."""
+        """End the child; the next grammar starts another; may be called twice."""
         with self._lock:
             self._end()
 
@@ -137,7 +136,7 @@ class GrammarTrial:
 
 
 class _Patience:
-    """Ends a child that has not answered in time; the waiting thread then finds it dead."""
+    """Kills a child that has not answered in time; the waiting thread then finds it dead."""
 
     def __init__(self, child: subprocess.Popen[str], seconds: float) -> None:
         self.is_over = False
@@ -178,5 +177,5 @@ def _end(child: subprocess.Popen[str]) -> None:
     child.kill()
     child.wait()
     for pipe in _pipes(child):
-        with contextlib.suppress(OSError):  # unwritten bytes have no reader any more
+        with contextlib.suppress(OSError):  # unwritten bytes no longer have a reader
             pipe.close()

@@ -1,7 +1,6 @@
 """The process that tries grammars: a line of JSON in, two lines of JSON out; see `trial`.
 
-The system ends it: by a timer of processor time (`SIGPROF`), by a stack overflow, by its memory limit, or by the end of
-its input.
+It ends by a CPU timer (`SIGPROF`), a stack overflow, its memory limit, or the end of its input.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from quire.core.grammar import Grammar
 
 
 class ByteTokens:
-    """A vocabulary of single bytes and the special tokens of a model, in the form that llguidance takes."""
+    """A vocabulary of single bytes and the special tokens of a model, in llguidance's form."""
 
     is_tokenizer_wrapper = True
 

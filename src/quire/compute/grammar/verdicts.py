@@ -4,10 +4,10 @@
                 └──────► tried in a separate process (`trial`) ──► it may be compiled, or the reason why not
     condemn ──► a verdict from the engine: the grammar was accepted, but one of its texts took too long
 
-So a server in another process than the model never reads the vocabulary. Threads may ask at once: if several ask for
+So a server in another process than the model never reads the vocabulary. It is thread-safe: if several threads check
 the same grammar, one tries it and the others wait. Refusals are kept too, or repeating a bad request would cost a trial
-each time. A grammar names its owner, so tenants share no verdicts: neither an answer nor its timing reveals what
-another tenant has asked.
+each time. A grammar includes its owner, so tenants share no verdicts: neither an answer nor its timing reveals another
+tenant's requests.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GrammarVerdicts:
         self._verdicts.put(grammar, reason)
 
     def close(self) -> None:
-        """End the process that tries grammars. May be called twice."""
+        """End the process that tries grammars; may be called twice."""
         with self._starting:
             if self._trial is not None:
                 self._trial.close()
@@ -67,6 +67,6 @@ class GrammarVerdicts:
 
 
 def _weights(grammar: Grammar, reason: str) -> tuple[int, int]:
-    """Return how many bytes a verdict counts for: the texts, and Python's overhead."""
+    """Return the bytes to count for a verdict: the texts, and Python's overhead."""
     weight = 2 * len(grammar.text) + len(reason) + 1024
     return weight, weight

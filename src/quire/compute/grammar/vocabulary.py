@@ -1,4 +1,4 @@
-"""Vocabulary: the tokens of a model, as bytes in a trie. Made once, when the first grammar asks for it."""
+"""Vocabulary: the tokens of a model, as bytes in a trie. Made once, when the first grammar needs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.core.errors import InvalidRequestError
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-NO_END: Final = "none: this model has no token that ends a text, so no text could be held to one"
+NO_END: Final = "none: this model has no token that ends a text, which grammars need"
 
 
 class Vocabulary:
@@ -58,6 +58,6 @@ class Vocabulary:
             return LLTokenizer(json.dumps(self.read()), n_vocab=self.vocab_size, eos_token=ends)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
-        except BaseException as error:  # also a panic of the library, which is no Exception
+        except BaseException as error:  # also a panic of the library, which is not an Exception
             reason = " ".join(str(error).split())
             raise InvalidRequestError("grammar", "a grammar", f"none with this model's tokenizer: {reason}") from error

@@ -1,7 +1,7 @@
 """Model families: the architecture of a model, read from its settings only.
 
-`read_model` returns what must be known before memory is allocated: the spec (and from it the shape of the
-KV cache), the vocabulary, the context length, the tokens that end a text, and the makers' sampling
+`read_model` returns the facts that are needed before memory is allocated: the spec (and from it the shape
+of the KV cache), the vocabulary, the context length, the tokens that end a text, and the makers' sampling
 defaults. A family is one module with a function `decoder_spec(config, max_length)`, imported only when a
 model needs it.
 """
@@ -69,10 +69,10 @@ TYPES: Final = MappingProxyType({"float32": "F32", "bfloat16": "BF16", "float16"
 class ModelDescription:
     """The settings of a model; `spec` has the vocabulary, context length and KV cache.
 
-    `source` has its files and tensors. `dtype` is the checkpoint's. `notices` are facts that a user should see at the
+    `source` has the files and tensors. `dtype` is the checkpoint's. `notices` are facts that a user should see at the
     start, one line each. `quantization`: how the weights of a folder are quantised, empty if they are not. `draft`: the
-    smaller model that guesses tokens for this one. `adapters`: by name, those that requests may ask for.
-    `labels`: of a model that classifies texts. `generates`: whether it can continue a text.
+    smaller model that guesses tokens for this one. `adapters`: the adapters that requests may name, by name. `labels`:
+    of a model that classifies texts. `generates`: whether the model can continue a text.
     """
 
     source: ModelSource
@@ -90,21 +90,21 @@ class ModelDescription:
 
     @property
     def weight_type(self) -> str:
-        """How the weights are stored, such as Q4_K_M, gptq or BF16."""
+        """The format of the stored weights, such as Q4_K_M, gptq or BF16."""
         return self.source.type or self.quantization.partition(",")[0] or TYPES[self.dtype]
 
 
 def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescription:
     """Read the settings of a model; touches no weights.
 
-    `max_length` is the longest text that will be run, if the caller limits or stretches it: rope
-    scalings that depend on the current length are frozen for it.
+    `max_length` is the longest text to run, if the caller limits or extends it: rope scalings that depend on the
+    current length are frozen for it.
     """
     config = ConfigFile.read(source, CONFIG_FILE)
     architecture = _architecture(config)
     classifies = architecture.endswith(CLASSIFIES)
     spec: DecoderSpec = import_module(FAMILIES[_family(architecture)]).decoder_spec(config, max_length)
-    if classifies:  # there is no head: the embedding is in its place, and nothing is multiplied by it
+    if classifies:  # the model has no head: the embedding takes its place, and is never multiplied
         ignored = spec.ignored_tensors | {SCORE_TENSOR}
         spec = replace(spec, tied_head=True, head_bias=False, ignored_tensors=ignored)
     generation = ConfigFile(source.where(GENERATION_CONFIG_FILE), {})
@@ -136,7 +136,7 @@ def _architecture(config: ConfigFile) -> str:
 
 
 def _family(architecture: str) -> str:
-    """Return the name of a family among `FAMILIES`, also for one of its models that classifies."""
+    """Return the name of a family in `FAMILIES`, also for its classifying models."""
     names = [architecture.replace(CLASSIFIES, generates) for generates in GENERATES]
     return next((name for name in names if name in FAMILIES), architecture)
 
@@ -152,7 +152,7 @@ def _dtype(config: ConfigFile) -> str:
 
 
 def _eos_token_ids(generation: ConfigFile, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
-    """Return the tokens that end a text: from the generation settings first, from a nested model's settings last."""
+    """Return the tokens that end a text, from the generation settings, the config, or a nested model's config."""
     for settings in (generation, config, config.section("text_config")):
         if chosen := settings.token_ids("eos_token_id", vocab_size):
             return chosen

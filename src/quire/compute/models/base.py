@@ -2,15 +2,15 @@
 
 Every decoder here is the same loop: embed, then per layer attend and transform, each added to the
 residual stream, then norm and head. Families differ in a few facts: which norms and where, how positions
-enter, how far a layer sees, which activation. A `DecoderSpec` states these facts, and the engines
-(reference, native, torch) interpret them. So a family is written once, and a kernel never asks which
-family it serves.
+are encoded, the window of a layer, the activation. A `DecoderSpec` states these facts, and the engines
+(reference, native, torch) interpret them. So a family is written once, and no kernel depends on the family
+that it serves.
 
-A `Part` is one piece with weights: a matrix or a norm, each with an optional bias. The spec knows which
-parts a model has, their shapes, and where a checkpoint keeps them (`WeightSource`; also as rows of a
-fused tensor, also transposed). So a whole checkpoint can be checked before it is used.
+A `Part` is one piece with weights: a matrix or a norm, each with an optional bias. The spec lists the
+parts of a model, their shapes, and their tensors in a checkpoint (`WeightSource`; also as rows of a fused
+tensor, also transposed). So an entire checkpoint can be checked before it is used.
 
-One layer; `norm_before`, `norm_after` and `norm_joined` say which norms it has:
+One layer; `norm_before`, `norm_after` and `norm_joined` determine its norms:
 
     x ─┬─ ATTENTION_NORM ─ attention ─ AFTER_ATTENTION_NORM ─ + ─ JOINED_ATTENTION_NORM ─┐
        └──────────────────────────────────────────────────────┘                           │
@@ -39,7 +39,7 @@ from quire.core.errors import CheckpointError
 from quire.core.kv_spec import KVCacheSpec
 
 MAX_EXPERTS: Final = 1 << 16
-"""For all layers together: three times what any model has. The tensors of each are checked one by one."""
+"""For all layers together: three times the number in any model. The tensors of each are checked one by one."""
 
 
 class NormKind(Enum):
@@ -50,9 +50,9 @@ class NormKind(Enum):
 
 
 class NormScope(Enum):
-    """What a norm of queries and keys takes as one vector, and which weights it has."""
+    """The vectors and weights of a norm on queries and keys."""
 
-    HEAD = "head"  # each head, all with the same weights
+    HEAD = "head"  # each head, with shared weights
     EACH_HEAD = "each_head"  # each head, with its own weights
     ALL_HEADS = "all_heads"  # all heads of a token together
 
@@ -68,7 +68,7 @@ class Activation(Enum):
 
 
 class Scoring(Enum):
-    """How the scores of a router become the weights of experts."""
+    """The function from a router's scores to the weights of experts."""
 
     SOFTMAX = "softmax"  # over all experts
     SIGMOID = "sigmoid"  # of each expert alone
@@ -125,17 +125,16 @@ class PartShape:
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """Where a checkpoint keeps a part: in the tensors `stem`.weight and, with a bias, `stem`.bias.
+    """The tensors of a part in a checkpoint: `stem`.weight and, with a bias, `stem`.bias.
 
-    The stem is a template of `{layer}` and, for experts, `{expert}`; with `{head}`, a norm has a tensor for
-    each head. Parts with the same stem are fused:
-    each has the rows from `first_row` on, and together they must fill the tensor. With a `run` they take
-    turns: each has that many of every `period` rows. `transposed`: the file has `[in, out]`; `first_row`
-    still counts along `out`.
+    The stem is a template with `{layer}` and, for experts, `{expert}`; with `{head}`, a norm has a tensor for
+    each head. Parts with the same stem are fused: each has the rows from `first_row` on, and together they must
+    fill the tensor. With a `run` their rows alternate: each has `run` of every `period` rows. `transposed`: the
+    file has `[in, out]`; `first_row` still counts along `out`.
 
-    `adjacent`, the dimensions of a head and how many of them rotate: the file has the two of each pair next
-    to each other. Engines want the first of all pairs, then the second of all pairs. The ones that rotate begin at
-    `adjacent_from`.
+    `adjacent`: the dimensions of a head, and how many of them rotate, if the file has the two dimensions of each
+    pair next to each other. Engines need the first dimensions of all pairs, then the second ones. The rotating
+    dimensions begin at `adjacent_from`.
     """
 
     stem: str
@@ -155,7 +154,7 @@ class WeightSource:
         return self.stem.format(layer=layer, expert=expert, head="{head}")
 
     def rows_of(self, count: int) -> slice | list[int]:
-        """Return which rows of the tensor are a part of `count` rows, in the part's order.
+        """Return the tensor's rows that form a part of `count` rows, in the part's order.
 
         >>> WeightSource("qkv", first_row=2).rows_of(4)
         slice(2, 6, None)
@@ -186,7 +185,7 @@ class NormSpec:
     bias: bool = True
 
     def shape(self, size: int) -> PartShape:
-        """Return the shape of its weights for vectors of `size`."""
+        """Return the shape of the norm's weights for vectors of `size`."""
         return PartShape((size,), bias=self.kind is NormKind.LAYER and self.bias)
 
 
@@ -195,7 +194,7 @@ class RopeSpec:
     """The first `rotary_dim` dimensions of a head rotate, in pairs (i, i + rotary_dim / 2).
 
     At position p pair i rotates by p × inverse_frequencies[i]; cosine and sine are multiplied by
-    `scale`. These numbers include any stretching of the context, and are float32 values.
+    `scale`. These numbers include any context extension, and are float32 values.
     """
 
     rotary_dim: int
@@ -208,12 +207,12 @@ class LatentSpec:
     """Multi-head latent attention: a token has one latent for all heads instead of keys and values (MLA).
 
     The latent is `rank` numbers, normalised by `norm`, and `rope_dim` more that rotate. It is the only key-value head.
-    A key of a head is `plain_dim` numbers, its rows of KEY_UP times the latent, and those that rotate; a value is
-    `value_dim` numbers, its rows of VALUE_UP times the latent. `query_rank`: queries are made of as many numbers, which
-    are normalised too; None: of the hidden state.
+    A key of a head is `plain_dim` numbers, its rows of KEY_UP times the latent, and the rotating numbers; a value is
+    `value_dim` numbers, its rows of VALUE_UP times the latent. `query_rank`: the size of a second latent, also
+    normalised, from which queries are computed; None: they are computed from the hidden state.
 
-    Engines compute no keys and no values: they multiply a query by KEY_UP, attend to latents, and multiply what comes
-    out by VALUE_UP.
+    Engines compute no keys and no values: they multiply a query by KEY_UP, attend to latents, and multiply the result
+    by VALUE_UP.
     """
 
     rank: int
@@ -229,7 +228,7 @@ class LatentSpec:
         return self.plain_dim + self.rope_dim
 
     def parts(self, num_heads: int, hidden_size: int, bias: bool) -> dict[Part, PartShape]:
-        """Return the parts of a layer that make its queries and latents, and what heads make of them."""
+        """Return a layer's parts for queries and latents, and for keys and values from latents."""
         queries_from = self.query_rank or hidden_size
         parts = {
             Part.QUERY: PartShape((num_heads * self.query_dim, queries_from)),
@@ -248,10 +247,10 @@ class LatentSpec:
 class AttentionSpec:
     """The settings of all attention layers.
 
-    Query head h reads key-value head h // (num_heads / num_kv_heads). `bias`: query, key and value have
-    one; `qk_norm` normalises queries and keys before they rotate, by `qk_norm_scope`. `sinks`: each query head has a
-    learned score that is not capped; it takes part in every softmax as a position without a value. `latent`: heads
-    share one latent, which `head_dim` counts; `bias` is then that of what makes it.
+    Query head h reads key-value head h // (num_heads / num_kv_heads). `bias`: query, key and value have a bias.
+    `qk_norm` normalises queries and keys before they rotate, by `qk_norm_scope`. `sinks`: each query head has a learned
+    score that is not capped; it takes part in every softmax as a position without a value. `latent`: heads share one
+    latent of `head_dim` numbers; `bias` then applies to the matrices that compute the latents.
     """
 
     num_heads: int
@@ -268,7 +267,7 @@ class AttentionSpec:
 
     @property
     def output_dim(self) -> int:
-        """The numbers of all heads that the output matrix reads."""
+        """The width of the output matrix's input: the numbers of all heads."""
         return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
 
@@ -298,16 +297,15 @@ class MLPSpec:
 class ExpertsSpec:
     """Experts of sparse layers: MLPs like the dense one except for their size and biases.
 
-    The router's scores give the weights, by `scoring`. A token goes to the `experts_per_token` with
+    The router's scores give the weights, by `scoring`. A token is routed to the `experts_per_token` experts with
     the highest weights; among equal ones, to the lowest ids. With `normalize_weights`, these weights are
-    divided by their sum; of a softmax, that is the softmax over these experts alone. Then they are multiplied by
-    `scale`. Outputs are added in the order of expert ids. `bias`: the router and each matrix of an expert have one.
+    divided by their sum; with a softmax, this equals the softmax over these experts alone. Then they are multiplied by
+    `scale`. Outputs are added in the order of expert ids. `bias`: the router and each matrix of an expert have a bias.
 
-    - `offset`: the router has a number for each expert, which is added to its weight when experts are chosen, and only
-      then.
-    - `num_groups`: experts are in groups of equal size; a token goes to experts of its best `groups_per_token` groups.
-      The rank of a group is the sum of the highest `group_best` numbers that its experts are chosen by.
-    - `shared_size`: the size of an MLP that every token goes through as well; its output is added last. 0: none.
+    - `offset`: the router has a number for each expert, which is added to its weight only for the choice of experts.
+    - `num_groups`: experts are in groups of equal size; only experts of a token's best `groups_per_token` groups are
+      chosen. Groups are ranked by the sum of their `group_best` highest weights, with offsets.
+    - `shared_size`: the size of an additional MLP for every token; its output is added last. 0: none.
     """
 
     num_experts: int
@@ -328,10 +326,10 @@ class ExpertsSpec:
 class DecoderSpec:
     """A decoder-only model.
 
-    - `norm_before`, `norm_after`, `norm_joined`: norms before each sublayer, after it (before it
-      joins the residual stream), and on the residual stream after that; in any combination.
+    - `norm_before`, `norm_after`, `norm_joined`: norms before each sublayer, on its output (before it
+      is added to the residual stream), and on the residual stream after that; in any combination.
     - `parallel`: attention and MLP read the same residual stream; with `shared_norm` also through the same norm.
-    - `residual_scale` multiplies what a sublayer adds to the residual stream; `logit_scale` multiplies logits.
+    - `residual_scale` multiplies the output of a sublayer; `logit_scale` multiplies logits.
     - `final_norm`: whether there is a norm before the head.
     - `embedding_size`: unless None, rows of this size are projected to the hidden size after the
       embedding (Part.EMBEDDING_IN) and back before the head (Part.EMBEDDING_OUT).
@@ -339,8 +337,8 @@ class DecoderSpec:
     - `learned_positions`: the offset of learned positions in their table; None: no learned positions.
     - `tied_head`: the embedding is also the head. `head_bias`: the head has a bias.
     - `experts`: of the `sparse` layers.
-    - `sources`: where a checkpoint keeps each part. It may have `ignored_tensors`, which are not used.
-      Checkpoints of the bare decoder lack `optional_prefix` in their names.
+    - `sources`: the tensors of each part in a checkpoint. It may also have `ignored_tensors`, which are not
+      used. Checkpoints of the bare decoder lack `optional_prefix` in their names.
     """
 
     vocab_size: int
@@ -500,7 +498,7 @@ def _check_rope(rope: RopeSpec, head_dim: int) -> None:
 
 
 def _check_latent(attention: AttentionSpec, latent: LatentSpec) -> None:
-    for name in ("rank", "rope_dim", "value_dim"):  # engines take 16 numbers at a time, and heads lie side by side
+    for name in ("rank", "rope_dim", "value_dim"):  # engines read 16 numbers at once, and heads are contiguous
         size = getattr(latent, name)
         if size < 1 or size % 16:
             raise CheckpointError(f"latent {name}", size, "a multiple of 16")

@@ -1,6 +1,7 @@
 """Command R (Cohere): attention and MLP read the same rows, through one layer norm without bias; scaled logits.
 
-Neighbours turn together, and the head is the embedding. Command R+ has a norm on every head, each with its own weights.
+Adjacent dimensions rotate as pairs, and the head is the embedding. Command R+ has a norm on every head, each with its
+own weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Shared by most families: Llama's layers, weight names and common settings.
+"""The code that most families share: Llama's layers, weight names and common settings.
 
-Llama's modules have the same names in Mistral, Qwen, Gemma and others, and so do the settings of their
-sizes. A family starts from `llama_like` and replaces what differs.
+Mistral, Qwen, Gemma and others use Llama's names for modules and for the settings of sizes. A family starts
+from `llama_like` and replaces the differences.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _attention(config: ConfigFile) -> AttentionSpec:
 
 
 def with_stems(spec: DecoderSpec, stems: Mapping[Part, str]) -> DecoderSpec:
-    """Return the spec with more parts, or with other names for parts."""
+    """Return the spec with these parts added or renamed."""
     return replace(spec, sources=MappingProxyType({**spec.sources, **stem_sources(stems)}))
 
 
@@ -134,7 +134,7 @@ def with_fused_attention(spec: DecoderSpec) -> DecoderSpec:
 
 
 def with_fused_gate(spec: DecoderSpec) -> DecoderSpec:
-    """Return the spec of a checkpoint that has the gate, then the other half of the MLP in one tensor."""
+    """Return the spec of a checkpoint that has the gate, then the up projection in one tensor."""
     stem = LAYER + "mlp.gate_up_proj"
     fused = {Part.GATE: WeightSource(stem), Part.UP: WeightSource(stem, first_row=spec.mlp.intermediate_size)}
     return replace(spec, sources=MappingProxyType({**spec.sources, **fused}))
@@ -157,14 +157,14 @@ def rotary_layers(
 ) -> tuple[LayerSpec, ...]:
     """Return layers with the same rotary positions, on a part of each head if `partial`.
 
-    Without `windows` they see all positions.
+    Without `windows`, layers have full attention.
     """
     rope = rope_spec(config, head_dim(config), max_length, partial=partial)
     return tuple(LayerSpec(window, rope) for window in windows or [None] * num_layers(config))
 
 
 def same_windows(config: ConfigFile, window: int | None) -> list[int | None]:
-    """Return one window for all layers of a family whose layers are all alike."""
+    """Return the window of each layer of a family whose layers are all alike."""
     kind = FULL if window is None else SLIDING
     if config.is_set("layer_types") and set(config.texts("layer_types")) != {kind}:
         raise config.error("layer_types", f"null, or {kind} for all layers")
@@ -218,6 +218,6 @@ def divided_head_dim(config: ConfigFile, hidden_field: str, heads_field: str) ->
 
 
 def unused_tensors(num_layers: int, *, tied_head: bool) -> frozenset[str]:
-    """Return the unused tensors that a checkpoint may have: a tied head, frequencies of the first Llamas."""
+    """Return tensors that a checkpoint may have but quire ignores: a tied head, frequencies of the first Llamas."""
     frequencies = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(num_layers)}
     return frozenset(frequencies | ({HEAD_TENSOR} if tied_head else set()))

@@ -1,8 +1,8 @@
 """A model folder's JSON settings, read with a type and a range for every field.
 
-A field is never trusted: a wrong type, a value out of range or an unknown variant is a
+No field is trusted: a wrong type, a value out of range or an unknown variant raises a
 `CheckpointError` that names the file and the field. A setting that quire would have to ignore is
-refused (`require`), because a model without one of its settings gives plausible nonsense.
+refused (`require`), because a model without one of its settings generates plausible nonsense.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quire.core.model_files import ModelFiles
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
-MAX_SIZE: Final = (1 << 24) - 1  # of a vector, a vocabulary, a context: ten times what any model has
+MAX_SIZE: Final = (1 << 24) - 1  # of a vector, a vocabulary, a context: ten times the size in any model
 MAX_LENGTH: Final = (1 << 31) - 1  # of a window, or of a context without learned positions
 MAX_NUMBER: Final = 1e30
 
@@ -29,7 +29,7 @@ class ConfigFile:
 
     @classmethod
     def read(cls, files: ModelFiles, file: str) -> ConfigFile:
-        """Read one of a model's files."""
+        """Return the settings in one of a model's files."""
         return cls(files.where(file), files.json_object(file))
 
     def over(self, defaults: Mapping[str, object]) -> ConfigFile:
@@ -45,7 +45,7 @@ class ConfigFile:
         return CheckpointError(f"{self.where}: {field}", self.fields.get(field), allowed)
 
     def is_set(self, field: str) -> bool:
-        """Return whether the field is there and not null."""
+        """Return whether the field is present and not null."""
         return self.fields.get(field) is not None
 
     def size(self, field: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
@@ -82,14 +82,14 @@ class ConfigFile:
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:
-        """Return a truth value."""
+        """Return a boolean."""
         value = self.fields[field] if self.is_set(field) else default
         if not isinstance(value, bool):
             raise self.error(field, "true or false")
         return value
 
     def refuse(self, *fields: str) -> None:
-        """Raise if one of these truth values is true: no code interprets them."""
+        """Raise if one of these fields is true: no code interprets them."""
         for field in fields:
             if self.flag(field, False):
                 raise self.error(field, "false")
@@ -109,7 +109,7 @@ class ConfigFile:
         return ConfigFile(f"{self.where}: {field}", value)
 
     def token_ids(self, field: str, vocab_size: int) -> tuple[int, ...]:
-        """Return one token id or a list of them; none if the field is missing or null."""
+        """Return the token ids in a field with one id or a list; empty if the field is missing or null."""
         value = self.fields.get(field)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
@@ -117,13 +117,13 @@ class ConfigFile:
         return tuple(ids)
 
     def indices(self, field: str, count: int) -> frozenset[int]:
-        """Return a list of indices below `count`; none if the field is missing or null."""
+        """Return the indices below `count` in a list; empty if the field is missing or null."""
         value = self.fields[field] if self.is_set(field) else []
         if not isinstance(value, list) or not all(type(item) is int and 0 <= item < count for item in value):
             raise self.error(field, f"a list of integers from 0 to {count - 1}")
         return frozenset(value)
 
     def require(self, field: str, *allowed: str | None) -> None:
-        """Raise unless the field is one of the texts `allowed`; None is missing or null."""
+        """Raise unless the field is one of the texts `allowed`; None stands for missing or null."""
         if self.fields.get(field) not in allowed:
             raise self.error(field, " or ".join("null" if text is None else repr(text) for text in allowed))

@@ -1,7 +1,7 @@
 """DeepSeek-V2 and V3: one latent for all heads (MLA), and experts in most layers, next to an MLP for every token.
 
-V2-Lite and Moonlight have these too. V3 scores each expert alone, and chooses among groups of them. Names and roundings
-are those of transformers. Its RMS norms of latents have an epsilon of their own, which no setting says.
+V2-Lite and Moonlight have these too. V3 scores each expert alone, and chooses among groups of experts. Names and
+roundings are those of transformers. Its RMS norms of latents have their own epsilon, which is not in the settings.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ STEMS: Final = MappingProxyType(
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
-    """Return the spec of a model of DeepSeek; refuses settings that quire does not interpret."""
+    """Return the spec of a DeepSeek model; refuses settings that quire does not interpret."""
     is_v3 = config.texts("architectures")[0] != V2
     config = config.over({**DEFAULTS, **(V3_DEFAULTS if is_v3 else V2_DEFAULTS)})
     spec = latent_like(config, max_length, has_pairs=config.flag("rope_interleave", True))
@@ -84,7 +84,7 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
 def latent_like(config: ConfigFile, max_length: int | None, *, has_pairs: bool) -> DecoderSpec:
     """Return the spec of a model with latents and an MLP in each layer.
 
-    `has_pairs`: the two numbers that rotate together are next to each other.
+    `has_pairs`: the two dimensions that rotate together are adjacent.
     """
     heads, latent = config.size("num_attention_heads", high=MAX_HEADS), _latent(config)
     if config.size("num_key_value_heads", heads) != heads:
@@ -104,7 +104,7 @@ def latent_like(config: ConfigFile, max_length: int | None, *, has_pairs: bool) 
 
 
 def _further_tensors(spec: DecoderSpec, count: int) -> set[str]:
-    """Return the tensors of layers that guess further tokens, which come last and are not run."""
+    """Return the tensors of the last layers, which predict further tokens and are not run."""
     num_experts = 0 if spec.experts is None else spec.experts.num_experts
     names = set()
     for layer in range(len(spec.layers), len(spec.layers) + count):
@@ -130,7 +130,7 @@ def _latent(config: ConfigFile) -> LatentSpec:
 
 
 def _latent_sources(latent: LatentSpec, config: ConfigFile, *, has_pairs: bool) -> dict[Part, WeightSource]:
-    """Return where queries, latents, keys and values come from; the numbers that rotate are in pairs at the end."""
+    """Return the sources of queries, latents, keys and values; rotating dimensions are in pairs at the end."""
     query = ATTENTION + ("q_proj" if latent.query_rank is None else "q_b_proj")
     key, value, period = latent.plain_dim, latent.value_dim, latent.plain_dim + latent.value_dim
 
@@ -138,7 +138,7 @@ def _latent_sources(latent: LatentSpec, config: ConfigFile, *, has_pairs: bool) 
         return WeightSource(stem, adjacent=(size, latent.rope_dim) if has_pairs else None, adjacent_from=start)
 
     up = {Part.KEY_UP: WeightSource(ATTENTION + "k_b_proj"), Part.VALUE_UP: WeightSource(ATTENTION + "v_b_proj")}
-    if not config.flag("kv_b_split", False):  # only GGUF files have them apart
+    if not config.flag("kv_b_split", False):  # only GGUF files have two tensors
         stem = ATTENTION + "kv_b_proj"
         up[Part.KEY_UP] = WeightSource(stem, run=key, period=period)
         up[Part.VALUE_UP] = WeightSource(stem, first_row=key, run=value, period=period)
@@ -149,7 +149,7 @@ def _latent_sources(latent: LatentSpec, config: ConfigFile, *, has_pairs: bool) 
 
 
 def _sparse_after(config: ConfigFile, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
-    """Return the layers, sparse after the first ones."""
+    """Return the layers: dense first, then sparse."""
     if config.size("moe_layer_freq", 1) != 1:
         raise config.error("moe_layer_freq", "1: experts in every layer after the first dense ones")
     num_dense = config.size("first_k_dense_replace", low=0)
@@ -160,7 +160,7 @@ def _v2_experts(config: ConfigFile) -> ExpertsSpec:
     config.require("scoring_func", "softmax", None)
     config.require("topk_method", "greedy", "group_limited_greedy", None)
     if config.flag("norm_topk_prob", False):
-        raise config.error("norm_topk_prob", "false: versions of transformers differ in what it does here")
+        raise config.error("norm_topk_prob", "false: versions of transformers differ in its effect")
     in_groups = config.fields.get("topk_method") == "group_limited_greedy"
     return replace(
         _experts(config, 64, 1407),
@@ -188,7 +188,7 @@ def _v3_experts(config: ConfigFile) -> ExpertsSpec:
 
 
 def _experts(config: ConfigFile, num_experts: int, intermediate_size: int) -> ExpertsSpec:
-    """Return what V2 and V3 have in common; the numbers replace missing settings."""
+    """Return the experts as far as V2 and V3 agree; the numbers are defaults for missing settings."""
     num_experts = config.size("n_routed_experts", num_experts, high=MAX_EXPERTS // num_layers(config))
     size, num_shared = config.size("moe_intermediate_size", intermediate_size), config.size("n_shared_experts")
     if size * num_shared > MAX_SIZE:

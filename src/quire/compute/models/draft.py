@@ -1,4 +1,4 @@
-"""Pairs of a model and its draft model: which fit together, and why others do not."""
+"""Pairs a model with its draft model, and explains why two models do not fit together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_draft(model: ModelDescription, draft: ModelDescription, name: str) -> M
 def require_same_tokens(name: str, tokenizer: Mapping[str, Any], draft: Mapping[str, Any], vocab_size: int) -> None:
     """Raise `InvalidConfigError` unless two tokenizers (in the form of tokenizer.json) have the same tokens. Pure.
 
-    `vocab_size`: how many ids both models have; tokens behind them are never written.
+    `vocab_size`: the number of ids that both models have; higher ids are never generated.
     """
     ours, theirs = tokens_of(tokenizer), tokens_of(draft)
     for token_id in range(vocab_size):

@@ -1,7 +1,7 @@
 """Falcon: layer norms, a plain MLP with exact GELU, few key-value heads, and sublayers that mostly read the same rows.
 
-    7B                        one norm for both sublayers, one key-value head behind all queries in one tensor
-    40B, 180B                 `new_decoder_architecture`: two norms, each key-value head behind the queries that read it
+    7B                        one norm for both sublayers, one key-value head after all queries in one tensor
+    40B, 180B                 `new_decoder_architecture`: two norms, each key-value head after the queries that read it
     11B                       the same with one norm (`num_ln_in_parallel_attn`)
     without `parallel_attn`   one sublayer after the other
 
@@ -63,7 +63,7 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
 
 
 def _named_as_usual(config: ConfigFile) -> ConfigFile:
-    """Return the settings with those that only Falcon has under their usual names."""
+    """Return the settings with Falcon's own names replaced by the usual ones."""
     heads, is_new = config.size("num_attention_heads"), config.flag("new_decoder_architecture", False)
     shared = config.flag("multi_query", True) and not is_new
     kv_heads = 1 if shared else config.size("num_kv_heads", heads) if is_new else heads
@@ -76,7 +76,7 @@ def _named_as_usual(config: ConfigFile) -> ConfigFile:
 
 
 def _with_norms(spec: DecoderSpec, config: ConfigFile) -> DecoderSpec:
-    """Return the spec with the norms of its form."""
+    """Return the spec with the norms of its variant."""
     is_new = config.flag("new_decoder_architecture", False)
     if not config.flag("parallel_attn", True):
         if is_new:

@@ -1,7 +1,7 @@
 """Gemma 2: norms on both sides of each sublayer, a window in every other layer, soft caps.
 
 Norms scale by 1 + w, and the rows of the embedding by the root of the hidden size; attention has its own
-scale (`query_pre_attn_scalar`). A null soft cap means none, a missing one means the published value. Of the
+scale (`query_pre_attn_scalar`). Null means no soft cap; a missing soft cap has the published value. Of the
 two settings for the activation, transformers reads `hidden_activation`.
 """
 
@@ -50,7 +50,7 @@ def gemma_like(config: ConfigFile, max_length: int | None, layers: Sequence[Laye
     spec = llama_like(config, max_length, layers)
     return replace(
         with_stems(spec, STEMS),
-        norm=replace(spec.norm, unit_offset=config.flag("rms_norm_unit_offset", True)),  # GGUF has added it
+        norm=replace(spec.norm, unit_offset=config.flag("rms_norm_unit_offset", True)),  # GGUF files include the 1
         norm_after=True,
         attention=replace(
             spec.attention,

@@ -1,8 +1,8 @@
 """Gemma 3: Gemma 2 with norms on heads, and with a window and other positions in five of six layers.
 
 Layers with a window keep the plain positions of a short context; the others have a larger base and any scaling.
-transformers 5 has both in `rope_parameters`. transformers 4 has the larger base in `rope_theta`, the smaller one in
-`rope_local_base_freq`, and the scaling of the larger one next to them.
+transformers 5 has both in `rope_parameters`. transformers 4 has the larger base in `rope_theta`, its scaling in
+`rope_scaling`, and the smaller base in `rope_local_base_freq`.
 
 A soft cap on scores is refused: transformers reads this setting but does not use it.
 
@@ -66,7 +66,7 @@ def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
 
 
 def _with_vision_aside(spec: DecoderSpec, config: ConfigFile) -> DecoderSpec:
-    """Return the spec of the text model in a multimodal one; `config` is that of the whole model."""
+    """Return the spec of the text model in a multimodal model, whose config is `config`."""
     sources = {part: replace(source, stem=TEXT + source.stem) for part, source in spec.sources.items()}
     if config.flag("tie_word_embeddings", spec.tied_head) is not spec.tied_head:
         raise config.error("tie_word_embeddings", "null, or the value in text_config")

@@ -1,4 +1,4 @@
-"""The sampling defaults of a model's makers: of generation_config.json, the settings about one token and stop strings.
+"""The makers' sampling defaults: the settings in generation_config.json for choosing a token, and stop strings.
 
 Lengths, beams and other settings of that file are left to the caller and are not read.
 """
@@ -13,7 +13,7 @@ from quire.core.sampling_params import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Defaults for requests; None if the folder has no such setting.
+    """Defaults for requests; a field is None if the folder lacks the setting.
 
     `do_sample` false means temperature 0. A `top_k` of 0 or -1 is off.
     """
@@ -27,7 +27,7 @@ class GenerationDefaults:
 
     @property
     def recommends_sampling(self) -> bool:
-        """Whether the makers say how tokens are to be drawn."""
+        """Whether the makers recommend settings for sampling."""
         return any(each is not None for each in (self.temperature, self.top_p, self.top_k, self.min_p))
 
     @classmethod
@@ -53,7 +53,7 @@ def _top_k(config: ConfigFile) -> int | None:
 
 
 def _stop(config: ConfigFile) -> tuple[str, ...]:
-    """Return the strings before which a text ends: one, or a list."""
+    """Return the stop strings, from one string or a list; a text ends before the first match."""
     given = config.fields.get("stop_strings")
     stop = (given,) if isinstance(given, str) else config.texts("stop_strings") if given is not None else ()
     if len(stop) > MAX_STOP_STRINGS or not all(0 < len(text) <= MAX_STOP_STRING_LENGTH for text in stop):

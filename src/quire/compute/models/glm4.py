@@ -1,7 +1,7 @@
-"""GLM-4: Llama with fused gate and up, biases on query, key and value; neighbours in half a head turn together.
+"""GLM-4: Llama with fused gate and up, biases on query, key and value; adjacent dimensions rotate, in half a head.
 
 The later models (`Glm4ForCausalLM`, from GLM-4-0414 on) also have norms after each sublayer; the first ones
-(`GlmForCausalLM`) have none. GGUF files of those may have query, key and value in one tensor.
+(`GlmForCausalLM`) do not, and their GGUF files may have query, key and value in one tensor.
 """
 
 from __future__ import annotations

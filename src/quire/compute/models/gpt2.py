@@ -1,7 +1,7 @@
 """GPT-2: layer norms, biases everywhere, learned positions, matrices stored as [in, out].
 
 The first checkpoints have the bare model: names without `transformer.`, and the causal mask of each layer
-among the weights. `reorder_and_upcast_attn` is about half precision in training. It changes no result in
+among the weights. `reorder_and_upcast_attn` concerns half precision in training. It has no effect in
 float32, and quire computes scores in float32.
 """
 

@@ -1,6 +1,6 @@
 """GPT-NeoX and Pythia: layer norms, biases, a plain MLP; attention and MLP read the same rows, each by its own norm.
 
-Query, key and value of each head follow one another in one tensor. The first configs name the rotating part of a head
+Query, key and value of each head are consecutive in one tensor. The first configs call the rotating part of a head
 `rotary_pct`, and the base of its positions `rotary_emb_base`. Their checkpoints have the causal mask among the weights.
 """
 
@@ -49,7 +49,7 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
 
 
 def _named_as_usual(config: ConfigFile) -> ConfigFile:
-    """Return the settings with those that only GPT-NeoX has under their usual names."""
+    """Return the settings with GPT-NeoX's own names replaced by the usual ones."""
     defaults = {
         "rope_theta": config.number("rotary_emb_base", 10_000.0),
         "partial_rotary_factor": config.number("rotary_pct", 0.25),

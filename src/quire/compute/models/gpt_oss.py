@@ -1,7 +1,7 @@
 """gpt-oss: a sink in each softmax, a window in every other layer, and experts with biases and a clamped gate.
 
-Its checkpoints have all experts of a layer in one tensor, gate and up in turns; `unstacked` gives each expert its own
-matrices, whether they are floats or MXFP4. `intermediate_size` is that of an expert.
+Its checkpoints have all experts of a layer in one tensor, with alternating rows of gate and up; `unstacked` gives each
+expert its own matrices, whether they are floats or MXFP4. `intermediate_size` is the size of an expert.
 """
 
 from __future__ import annotations

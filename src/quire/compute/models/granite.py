@@ -1,4 +1,4 @@
-"""Granite: Llama with factors for the embedding, the scores, what is added to the residual stream, and the logits."""
+"""Granite: Llama with factors for the embedding, the scores, the outputs of sublayers, and the logits."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """From a user's name for a model to its source.
 
-    a path ──► an installed package ──► what other programs store ──► the cache of the hub ──► the hub
+    a path ──► an installed package ──► stores of other programs ──► the cache of the hub ──► the hub
 
-An existing model is used as it is, without a network, and so is one that the hub's cache has all of: `quire models
-pull` asks the hub for a newer one. Other names of the form ORGANISATION/NAME are looked up through `huggingface_hub` if
-that is installed, with its own cache and credentials. Only settings, tokenizer and weights are fetched, never code or
-pickles; a download of weights that was interrupted goes on where it stopped.
+A model on this machine, or complete in the hub's cache, is used unchanged and without a network; `quire models pull`
+looks for a newer version on the hub. Other names of the form ORGANISATION/NAME are looked up through `huggingface_hub`
+if it is installed, with its own cache and credentials. Only settings, tokenizer and weights are fetched, never code or
+pickles; an interrupted download of weights resumes.
 
     ORGANISATION/NAME              the safetensors
     ORGANISATION/NAME:TYPE         the GGUF file with that type in its name, such as Q4_K_M
-    …@REVISION                     as of a branch, a tag or a commit
+    …@REVISION                     at a branch, a tag or a commit
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from quire.core.errors import ModelError
 from quire.core.model_files import is_there
 
 GUIDE: Final = "guide"
-"""The built-in model; the engine knows where it is."""
+"""The built-in model, which the engine locates."""
 
 HUB_NAME: Final = re.compile(
     rf"(?P<repository>{PART}/{PART})(:(?P<kind>{PART}))?(@(?P<revision>{PART}(/{PART}){{0,3}}))?", re.ASCII
@@ -48,17 +48,17 @@ ADVICE: Final = (
 )
 REFUSALS: Final = MappingProxyType(
     {
-        "GatedRepoError": "needs a permission. Ask for it at https://huggingface.co/{repository}, then: hf auth login",
-        "RepositoryNotFoundError": "is no model on the hub, or a private one. Check the name, or log in: hf auth login",
-        "RevisionNotFoundError": "has no such revision. Name a branch, a tag or a whole commit id",
+        "GatedRepoError": "is gated. Request access at https://huggingface.co/{repository}, then: hf auth login",
+        "RepositoryNotFoundError": "does not exist on the hub, or is private. Check the name, or log in: hf auth login",
+        "RevisionNotFoundError": "has no such revision. Name a branch, a tag or a full commit id",
     }
 )
-"""The name of an error of huggingface_hub → what it means for a model."""
+"""The name of a huggingface_hub error → the rest of a sentence about the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model on the hub. `kind`: the type of a GGUF file, empty for safetensors. `revision`: empty for the newest."""
+    """A model on the hub. `kind`: the type of a GGUF file, empty for safetensors. `revision`: empty for the latest."""
 
     repository: str
     kind: str = ""
@@ -66,7 +66,7 @@ class HubName:
 
     @classmethod
     def parse(cls, name: str) -> HubName | None:
-        """Return the parts of a name; None where it is no name of the hub.
+        """Return the parts of a name; None if the name is not a hub name.
 
         >>> HubName.parse("Qwen/Qwen3-0.6B-GGUF:Q8_0@main")
         HubName(repository='Qwen/Qwen3-0.6B-GGUF', kind='Q8_0', revision='main')
@@ -80,7 +80,7 @@ class HubName:
 
 
 def resolve_model(name: str) -> ModelSource:
-    """Return where a model is; may download it if `name` is neither a path nor in a store."""
+    """Return the source of a model; downloads it if `name` is neither a path nor in a store."""
     path = Path(name).expanduser()
     if name and path.is_dir():
         return _in_folder(path)
@@ -103,7 +103,7 @@ def _with_problem(store: Path) -> str:
 
 
 def resolve_settings(name: str) -> ModelSource:
-    """Return where a model is as `resolve_model` does; fetches only settings, no weights, of safetensors on the hub."""
+    """Return the source of a model like `resolve_model`, but do not download the weights of safetensors."""
     model = HubName.parse(name)
     if model is None or model.kind or Path(name).expanduser().exists() or find_kept(name) is not None:
         return resolve_model(name)
@@ -111,25 +111,25 @@ def resolve_settings(name: str) -> ModelSource:
 
 
 def _cached(model: HubName) -> ModelSource | None:
-    """Return a model that the hub's cache has all of, if no revision is asked for: the hub need not be asked."""
+    """Return a model that is complete in the hub's cache, unless the name has a revision."""
     cache = hub_cache(Path.home(), os.environ)
     return None if model.revision else find_complete(model.repository, model.kind, cache)
 
 
 def find_kept(name: str) -> GgufFile | None:
-    """Return the model that a package or another program keeps here by a name; None where none does."""
+    """Return the model that a package or another program stores here under a name, or None."""
     packaged = find_packaged(name)
     return find_stored(name, Path.home(), os.environ) if packaged is None else GgufFile(packaged)
 
 
 def place_notices(name: str, source: ModelSource) -> tuple[str, ...]:
-    """Return where a model was found whose name, such as owner/name or name:tag, is no path."""
+    """Return a notice with the location of a model whose name is not a path, such as owner/name or name:tag."""
     is_path = ("/" not in name and ":" not in name and name not in PACKAGES) or Path(name).expanduser().exists()
     return () if is_path else (f"{name} is {source.name}",)
 
 
 def fetch_model(model: HubName) -> ModelSource:
-    """Return a model of the hub; downloads what the hub's cache on this machine lacks."""
+    """Return a model of the hub; downloads the files that the hub's cache on this machine lacks."""
     if not model.kind:
         source = _in_folder(_download(model, WANTED))
         if not source.has("config.json"):
@@ -151,7 +151,7 @@ def fetch_settings(model: HubName) -> ModelFolder:
 
 
 def _in_folder(folder: Path) -> ModelSource:
-    """Return the model in a folder: its GGUF file where it has no safetensors."""
+    """Return the model in a folder: its safetensors, else its GGUF file."""
     if any(is_there(folder / name) for name in (SINGLE_FILE, INDEX_FILE)):
         return ModelFolder(folder)
     return only_gguf(folder) or ModelFolder(folder)
@@ -184,7 +184,7 @@ def _download(model: HubName, wanted: tuple[str, ...]) -> Path:
 
 
 def _refusal(model: HubName, error: str) -> str:
-    """Return why the hub did not give a model, and what to do."""
+    """Return the message for a failed download: the reason, and the step that helps."""
     if error in REFUSALS:
         return f"{model} {REFUSALS[error].format(repository=model.repository)}"
     include = f' --include "*{model.kind}*.gguf"' if model.kind else ""

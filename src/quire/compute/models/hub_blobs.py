@@ -1,9 +1,10 @@
-"""Large files of the hub: a download that was interrupted goes on where it stopped, and digests are compared.
+"""Large files of the hub: resumes interrupted downloads, and compares digests.
 
     the hub ──► blobs/DIGEST.incomplete ──► digest compared ──► blobs/DIGEST ──► huggingface_hub links it
 
-huggingface_hub writes to a new name in every process, so what a process that ended had fetched is lost, and over plain
-HTTP it compares sizes only. So a large file is put where it looks for one: in its cache, under the digest.
+huggingface_hub downloads to a new name in every process, so a partial download is lost when the process ends, and over
+plain HTTP it compares sizes only. So quire puts a large file where huggingface_hub looks for it: in its cache, under
+the digest.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from quire.core.byte_sizes import format_bytes
 from quire.core.errors import ModelError
 
 SHA256: Final = re.compile("[0-9a-f]{64}")
-MAX_HTTP_BYTES: Final = 50 * 1000**3  # the hub gives larger files by another protocol only
-CONTINUES: Final = "What was fetched is kept: the same command goes on from there"
+MAX_HTTP_BYTES: Final = 50 * 1000**3  # the hub serves larger files only by another protocol
+CONTINUES: Final = "The part fetched so far is kept: the same command resumes the download"
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A large file of a repository, and where it will be."""
+    """A large file of a repository, and its path in the cache."""
 
     name: str
     url: str
@@ -41,12 +42,12 @@ class Blob:
 
 
 def fetch_blobs(repository: str, revision: str, wanted: Sequence[str], unwanted: Sequence[str]) -> None:
-    """Fetch the large files of a repository into the cache, those that match `wanted` and are not there."""
+    """Fetch the large files of a repository that match `wanted` into the cache, unless they are there."""
     from huggingface_hub import model_info
 
     try:
         info = model_info(repository, revision=revision or None, files_metadata=True)
-    except Exception:  # then huggingface_hub fails in the same way and is asked next, or finds the model in its cache
+    except Exception:  # the caller's snapshot_download then fails in the same way, or finds the model in its cache
         return
     from huggingface_hub import constants, hf_hub_url
 
@@ -66,14 +67,14 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _fetch(blob: Blob) -> None:
-    """Fetch a file, or what it lacks; waits while another process does."""
+    """Fetch a file, or the missing part; waits while another process fetches it."""
     if blob.path.exists():
         return
     blob.path.parent.mkdir(parents=True, exist_ok=True)
     part = blob.path.with_name(f"{blob.path.name}.incomplete")
     with part.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        if blob.path.exists():  # the other process was done; `file` may be the blob itself
+        if blob.path.exists():  # the other process has finished; `file` may be the blob itself
             part.unlink(missing_ok=True)
             return
         if file.tell() > blob.num_bytes:
@@ -88,7 +89,7 @@ def _fetch(blob: Blob) -> None:
 
 
 def _append(blob: Blob, file: BinaryIO) -> None:
-    """Add what a file lacks."""
+    """Fetch the missing end of a file."""
     from huggingface_hub import get_token
     from huggingface_hub.file_download import http_get
 

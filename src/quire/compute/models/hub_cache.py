@@ -1,7 +1,7 @@
-"""The cache of the hub: the folder in which huggingface_hub keeps what it fetched, and how a model leaves it.
+"""The cache of the hub: the folder in which huggingface_hub keeps downloads. Removes models from it.
 
 Other programs use the cache too. So only huggingface_hub itself removes from it, and only files that lie in it: a link
-in it may lead anywhere.
+in it can lead anywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The files of a model in the cache, and how huggingface_hub removes them."""
+    """The files of a model in the cache, and huggingface_hub's plan to remove them."""
 
     repository: str
     folder: Path
@@ -33,12 +33,12 @@ class Removal:
     strategy: DeleteCacheStrategy
 
     def execute(self) -> None:
-        """Remove them."""
+        """Remove the files."""
         self.strategy.execute()
 
 
 def find_removal(name: str, home: Path, environ: Mapping[str, str]) -> Removal:
-    """Return what would be removed of a model; raises `ModelError` for what is not in the cache. Removes nothing."""
+    """Return the removal of a model; raises `ModelError` if it is not in the cache. Removes nothing yet."""
     model, cache = HubName.parse(name), hub_cache(home, environ)
     if model is None or not cache.is_dir():
         raise _elsewhere(name, home, environ)
@@ -46,10 +46,10 @@ def find_removal(name: str, home: Path, environ: Mapping[str, str]) -> Removal:
 
     for path in cache.glob("*/refs/**/*"):
         if not path.is_dir() and not path.is_file():  # a pipe or a device, which the library would read without end
-            raise ModelError(name, f"{path} is no plain file. Remove it. Nothing was removed")
+            raise ModelError(name, f"{path} is not a regular file. Remove it. Nothing was removed")
     try:
         info = scan_cache_dir(cache)
-    except Exception as error:  # the library stops at some broken links
+    except Exception as error:  # the library raises at some broken links
         raise ModelError(name, f"The hub's cache, {cache}, cannot be read ({error}). Nothing was removed") from error
     for repository in info.repos:
         if repository.repo_type == "model" and repository.repo_id == model.repository:
@@ -65,7 +65,7 @@ def find_removal(name: str, home: Path, environ: Mapping[str, str]) -> Removal:
 
 
 def _revisions(repository: CachedRepoInfo, model: HubName) -> list[CachedRevisionInfo]:
-    """Return the revisions that a name means; raises where it names one file of several."""
+    """Return the revisions that a name means; raises if it names one file of several."""
     wanted = model.revision
     found = [each for each in repository.revisions if not wanted or wanted in (each.commit_hash, *each.refs)]
     if not found:
@@ -86,14 +86,14 @@ def _require_inside(strategy: DeleteCacheStrategy, cache: Path, name: str) -> No
 
 
 def _elsewhere(name: str, home: Path, environ: Mapping[str, str]) -> ModelError:
-    """Return the error for a model that is not in the cache: says who keeps it."""
+    """Return the error for a model that is not in the cache; it names the program that has it."""
     if Path(name).expanduser().exists():
         return ModelError(name, f"{name} is a path. quire removes only models in the hub's cache")
     if find_packaged(name) is not None:
         return ModelError(name, f"{name} belongs to a package: pip uninstall {PACKAGES[name]}")
     stored = find_stored(name, home, environ)
     if stored is None:
-        return ModelError(name, f"{name} is not in the hub's cache. quire models lists what is here")
+        return ModelError(name, f"{name} is not in the hub's cache. To list the models on this machine: quire models")
     if any(map(stored.path.is_relative_to, ollama_stores(home, environ))):
         return ModelError(name, f"{name} is in Ollama's store, where quire writes nothing: ollama rm {name}")
     return ModelError(name, f"{name} is in LM Studio's store, where quire writes nothing. Delete it in LM Studio")

@@ -2,10 +2,10 @@
 
     guide, smollm2                   quire, and packages that are installed
     NAME:TAG, OWNER/NAME:TAG         Ollama
-    OWNER/NAME, OWNER/NAME:TYPE      LM Studio, and the cache of the hub; with @REVISION, what is not its main branch
+    OWNER/NAME, OWNER/NAME:TYPE      LM Studio, and the cache of the hub; with @REVISION unless it is main
 
-A store may have thousands of files, and some of them may be a stranger's: of each, at most `MAX_FILES` names are looked
-at and `MAX_MODELS` models are listed. A model that is broken is listed with its problem, and hides no other.
+A store can have thousands of files, and some of them may be hostile: at most `MAX_FILES` names per store are read and
+`MAX_MODELS` models are listed. A broken model is listed with its problem, and hides no other model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HUB, OLLAMA, LM_STUDIO, PACKAGE = "hub", "Ollama", "LM Studio", "package"
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on the disk: its name, the store that keeps it, its bytes there, and its source, or why it has none."""
+    """A model on disk: its name, its store, its bytes there, and its source, or the problem with it."""
 
     name: str
     store: str
@@ -59,7 +59,7 @@ class StoredModel:
 def stored_models(home: Path, environ: Mapping[str, str]) -> Iterator[StoredModel]:
     """Yield the models of packages, Ollama, LM Studio and the cache of the hub. Does not mutate.
 
-    A model whose name leads to another one, which `resolve_model` finds first, goes by its path.
+    If `resolve_model` finds another model first under the same name, a model is listed by its path.
     """
     names: set[str] = set()
     for model in _all(home, environ):
@@ -85,13 +85,13 @@ def unreadable_stores(home: Path, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 class _Walk:
-    """Looks at folders of one store, at `MAX_FILES` names altogether and a fifth of them in one folder. Mutable."""
+    """Lists folders of one store, at most `MAX_FILES` names in total and a fifth of them in one folder. Mutable."""
 
     def __init__(self) -> None:
         self._num_left = MAX_FILES
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names in a folder that can be printed, sorted; none where it is no folder. Mutates."""
+        """Return the printable names in a folder, sorted; empty if it is not a folder. Mutates."""
         try:
             with os.scandir(folder) as entries:
                 names = [entry.name for entry in islice(entries, min(self._num_left, MAX_FILES // 5))]
@@ -101,7 +101,7 @@ class _Walk:
         return sorted(name for name in names if name.isprintable() and not name.startswith("."))
 
     def below(self, folder: Path, depth: int) -> Iterator[tuple[str, ...]]:
-        """Yield the paths of `depth` names below a folder, each as a part of a model's name may be. Mutates."""
+        """Yield the paths of `depth` names below a folder, if each can be a part of a model's name. Mutates."""
         for name in filter(NAME.fullmatch, self.names(folder)):
             if depth == 1:
                 yield (name,)
@@ -145,7 +145,7 @@ def _hub(cache: Path) -> Iterator[StoredModel]:
 
 
 def _snapshot(name: str, suffix: str, folder: Path, files: list[str]) -> Iterator[StoredModel]:
-    """Yield the models in a revision of a repository; none where only its settings were fetched."""
+    """Yield the models in a revision of a repository; none if only its settings were fetched."""
     weights = [file for file in files if file.endswith(WEIGHTS)]
     if weights:
         num_bytes = sum(_file_bytes(folder / file) for file in weights)
@@ -155,7 +155,7 @@ def _snapshot(name: str, suffix: str, folder: Path, files: list[str]) -> Iterato
 
 
 def _ggufs(name: str, suffix: str, store: str, folder: Path, files: list[str]) -> Iterator[StoredModel]:
-    """Yield the GGUF models in a folder: by its name if it has one, by their types if these tell them apart."""
+    """Yield the GGUF models in a folder: one by the folder's name, several by their types if these differ."""
     models, there = gguf_models(files), frozenset(files)
     for file in models:
         match = TYPE.search(file)

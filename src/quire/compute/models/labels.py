@@ -1,4 +1,4 @@
-"""The labels of a model that classifies texts: how many, what they are called, and how their scores become shares.
+"""The labels of a model that classifies texts: their names, and how their scores become probabilities.
 
 ...ForSequenceClassification    a row of `score.weight` for each label, on the state of the last token
 two tokens of any model         their rows of the head: Qwen3-Reranker answers yes or no
@@ -18,14 +18,14 @@ GENERATES: Final = ("ForCausalLM", "LMHeadModel")
 SCORE_TENSOR: Final = "score.weight"
 MAX_LABELS: Final = 10_000
 NUM_LABELS: Final = 2
-"""Where config.json names none."""
+"""The number of labels if config.json does not specify it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The labels of a model. `is_one_of`: their shares add up to 1 (softmax), or each is true or not (sigmoid).
+    """The labels of a model. `is_one_of`: exactly one applies (softmax); otherwise each applies or not (sigmoid).
 
-    `token_ids`: the rows of the head that score them; none: those of `score.weight`.
+    `token_ids`: the rows of the head that score them; empty: the rows of `score.weight` do.
     """
 
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class Labels:
 
 
 def labels_of(config: ConfigFile) -> Labels:
-    """Return the labels that the settings of a ...ForSequenceClassification name; raises `CheckpointError`."""
+    """Return the labels in the settings of a ...ForSequenceClassification; raises `CheckpointError`."""
     section = config.section("id2label")
     count = len(section.fields) or config.size("num_labels", NUM_LABELS, high=MAX_LABELS)
     if count > MAX_LABELS:

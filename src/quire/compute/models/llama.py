@@ -1,6 +1,6 @@
 """Llama 2 and 3: RMS norms before each sublayer, rotary positions, a gated MLP, no window.
 
-Llama 2 is Llama 3 with as many key-value heads as heads and without scaled positions. `head_dim` is a
+Llama 2 is Llama 3 with a key-value head for each query head and without scaled positions. `head_dim` is a
 separate setting in newer configs (Llama 3.2), else hidden size / heads. A `pretraining_tp` other than 1 splits
 matrix products in another order than quire, and no published model needs it.
 """

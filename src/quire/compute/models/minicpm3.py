@@ -1,6 +1,6 @@
 """MiniCPM3: one latent for all heads (MLA), an MLP in each layer, and factors for embedding, residuals and logits.
 
-Unlike in DeepSeek's models, the halves of what rotates are next to each other.
+Unlike in DeepSeek's models, rotating dimensions are stored as two halves, not as adjacent pairs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OLMo 2: norms after each sublayer and none before, and a norm on all queries and on all keys of a token together."""
+"""OLMo 2: norms after each sublayer instead of before, and one norm each over all queries and all keys of a token."""
 
 from __future__ import annotations
 

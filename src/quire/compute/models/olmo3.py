@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with a window in three of four layers; only the positions of the other layers are stretched."""
+"""OLMo 3: OLMo 2 with a window in three of four layers; only the other layers have scaled positions."""
 
 from __future__ import annotations
 

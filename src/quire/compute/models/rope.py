@@ -2,20 +2,20 @@
 
 transformers 4 has the settings at the top level (`rope_theta`, `rope_scaling`). transformers 5 has them in
 `rope_parameters`, perhaps separately for each type of layer. Every scaling becomes one list of frequencies
-and one factor of cosine and sine, so that engines need not know the scalings:
+and one factor for cosine and sine, so engines need not know the scalings:
 
     default        base ** (-2i / rotary_dim)
     linear         … / factor
-    divided        … / a number for each, which GGUF files have in place of llama3's settings
+    divided        … / a number for each, which GGUF files have instead of llama3's settings
     proportional   … over head_dim, with the last frequencies 0
-    dynamic        a larger base, for the maximum length      ┐ transformers takes the length that
-    longrope       … / short or long factors, and a scale     ┘ a text has now
+    dynamic        a larger base, for the maximum length      ┐ transformers uses the current length
+    longrope       … / short or long factors, and a scale     ┘ of the text
     yarn           the slow ones / factor, the fast ones unchanged, and a scale
     llama3         the slow ones / factor, a ramp by wavelength to the fast ones
 
 Two scalings depend on the current length. If the frequencies changed as a text grows, its keys would not fit
-together, and a cached prefix would depend on what followed it. So both are frozen at load for the maximum
-length, and `rope_notices` says so.
+together, and a cached prefix would depend on the text after it. So both are frozen at load for the maximum
+length, and `rope_notices` reports it.
 
 The arithmetic is float32 in the order of transformers, because models were trained with these roundings.
 """
@@ -52,9 +52,9 @@ def rope_spec(
 ) -> RopeSpec:
     """Return the rotary positions of a model, or of its layers of one type.
 
-    `max_length` is the longest text that will be run, if it differs from the config. Only a family with `partial` may
-    rotate a part of each head. For others, transformers ignores `partial_rotary_factor` while other engines follow it,
-    so a model with this setting is ambiguous, and is refused.
+    `max_length` is the longest text to run, if it differs from the config. Only a family with `partial` may rotate a
+    part of each head. For other families, transformers ignores `partial_rotary_factor` while other engines apply it, so
+    a model with this setting is ambiguous, and is refused.
     """
     section = _section(config, layer_type)
     kind = _kind(section)
@@ -63,7 +63,7 @@ def rope_spec(
         raise section.error("partial_rotary_factor", "a number above 0, at most 1")
     if fraction != 1 and not (partial or kind == "proportional"):
         named = section if section.is_set("partial_rotary_factor") else config
-        raise named.error("partial_rotary_factor", "1, because models of this family turn whole heads")
+        raise named.error("partial_rotary_factor", "1, because models of this family rotate entire heads")
     rotary_dim = int(head_dim * fraction)
     if rotary_dim < 2 or rotary_dim % 2:
         where = f"{config.where}: rotary dimensions"
@@ -81,17 +81,17 @@ def rope_spec(
     with np.errstate(all="ignore"):
         frequencies, scale = SCALINGS[kind](rope)
     if not (np.isfinite(frequencies).all() and 0 < scale < math.inf):
-        raise config.error("rope_theta", "with its scaling, frequencies that are finite numbers")
+        raise config.error("rope_theta", "a value that gives finite frequencies with its scaling")
     return RopeSpec(2 * len(frequencies), tuple(map(float, frequencies)), float(np.float32(scale)))
 
 
 def full_and_sliding_ropes(
     config: ConfigFile, head_dim: int, max_length: int | None, *, base: float, sliding_base: float
 ) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary positions of layers with full attention, and of those with a window.
+    """Return the rotary positions of layers with full attention, and of layers with a window.
 
-    transformers 5 has settings for each. transformers 4 has those of the first, and the others turn by `sliding_base`
-    without a scaling. `base`: of the first if the settings do not say it.
+    transformers 5 has settings for each. transformers 4 has settings for full attention only; layers with a window use
+    `sliding_base` without scaling. `base` is the default for full attention.
     """
     nested, plain = config.section("rope_parameters").fields, config
     if not nested:
@@ -105,8 +105,8 @@ def full_and_sliding_ropes(
 def context_length(config: ConfigFile, max_length: int | None = None) -> int:
     """Return the number of positions that the model supports.
 
-    That is `max_position_embeddings`, or the length that yarn stretches to if that is more. Dynamic scaling
-    goes up to a given `max_length`, at most its factor times as far.
+    This is `max_position_embeddings`, or the length that yarn extends to if that is longer. Dynamic scaling
+    extends up to a given `max_length`, at most by its factor.
     """
     trained = config.size("max_position_embeddings", high=MAX_LENGTH)
     section = _section(config, FULL)
@@ -120,7 +120,7 @@ def context_length(config: ConfigFile, max_length: int | None = None) -> int:
 
 
 def rope_notices(config: ConfigFile, max_length: int | None = None) -> tuple[str, ...]:
-    """Return notices for the user: which scalings are frozen at load."""
+    """Return notices for the user about a scaling that is frozen at load."""
     section = _section(config, FULL)
     kind = _kind(section)
     if kind not in ("dynamic", "longrope"):
@@ -248,7 +248,7 @@ def _growth(factor: float, strength: float) -> float:
 
 
 def score_factor(config: ConfigFile) -> float:
-    """Return what the scores of DeepSeek's models are multiplied by, because their positions are stretched."""
+    """Return the factor of the scores in DeepSeek's models with scaled positions."""
     section = _section(config, None)
     strength = section.optional_number("mscale_all_dim", low=0)
     if _kind(section) == "default" or not strength:
@@ -285,7 +285,7 @@ SCALINGS: Final[Mapping[str, Callable[[_Rope], tuple[FloatArray, float]]]] = Map
 
 
 def _section(config: ConfigFile, layer_type: str | None) -> ConfigFile:
-    """Return the settings of the scaling, for a type of layer if each has its own."""
+    """Return the settings of the scaling, for one type of layer if types differ."""
     for field in SECTIONS:
         section = config.section(field)
         if layer_type is not None and isinstance(section.fields.get(layer_type), dict):
@@ -308,7 +308,7 @@ def _kind(section: ConfigFile) -> str:
 
 
 def _original_length(config: ConfigFile, section: ConfigFile) -> int:
-    """Return the length before stretching; Phi-3 has it outside the section."""
+    """Return the original length, before scaling; Phi-3 has it outside the section."""
     field = "original_max_position_embeddings"
     trained = config.size("max_position_embeddings", high=MAX_LENGTH)
     return (config if config.is_set(field) else section).size(field, trained, high=MAX_LENGTH)

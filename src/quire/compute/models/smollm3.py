@@ -1,7 +1,7 @@
 """SmolLM3: Llama in which every fourth layer has no rotary positions.
 
-`no_rope_layers` has a 1 for each layer that has them, in spite of its name. Without the list, every
-`no_rope_layer_interval`-th layer lacks them. Only these layers may have a window.
+`no_rope_layers` has, in spite of its name, a 1 for each layer with rotary positions. Without the list, every
+`no_rope_layer_interval`-th layer lacks them. By default, only layers without rotary positions have a window.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Models in the hub's cache that are complete, so that no network is needed to start them.
+"""Finds complete models in the hub's cache, which start without a network.
 
-    models--ORG--NAME/refs/main ──► snapshots/COMMIT: links to files in blobs, whose names end in .incomplete meanwhile
+    models--ORG--NAME/refs/main ──► snapshots/COMMIT: links to blobs, named *.incomplete during a download
 
-The cache does not say which files a revision has. One is complete here if nothing is half fetched and it has what an
-engine reads: settings, a vocabulary and every file of weights that it names.
+The cache does not list the files of a revision. A revision counts as complete if no download is incomplete and all
+files for an engine exist: settings, a vocabulary and every weight file that it names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAIN: Final = "main"
 
 
 def hub_cache(home: Path, environ: Mapping[str, str]) -> Path:
-    """Return the folder of the cache, whether or not it is there."""
+    """Return the folder of the cache, whether or not it exists."""
     if path := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(path).expanduser()
     shared = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "huggingface"
@@ -39,7 +39,7 @@ def hub_cache(home: Path, environ: Mapping[str, str]) -> Path:
 
 
 def commit_of(reference: Path) -> str:
-    """Return the commit that a reference of the cache names; empty where it names none."""
+    """Return the commit that a reference of the cache names; empty if it names none."""
     try:
         commit = read_model_file(reference, MAX_REFERENCE_BYTES).decode("ascii", "replace")
     except CheckpointError:
@@ -48,9 +48,9 @@ def commit_of(reference: Path) -> str:
 
 
 def find_complete(repository: str, kind: str, cache: Path) -> ModelSource | None:
-    """Return the model of a repository, `kind` of GGUF or its safetensors, if the cache has all of its newest revision.
+    """Return the model of a repository, `kind` of GGUF or its safetensors, if its latest revision is complete here.
 
-    The newest here: it may be older than the hub's. None where a file is missing. Reads no weights.
+    The latest in the cache: the hub's may be newer. None if a file is missing. Reads no weights.
     """
     folder = cache / f"models--{repository.replace('/', '--')}"
     commit = commit_of(folder / "refs" / MAIN)
@@ -60,7 +60,7 @@ def find_complete(repository: str, kind: str, cache: Path) -> ModelSource | None
     if kind:
         file = only_gguf(snapshot, kind)
         return file if file is not None and _has_all(snapshot, parts_of(file.path.name)) else None
-    with suppress(CheckpointError):  # the hub may have another
+    with suppress(CheckpointError):  # the hub may have a valid one
         weights = {SINGLE_FILE}
         if not (snapshot / SINGLE_FILE).is_file():
             weights = {INDEX_FILE, *read_weight_map(snapshot / INDEX_FILE).values()}
@@ -74,7 +74,7 @@ def _has_all(folder: Path, names: list[str]) -> bool:
 
 
 def _is_half_fetched(blobs: Path) -> bool:
-    """Return whether a download into a repository was interrupted, or is under way."""
+    """Return whether a download into a repository was interrupted, or is running."""
     try:
         with os.scandir(blobs) as entries:
             return any(entry.name.endswith(".incomplete") for entry in islice(entries, MAX_FILES))

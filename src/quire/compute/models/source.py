@@ -1,10 +1,10 @@
-"""ModelSource: the origin of a model, so that code that reads a model does not know how it is stored.
+"""ModelSource: the origin of a model; it hides the storage format from the code that reads a model.
 
     "guide", a path, a hub id ──► ModelSource ─┬─► settings ──► read_model ──► ModelDescription
                                                ├─► tokenizer, chat templates ──► Tokenizer
                                                └─► tensors ──► WeightFile ──► WeightReader
 
-A source has named files, like a model folder, and tensors. Another way to store models is another class here.
+A source has named files, like a model folder, and tensors. Each storage format is a class.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class ModelSource(ModelFiles, Protocol):
 
     @property
     def type(self) -> str:
-        """How a file packs its numbers, such as Q4_K_M; empty: as the settings say."""
+        """The format of a file's numbers, such as Q4_K_M; empty: the settings specify it."""
         ...
 
     def tensors(self) -> WeightFile:
-        """Check the headers of all tensors and return the tensors; reads none. Does not mutate."""
+        """Check all headers and return the tensors, unread. Does not mutate."""
         ...
 
     def block_types(self) -> Mapping[str, str]:
-        """Return the types of the matrices that are given as blocks, by name; none if they are not here."""
+        """Return the types of the matrices that are stored as blocks, by name; empty if the tensors are not here."""
         ...
 
     def weight_paths(self) -> list[Path]:
-        """Return the files that the tensors are in, in a fixed order. Does not mutate."""
+        """Return the files that contain the tensors, in a fixed order. Does not mutate."""
         ...
 
 
@@ -52,8 +52,8 @@ class ModelSource(ModelFiles, Protocol):
 class ModelFolder:
     """Implements `ModelSource` with a folder of safetensors, as `save_pretrained` writes it.
 
-    `config_file`: for settings stored alone, under another name than config.json. The headers of the tensors are read
-    once, when one is first needed.
+    `config_file`: for settings that are stored alone, under another name than config.json. The headers of the tensors
+    are read once, at first use.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ class ModelFolder:
 
     @property
     def type(self) -> str:
-        """Nothing: its settings say."""
+        """Empty: the settings specify the format."""
         return ""
 
     def where(self, file: str) -> str:
@@ -90,10 +90,10 @@ class ModelFolder:
         return self._tensors
 
     def block_types(self) -> Mapping[str, str]:
-        """Return the types of the matrices that are given as blocks, by name; none if they are not here, or broken."""
+        """Return the types of the matrices stored as blocks, by name; empty if the tensors are missing or broken."""
         if self.config_file != CONFIG_FILE or quantization_of(ConfigFile.read(self, CONFIG_FILE)) is None:
             return {}
-        with suppress(CheckpointError):  # loading them says what is wrong
+        with suppress(CheckpointError):  # loading reports the error
             return self._tensors.block_types
         return {}
 
@@ -111,7 +111,7 @@ class ModelFolder:
         return self.folder / (self.config_file if file == CONFIG_FILE else file)
 
     def _found(self, file: str) -> Path:
-        """Return the path of a file; if it is missing, the error says what the folder has instead."""
+        """Return the path of a file; if it is missing, the error names relevant files that the folder has."""
         if not self.has(file):
             raise folder_refusal(self.folder, file)
         return self._path(file)

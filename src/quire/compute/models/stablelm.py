@@ -1,6 +1,6 @@
-"""StableLM: Llama with layer norms, and a quarter of each head that rotates; both sublayers may read the same rows.
+"""StableLM: Llama with layer norms and a rotating quarter of each head; both sublayers can read the same rows.
 
-StableLM 2 12B has a norm on every head (`qk_layernorm`), whose weights are a tensor for each head.
+StableLM 2 12B has a norm on every head (`qk_layernorm`), with a tensor of weights for each head.
 """
 
 from __future__ import annotations

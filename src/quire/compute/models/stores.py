@@ -1,9 +1,9 @@
-"""Models that other programs keep on this machine, found by the names that people know from there.
+"""Models that other programs store on this machine, found by the names that these programs use.
 
     qwen3:0.6b, owner/name:tag, hf.co/owner/name:Q4_K_M    Ollama: a manifest names a blob, which is a GGUF file
     owner/name, owner/name:Q4_K_M                          LM Studio: a folder of GGUF files
 
-Only files that are there are looked at. Nothing is written, and no other program is run.
+quire only reads files: it writes nothing, and runs no other program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARAMS_LAYER: Final = "application/vnd.ollama.image.params"
 DEFAULTS: Final = MappingProxyType(
     {"stop": "stop_strings", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 )
-"""A parameter of Ollama → in generation_config.json, where it means the same."""
+"""An Ollama parameter → the setting with the same meaning in generation_config.json."""
 
 SERVICE_STORE: Final = Path("/usr/share/ollama/.ollama/models")
 """Where Ollama keeps models if its Linux installer made it a service."""
@@ -46,12 +46,12 @@ MAX_NAMED: Final = 8
 
 @dataclass(frozen=True)
 class OllamaModel(GgufFile):
-    """A GGUF file in Ollama's store, with the sampling defaults that Ollama stores for it, a JSON file."""
+    """A GGUF file in Ollama's store, with Ollama's JSON file of sampling defaults for it."""
 
     params: Path
 
     def json_object(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, object]:
-        """Return the settings that a file of that name would hold."""
+        """Return the settings that a file of this name would contain."""
         found = super().json_object(file, max_bytes)
         if file != GENERATION_CONFIG_FILE:
             return found
@@ -60,7 +60,7 @@ class OllamaModel(GgufFile):
 
 
 def find_stored(name: str, home: Path, environ: Mapping[str, str]) -> GgufFile | None:
-    """Return the model that another program keeps by a name; None where none does. Reads names, no model."""
+    """Return the model that another program stores under a name, or None. Reads names, no model."""
     parsed = NAME.fullmatch(name)
     if parsed is None:
         return None
@@ -70,13 +70,13 @@ def find_stored(name: str, home: Path, environ: Mapping[str, str]) -> GgufFile |
 
 
 def ollama_stores(home: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the folders in which Ollama keeps models, whether or not they are there."""
+    """Return the folders in which Ollama stores models, whether or not they exist."""
     named = environ.get("OLLAMA_MODELS")
     return (Path(named),) if named else (home / ".ollama" / "models", SERVICE_STORE)
 
 
 def why_unreadable(store: Path) -> str:
-    """Return why the system does not let this user read a folder; empty if it does, or if there is no such folder."""
+    """Return the reason why this user cannot read a folder; empty if readable, or if it does not exist."""
     try:
         os.scandir(store).close()
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def why_unreadable(store: Path) -> str:
 
 
 def lm_studio_stores(home: Path) -> tuple[Path, ...]:
-    """Return the folders in which LM Studio keeps models, whether or not they are there."""
+    """Return the folders in which LM Studio stores models, whether or not they exist."""
     return home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"
 
 
@@ -135,7 +135,7 @@ def _in_lm_studio(parts: list[str], tag: str | None, home: Path) -> GgufFile | N
 
 
 def only_gguf(folder: Path, tag: str | None = None) -> GgufFile | None:
-    """Return the one GGUF model in a folder, of those with `tag` in their names; None where there is none."""
+    """Return the only GGUF model in a folder with `tag` in its name; None if there is none."""
     names = [path.name for path in islice(folder.iterdir(), MAX_FILES)]
     found = [name for name in gguf_models(names) if tag is None or tag.lower() in name.lower()]
     if len(found) > 1:
@@ -145,7 +145,7 @@ def only_gguf(folder: Path, tag: str | None = None) -> GgufFile | None:
 
 
 def gguf_models(names: list[str]) -> list[str]:
-    """Return which names of files are GGUF models, sorted: no later parts of one, and no parts that read pictures.
+    """Return the file names of GGUF models, sorted; leaves out later parts of a model, and image encoders.
 
     >>> gguf_models(["b-Q8_0.gguf", "a-00002-of-00002.gguf", "a-00001-of-00002.gguf", "mmproj-b.gguf", "notes.txt"])
     ['a-00001-of-00002.gguf', 'b-Q8_0.gguf']

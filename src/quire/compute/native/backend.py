@@ -1,4 +1,4 @@
-"""The native engine as a backend: the compiled core, on the processors of this machine."""
+"""The native engine as a backend: the compiled core, on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class NativeBackend:
         return cls(facts, model, settings)
 
     def needs(self) -> MemoryNeeds:
-        """Return the memory that the engine is expected to take."""
+        """Return the memory that the engine is expected to use."""
         return needs_on_host(self.facts)
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
@@ -90,7 +90,7 @@ class NativeBackend:
 
 
 def _block_types(model: ModelDescription, config: ResolvedConfig) -> Mapping[str, str]:
-    """Return the types of the matrices that stay as their file stores them, by name."""
+    """Return the types of the matrices that keep their stored form, by name."""
     return kept_blocks(model.source.block_types()) if config.weights == "auto" else {}
 
 

@@ -71,7 +71,7 @@ class NativeDecoder:
 
     @property
     def num_unprepared(self) -> int:
-        """The pieces of memory that are still to be prepared; see `prepare_memory`."""
+        """The number of pieces of memory still to prepare; see `prepare_memory`."""
         return self._decoder.num_unprepared()
 
     def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
@@ -101,7 +101,7 @@ class NativeDecoder:
         return StepOutputs(self._logits[:num_logits], finite, finite_logits, states[:, :size])
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Read and pack an adapter, so that sequences can have it; nothing if it is there. Mutates."""
+        """Load and pack an adapter for sequences to use, unless it is in memory. Mutates."""
         if adapter.digest in self._adapters:
             return
         packed = NativeAdapter(self._decoder)
@@ -113,9 +113,9 @@ class NativeDecoder:
         self._adapters[adapter.digest] = packed
 
     def _heads_of(self, low_rank: LowRank) -> Iterator[tuple[int, FloatArray, FloatArray]]:
-        """Yield A and B of each head; a matrix that all heads share comes with the first, and has no rows after it.
+        """Yield A and B of each head; a matrix that all heads share is yielded once, then an empty one instead.
 
-        Queries are multiplied by the transpose of KEY_UP, so there B of a head comes first, and then A of all.
+        Queries are multiplied by the transpose of KEY_UP, so there A and B swap roles: B per head, then the shared A.
         """
         of_heads = low_rank.b.reshape(self.spec.attention.num_heads, -1, low_rank.b.shape[1])
         nothing = low_rank.a[:0]
@@ -134,7 +134,7 @@ class NativeDecoder:
         self._adapters.pop(digest, None)
 
     def _adapters_of(self, inputs: StepInputs) -> tuple[list[NativeAdapter], IntArray]:
-        """Return the adapters of a step, and the index of that of each sequence, -1 for none."""
+        """Return the adapters of a step, and the index of each sequence's adapter, -1 for none."""
         if not inputs.adapters:
             return [], NO_INDICES
         digests = [digest for digest in dict.fromkeys(inputs.adapters) if digest]
@@ -143,17 +143,17 @@ class NativeDecoder:
         return [self._adapters[digest] for digest in digests], of_sequences
 
     def prepare_memory(self, cache: CacheEngine, touches_cache: bool) -> None:
-        """Take memory for activations, weights in huge pages and perhaps the cache, while no step runs. Mutates."""
+        """Prepare the memory of activations, weights (in huge pages) and perhaps the cache between steps. Mutates."""
         caches = [cache] if cache.draft is None else [cache, cache.draft]
         arrays = [array for each in caches for pair in each.places() for array in pair] if touches_cache else []
         self._decoder.prepare_memory(arrays)
 
     def centre_keys(self, kv_spec: KVCacheSpec) -> None:
-        """Take the centre of the keys off them from now on; see `quire.compute.worker.key_centres`. Mutates."""
+        """Subtract the centre of the keys from now on; see `quire.compute.worker.key_centres`. Mutates."""
         memory = CacheEngine(kv_spec, num_blocks=num_blocks(self.spec, kv_spec))
         for layer, centre in enumerate(key_centres(self.spec, memory, self, self._read_keys) or ()):
             self._decoder.set_key_centre(layer, np.ascontiguousarray(centre.ravel(), np.float32))
-        self._cache = []  # frees the memory that was used
+        self._cache = []  # frees the temporary memory
 
     def _read_keys(self, cache: CacheEngine, layer: int) -> FloatArray:
         """Return the keys of a layer by slot, from float32 memory with blocks of 16 (see kernels.h)."""
@@ -164,7 +164,7 @@ class NativeDecoder:
         return rows
 
     def _follow(self, cache: CacheEngine) -> None:
-        """Point the decoder at the KV memory, if that has changed."""
+        """Point the decoder to the KV memory, if the memory has changed."""
         places = cache.places()
         if places is not self._cache:
             self._decoder.set_cache(places, cache.spec.dtype)
@@ -205,7 +205,7 @@ class NativeDecoder:
             self._decoder.set_matrix(part.value, layer, head, np.ascontiguousarray(rows))
 
     def _set_matrix(self, part: Part, piece: PartWeights, layer: int, expert: int = -1) -> None:
-        # An embedding gets here only if it is also the head.
+        # An embedding reaches this line only if it is also the head.
         name = (Part.HEAD if part is Part.EMBEDDING else part).value
         rows = np.ascontiguousarray(piece.weight)
         self._decoder.set_matrix(name, layer, expert, rows, blocks=piece.blocks, codes=self._codes[part])

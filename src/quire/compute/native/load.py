@@ -36,7 +36,7 @@ MAX_WHOLE_HEAD_DIM: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class NativeSettings:
-    """How the compiled core runs a model; `instruction_set` None: QUIRE_ISA, else the best of the machine."""
+    """The settings of the compiled core; `instruction_set` None: QUIRE_ISA, else the best of the machine."""
 
     dtype: str = "bfloat16"
     weights: str = "auto"
@@ -62,13 +62,13 @@ class NativeSettings:
         return self.max_num_seqs + self.max_step_drafts + self.max_prompt_logits
 
     def of_draft(self) -> NativeSettings:
-        """Return the settings of a draft model: it also reads the token that each row has just got."""
+        """Return the settings of a draft model, which also reads the newest token of each row."""
         num_tokens = self.max_num_batched_tokens + self.max_num_seqs
         return replace(self, max_num_batched_tokens=num_tokens, max_step_drafts=0, max_prompt_logits=0, adapter_rank=0)
 
 
 def kernels_for(instruction_set: str | None) -> Kernels:
-    """Return the kernels of an instruction set; None: that of QUIRE_ISA, else the best of the machine."""
+    """Return the kernels for an instruction set; None: QUIRE_ISA, else the best of the machine."""
     names = kernel_names()
     wanted = instruction_set or os.environ.get("QUIRE_ISA") or names[-1]
     if wanted not in names:
@@ -93,7 +93,7 @@ def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec
 
 
 def activation_bytes(spec: DecoderSpec, settings: NativeSettings) -> int:
-    """Return the bytes of activations and logits that steps of the settings' size take."""
+    """Return the bytes of activations and logits for steps of the settings' size."""
     shape = decoder_shape(
         spec, kv_cache_spec(spec, settings.block_size, settings.stored_kv_dtype), settings.adapter_rank
     )
@@ -110,7 +110,7 @@ def load_parts(
 ) -> WorkerParts:
     """Return the parts of a worker for a model, and for its draft model if it has one.
 
-    Checks the whole checkpoint before it reads a weight. Then calls `note_loaded` with the progress.
+    Checks the entire checkpoint before it reads a weight. Then calls `note_loaded` with the progress.
     """
     kv_spec = block_spec(model, settings)
     checkpoint = model.source.tensors()
@@ -158,14 +158,14 @@ def make_parts(
 
 
 def kept_blocks(block_types: Mapping[str, str]) -> dict[str, str]:
-    """Return the types of the matrices that stay blocks, of those that a checkpoint has, by name. Does not mutate."""
+    """Return the types of a checkpoint's matrices that stay blocks, by name. Does not mutate."""
     return {name: kind for name, kind in block_types.items() if kind not in WIDENED}
 
 
 def _runner(
     spec: DecoderSpec, reader: WeightReader, decoder: Decoder, settings: NativeSettings, kv_dtype: str
 ) -> NativeDecoder:
-    """Return a decoder with its weights, and with memory for steps of the settings' size."""
+    """Return a decoder with its weights, and memory for steps of the settings' size."""
     runner = NativeDecoder(spec, decoder, reader)
     if kv_dtype == "int4":
         runner.centre_keys(kv_cache_spec(spec, BLOCK, "float32"))
@@ -176,7 +176,7 @@ def _runner(
 def _draft_parts(
     model: ModelDescription, settings: NativeSettings, cache: CacheEngine, vocab_size: int, team: ThreadTeam
 ) -> DraftParts:
-    """Return the parts of the draft model of a model with this many tokens."""
+    """Return the parts of the draft model, for a model with this vocabulary size."""
     if cache.draft is None:
         raise InvariantError("the KV memory has no room for the draft model")
     chosen, settings, cache = kernels_for(settings.instruction_set), settings.of_draft(), cache.draft

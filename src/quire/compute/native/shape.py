@@ -8,7 +8,7 @@ from quire.core.kv_spec import KVCacheSpec
 
 
 def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0) -> dict[str, object]:
-    """Return the fields of a `DecoderShape`; `adapter_rank` is the highest of its adapters."""
+    """Return the fields of a `DecoderShape`; `adapter_rank` is the highest rank of its adapters."""
     attention, experts = spec.attention, spec.experts
     ropes = list(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope is not None))
     return {

@@ -1,1 +1,1 @@
-"""Folders of quantised safetensors: each method's matrices under their plain names, with the numbers they stand for."""
+"""Folders of quantised safetensors: gives each method's matrices their usual names and dequantised numbers."""

@@ -1,8 +1,8 @@
-"""AWQ in its gemm layout: codes of 4 bits packed along the outputs, `[in, out / 8]`, in an order of its own.
+"""AWQ in its gemm layout: codes of 4 bits packed along the outputs, `[in, out / 8]`, in its own order.
 
-    scales [groups, out]    zero points [groups, out / 8], packed as the codes are
+    scales [groups, out]    zero points [groups, out / 8], packed like the codes
 
-The eight codes of a word, lowest bits first, are those of the columns 0, 2, 4, 6, 1, 3, 5, 7.
+The eight codes of a word, lowest bits first, belong to the columns 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.compute.quantized.matrix import (
 from quire.compute.weights.checkpoint import FLOAT_DTYPES
 
 PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Of the columns 0 to 7, the place in their word."""
+"""The index within the word of each of the columns 0 to 7."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
-"""Quantised rows as blocks, where that changes no weight: an engine multiplies blocks as they are.
+"""Quantised rows as blocks, if that changes no weight: an engine multiplies blocks directly.
 
     Q4_0    d(n - 8)     n of 4 bits    18 bytes for 32 weights
     Q5_0    d(n - 16)    n of 5 bits    22
     Q8_0    d n          n as int8      34
     E4M3    d n          n as e4m3      132 bytes for 128 weights; no type of GGUF, and d is float32
 
-A weight is (code - zero point) × scale. A matrix becomes blocks if the inputs of each share a scale, if d can be any of
-the scales, and if n holds all differences. Scales, zero points and groups show this, so no code is read to find out.
+A weight is (code - zero point) × scale. A matrix becomes blocks if the inputs of each block share a scale, if d can
+represent each scale, and if n can represent all differences. Scales, zero points and groups show this, so no codes
+need to be read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from quire.core.errors import InvariantError
 
 SIZE: Final = 32
 HOLDS: Final = MappingProxyType({"Q4_0": range(-8, 8), "Q5_0": range(-16, 16), "Q8_0": range(-128, 128)})
-"""The differences that each type of integers holds, the smallest type first."""
+"""The range of n in each type of integers, the smallest type first."""
 
 E4M3: Final = "E4M3"
 BLOCKS: Final = MappingProxyType({"Q4_0": (SIZE, 18), "Q5_0": (SIZE, 22), "Q8_0": (SIZE, 34), E4M3: (128, 132)})
@@ -31,9 +32,9 @@ BLOCKS: Final = MappingProxyType({"Q4_0": (SIZE, 18), "Q5_0": (SIZE, 22), "Q8_0"
 
 
 def exact_type(integers: range, groups: Groups, num_inputs: int) -> str:
-    """Return the smallest type whose blocks are the weights of a matrix to the bit; empty if there is none.
+    """Return the smallest type whose blocks represent the weights of a matrix to the bit; empty if there is none.
 
-    `integers`: those that a code may be, none for bytes of e4m3. Groups as of all rows.
+    `integers`: the possible codes, empty for bytes of e4m3. `groups`: of all rows.
     """
     size = SIZE if integers else BLOCKS[E4M3][0]
     if not groups.scales.size or num_inputs % size or groups.of_runs(num_inputs, size) is None:
@@ -57,7 +58,7 @@ def blocks_of(kind: str, codes: NDArray[Any], groups: Groups) -> ByteArray:
     if runs is None:
         raise InvariantError(f"{num_inputs} inputs in groups that {size} of them do not share")
     scales = np.empty((num_rows, len(runs), 1), "<f4" if kind == E4M3 else "<f2")
-    with np.errstate(over="ignore"):  # a type is chosen by the scales of all rows; none of them changes here
+    with np.errstate(over="ignore"):  # the type was chosen for the scales of all rows: no scale changes here
         scales[:, :, 0] = groups.scales[:, runs]
     cut = codes.reshape(num_rows, -1, size)
     fields = [cut] if kind == E4M3 else _fields(kind, _differences(cut, groups, runs))
@@ -82,7 +83,7 @@ def _differences(codes: NDArray[Any], groups: Groups, runs: IntArray) -> NDArray
 
 
 def _fields(kind: str, numbers: NDArray[np.int16]) -> list[ByteArray]:
-    """Return what follows the scale in each block."""
+    """Return the fields after the scale in each block."""
     if kind == "Q8_0":
         return [numbers.astype(np.int8).view(np.uint8)]
     n = (numbers - HOLDS[kind][0]).astype(np.uint8)

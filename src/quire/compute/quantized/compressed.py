@@ -1,12 +1,12 @@
 """compressed-tensors: three of its formats.
 
-    pack-quantized     weight_packed [out, in / codes of a word], codes of 4 or 8 bits, each plus half their range;
-                       weight_zero_point [out / codes of a word, groups], packed along the outputs
+    pack-quantized     weight_packed [out, in / codes per word], codes of 4 or 8 bits, each plus half their range;
+                       weight_zero_point [out / codes per word, groups], packed along the outputs
     int-quantized      weight [out, in] as int8, weight_zero_point as int8 in the shape of the scales
     float-quantized    weight [out, in] as e4m3
     weight_scale       [1]; [out, 1]; [out, groups]; or one for each block: the strategies tensor, channel, group, block
 
-Activations are not rounded here: their settings and scales are not used.
+quire does not round activations: their settings and scales are not used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STRATEGIES: Final = ("tensor", "channel", "group", "block")
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How the weights of all quantised matrices are stored. `block`: outputs and inputs that share a scale, 0: all."""
+    """The format of all quantised matrices. `block`: the outputs and inputs that share a scale; 0: all."""
 
     format: str
     bits: int
@@ -85,7 +85,7 @@ class Compressed:
             raise refusal(config, f"compressed-tensors in the format {layout!r}")
         config.section("sparsity_config").require("format", "dense", None)
         if config.section("transform_config").fields:
-            raise config.error("transform_config", "null: weights that were not turned")
+            raise config.error("transform_config", "null: weights that were not rotated")
         groups = config.section("config_groups")
         schemes = {Scheme.read(groups.section(name), layout) for name in groups.fields}
         if len(schemes) != 1:
@@ -133,7 +133,7 @@ class Compressed:
 
     @property
     def integers(self) -> range:
-        """What a code may be; empty for fp8."""
+        """The possible codes; empty for fp8."""
         if self.scheme.format == PACKED:
             return range(1 << self.scheme.bits)
         return range(-128, 128) if KINDS[self.scheme.format] == "int" else range(0)

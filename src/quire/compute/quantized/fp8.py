@@ -1,8 +1,8 @@
 """fp8: weights as e4m3, a float of a sign, 4 bits of exponent and 3 of mantissa, with a scale for each block.
 
-    weight [out, in]    weight_scale_inv [out / 128, in / 128], rounded up; it multiplies, whatever its name
+    weight [out, in]    weight_scale_inv [out / 128, in / 128], rounded up; in spite of its name, it multiplies
 
-Activations are not rounded to fp8 here: their scales are not used.
+quire does not round activations to fp8: their scales are not used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.compute.weights.checkpoint import FLOAT_DTYPES
 
 
 def _e4m3() -> FloatArray:
-    """Return the number of each of the 256 bytes: no infinity, and NaN where all bits but the sign are set.
+    """Return the number that each of the 256 bytes represents: NaN if all bits except the sign are set; no infinity.
 
     >>> _e4m3()[[0x38, 0xB8, 0x01, 0x7E]].tolist()
     [1.0, -1.0, 0.001953125, 448.0]
@@ -32,7 +32,7 @@ def _e4m3() -> FloatArray:
 
 
 E4M3: Final = _e4m3()
-"""The number of each byte."""
+"""The number that each byte represents."""
 
 
 def block_sizes(config: ConfigFile, field: str) -> tuple[int, int]:

@@ -1,9 +1,9 @@
-"""GPTQ: codes of 4 or 8 bits packed along the inputs, `[in / codes of a word, out]`.
+"""GPTQ: codes of 4 or 8 bits packed along the inputs, `[in / codes per word, out]`.
 
-    scales [groups, out]    zero points [groups, out / codes of a word], each stored less one, except by `gptq_v2`
-    g_idx [in]              the group of each input; with `desc_act` they are in no order
+    scales [groups, out]    zero points [groups, out / codes per word], each stored minus one, except by `gptq_v2`
+    g_idx [in]              the group of each input; with `desc_act`, in any order
 
-Packers of GPTQ give every matrix a bias, of zeros where the model has none.
+GPTQ packers give every matrix a bias, of zeros if the model has none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Gptq:
             raise config.error("bits", "4 or 8")
         overrides = config.section("dynamic").fields
         if not all(name.startswith("-:") for name in overrides):
-            raise config.error("dynamic", "modules that are left out only, each after '-:'")
+            raise config.error("dynamic", "only excluded modules, each with the prefix '-:'")
         return cls(
             bits,
             group_size(config),
@@ -81,7 +81,7 @@ class Gptq:
 
     @property
     def integers(self) -> range:
-        """What a code may be."""
+        """The possible codes."""
         return range(1 << self.bits)
 
     def codes(self, parts: MatrixParts, rows: slice) -> ByteArray:

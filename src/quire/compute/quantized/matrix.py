@@ -1,4 +1,4 @@
-"""One quantised matrix of a folder: the tensors it is made of, and the arithmetic that all methods share.
+"""One quantised matrix of a folder: its tensors, and the arithmetic that all methods share.
 
 A weight is (code - zero point) × scale. Codes are integers packed in words of 32 bits, lowest bits first, or bytes.
 Scales belong to groups of consecutive inputs, or to the group that `g_idx` names for each input. Differences are exact
@@ -34,7 +34,7 @@ ADVICE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MatrixParts:
-    """The tensors that one matrix is made of, by the part of their names after its stem."""
+    """The tensors of one matrix, by the part of their names after the stem."""
 
     checkpoint: Checkpoint
     stem: str
@@ -65,7 +65,7 @@ class MatrixParts:
         return self.checkpoint.stored(entry.name).view(STORED[entry.dtype]).reshape(entry.shape)
 
     def floats(self, part: str, index: Any = ...) -> NDArray[Any]:
-        """Return what an index picks of a part that is floats: float16 and float32 as stored, bfloat16 widened."""
+        """Return a part of floats at an index: float16 and float32 as stored, bfloat16 widened."""
         numbers = self.array(part)[index]
         return widened(numbers) if self.entries[part].dtype == "BF16" else numbers
 
@@ -95,12 +95,12 @@ class Method(Protocol):
 
     @property
     def sides(self) -> frozenset[str]:
-        """The other parts that a quantised matrix may have, those included that are never used."""
+        """The other parts that a quantised matrix may have, including unused ones."""
         ...
 
     @property
     def unconverted(self) -> tuple[str, ...]:
-        """The modules that the settings say are not quantised."""
+        """The modules that are not quantised, according to the settings."""
         ...
 
     def shape(self, parts: MatrixParts) -> tuple[int, int]:
@@ -109,7 +109,7 @@ class Method(Protocol):
 
     @property
     def integers(self) -> range:
-        """What a code may be; empty if codes stand for floats."""
+        """The possible codes; empty if codes represent floats."""
         ...
 
     def codes(self, parts: MatrixParts, rows: slice) -> NDArray[Any]:
@@ -123,10 +123,10 @@ class Method(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The scales and zero points of rows, `[rows, groups]`; one row of them may stand for all.
+    """The scales and zero points of rows, `[rows, groups]`; a single row applies to all.
 
-    Scales are float32 or float16. `inputs` is the group of each input, or how many inputs a group has, 0 for all.
-    `floats`: the number of each code, where codes stand for floats.
+    Scales are float32 or float16. `inputs` is the group of each input, or the size of a group, 0 for all inputs.
+    `floats`: the float of each code, if codes represent floats.
     """
 
     scales: NDArray[Any]
@@ -140,12 +140,12 @@ class Groups:
         if not isinstance(self.zeros, int) or self.zeros:
             zeros = self.zeros if isinstance(self.zeros, int) else self._spread(self.zeros, codes.shape[1])
             numbers -= zeros
-        with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite: the weights show it
+        with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite show in the weights
             numbers *= self._spread(self.scales, codes.shape[1])
         return numbers
 
     def of_runs(self, num_inputs: int, length: int) -> IntArray | None:
-        """Return the group of each `length` inputs; None if they are of several."""
+        """Return the group of each run of `length` inputs; None if a run has several groups."""
         starts = np.arange(0, num_inputs, length)
         if isinstance(self.inputs, int):
             return None if self.inputs % length else starts // (self.inputs or num_inputs)
@@ -153,7 +153,7 @@ class Groups:
         return runs if np.array_equal(np.repeat(runs, length)[:num_inputs], self.inputs) else None
 
     def _spread(self, of_groups: NDArray[Any], num_inputs: int) -> FloatArray:
-        """Return the number of each input's group."""
+        """Return the value of each input's group."""
         numbers: FloatArray = of_groups.astype(np.float32, copy=False)
         if not isinstance(self.inputs, int):
             return numbers[:, self.inputs]
@@ -168,12 +168,12 @@ def refusal(config: ConfigFile, method: str) -> ModelError:
 
 
 def optional_texts(config: ConfigFile, field: str) -> tuple[str, ...]:
-    """Return a list of strings; none if the field is missing or null."""
+    """Return a list of strings; empty if the field is missing or null."""
     return config.texts(field) if config.is_set(field) else ()
 
 
 def group_size(config: ConfigFile) -> int:
-    """Return the inputs that share a scale, 0 for all of them (-1 in the settings)."""
+    """Return the number of inputs that share a scale; 0 for all (-1 in the settings)."""
     size = config.size("group_size", 128, low=-1)
     if size == 0:
         raise config.error("group_size", "an integer from 1, or -1 for one group")
@@ -181,7 +181,7 @@ def group_size(config: ConfigFile) -> int:
 
 
 def num_groups(size: int, group: int) -> int:
-    """Return the number of groups that `size` takes; one if `group` is 0."""
+    """Return the number of groups of `group` for `size` inputs; one if `group` is 0."""
     return -(-size // group) if group else 1
 
 
@@ -202,7 +202,7 @@ def unpacked(words: NDArray[np.int32], bits: int) -> ByteArray:
 def unpacked_columns(
     words: NDArray[np.int32], columns: slice, bits: int, order: tuple[int, ...] = IN_ORDER
 ) -> ByteArray:
-    """Return columns of codes that are packed along them; `order` is the place in its word of each column of eight."""
+    """Return columns of codes that are packed along columns; `order`: the index of each of eight columns in a word."""
     per_word = 32 // bits
     first = columns.start // per_word
     codes = unpacked(words[:, first : -(-columns.stop // per_word)], bits)

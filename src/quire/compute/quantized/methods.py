@@ -27,7 +27,7 @@ METHODS: Final[MappingProxyType[str, Callable[[ConfigFile], Method]]] = MappingP
 
 
 def quantization_of(config: ConfigFile) -> Method | None:
-    """Return how a model's settings say that its weights are quantised; None if they are not."""
+    """Return the quantisation method in a model's settings; None if the weights are not quantised."""
     if not config.is_set(SETTINGS):
         return None
     settings = config.section(SETTINGS)

@@ -1,9 +1,9 @@
-"""MXFP4: weights as e2m1, a float of a sign, 2 bits of exponent and 1 of mantissa; 32 of them share a power of two.
+"""MXFP4: weights as e2m1, a float of a sign, 2 bits of exponent and 1 of mantissa; each 32 share a power of two.
 
     blocks [out, in / 32, 16]    two weights a byte, the lower four bits first
     scales [out, in / 32]        e8m0: 2^(n - 127), NaN for 255
 
-Twice an e2m1 is an integer, so blocks of GGUF with 5 bits hold the weights to the bit if float16 has their scales.
+Twice an e2m1 is an integer, so GGUF blocks with 5 bits hold the weights to the bit if their scales fit into float16.
 """
 
 from __future__ import annotations

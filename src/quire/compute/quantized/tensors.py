@@ -1,10 +1,10 @@
-"""The tensors of a quantised folder under the names of the model it was made from.
+"""The tensors of a quantised folder, under the names in the original model.
 
     model.layers.0.mlp.up_proj.qweight, .qzeros, .scales, .g_idx ──► model.layers.0.mlp.up_proj.weight [out, in]
 
-The tensors say which matrices are quantised; shapes and dtypes are checked before any is mapped. A matrix is given as
-floats, and as blocks if they hold its weights to the bit (blocks.py). Both are made a few rows at a time, so
-that what is needed meanwhile stays small.
+The tensors show which matrices are quantised; shapes and dtypes are checked before any tensor is mapped. A matrix is
+available as floats, and as blocks if they hold its weights to the bit (blocks.py). Both are made a few rows at a time,
+so that temporary memory stays small.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from quire.compute.weights.weight_file import EVERYTHING, WeightEntry
 from quire.core.errors import CheckpointError, InvariantError
 
 CHUNK: Final = 1 << 20  # numbers widened at a time
-LOOK: Final = 1 << 24  # numbers whose scales are looked at at a time
+LOOK: Final = 1 << 24  # numbers whose scales are checked at a time
 MAX_DEPTH: Final = 32  # of modules within modules
-SCALES_OF_KV: Final = (".k_scale", ".v_scale")  # for a KV memory in fp8, which quire does not have
+SCALES_OF_KV: Final = (".k_scale", ".v_scale")  # for KV memory in fp8, which quire does not support
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedEntry:
-    """A quantised matrix: what it looks like, and its parts."""
+    """A quantised matrix: its dtype and shape, and its parts."""
 
     dtype: str
     shape: tuple[int, int]
@@ -72,7 +72,7 @@ class QuantizedTensors:
 
     @cached_property
     def block_types(self) -> Mapping[str, str]:
-        """The types of the blocks that hold a matrix to the bit. Reads what scales the codes, no codes."""
+        """The types of the blocks that hold a matrix to the bit. Reads scales and zero points, no codes."""
         types = {name: self._exact_type(entry) for name, entry in self._matrices.items()}
         self.release()
         return MappingProxyType({name: kind for name, kind in types.items() if kind})
@@ -89,7 +89,7 @@ class QuantizedTensors:
         return result
 
     def stored_name(self, name: str) -> str:
-        """Return the name: the file has no other."""
+        """Return the same name: these files use it too."""
         return name
 
     def require_floats(self, name: str) -> None:
@@ -118,7 +118,7 @@ class QuantizedTensors:
         return result
 
     def release(self) -> None:
-        """Free the memory that the mapped files take up."""
+        """Free the memory of the mapped files."""
         self._checkpoint.release()
 
     def _all_parts(self) -> Iterator[MatrixParts]:
@@ -138,7 +138,7 @@ class QuantizedTensors:
         return QuantizedEntry(self._method.name, self._method.shape(parts), parts)
 
     def _is_empty_bias(self, entry: TensorEntry) -> bool:
-        """Return whether a tensor is the bias of zeros that packers of GPTQ add to every matrix."""
+        """Return whether a tensor is the bias of zeros that GPTQ packers add to every matrix."""
         stem, _, part = entry.name.rpartition(".")
         matrix = self._matrices.get(f"{stem}.weight")
         if part != "bias" or matrix is None or entry.shape != matrix.shape[:1]:
@@ -150,7 +150,7 @@ class QuantizedTensors:
         return len(range(out)[rows]), num_inputs
 
     def _exact_type(self, entry: QuantizedEntry) -> str:
-        """Return the type of the blocks that a matrix is given as; empty for none."""
+        """Return the block type in which a matrix is available; empty if in none."""
         method, (out, num_inputs) = self._method, entry.shape
         if not all(entry.shape):
             return ""
@@ -164,7 +164,7 @@ class QuantizedTensors:
         return kind
 
     def _pieces(self, name: str, rows: slice) -> Iterator[tuple[int, NDArray[Any], Groups]]:
-        """Yield codes of some rows of a matrix at a time, and what scales them; first where they begin."""
+        """Yield a few rows of a matrix at a time: the first row's index, the codes, and their groups."""
         parts, chosen = self._matrices[name].parts, range(self._matrices[name].shape[0])[rows]
         step = max(1, CHUNK // max(1, self._matrices[name].shape[1]))
         for start in range(0, len(chosen), step):
@@ -174,6 +174,6 @@ class QuantizedTensors:
 
 
 def _modules_of(stem: str) -> Iterator[str]:
-    """Yield a module and those that it is in."""
+    """Yield a module and its parents."""
     names = stem.split(".", MAX_DEPTH)
     return (".".join(names[: depth + 1]) for depth in range(len(names)))

@@ -1,4 +1,4 @@
-"""The reference decoder: a whole model in readable numpy, the oracle for all kernels."""
+"""The reference decoder: a complete model in readable numpy, the oracle for all kernels."""
 
 from quire.compute.reference.load import load_parts
 

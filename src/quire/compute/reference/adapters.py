@@ -1,6 +1,6 @@
 """AdaptedDecoder: the reference decoder with LoRA adapters, one decoder for each, over the same weights.
 
-    step ──► sequences of one adapter that follow one another, as a step of their own ──► the decoder of that adapter
+    step ──► adjacent sequences with the same adapter, as a separate step ──► the decoder of that adapter
                                                                                       ──► outputs, joined in order
 
 A product with a matrix W that an adapter changes is W x + B ((scale A) x); see `operations.linear`.
@@ -53,7 +53,7 @@ class AdaptedDecoder:
         )
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Read an adapter, so that sequences can have it; nothing if it is there. Mutates."""
+        """Load an adapter for sequences to use, unless it is in memory. Mutates."""
         if adapter.digest in self._adapted:
             return
         weights = self._base.weights

@@ -9,13 +9,13 @@ the running maximum, the sum of weights and the weighted sum of values:
 
 Sinks are added to the sum once, after the last tile.
 
-A tile is gathered through the block table and is always 64 wide, whatever the block size. Places that a query does not
+A tile is gathered through the block table and is always 64 wide, for any block size. Positions that a query does not
 see have weight zero, which adds nothing. So the order of a query's sums depends only on its position: not on other
-sequences, on chunks, on blocks, or on what was computed long ago. All queries of a chunk go through a tile together,
-but each has its own sums (see `operations`).
+sequences, chunks or blocks, or on cached content. All queries of a chunk go through a tile together, but each has its
+own sums (see `operations`).
 
-Only the sequence's written positions are read. Places of a tile before the first query's window and after the last
-token of the step stay zero, so memory may hold anything there, even NaN.
+Only the sequence's written positions are read. Positions of a tile before the first query's window and after the last
+token of the step stay zero, so memory may contain anything there, even NaN.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TILE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """Which positions a layer's attention sees, and how scores become weights."""
+    """The positions that a layer's attention sees, and the settings that turn scores into weights."""
 
     scale: float
     window: int | None
@@ -47,7 +47,7 @@ class AttentionRule:
 def write_kv(cache: LayerCache, slots: IntArray, keys: FloatArray, values: FloatArray) -> None:
     """Store the step's keys and values, `[num_tokens, num_kv_heads, head_dim]`. Mutates.
 
-    Values that are the beginning of their keys are views of those, and are written twice.
+    Values that are the beginning of their keys are views of the keys, and are written twice.
     """
     places = np.divmod(slots, cache.keys.shape[1])
     cache.keys[places] = keys
@@ -75,7 +75,7 @@ def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -
     state = _Softmax((*query.shape[:-1], kv.cache.values.shape[-1]))
     start = 0 if rule.window is None else max(0, first - rule.window + 1)
     for tile in range(start // TILE * TILE, first + count, TILE):
-        # Only the queries that see some of the tile: those before it and those whose window is after it see none.
+        # Only the queries that see some of the tile: not those before it, and not those whose window is after it.
         low = max(0, tile - first)
         high = count if rule.window is None else min(count, tile + TILE - 1 + rule.window - first)
         keys, values = kv.gather(tile, max(tile, start), min(tile + TILE, first + count))
@@ -90,7 +90,7 @@ def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -
 
 
 def _seen(positions: IntArray, tile: int, window: int | None) -> BoolArray:
-    """Return which places of the tile each query sees: `[queries, TILE]`."""
+    """Return whether each query sees each position of the tile: `[queries, TILE]`."""
     distance = positions[:, None] - np.arange(tile, tile + TILE)
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
@@ -116,7 +116,7 @@ class _Softmax:
         self._highest[rows] = highest
 
     def add_sinks(self, sinks: FloatArray) -> None:
-        """Add the scores of places without a value, `[num_kv_heads, group]`, after all tiles. Mutates."""
+        """Add the scores of sinks, which have no value, `[num_kv_heads, group]`, after all tiles. Mutates."""
         self.total += exponential(sinks[..., None] - self._highest)
 
 

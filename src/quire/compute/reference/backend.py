@@ -1,4 +1,4 @@
-"""The reference engine as a backend: a model in numpy, slow and plain. All others are compared with it."""
+"""The reference engine as a backend: a model in numpy, slow and simple. All other engines are compared with it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ReferenceBackend:
     def of(cls, config: ResolvedConfig, model: ModelDescription) -> ReferenceBackend:
         """Return the backend for a model; raises `InvalidConfigError` for settings that it does not support."""
         if config.dtype not in ("auto", "float32"):
-            raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
+            raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend supports no other")
         if config.touch_kv_memory == "start":
             raise InvalidConfigError(
                 "touch_kv_memory", "start", "idle or use: the reference backend takes memory as it fills it"
             )
         if config.kv_dtype not in ("auto", "float32", *KV_ROUNDINGS):
-            allowed = f"one of auto, float32, {', '.join(KV_ROUNDINGS)}: the reference backend knows no other"
+            allowed = f"one of auto, float32, {', '.join(KV_ROUNDINGS)}: the reference backend supports no other"
             raise InvalidConfigError("kv_dtype", config.kv_dtype, allowed)
         specs = [each.spec for each in (model, model.draft) if each is not None]
         if config.kv_dtype in KV_ROUNDINGS and any(spec.attention.latent is not None for spec in specs):
@@ -57,7 +57,7 @@ class ReferenceBackend:
         return cls(facts, model)
 
     def needs(self) -> MemoryNeeds:
-        """Return the memory that the engine is expected to take."""
+        """Return the memory that the engine is expected to use."""
         return needs_on_host(self.facts)
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
@@ -78,7 +78,7 @@ class ReferenceBackend:
 
 
 def _activation_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
-    """Return the bytes of activations and logits that steps of the settings' size take."""
+    """Return the bytes of activations and logits for steps of the settings' size."""
     heads = spec.attention.num_heads * spec.attention.head_dim
     per_token = 6 * spec.hidden_size + 3 * spec.mlp.intermediate_size + 4 * heads
     num_logits = config.max_num_seqs + MAX_PROMPT_LOGITS

@@ -4,9 +4,9 @@
            └────────────────────────────┘         └──────────────────────┘
            └─────────────────────────── × layers ───────────────────────────┘
 
-In a parallel layer, attention and MLP start from the same rows. The spec says which norms there are, and everything
-else that differs between families. This decoder is written to be read, and every other engine must give the same
-results. All operations work row by row (see `operations` and `attention`), so a row's bits do not depend on other rows.
+In a parallel layer, attention and MLP start from the same rows. The spec determines the norms and all other differences
+between families. This decoder is written for reading, and every other engine must return the same results. All
+operations work row by row (see `operations` and `attention`), so a row's bits do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ReferenceDecoder:
 
     def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
         """Compute one step. Mutates the slots of its tokens in the cache, and nothing else."""
-        # A row that overflows is found in the outputs and fails alone, so numpy need not warn.
+        # A row that overflows is detected in the outputs and fails alone, so numpy need not warn.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
             angles = self._angles(inputs.positions)
@@ -116,7 +116,7 @@ class ReferenceDecoder:
         return hidden + self._norm(update, parts, Part.AFTER_ATTENTION_NORM) * np.float32(self.spec.residual_scale)
 
     def _transform(self, hidden: FloatArray, index: int) -> FloatArray:
-        """Return what the MLP or the experts add to the residual stream."""
+        """Return the output of the MLP or the experts, for the residual stream."""
         parts, layer = self.weights.layers[index], self.spec.layers[index]
         rows = self._norm(hidden, parts, Part.ATTENTION_NORM if self.spec.shared_norm else Part.MLP_NORM)
         if layer.sparse and self.spec.experts is not None:
@@ -139,13 +139,13 @@ class ReferenceDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _Rounding:
-    """How the keys and values of a layer are rounded before they are stored."""
+    """The rounding of a layer's keys and values before they are stored."""
 
     kv_dtype: str
     key_centre: FloatArray | None
 
     def round(self, keys: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the keys, rounded with their centre taken off, and the values, `[num_tokens, heads, head_dim]`."""
+        """Return the keys, centred and rounded, and the rounded values, `[num_tokens, heads, head_dim]`."""
         if self.kv_dtype not in KV_ROUNDINGS:
             return keys, values
         round_keys, round_values = KV_ROUNDINGS[self.kv_dtype]

@@ -1,10 +1,10 @@
-"""Attention of a layer with latents (MLA): one vector of each token is the key and the value of all heads.
+"""Attention of a layer with latents (MLA): one vector per token is the key and the value of all heads.
 
     query of a head ─┬─ plain numbers ─ × its rows of KEY_UP ─┐
                      └─ numbers that rotate ──────────────────┴─► attention to latents ─ × its rows of VALUE_UP ─►
 
 A score of a query q and a latent c is q · (KEY_UP c), which is (KEY_UPᵀ q) · c. So a token's keys and values are never
-computed, and memory holds latents only. All heads read the same one, as in attention with one key-value head.
+computed, and memory holds latents only. All heads read the same latent, as in attention with one key-value head.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LatentAttention:
         return np.concatenate([normed, self._rotated(numbers[..., rank:])], axis=-1)
 
     def _queries(self, hidden: FloatArray) -> FloatArray:
-        """Return the queries as latents are: `[num_tokens, num_heads, rank + rope_dim]`."""
+        """Return the queries in the space of latents: `[num_tokens, num_heads, rank + rope_dim]`."""
         if self._latent.query_rank is not None:
             rows = linear(hidden, self.parts[Part.QUERY_DOWN])
             hidden = normalize(rows, self.parts[Part.QUERY_DOWN_NORM], self._latent.norm)

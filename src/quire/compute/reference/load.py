@@ -24,8 +24,8 @@ def load_parts(
 ) -> WorkerParts:
     """Return the parts of a worker for a model.
 
-    Checks the checkpoint, and raises `CheckpointError` if something is wrong with it. Weights, keys and
-    values are float32, or rounded as `kv_dtype` stores them.
+    Raises `CheckpointError` if the checkpoint is not valid. Weights, keys and values are float32; keys and values can
+    be rounded as in `kv_dtype`.
     """
     spec = model.spec
     loaded = DecoderWeights.load(spec, model.source.tensors(), weights=in_groups(weights))
@@ -53,7 +53,7 @@ def block_spec(model: ModelDescription, block_size: int) -> KVCacheSpec:
 
 
 def _draft_parts(model: ModelDescription, cache: CacheEngine, weights: str, kv_dtype: str) -> DraftParts | None:
-    """Return the parts of a model's draft model, None if it has none."""
+    """Return the parts of a model's draft model, or None."""
     draft = model.draft
     if draft is None or cache.draft is None:
         return None

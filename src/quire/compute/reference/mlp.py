@@ -1,8 +1,8 @@
 """The second sublayer: an MLP, or the experts that a router picks for each token.
 
 With experts, every row has its own order of sums: softmax over the router's row, choose the best experts
-by weight and then by id, add their outputs in the order of ids, then that of the shared MLP. Rows that
-picked the same expert go through it together, but each is computed alone, as everywhere.
+by weight and then by id, add their outputs in the order of ids, then the output of the shared MLP. Rows
+with the same expert go through it together, but each row is computed separately, as everywhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def mlp_output(rows: FloatArray, spec: MLPSpec, parts: Parts, names: _Names) -> 
 
 def experts_output(rows: FloatArray, spec: DecoderSpec, parts: Parts, experts: Sequence[Parts]) -> FloatArray:
     """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`."""
-    assert spec.experts is not None  # a layer is sparse only where there are experts
+    assert spec.experts is not None  # a layer is sparse only if the model has experts
     offset = parts[Part.ROUTER_OFFSET].weight if spec.experts.offset else None
     weights = routing_weights(linear(rows, parts[Part.ROUTER]), spec.experts, offset)
     output = np.zeros_like(rows)
@@ -74,7 +74,7 @@ def routing_weights(scores: FloatArray, spec: ExpertsSpec, offset: FloatArray | 
 
 
 def _in_best_groups(numbers: FloatArray, spec: ExpertsSpec) -> FloatArray:
-    """Return the numbers that experts are chosen by, minus infinity in groups that a row does not go to."""
+    """Return the numbers for choosing experts, minus infinity in the groups that are not chosen for a row."""
     groups = numbers.reshape(len(numbers), spec.num_groups, -1)
     ranks = np.sort(groups, axis=-1)[..., -spec.group_best :].sum(axis=-1)
     others = np.argsort(-ranks, axis=-1, kind="stable")[:, spec.groups_per_token :]

@@ -1,6 +1,6 @@
 """The operations of a decoder on rows of numbers.
 
-Every function maps each row (a token) alone: no sum runs over more than one row, and the order of every
+Every function maps each row (a token) separately: no sum runs over more than one row, and the order of every
 sum depends only on the length of a row. So the bits of a row cannot depend on its neighbours in a batch.
 The trap is the matrix product: BLAS picks its kernel by the number of rows and by the processor, and
 another kernel adds in another order. Products here therefore use `np.einsum` without `optimize`: numpy's
@@ -34,7 +34,7 @@ ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def linear(rows: FloatArray, part: PartWeights) -> FloatArray:
-    """Return weight @ row + bias, and what an adapter adds, for each row: `[num_rows, in]` to `[num_rows, out]`."""
+    """Return weight @ row + bias, plus an adapter's part, for each row: `[num_rows, in]` to `[num_rows, out]`."""
     product: FloatArray
     product = np.einsum("ri,oi->ro", rows, part.weight) if part.codes is None else _coded_product(rows, part.codes)
     product = product if part.bias is None else product + part.bias

@@ -1,1 +1,1 @@
-"""Choosing tokens from logits: one definition (`draws`), a reference in numpy and a native sampler."""
+"""Chooses tokens from logits: one definition (`draws`), a reference in numpy and a native sampler."""

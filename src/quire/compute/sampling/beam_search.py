@@ -7,10 +7,10 @@ One step compares the extensions of all running texts. Those that end (with an e
 finish if they are among the best `width`; the best `width` of the others continue. There are always enough, because
 each text has at least (number of end tokens + 1) × `width` candidates.
 
-The search is over when no text can continue, or when none can get better. The best score to expect is that of the best
-running text at its present length; with `early_stopping` "never" and a positive penalty, at the maximum length.
-`early_stopping` True ends the search as soon as `width` texts have finished. These are the rules of transformers, and
-texts and scores are the same.
+The search is over when no text can continue, or when no running text can beat the finished ones. The bound is the score
+of the best running text at its present length; with `early_stopping` "never" and a positive penalty, at the maximum
+length. `early_stopping` True ends the search as soon as `width` texts have finished. These are the rules of
+transformers, and texts and scores are the same.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class SearchRules:
 
     @property
     def num_candidates(self) -> int:
-        """The number of extensions of each running text that a step needs, if there are that many."""
+        """The number of extensions of each running text that a step needs, or all if there are fewer."""
         num_ends = len(self.eos_token_ids)
         return self.width * (1 + max(1, num_ends)) + (num_ends if self.min_length else 0)
 
 
 class Extension(NamedTuple):
-    """The next token of a running text: the place of that text, and the token."""
+    """The next token of a running text: the index of that text, and the token."""
 
     parent: int
     token: int

@@ -17,11 +17,11 @@ A draw chooses one token from one row of logits, with its own settings:
 
 Each number of step 1 is rounded to float32, so that all samplers have the same logits, to the bit.
 
-The standard deviation is that of the logits after step 1, without those of -inf, with their count as the divisor. It
-comes from whole numbers, whose sums are exact in any order: the distance of each logit from the highest, in steps of
-2^-20 of the distance to the lowest, rounded to the nearest step (halves up). The rest is float64, and each operation
-rounds: mean = sum / count, variance = sum of squares / count - mean x mean, at least 0. A token stays unless its logit
-is below highest - n x (sqrt(variance) x step). So all samplers keep the same tokens. Temperature would scale logits and
+The standard deviation is over the logits after step 1 except -inf, with their count as the divisor. It is computed
+from integers, whose sums are exact in any order: the distance of each logit from the highest, in steps of 2^-20 of the
+distance to the lowest, rounded to the nearest step (halves up). The rest is float64, and each operation rounds:
+mean = sum / count, variance = sum of squares / count - mean x mean, at least 0. A token stays unless its logit is below
+highest - n x (sqrt(variance) x step). So all samplers keep the same tokens. Temperature would scale logits and
 deviation alike, so it makes no difference.
 
 So a sampled token depends only on the request's own logits, text, seed and position: not on the batch, chunks or
@@ -80,7 +80,7 @@ class TokenMasks:
 
     @classmethod
     def none(cls, num_draws: int) -> TokenMasks:
-        """Return the masks of draws that have none."""
+        """Return the masks of draws without masks."""
         return cls(np.full(num_draws, NO_MASK, np.int64), np.zeros((0, 0), np.uint32))
 
     def allowed(self, index: int, vocab_size: int) -> BoolArray | None:
@@ -108,7 +108,7 @@ class TokenRules:
 
     @classmethod
     def none(cls, num_draws: int) -> TokenRules:
-        """Return the rules of draws that have none.
+        """Return the rules of draws without rules.
 
         >>> TokenRules.none(2).allowed.starts.tolist()
         [0, 0, 0]
@@ -129,8 +129,8 @@ class TokenRules:
 class Draws:
     """Columns of equal length, with an entry per draw.
 
-    `parameters` has a row for each of `DRAW_PARAMETERS`, in that order. All are float32: whole numbers are exact up to
-    2^24, which is more than any vocabulary has tokens.
+    `parameters` has a row for each of `DRAW_PARAMETERS`, in that order. All are float32: integers are exact up to 2^24,
+    and no vocabulary has more tokens.
 
     >>> integers = np.zeros(2, np.int64)
     >>> draws = Draws(integers, parameter_columns(2, top_k=5), integers, integers, integers, TokenRules.none(2))
@@ -157,12 +157,12 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The chosen tokens. The other columns are set only if a draw asks for log-probabilities."""
+    """The chosen tokens. The other columns are set only if a draw requests log-probabilities."""
 
     tokens: IntArray
     logprobs: NDArray[np.float64]
     ranks: IntArray  # 1: the likeliest
-    top_ids: IntArray  # [num_draws, most asked for], best first
+    top_ids: IntArray  # [num_draws, the most requested], best first
     top_logprobs: NDArray[np.float64]
 
     @classmethod

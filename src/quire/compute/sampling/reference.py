@@ -1,4 +1,4 @@
-"""ReferenceSampler: the definition in `draws`, written to be read. The native sampler is compared with it."""
+"""ReferenceSampler: the definition in `draws` as readable code. Tests compare the native sampler with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS: Final = float(1 << 20)
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1) of a seed and a position: SplitMix64's finaliser, seed first.
+    """Return the random number in [0, 1) for a seed and a position: SplitMix64's finaliser, seed first.
 
     >>> uniform(1, 7) == uniform(1, 7), uniform(1, 7) == uniform(7, 1)
     (True, False)

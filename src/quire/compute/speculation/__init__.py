@@ -1,9 +1,9 @@
-"""Guesses of the tokens that follow, to be verified several in a step: see `base` for what a proposer is.
+"""Guesses the next tokens, so that a step can verify several at once: see `base` for proposers.
 
-forced.py      what a grammar leaves no choice about
-ngram.py       what followed the last tokens when the text had them before
-suffix.py      what followed them in an earlier answer of the same tenant
-best_first.py  several proposers, the surest first
+forced.py      the tokens that a grammar forces
+ngram.py       the tokens after an earlier occurrence of the last tokens in the same text
+suffix.py      the tokens after an occurrence in an earlier answer of the same tenant
+best_first.py  several proposers, the most reliable first
 """
 
 from quire.compute.speculation.base import Proposer
@@ -16,7 +16,7 @@ __all__ = ["BestFirst", "ForcedProposer", "NgramProposer", "Proposer", "SuffixPr
 
 
 def create_proposer(speculation: str) -> Proposer | None:
-    """Return who guesses, by the setting `speculation`; None: nobody."""
+    """Return the proposer for the setting `speculation`; None: no guesses without a draft model."""
     if speculation == "off":
         return None
     if speculation == "ngram":

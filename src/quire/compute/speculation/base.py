@@ -2,8 +2,8 @@
 
     step ──► tokens of each row ──► Proposer.propose ──► StepResult.proposals ──► drafts of the next plan
 
-A proposer knows a row by its number, and is told when a row begins another text and when it is free. Whatever it
-guesses changes no text: the worker accepts a draft only if it would have drawn it.
+A proposer identifies a row by its number; `begin` and `release` report when a row begins another text and when it is
+free. Guesses change no text: the worker accepts a draft only if it would have drawn it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from quire.core.step import RowStart
 
 
 class Wanted(NamedTuple):
-    """A row whose next tokens are to be guessed: its known tokens, not to be changed, and how many guesses at most.
+    """A request for guesses for a row: its known tokens, which must not be changed, and the most guesses.
 
-    `forced`: what its grammar is known to leave no choice about.
+    `forced`: the next tokens that its grammar is known to force.
     """
 
     tokens: array[int]
@@ -31,13 +31,13 @@ class Proposer(Protocol):
     """Guesses tokens."""
 
     def begin(self, start: RowStart) -> None:
-        """A row begins a text, which may be the one that it had. Mutates."""
+        """Note that a row begins a text, possibly the same as before. Mutates."""
         ...
 
     def release(self, row: int, tokens: array[int]) -> None:
-        """A row is free, after these tokens. Mutates."""
+        """Note that a row is free; its text was these tokens. Mutates."""
         ...
 
     def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Guesses]:
-        """Return guesses for the rows that have any, at least one each, all of them tokens. Mutates what it knows."""
+        """Return guesses, at least one, for each row that has any; all are token ids. Mutates the proposer."""
         ...

@@ -1,4 +1,4 @@
-"""BestFirst: several proposers, of which the first that has guesses of a row makes them."""
+"""BestFirst: several proposers; for each row, the first one with guesses is used."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from quire.core.step import RowStart
 
 
 class BestFirst:
-    """Asks proposers in turn, the surest first."""
+    """Calls proposers in turn, the most reliable first."""
 
     def __init__(self, proposers: Sequence[Proposer]) -> None:
         self._proposers = proposers
 
     def begin(self, start: RowStart) -> None:
-        """A row begins a text. Mutates the proposers."""
+        """Note that a row begins a text. Mutates the proposers."""
         for proposer in self._proposers:
             proposer.begin(start)
 
     def release(self, row: int, tokens: array[int]) -> None:
-        """A row is free. Mutates the proposers."""
+        """Note that a row is free. Mutates the proposers."""
         for proposer in self._proposers:
             proposer.release(row, tokens)
 
     def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Guesses]:
-        """Return the guesses of the first proposer that has any, for each row. Mutates what the proposers know."""
+        """Return for each row the guesses of the first proposer that has any. Mutates the proposers."""
         found: dict[int, Guesses] = {}
         left = dict(rows)
         for proposer in self._proposers:

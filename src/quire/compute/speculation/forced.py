@@ -1,4 +1,4 @@
-"""ForcedProposer: guesses what a grammar leaves no choice about: the keys of a JSON object, its braces and commas.
+"""ForcedProposer: guesses the tokens that a grammar forces: the keys of a JSON object, its braces and commas.
 
 The processes that make masks find these tokens, next to the masks (`TextMatcher.forced`), so nothing waits for them.
 """
@@ -17,10 +17,10 @@ class ForcedProposer:
     """Guesses by the grammars of rows."""
 
     def begin(self, start: RowStart) -> None:
-        """Nothing to do: what is forced comes with each question."""
+        """Do nothing: `propose` gets the forced tokens."""
 
     def release(self, row: int, tokens: array[int]) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Guesses]:
         """Return the forced tokens of the rows that have any. Does not mutate."""

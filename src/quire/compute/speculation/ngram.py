@@ -1,15 +1,15 @@
-"""NgramProposer: guesses that a text goes on as it did when it had the same last tokens before.
+"""NgramProposer: guesses that a text continues as it did after an earlier occurrence of its last tokens.
 
-Answers repeat what they are about: an edited text, a quoted source, a name, the lines of a program. So the last three
-tokens, or else the last two, are looked up in the prompt and the answer so far, and what followed them there last is
-the guess.
+Answers repeat their subject: an edited text, a quoted source, a name, the lines of a program. So the last three tokens,
+or else the last two, are looked up in the prompt and the answer so far; the guess is the tokens after their latest
+occurrence.
 
     … the block table maps … of the block table │ maps …
           └── last place ──┘      └── now ──┘     guess
 
-Each row has a table of hashes for each length: a token costs a few steps whatever the length of the text, and a table
-takes eight to sixteen bytes a token. A prompt is entered in one pass of numpy. A hash that another gram shares loses
-its place, and a place found is compared before it is believed.
+Each row has a table of hashes for each length: a token takes constant time, and a table takes eight to sixteen bytes
+per token. A prompt is entered in one pass of numpy. If two grams have the same hash, the later one replaces the
+earlier; so the tokens of a match are compared before it is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MASK: Final = (1 << 32) - 1
 
 
 class GramTable:
-    """Where each gram of a text stood last, by its hash.
+    """The latest position of each gram of a text, by its hash.
 
     >>> table = GramTable(2)
     >>> text = array("i", [7, 8, 9, 7, 8])
@@ -44,14 +44,14 @@ class GramTable:
     def __init__(self, length: int) -> None:
         self._length = length
         self._num_entered = 0  # tokens of the text whose grams are in the table
-        self._ends = np.full(FEWEST_PLACES, -1, np.int64)  # by hash, where the gram ends: the place after it
+        self._ends = np.full(FEWEST_PLACES, -1, np.int64)  # by hash: the position after the gram
 
     def find(self, tokens: array[int]) -> int:
-        """Return where the last gram of a text stood before it: the place after it; -1: nowhere."""
+        """Return the position after the previous occurrence of a text's last gram; -1: none."""
         return self.place_of(tokens, tokens) if len(tokens) > self._length else -1
 
     def place_of(self, tokens: array[int], entered: array[int]) -> int:
-        """Return where the last gram of some tokens stood in the text that was entered; -1: nowhere."""
+        """Return the position after the latest occurrence of the tokens' last gram in the entered text; -1: none."""
         length = self._length
         if len(tokens) < length:
             return -1
@@ -59,14 +59,14 @@ class GramTable:
         return end if end >= 0 and entered[end - length : end] == tokens[-length:] else -1
 
     def enter(self, tokens: array[int], count: int) -> None:
-        """Enter the grams of the first `count` tokens, those after the ones entered before. Mutates."""
+        """Enter the grams of the first `count` tokens, except those already entered. Mutates."""
         if 2 * count > len(self._ends):
             self._ends = np.full(4 * 2 ** (count - 1).bit_length(), -1, np.int64)
             self._num_entered = 0
         first = max(self._num_entered + 1, self._length)
         if count - first > 8:
             ends = np.arange(first, count + 1)
-            self._ends[self._hashes(np.array(tokens[:count], np.int64), first)] = ends  # of equal ones the last stays
+            self._ends[self._hashes(np.array(tokens[:count], np.int64), first)] = ends  # of equal hashes the last stays
         else:
             for end in range(first, count + 1):
                 self._ends[self._hash(tokens, end)] = end
@@ -95,20 +95,20 @@ class NgramProposer:
         self._tables: dict[int, list[GramTable]] = {}
 
     def begin(self, start: RowStart) -> None:
-        """A row begins a text. Mutates."""
+        """Note that a row begins a text. Mutates."""
         self._tables[start.row] = [GramTable(length) for length in LENGTHS]
 
     def release(self, row: int, tokens: array[int]) -> None:
-        """A row is free. Mutates."""
+        """Note that a row is free. Mutates."""
         self._tables.pop(row, None)
 
     def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Guesses]:
-        """Return what followed the last tokens of rows before. Mutates the tables."""
+        """Return the tokens after earlier occurrences of the rows' last tokens. Mutates the tables."""
         found: dict[int, Guesses] = {}
         for row, (tokens, most, _) in rows.items():
             place = -1
             for table in self._tables[row]:
-                table.enter(tokens, len(tokens) - 1)  # all but the gram that is looked up
+                table.enter(tokens, len(tokens) - 1)  # all except the gram to look up
                 place = table.find(tokens) if place < 0 else place
             if place >= 0:
                 found[row] = Guesses("ngram", continued(tokens, place, most))
@@ -116,7 +116,7 @@ class NgramProposer:
 
 
 def continued(tokens: array[int], place: int, count: int) -> array[int]:
-    """Return how a text goes on from a place, and at its end from there again.
+    """Return `count` tokens of a text from a place on; at the end of the text, start again from the place.
 
     >>> continued(array("i", [1, 2, 3, 4]), 2, 5)
     array('i', [3, 4, 3, 4, 3])

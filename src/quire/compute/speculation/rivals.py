@@ -1,8 +1,8 @@
-"""Rivals: of two proposers for one row, the one whose guesses were right more often lately.
+"""Rivals: chooses for each row between two proposers, by which was right more often lately.
 
-N-grams and earlier answers cost nothing and are nearly always right where a text repeats another; elsewhere they are
-mostly wrong. A draft model is in between, and takes time. So the first guess of each is compared with the token that
-came, also where the other one's guesses were taken, and each row goes by its own text.
+N-grams and earlier answers cost nothing and are nearly always right if a text repeats another; otherwise they are
+mostly wrong. A draft model is in between, and takes time. So the first guess of each proposer is compared with the next
+token, even if the other proposer's guesses were taken. Each row is judged by its own text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WEIGHT_OF_NEW: Final = 0.2
 
 @dataclass(slots=True)
 class _Standing:
-    """How often the first guess was right lately, and the last one: its position, -1 for none, and its token."""
+    """The recent share of correct first guesses, and the last guess: its position, -1 for none, and its token."""
 
     mean: float
     position: int = -1
@@ -55,11 +55,11 @@ class Rivals:
         self._rows: dict[int, _Row] = {}
 
     def release(self, row: int) -> None:
-        """A row is free, or begins a text. Mutates."""
+        """Forget a row that is free or begins another text. Mutates."""
         self._rows.pop(row, None)
 
     def take(self, cheap: Mapping[int, Guesses], texts: Mapping[int, array[int]]) -> dict[int, Guesses]:
-        """Return the cheap guesses that are better than what the model may guess. Mutates the standings."""
+        """Return the cheap guesses of the rows in which they do better than the model. Mutates the standings."""
         taken: dict[int, Guesses] = {}
         for row, text in texts.items():
             standings = self._rows.setdefault(row, _Row())
@@ -73,7 +73,7 @@ class Rivals:
         return taken
 
     def note(self, guesses: Mapping[int, Guesses], texts: Mapping[int, array[int]]) -> None:
-        """Note what the model has guessed. Mutates."""
+        """Note the model's guesses. Mutates."""
         for row, found in guesses.items():
             standing = self._rows[row].model
             standing.position, standing.token = len(texts[row]), found.tokens[0]

@@ -1,13 +1,13 @@
-"""SuffixProposer: guesses that a text goes on as an earlier answer did that had the same last tokens.
+"""SuffixProposer: guesses that a text continues like an earlier answer with the same last tokens.
 
-Programs ask for the same kind of answer again and again: records with the same keys, the same greeting, a list that was
-asked for yesterday. So the last four tokens are looked up among the answers that have ended.
+Programs request the same kind of answer again and again: records with the same keys, the same greeting, yesterday's
+list. So the last four tokens are looked up in earlier answers.
 
-    answers that have ended:  … "city": "Ulm", "zip": … │ … "city": "Bonn", "zip": …
-    this text:                … "city": "Kiel" ──────────────────────────────┘ , "zip": is the guess
+    earlier answers:  … "city": "Ulm", "zip": … │ … "city": "Bonn", "zip": …
+    this text:        … "city": "Kiel" ──────────────────────────────┘ , "zip": is the guess
 
-Answers are kept for each scope by itself: how fast a text comes would tell a tenant what others
-were answered. A scope keeps its last `MOST_TOKENS` tokens, and the scopes used last are kept.
+Each scope has its own answers: the speed of a text could otherwise reveal to a tenant the answers of others. A scope
+keeps its last `MOST_TOKENS` tokens, and only the most recently used scopes are kept.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from quire.core.step import RowStart
 
 LENGTH: Final = 4
 MOST_TOKENS: Final = 1 << 16
-"""Of a scope: 256 KiB of tokens, and a table of up to 2 MiB."""
+"""For each scope: 256 KiB of tokens, and a table of up to 2 MiB."""
 MOST_SCOPES: Final = 16
 END: Final = -1
-"""Between two answers: no token, so nothing is found across it, and a guess ends at it."""
+"""Separates two answers: not a token, so no match crosses it, and a guess ends at it."""
 
 
 class Answers:
-    """The answers of a scope that have ended, one after another.
+    """The concatenated answers of a scope.
 
     >>> answers = Answers()
     >>> answers.add(array("i", [1, 2, 3, 4, 5, 6]))
@@ -45,7 +45,7 @@ class Answers:
         self._table = GramTable(LENGTH)
 
     def add(self, answer: array[int]) -> None:
-        """Keep an answer; the older half is forgotten where there are too many tokens. Mutates."""
+        """Keep an answer; forget the older half if there are too many tokens. Mutates."""
         self._tokens += answer[-MOST_TOKENS // 2 :]
         self._tokens.append(END)
         if len(self._tokens) > MOST_TOKENS:
@@ -54,7 +54,7 @@ class Answers:
         self._table.enter(self._tokens, len(self._tokens))
 
     def after(self, text: array[int], most: int) -> array[int]:
-        """Return how the last answer went on that had the last tokens of a text. Does not mutate."""
+        """Return how the latest answer with the last tokens of a text continued. Does not mutate."""
         place = self._table.place_of(text, self._tokens)
         if place < 0:
             return array("i")
@@ -68,18 +68,18 @@ class _Row(NamedTuple):
 
 
 class SuffixProposer:
-    """Guesses by the answers that rows of the same scope have ended with."""
+    """Guesses by the earlier answers of rows in the same scope."""
 
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
         self._scopes: OrderedDict[CacheScope, Answers] = OrderedDict()
 
     def begin(self, start: RowStart) -> None:
-        """A row begins a text. Mutates."""
+        """Note that a row begins a text. Mutates."""
         self._rows[start.row] = _Row(start.scope, start.num_prompt_tokens)
 
     def release(self, row: int, tokens: array[int]) -> None:
-        """Keep the answer of a row, which may go on later if it was only preempted. Mutates."""
+        """Keep the answer of a row; a preempted one may continue later. Mutates."""
         found = self._rows.pop(row, None)
         if found is None or len(tokens) - found.num_prompt_tokens <= LENGTH:
             return
@@ -89,7 +89,7 @@ class SuffixProposer:
             self._scopes.popitem(last=False)
 
     def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Guesses]:
-        """Return what followed the last tokens of rows in earlier answers. Does not mutate."""
+        """Return the tokens after the rows' last tokens in earlier answers. Does not mutate."""
         found: dict[int, Guesses] = {}
         for row, (tokens, most, _) in rows.items():
             answers = self._scopes.get(self._rows[row].scope)

@@ -1,1 +1,1 @@
-"""Files of weights, validated before anything is mapped, and the arrays in them."""
+"""Weight files, validated before they are mapped, and the arrays in them."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.compute.arrays import FloatArray, HalfArray, WeightArray
 
-CHUNK: Final = 1 << 16  # numbers rounded at a time: what is in between stays in a cache of the processor
+CHUNK: Final = 1 << 16  # numbers rounded at a time: intermediate results stay in a processor cache
 
 
 def widened(bits: HalfArray) -> FloatArray:
@@ -25,7 +25,7 @@ def widened(bits: HalfArray) -> FloatArray:
 
 
 def narrowed(numbers: WeightArray) -> HalfArray:
-    """Return numbers, float32 or float16, of one dimension as bfloat16.
+    """Return a one-dimensional array of float32 or float16 as bfloat16.
 
     >>> [hex(bits) for bits in narrowed(np.array([1.0, -2.0, 3.4e38], np.float32))]
     ['0x3f80', '0xc000', '0x7f80']

@@ -8,10 +8,10 @@ anything. Later each file is mapped once, and tensors can be read in two dtypes:
     F16            widened             widened, rounded
     BF16           widened             view
 
-A view shows the mapping: nothing is read until it is used. The other two make a copy in memory.
+A view shares the mapping: the file is read only when the view is used. The other conversions make a copy in memory.
 
-It is an error if several files claim one tensor, or if the index promises a tensor that no file has:
-otherwise the model would depend on the order of a folder's listing.
+Two files with the same tensor are an error, and so is a tensor in the index that no file has: otherwise
+the model would depend on the order of a folder's listing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FLOAT_DTYPES: Final = ("F32", "F16", "BF16")
 class Checkpoint:
     """Implements `WeightFile` with the tensors of one model folder, by name.
 
-    Immutable except for the mappings, each opened when a tensor of its file is first read.
+    Immutable except for the mappings: each is opened when a tensor of its file is first read.
     """
 
     def __init__(self, folder: Path, entries: Mapping[str, TensorEntry]) -> None:
@@ -66,7 +66,7 @@ class Checkpoint:
         raise folder_refusal(folder, f"{SINGLE_FILE} or {INDEX_FILE}")
 
     def stored_name(self, name: str) -> str:
-        """Return the name: the file has no other."""
+        """Return the same name: these files use it too."""
         return name
 
     def require_floats(self, name: str) -> None:
@@ -99,7 +99,7 @@ class Checkpoint:
 
     @property
     def block_types(self) -> Mapping[str, str]:
-        """Nothing: these files have floats."""
+        """Empty: these files have floats."""
         return {}
 
     def block_rows(self, name: str, rows: slice = EVERYTHING) -> ByteArray:
@@ -135,9 +135,9 @@ class Checkpoint:
         return np.frombuffer(self._mappings[entry.file], np.uint8, stop - start, start), shape
 
     def _mapped(self, path: Path) -> mmap.mmap:
-        """Return a file of the folder in memory; it must be as long as it was when its header was checked.
+        """Return the mapping of a file; raises if the file's size has changed since its header was checked.
 
-        If a file gets shorter later, reading the missing part ends this process with SIGBUS.
+        If a file is truncated later, reading the missing part ends this process with SIGBUS.
         """
         with open_model_file(path) as file:
             size, checked = os.fstat(file.fileno()).st_size, self._checked_sizes[path]
@@ -172,7 +172,7 @@ def _read_shards(folder: Path) -> dict[str, TensorEntry]:
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Return tensor name → file name. Only plain names: an index must not reach out of its folder."""
+    """Return tensor name → file name. Only plain names: an index must not refer to files outside its folder."""
     weight_map = read_json_object(index, MAX_TENSOR_NAMES_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map", weight_map, "an object: tensor name to file name")

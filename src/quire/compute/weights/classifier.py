@@ -16,13 +16,13 @@ from quire.core.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """A row for each label. Sums are in float64, in one order, so that a text has the same bits wherever it runs."""
+    """A row for each label. Sums are in float64 and in a fixed order, so every engine gets the same bits for a text."""
 
     rows: NDArray[np.float64]  # [labels, hidden_size]
     is_one_of: bool
 
     def shares(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the share of each label for a hidden state.
+        """Return the probability of each label for a hidden state.
 
         >>> Classifier(np.array([[1.0, 0.0], [0.0, 1.0]]), True).shares(np.array([2.0, 2.0])).tolist()
         [0.5, 0.5]
@@ -39,7 +39,7 @@ class Classifier:
 
 
 def read_classifier(labels: Labels, spec: DecoderSpec, checkpoint: WeightFile) -> Classifier:
-    """Read the rows of the labels of a model; raises `CheckpointError` for others than its settings say."""
+    """Read the rows of a model's labels; raises `CheckpointError` if they do not match its settings."""
     if not labels.token_ids:
         stored = checkpoint.stored_name(SCORE_TENSOR)
         if SCORE_TENSOR not in checkpoint.entries:

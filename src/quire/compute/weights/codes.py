@@ -1,11 +1,11 @@
-"""Weights as codes: small integers with a scale for each 32 inputs, computed plainly.
+"""Weights as codes: small integers with a scale for each 32 inputs. A plain reference implementation.
 
     int8_groups    weight = scale × code, with codes from -127 to 127; 34 bytes for 32 weights
     int4           weight = scale × code + minimum, with codes from 0 to 15; 20 bytes
     int8           a scale in float32 for each output instead, as the torch engine has it (torch/quantize.py)
 
-Scales and minimums are float16. Block types of GGUF are kept as codes too, without rounding: `coded_row_bytes` says
-how many bytes a row takes in memory. The arithmetic of products is in docs/design/codes.md.
+Scales and minimums are float16. GGUF block types are kept as codes too, without rounding: `coded_row_bytes` returns
+the size of a row in memory. docs/design/codes.md describes the arithmetic of products.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from quire.compute.arrays import FloatArray
 GROUP: Final = 32
 INNER: Final = 256
 MADE: Final = ("int8", "int8_groups", "int4")
-"""Codes that are made of floats when a model is loaded."""
+"""The codes that are computed from floats when a model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How a matrix keeps codes; see native/include/quire/kernels.h. `group` 0: one scale, in float32, for an output."""
+    """The format of a matrix of codes; see native/include/quire/kernels.h. `group` 0: one float32 scale per output."""
 
     bits: int
     group: int = GROUP
@@ -88,7 +88,7 @@ def _spread(of_groups: FloatArray, num_inputs: int) -> FloatArray:
 
 
 def coded(numbers: FloatArray, kind: str) -> Codes:
-    """Return a matrix as codes: int8_groups or int4. A group with a number that is not finite has NaN as its scale.
+    """Return a matrix as codes: int8_groups or int4. A group with NaN or infinity has NaN as its scale.
 
     >>> numbers = np.array([[127.0, -63.6, 0.0]], np.float32)
     >>> coded(numbers, "int8_groups").codes.tolist(), coded(numbers, "int4").codes.tolist()
@@ -96,7 +96,7 @@ def coded(numbers: FloatArray, kind: str) -> Codes:
     """
     out, num_inputs = numbers.shape
     groups = -(-num_inputs // GROUP)
-    # Numbers that fill up the last group must not widen its range.
+    # The padding of the last group must not widen its range.
     padded = np.pad(numbers, ((0, 0), (0, groups * GROUP - num_inputs)), mode="edge").reshape(out, groups, GROUP)
     usable = np.isfinite(padded).all(axis=2, keepdims=True)
     padded = np.where(usable, padded, np.float32(0))
@@ -121,14 +121,14 @@ def _nearest(scales: FloatArray) -> FloatArray:
 
 
 def _not_below(scales: FloatArray) -> FloatArray:
-    """Return the smallest float16 that are not below: so a code times its scale reaches the largest number."""
+    """Return each scale rounded up to float16, so that the largest code times its scale reaches the largest number."""
     halves = scales.astype(np.float16)
     above = np.nextafter(halves, np.float16(np.inf))
     return np.where(halves.astype(np.float32) < scales, above, halves).astype(np.float32)
 
 
 def coded_row_bytes(kind: str, num_inputs: int) -> int:
-    """Return the bytes of a row of codes in memory: of `MADE`, or a block type of GGUF.
+    """Return the bytes of a row in memory, for codes in `MADE` or a GGUF block type.
 
     >>> coded_row_bytes("int8_groups", 64), coded_row_bytes("Q4_K", 256)
     (68, 148)
@@ -137,7 +137,7 @@ def coded_row_bytes(kind: str, num_inputs: int) -> int:
 
 
 def in_groups(weights: str) -> str:
-    """Return how a processor keeps the weights of a setting.
+    """Return the CPU's kind of codes for a `weights` setting.
 
     >>> in_groups("int8"), in_groups("auto")
     ('int8_groups', 'auto')

@@ -1,13 +1,13 @@
-"""The weights of a decoder by part, checked against its spec before any is used.
+"""The weights of a decoder by part, checked against its spec before use.
 
 A checkpoint must have exactly the tensors of the spec, with their shapes. A missing, extra or wrong-shaped
-tensor means that settings and weights are of two models. All of these are found before the first tensor is
-mapped. Parts that a checkpoint fuses in one tensor must fill it.
+tensor means that settings and weights are of two models. All such errors are found before the first tensor
+is mapped. Parts that a checkpoint fuses in one tensor must fill it.
 
 Matrices are float32, or bfloat16 as uint16; norms, biases and routers are always float32. A tensor that has this dtype
-in the file and is not transposed becomes a view of the mapping, fused or not, unless its rows are put in another order.
-The matrices that rows are multiplied by
-may also be codes (codes.py): made directly from the numbers of the checkpoint, or kept as the blocks of a file.
+in the file and is not transposed becomes a view of the mapping, fused or not, unless its rows are reordered. Matrices
+in products can also be codes (codes.py): computed directly from the numbers of the checkpoint, or kept as the blocks of
+a file.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ PRODUCTS: Final = frozenset(
     | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN, Part.EMBEDDING_OUT, Part.HEAD}
     | {Part.QUERY_DOWN, Part.LATENT, Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN}
 )
-"""Matrices that rows are multiplied by, except the router; an embedding that is also the head is one more."""
+"""The matrices in products, except the router; an embedding that is also the head is another one."""
 
 OF_LATENTS: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
-"""Matrices that never become codes: queries are multiplied by the columns of the first."""
+"""Matrices that never become codes: queries are multiplied by the columns of KEY_UP."""
 
 HEAD_NORMS: Final = frozenset({Part.QUERY_NORM, Part.KEY_NORM})
-"""Their weights are one row, even where each head has its own."""
+"""Norms on heads: their weights are one row, even if each head has its own."""
 
 HEAD_PARTS: Final = frozenset({Part.EMBEDDING, Part.HEAD})
-"""They have eight bits even with int4: every token's probability depends on them, and they suffer most."""
+"""Parts with eight bits even with int4: every token's probability depends on them, and rounding hurts them most."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartWeights:
     """The weights of one part: a matrix `[out, in]` or a norm `[size]`, and its bias `[out]`.
 
-    `blocks`: the type of a matrix that is the bytes of blocks; `codes`: a matrix as codes, with their scales.
+    `blocks`: the block type, if the matrix is the bytes of blocks; `codes`: the matrix as codes, with scales.
     `change`: the matrices A and B of an adapter, whose product is added to the matrix.
     """
 
@@ -69,9 +69,9 @@ Parts = Mapping[Part, PartWeights]
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """The weights of a decoder: the parts outside of layers, and those of each layer.
+    """The weights of a decoder: the parts outside of layers, and the parts of each layer.
 
-    `experts[layer][expert]` has the parts of an expert; a layer that is not sparse has none.
+    `experts[layer][expert]` has the parts of an expert; it is empty for a layer that is not sparse.
     """
 
     parts: Parts
@@ -107,10 +107,10 @@ def weight_bytes(
     weights: str = "auto",
     block_types: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
-    """Return the bytes of a model's weights in memory; O(parts), one expert for all of a layer if none has blocks.
+    """Return the bytes of a model's weights in memory; O(parts), counting one expert per layer if none has blocks.
 
-    If the checkpoint has `dtype` it is mapped, and these bytes are pages of its files. `block_types` are those of the
-    checkpoint, for weights that stay as they are stored.
+    If the checkpoint has `dtype` it is mapped, and these bytes are pages of its files. `block_types` are the
+    checkpoint's, for weights that stay as they are stored.
     """
     _check_numbers(dtype, weights)
     of = _Stored(dtype, weights, block_types)
@@ -118,7 +118,7 @@ def weight_bytes(
     for layer in range(len(spec.layers)):
         num_bytes += sum(place.num_bytes(of) for place in _layer_places(spec, layer))
         count = _num_experts(spec, layer)
-        num_counted = count if block_types and weights == "auto" else min(count, 1)  # blocks may be of several types
+        num_counted = count if block_types and weights == "auto" else min(count, 1)  # blocks can differ in type
         for expert in range(num_counted):
             of_expert = sum(place.num_bytes(of) for place in _expert_places(spec, layer, expert))
             num_bytes += count // num_counted * of_expert
@@ -126,7 +126,7 @@ def weight_bytes(
 
 
 def is_product(spec: DecoderSpec, part: Part) -> bool:
-    """Return whether rows are multiplied by a part, except the router: then it becomes codes where codes are made."""
+    """Return whether a part is a matrix in products, except the router: only such parts become codes."""
     return part in PRODUCTS or (part is Part.EMBEDDING and spec.tied_head)
 
 
@@ -136,7 +136,7 @@ def is_matrix(part: Part, shape: PartShape) -> bool:
 
 
 def kept_type(spec: DecoderSpec, part: Part, shape: PartShape, block_types: Mapping[str, str], layer: int) -> str:
-    """Return the type of the blocks that a part of a layer stays in with weights "auto"; empty if it does not."""
+    """Return the block type that a part of a layer keeps with weights "auto"; empty if it does not stay blocks."""
     return _Place.of(spec, part, shape, layer).kept_blocks(_Stored("bfloat16", "auto", block_types))
 
 
@@ -170,7 +170,7 @@ class _Stored:
     block_types: Mapping[str, str]
 
     def codes_of(self, part: Part) -> str:
-        """Return the codes that a matrix is made as; empty for none."""
+        """Return the kind of codes that a matrix becomes; empty if it stays numbers."""
         if self.weights not in MADE:
             return ""
         return "int8_groups" if self.weights == "int4" and part in HEAD_PARTS else self.weights
@@ -200,7 +200,7 @@ class _Place:
         return matrices if is_matrix(self.part, self.shape) else "float32"
 
     def kept_blocks(self, of: _Stored) -> str:
-        """Return the type of the blocks that the weight stays in; empty if it does not."""
+        """Return the block type that the weight keeps; empty if it does not stay blocks."""
         if of.weights != "auto" or not (self.is_product or self.part is Part.EMBEDDING):
             return ""
         return of.block_types.get(f"{self.stem}.weight", "")
@@ -214,13 +214,13 @@ class _Place:
         return math.prod(self.shape.weight) * NUMBER_BYTES[self.dtype(of.dtype)] + bias
 
     def head_names(self) -> list[str]:
-        """Return the tensors of a norm of heads, one after another; one tensor if all heads are in it."""
+        """Return the names of the tensors of a norm on heads: one per head, or one for all."""
         heads = range(self.shape.weight[0] if "{head}" in self.stem else 1)
         return [f"{self.stem.replace('{head}', str(head))}.weight" for head in heads]
 
     @property
     def rows(self) -> slice | list[int]:
-        """The rows of the tensor that belong to this part; for a norm of heads, the numbers."""
+        """The rows of the tensor that belong to this part; for a norm on heads, the elements."""
         is_row = self.part in HEAD_NORMS
         return self.source.rows_of(math.prod(self.shape.weight) if is_row else self.shape.weight[0])
 
@@ -257,7 +257,7 @@ def _num_experts(spec: DecoderSpec, layer: int) -> int:
 
 
 def _fills(ranges: list[tuple[int, int]]) -> bool:
-    """Return whether ranges, in order, follow one another from 0 on."""
+    """Return whether sorted ranges are contiguous from 0 on."""
     return all(start == end for (start, _), end in zip(ranges, [0, *(stop for _, stop in ranges)], strict=False))
 
 
@@ -270,9 +270,9 @@ def _check_numbers(dtype: str, weights: str) -> None:
 class WeightReader:
     """Reads the parts of a spec from a checkpoint, which it checks first. Matrices have `dtype`.
 
-    Matrices that will be codes have the dtype of the checkpoint, bfloat16 or float32. With weights "auto", those named
-    in `block_types` stay bytes of blocks. Parts count as loaded when the next ones are read, or on `release`: a view of
-    a file is read only when it is used.
+    Matrices that will be codes have the dtype of the checkpoint, bfloat16 or float32. With weights "auto", the matrices
+    in `block_types` stay bytes of blocks. Parts count as loaded when the next parts are read, or on `release`: a
+    view of a file is read only when it is used.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class WeightReader:
         self._spec = spec
         self._checkpoint = checkpoint
         self.dtype = dtype
-        # A checkpoint of the bare decoder has the prefix in none of its names.
+        # No name in a checkpoint of the bare decoder has the prefix.
         prefixed = any(name.startswith(spec.optional_prefix) for name in checkpoint.entries)
         self._absent_prefix = "" if prefixed else spec.optional_prefix
         self._check()
@@ -311,7 +311,7 @@ class WeightReader:
             yield self._take_all(self._spec.expert_parts(), layer, expert)
 
     def codes_of(self, part: Part) -> str:
-        """Return the codes that a part will be, of `MADE`; empty for others."""
+        """Return the kind of codes in `MADE` that a part will become; empty for other parts."""
         return self._stored.codes_of(part) if is_product(self._spec, part) else ""
 
     def release(self) -> None:
@@ -368,7 +368,7 @@ class WeightReader:
         """Raise unless the checkpoint has exactly the tensors of the spec, with their shapes."""
         found = self._checkpoint.entries
         num_experts = sum(_num_experts(self._spec, layer) for layer in range(len(self._spec.layers)))
-        if num_experts > len(found):  # a small file may name many, and each becomes three names here
+        if num_experts > len(found):  # a small file can claim many experts, and each becomes three names here
             where = f"{self._checkpoint.name}: number of experts"
             raise CheckpointError(where, num_experts, f"at most {len(found)}, the number of its tensors")
         expected = {self._named(name): shape for name, shape in expected_tensors(self._spec).items()}
@@ -391,7 +391,7 @@ class WeightReader:
 
 
 def _picked(read: Callable[[slice], WeightArray], rows: slice | list[int]) -> WeightArray:
-    """Return rows of a tensor: a range as it is read, others as a copy in their order."""
+    """Return rows of a tensor: a slice as read, a list as a copy in that order."""
     if isinstance(rows, slice):
         return read(rows)
     picked: WeightArray = read(EVERYTHING)[rows]

@@ -1,12 +1,13 @@
-"""Numbers of keys and values as 4 bits, computed plainly: x is near scale × n + minimum, with n from 0 to 15.
+"""Keys and values with 4 bits: x ≈ scale × n + minimum, with n from 0 to 15. A plain reference implementation.
 
-Each head is multiplied by a Hadamard matrix first, which spreads a few large numbers over all of them, so that a scale
-fits them better. The matrix is its own inverse: products of rotated queries with rotated keys are those of the heads
-themselves, and the weighted sum of rotated values is rotated back.
+Each head is first multiplied by a Hadamard matrix, which spreads a few large numbers over all numbers, so that one
+scale fits them better. The matrix is its own inverse: products of rotated queries and rotated keys equal those of the
+heads themselves, and the weighted sum of rotated values is rotated back.
 
 A key has a scale and a minimum for each 32 numbers, a value for each head. Both are rounded to bfloat16 first; then n
 is (x - minimum) × (1 / scale), rounded to the nearest, ties to even. If the numbers of a group are less than 15e-30
-apart, the scale is 0. If one is not finite, the scale is NaN, and so is every result from it: the fault is visible.
+apart, the scale is 0. If a number is not finite, the scale is NaN, and so is every result from it: the error is
+visible.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Rounding: TypeAlias = Callable[[FloatArray], FloatArray]
 def rotated(heads: FloatArray) -> FloatArray:
     """Return each row multiplied by a Hadamard matrix, divided by the root of its size.
 
-    The size is the largest power of two that divides the row's; a longer row is multiplied part by part.
+    The matrix size is the largest power of two that divides the row length; each such part of a row is multiplied.
 
     >>> rotated(np.array([3.0, 1.0, 0.0, 0.0], np.float32)).tolist()
     [2.0, 1.0, 2.0, 1.0]
@@ -85,4 +86,4 @@ KV_ROUNDINGS: Final[Mapping[str, tuple[Rounding, Rounding]]] = MappingProxyType(
         "int4": (partial(rounded_to_int4, group=INT4_GROUP), rounded_to_int4),
     }
 )
-"""How keys and values are rounded when they are written, by the dtype that stores them."""
+"""The rounding of keys and values when they are written, by the dtype of the KV memory."""

@@ -1,12 +1,12 @@
-"""Numbers as int8, computed plainly: x is near q × scale, with q from -127 to 127.
+"""Numbers as int8: x ≈ q × scale, with q from -127 to 127. A plain reference implementation.
 
     inputs      a scale for each group of 32 consecutive numbers of a row: a few large numbers cost only their own
                 group precision; for products with codes (codes.py)
     KV memory   a scale for each key and each value of a token and head, set when it is written
 
 The scale is 1/127 of the largest absolute value among the numbers that share it, and q = x × (127 / largest) is rounded
-to the nearest, ties to even. If all numbers are below 1e-30 they count as zero. If one is not finite, the scale is NaN,
-and so is every result from it: the fault is visible.
+to the nearest, ties to even. If all numbers are below 1e-30 they count as zero. If a number is not finite, the scale is
+NaN, and so is every result from it: the error is visible.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Reads the header of one safetensors file, and trusts it only after checking every claim.
+"""Reads the header of one safetensors file, and trusts it only after checking every field.
 
     0          8                 8 + N                      end of file
     ├── N ─────┼── JSON header ──┼── bytes of the tensors ──┤
                                  ├ a ┼── b ──┼ c ┼ …        no gap, no overlap, nothing left over
 
-The format is small, so quire reads it without a dependency, and can only refuse a hostile file. The
+The format is small, so quire reads it without a dependency. A hostile file can only be refused. The
 header gives a dtype, a shape and a range of bytes for each tensor. All are compared with the file
-before any byte of a tensor is touched. A range that does not match its shape, is past the end, overlaps
-another or leaves a gap is a `CheckpointError` that names the file, what was found and what is allowed.
-Nothing is mapped here; `quire.compute.weights.checkpoint` maps the ranges that passed.
+before any byte of a tensor is read. A range that does not match its shape, is past the end, overlaps
+another or leaves a gap raises a `CheckpointError` that names the file, the value and the allowed values.
+Nothing is mapped here; `quire.compute.weights.checkpoint` maps the checked ranges.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TensorEntry:
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Return the tensors of the file at `path` by name, after checking every claim of its header."""
+    """Return the tensors of the file at `path` by name, after checking every field of its header."""
     try:
         with open_model_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -124,7 +124,7 @@ def _are_sizes(value: object) -> bool:
 
 
 def _check_ranges(entries: list[TensorEntry], data_start: int, size: int, path: Path) -> None:
-    """Raise unless the ranges follow one another from the header to the end of the file."""
+    """Raise unless the ranges are contiguous from the header to the end of the file."""
     end = data_start
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
         if entry.start != end:

@@ -1,4 +1,4 @@
-"""Stacked experts: a checkpoint of gpt-oss under one name for each matrix, as other families of experts have them.
+"""Stacked experts: gives each matrix in a gpt-oss checkpoint its own name, as in other families with experts.
 
     experts.gate_up_proj         [experts, in, 2 × out]    experts.3.gate_proj.weight, .up_proj.weight  [out, in]
     experts.gate_up_proj_bias    [experts, 2 × out]        experts.3.gate_proj.bias, .up_proj.bias      [out]
@@ -6,7 +6,7 @@
     experts.down_proj_blocks     [experts, out, …]         experts.3.down_proj.blocks                   [out, …]
     self_attn.sinks              [heads]                   self_attn.sinks.weight                       [heads]
 
-Outputs of gate and up take turns. Floats are stored as [in, out]; the blocks and scales of MXFP4, as [out, in].
+Outputs of gate and up alternate. Floats are stored as [in, out]; the blocks and scales of MXFP4, as [out, in].
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from quire.core.errors import CheckpointError
 MAX_TENSORS: Final = 12 * MAX_EXPERTS
 STACK: Final = ".mlp.experts."
 BARE: Final = (".self_attn.sinks", ".mlp.gate.e_score_correction_bias")
-"""Tensors of weights that are named without `.weight`."""
+"""Weight tensors whose names lack `.weight`."""
 MATRICES: Final = MappingProxyType(
     {"gate_up_proj": {"gate_proj": (0, 2), "up_proj": (1, 2)}, "down_proj": {"down_proj": (0, 1)}}
 )
-"""What a tensor holds: its first output, and after how many outputs the next one follows."""
+"""A stacked tensor's suffix → its matrices: the first output of each, and the step to the next."""
 
 KINDS: Final = MappingProxyType(
     {"": ("weight", 3), "_bias": ("bias", 2), "_blocks": ("blocks", 4), "_scales": ("scales", 3)}
 )
-"""The ends of a tensor's name, what that part of a matrix is called, and the dimensions of the tensor."""
+"""The suffix of a tensor's name → the part of the matrix, and the number of dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertEntry(TensorEntry):
-    """A part of one expert's matrix, within the tensor `stack` that has those of all experts."""
+    """A part of one expert's matrix, within the tensor `stack` of all experts."""
 
     stack: str
     expert: int
@@ -51,7 +51,7 @@ class ExpertEntry(TensorEntry):
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint with one name for each expert's matrices; the same one if its names are those of specs."""
+    """Return a checkpoint with a name for each expert's matrices; the same checkpoint if it already has these names."""
     differs = any(name.endswith(BARE) or _parts_of(entry) for name, entry in checkpoint.entries.items())
     return StackedCheckpoint(checkpoint) if differs else checkpoint
 
@@ -73,7 +73,7 @@ class StackedCheckpoint(Checkpoint):
         super().__init__(whole.folder, entries)
 
     def _named(self, entry: TensorEntry, num_before: int) -> Iterator[tuple[str, TensorEntry]]:
-        """Yield what a tensor of the file is called, one name for each matrix in it."""
+        """Yield the names and entries for a tensor of the file, one for each matrix in it."""
         parts = _parts_of(entry)
         if parts and num_before + entry.shape[0] * len(parts) > MAX_TENSORS:
             where = f"{self._whole.name}: tensors, each expert as its own"
@@ -86,7 +86,7 @@ class StackedCheckpoint(Checkpoint):
             yield f"{entry.name}.weight" if entry.name.endswith(BARE) else entry.name, entry
 
     def stored_name(self, name: str) -> str:
-        """Return the name of the tensor of the file that has a tensor, or that should have it."""
+        """Return the name of the file's tensor that contains, or should contain, a tensor."""
         entry = self.entries.get(name)
         if isinstance(entry, ExpertEntry):
             return entry.stack
@@ -116,7 +116,7 @@ class StackedCheckpoint(Checkpoint):
         return bits
 
     def stored(self, name: str) -> ByteArray:
-        """Return the bytes of a tensor, read-only; those of an expert have its shape."""
+        """Return the bytes of a tensor, read-only; an expert's bytes have its shape."""
         entry = self.entries[name]
         if not isinstance(entry, ExpertEntry):
             return self._whole.stored(self.stored_name(name))
@@ -130,7 +130,7 @@ class StackedCheckpoint(Checkpoint):
 
 
 def _parts_of(entry: TensorEntry) -> Mapping[str, tuple[slice, str]]:
-    """Return the matrices that a stacked tensor has of each expert, by name: their outputs, and which part it is."""
+    """Return each expert's matrices in a stacked tensor, by name: their outputs, and the part."""
     _, stack, name = entry.name.partition(STACK)
     for matrix, parts in MATRICES.items():
         kind, dimensions = KINDS.get(name.removeprefix(matrix), ("", 0)) if name.startswith(matrix) else ("", 0)

@@ -1,4 +1,4 @@
-"""WeightFile: the tensors of a model by the names of Hugging Face, whatever file they are in."""
+"""WeightFile: the tensors of a model by their names in Hugging Face, for any file format."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ EVERYTHING: Final = slice(None)
 
 
 class WeightEntry(Protocol):
-    """What a file says of a tensor before it is read."""
+    """The facts about a tensor that are known before it is read."""
 
     @property
     def dtype(self) -> str:
-        """How its numbers are stored, such as F32, BF16 or Q4_K."""
+        """The format of its numbers, such as F32, BF16 or Q4_K."""
         ...
 
     @property
@@ -25,11 +25,11 @@ class WeightEntry(Protocol):
 
 
 class WeightFile(Protocol):
-    """Tensors that can be asked for in two dtypes, read-only."""
+    """Tensors that can be read in two dtypes; the arrays are read-only."""
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The name in errors."""
         ...
 
     @property
@@ -38,11 +38,11 @@ class WeightFile(Protocol):
         ...
 
     def stored_name(self, name: str) -> str:
-        """Return what the file calls a tensor, for errors; the file need not have it."""
+        """Return a tensor's name in the file, for errors; the file need not have it."""
         ...
 
     def require_floats(self, name: str) -> None:
-        """Raise unless a tensor is of a dtype that can be asked for. Does not mutate."""
+        """Raise unless a tensor has a dtype that can be read. Does not mutate."""
         ...
 
     def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
@@ -59,9 +59,9 @@ class WeightFile(Protocol):
         ...
 
     def block_rows(self, name: str, rows: slice = EVERYTHING) -> ByteArray:
-        """Return rows of a matrix of blocks as they are stored, `[out, bytes of a row]`."""
+        """Return the stored rows of a matrix of blocks, `[out, bytes of a row]`."""
         ...
 
     def release(self) -> None:
-        """Free the memory that mapped files take up; views stay valid and are read again when used."""
+        """Free the memory of mapped files; views stay valid and are read again when used."""
         ...

@@ -1,14 +1,14 @@
 """BeamRows: the beam searches of a worker's rows.
 
-A search orders its texts by score, the control plane knows its beams by branch, and the worker by row. BeamRows maps
-these three:
+A search orders its texts by score, the control plane identifies a beam by its branch, and the worker by its row.
+BeamRows maps these three:
 
     text 0 (best) ── branch 2 ── row 5        after a step: text i continues text parent(i), on the row of that text
     text 1        ── branch 0 ── row 3        unless a better text does, else on a row whose own text has no
     text 2        ── branch 1 ── row 4        continuation; the control plane forks the parent's blocks for it
 
 A text keeps its row whenever it can, so that few blocks change owners. A search begins when its prompt opens into
-beams. After a preemption it begins again, and finds the same texts.
+beams. After a preemption it restarts, and finds the same texts.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class BeamRows:
             del self._searches[request_id]
 
     def searches_in(self, opening: list[int], moving: list[int]) -> dict[str, list[int]]:
-        """Return the rows that take a step of a search, by request, the best texts first. Does not mutate.
+        """Return the rows that advance a search, by request, the best texts first. Does not mutate.
 
-        Leaves out a search if one of its rows is missing: that row has failed, and with it the search.
+        Leaves out a search if one of its rows is missing: that row has failed, so the search fails too.
         """
         found = {self._requests[row][0]: [row] for row in opening}
         moves = set(moving)
@@ -92,7 +92,7 @@ class BeamRows:
     def advance(
         self, request_id: str, rows: list[int], candidates: Sequence[Candidates]
     ) -> tuple[dict[int, BeamStep], tuple[Hypothesis, ...]]:
-        """Do a step of a search; return its result per row and, once it is over, the texts that it found. Mutates.
+        """Advance a search; return the result per row and, once the search is over, the texts it found. Mutates.
 
         The candidates belong to `rows`, the rows of the texts, best first.
         """

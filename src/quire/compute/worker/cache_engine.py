@@ -8,11 +8,11 @@ tables, and **one** pool of blocks serves all groups. So the memory has an array
     block 1   ├ layer 2 ┼ K, V ┤     ├ layer 3 ┼ K, V ┤    held by group 1 = layers (2, 3)
     block 2   └ …  its holder's layers ──────┘
 
-Values that are in their keys (`KVCacheSpec.latent_dim`) have arrays without numbers.
+If the values are part of the keys (`KVCacheSpec.latent_dim`), their arrays are empty.
 
 A block that gets another owner needs no conversion, and copying a block copies its rows of every array. Host blocks
 have the same arrays. Each model runner chooses the layout within a block; the shape below is the reference decoder's.
-With a draft model, a second set of arrays holds its layers, in the same blocks: whatever is done to a block is done in
+With a draft model, a second set of arrays holds its layers, in the same blocks: copies and moves of a block apply to
 both sets. With `poison` the memory starts as NaN: reading a slot that was never written shows in the logits.
 """
 
@@ -51,7 +51,7 @@ class LayerCache:
 
 
 class CacheEngine:
-    """Owns the KV arrays of device and host; copies and moves blocks as plans say.
+    """Owns the KV arrays of device and host; copies and moves blocks as plans specify.
 
     The system grants memory when a block is first written. With `touch_threads`, this many threads write to all memory
     at the start, so that no step waits for the system later.
@@ -90,7 +90,7 @@ class CacheEngine:
         }
 
     def allocate(self) -> None:
-        """Allocate the memory. Mutates; what was stored is lost."""
+        """Allocate the memory. Mutates; earlier content is lost."""
         self._device.allocate(self.spec, self._poison)
         self._host.allocate(self.spec, self._poison)
         arrays = self._device.arrays
@@ -104,7 +104,7 @@ class CacheEngine:
             self.draft.allocate()
 
     def release(self) -> None:
-        """Give the memory back. Mutates; may be called twice."""
+        """Release the memory. Mutates; may be called twice."""
         self._device.arrays.clear()
         self._host.arrays.clear()
         self._pairs = []
@@ -130,7 +130,7 @@ class CacheEngine:
             buffer = buffer[len(view) :]
 
     def write_block(self, block: int, group: int, buffer: memoryview) -> None:
-        """Copy bytes as `read_block` gives them into a block. Mutates."""
+        """Copy bytes in the form of `read_block` into a block. Mutates."""
         for view in self._views(block, group):
             view[:] = buffer[: len(view)]
             buffer = buffer[len(view) :]

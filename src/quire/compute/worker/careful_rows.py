@@ -1,8 +1,8 @@
 """CarefulRows: the rows whose tokens need individual care in each step.
 
-A row is careful if its draw depends on more than its logits (rules, grammars, beams), or if its request asks for more
-than the token (log-probabilities). The short way for decodes is for the other rows. Steps ahead are also for rows with
-rules that the runner can apply while it alone knows the last token.
+A row is careful if its draw depends on more than its logits (rules, grammars, beams), or if its request needs more than
+the token (log-probabilities). The other rows take the short way for decodes. Steps ahead also take rows with rules that
+the runner can apply while only the runner knows the last token.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from quire.core.step import RowStart, StepPlan
 class CarefulRows:
     """Tracks which rows are careful, as requests take and leave rows.
 
-    `is_ahead`: for steps ahead, which apply all rules but bad words of several tokens, and which have no hidden states
-    to return, and no adapters.
+    `is_ahead`: for steps ahead, which apply all rules except bad words of several tokens, return no hidden states, and
+    support no adapters.
     """
 
     def __init__(self, *, is_ahead: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""DecodeSteps: the short way to build the arrays of a step of decodes, as most steps are.
+"""DecodeSteps: the short way to build the arrays of a step that only decodes, as most steps do.
 
     a plan of plain decodes only ──► arrays by row, without a loop over entries ──► ModelRunner.run
     any other plan               ──► InputBatch.build

@@ -1,21 +1,21 @@
-"""DraftRows: the draft model in a worker. It reads what the model reads, and guesses how the texts of rows go on.
+"""DraftRows: the draft model in a worker. It reads the same texts as the model, and guesses how they continue.
 
     step    model: computes and draws      [t t t t] ──► n
             draft: reads the same tokens   [t t t t   n] ──► g1 ──► g2 ──► g3        for rows that may have guesses
     next    model: verifies them           [n g1 g2 g3] ──► g1 g2 x
 
 The draft model has its keys and values in the same slots of the same blocks as the model, so everything that concerns
-a block concerns both models: prefix hits, copies, swaps. It reads a text only where it guesses: what it has not read
-yet comes first, at most `most_tokens` a step. So where guesses do not pay it costs nothing, not even for the prompt;
-where they pay again, it catches up.
+a block concerns both models: prefix hits, copies, swaps. It reads a text only if it is to guess for it, unread tokens
+first, at most `most_tokens` a step. So if guesses do not pay, it costs nothing, not even for the prompt; when they pay
+again, it catches up.
 
-What it has read is noted slot by slot. A slot that the model writes is unread until the draft model has read the text
-up to there, and the note goes where the block goes. A text that catches up may write into blocks that others read:
-their keys follow from the same tokens, so they are the same. A slot of a guess counts as read if the guess was right.
+A flag per slot records what it has read. A slot that the model writes is unread until the draft model has read the
+text up to there, and the flags move with their block. A text that catches up can write into blocks that others read:
+the same tokens make the same keys, so nothing changes. A slot of a guess counts as read if the guess was right.
 
-A guess is drawn as the model would draw it: with the settings of the row, its rules, the mask of its grammar if that
-comes in a moment, and the noise of its seed and position. Wrong keys or logits of the draft model would cost time, and
-never change a text.
+A guess is drawn as the model would draw it: with the row's settings, rules, random seed and position, and with the
+mask of its grammar if that arrives in time. Wrong keys or logits of the draft model would cost time, and never change
+a text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from quire.core.guesses import Guesses
 from quire.core.step import StepPlan
 
 FEW: Final = 4
-"""A pass that reads no more tokens for each row takes the time of a pass that reads one."""
+"""A pass that reads at most this many tokens per row takes as long as a pass that reads one."""
 
 
 @dataclass(slots=True)
@@ -57,14 +57,14 @@ class _Job:
 
 
 class _Ahead(NamedTuple):
-    """Tokens that a row has read before the model, from position `start` on: the last one known, then guesses."""
+    """Tokens read ahead of the model, from position `start` on: the last known token, then guesses."""
 
     start: int
     tokens: array[int]
 
 
 class DraftRows:
-    """The draft model, and what it has read."""
+    """The draft model, and a flag for each slot that it has read."""
 
     def __init__(self, parts: DraftParts, columns: SamplingColumns, grammars: GrammarRows, vocab_size: int) -> None:
         self._parts = parts
@@ -77,7 +77,7 @@ class DraftRows:
         self._host_slots_read: dict[int, BoolArray] = {}  # by host block
 
     def apply(self, plan: StepPlan) -> None:
-        """Note what a plan does to blocks. Mutates."""
+        """Apply a plan's changes of blocks to the flags. Mutates."""
         read, on_host = self._slots_read, self._host_slots_read
         for block, host_block in plan.moves_out:
             on_host[host_block] = read[block].copy()
@@ -86,14 +86,14 @@ class DraftRows:
         for block, host_block in plan.moves_in:
             read[block] = on_host[host_block]
         for load in plan.transfers.loads:
-            read[load.block] = False  # whether it was read when it went to disk is not known
+            read[load.block] = False  # the disk does not keep the flags
 
     def release(self, row: int) -> None:
-        """A row is free, or begins a text. Mutates."""
+        """Forget a row that is free or begins another text. Mutates."""
         self._ahead.pop(row, None)
 
     def note(self, plan: StepPlan, batch: InputBatch) -> None:
-        """Note the slots that the model writes in a step: of every step that is computed or launched. Mutates."""
+        """Note the slots that the model writes in a step; call it for each step computed or launched. Mutates."""
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             if batch.failure(row) is None:
                 self._note_computed(row, start, start + count, batch)
@@ -101,7 +101,7 @@ class DraftRows:
     def follow(self, batch: InputBatch, depths: Mapping[int, int]) -> tuple[dict[int, Guesses], int]:
         """Return guesses for the rows in `depths` after a step, and the microseconds of a pass; 0: not measured.
 
-        Mutates what was read, and the slots of the tokens in the memory.
+        Mutates the flags, and the slots of the tokens in the memory.
         """
         jobs = self._jobs(depths, batch)
         active, times_s = jobs, list[float]()
@@ -133,14 +133,14 @@ class DraftRows:
             self._slots_read.flat[batch.slots(row, ahead.start, ahead.start + num_right)] = True
 
     def _jobs(self, depths: Mapping[int, int], batch: InputBatch) -> list[_Job]:
-        """Return what the rows read first. Does not mutate."""
+        """Return the first read of each row. Does not mutate."""
         jobs, left = list[_Job](), self._parts.most_tokens
         being_read = np.zeros(self._slots_read.size, np.bool_)
         for row, most in depths.items():
             text = batch.tokens(row)
             slots = batch.slots(row, 0, len(text))
             depth = min(most, self._parts.context_length - len(text))
-            # Where two texts share blocks, one of them reads what is there, and the other one waits.
+            # If two texts share blocks, one text reads them, and the other one waits.
             if depth <= 0 or left <= 0 or being_read[slots].any():
                 continue
             unread = ~self._slots_read.flat[slots[:-1]]
@@ -152,7 +152,7 @@ class DraftRows:
         return jobs
 
     def _pass(self, jobs: list[_Job], batch: InputBatch) -> None:
-        """Read the tokens of jobs, and make the next guess of those that go on. Mutates the jobs."""
+        """Read the tokens of jobs, and make the next guess of the jobs that continue. Mutates the jobs."""
         inputs = batch.inputs_for(
             [job.row for job in jobs],
             [job.start for job in jobs],

@@ -66,7 +66,7 @@ class FailingRunner:
 
 
 def _spoilt(inputs: StepInputs, outputs: StepOutputs, sequences: Sequence[int]) -> StepOutputs:
-    """Return the outputs with numbers that are not finite for some sequences. Mutates the logits."""
+    """Return the outputs, with NaN or infinities for some sequences. Mutates the logits."""
     finite, finite_logits = outputs.finite.copy(), outputs.finite_logits.copy()
     for sequence in sequences:
         finite[inputs.tokens_of(sequence)] = False

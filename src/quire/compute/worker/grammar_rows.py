@@ -1,20 +1,20 @@
-"""GrammarRows: which tokens may come next in the rows that must follow a grammar.
+"""GrammarRows: the tokens that are allowed next in rows that must follow a grammar.
 
-    row starts, token sampled ──► ask for the next masks                                  nothing waits
-    step computed             ──► are they there? wait a little ──► draw; else the row is late: no token
+    row starts, token sampled ──► request the next masks                                  nothing waits
+    step computed             ──► masks ready? wait a little ──► draw; else the row is late: no token
 
-As with `RowRules`, everything depends only on the tokens before the draw: if a row starts again (after a preemption, or
-as a branch of `n`), its text is followed again, and nothing is saved, moved or forked. After its end, a text is not
-followed further: with several steps in flight there is one more draw after the end, which is never read.
+As with `RowRules`, everything depends only on the tokens before the draw: if a row restarts (after a preemption, or as
+a branch of `n`), the grammar follows its text again, and nothing is saved, moved or forked. It does not follow a text
+past its end: with several steps in flight there is one more draw after the end, which is never read.
 
-Other processes (`MaskService`) make the masks while steps run. A row whose masks are late is left out of the steps
-until they arrive, and gets no token meanwhile: the scheduler plans its last token again. A step waits a little for
-masks that are known to be cheap, but all steps together at most `PATIENCE_SHARE` of their compute time. If no row of a
-step can go on without masks, the step waits for one.
+Other processes (`MaskService`) make the masks while steps run. Steps leave out a row whose masks are late until they
+arrive, and the row gets no token meanwhile: the scheduler plans its last token again. A step waits a little for masks
+that are known to be cheap, but all steps together at most `PATIENCE_SHARE` of their compute time. If no row of a step
+can continue without masks, the step waits for one.
 
-Guesses follow the grammar too: they are cut at the first that it refuses, and the draft model draws under masks. Each
-guess costs a mask, so only rows whose masks are known to be cheap get guesses. A draw behind guesses counts only if its
-mask was made.
+Guesses follow the grammar too: they are cut at the first token that it refuses, and the draft model draws under masks.
+Each guess costs a mask, so only rows whose masks are known to be cheap get guesses. A draw after guesses counts only if
+its mask was made.
 
 If the masks of a row cannot be made, only that row fails.
 """
@@ -40,22 +40,22 @@ from quire.core.step import RowStart
 if TYPE_CHECKING:
     from quire.compute.grammar import HeldText, MaskService
 
-NO_MASKS_MADE = "a grammar needs the tokens of the model, and this worker was made without them"
+NO_MASKS_MADE = "a grammar needs the tokens of the model, and this worker does not have them"
 PATIENCE_SHARE: Final = 0.25
 MAX_PATIENCE_S: Final = 0.02
 """The most waiting time that steps without waits can save up for later steps."""
 MOST_UNSURE: Final = 6
-"""Guesses of a row with a grammar that does not force them: each costs a mask."""
+"""The most guesses for a row whose grammar does not force them: each costs a mask."""
 NO_GUESSES: Final[Mapping[int, int]] = MappingProxyType({})
 FORESIGHT_S: Final = 0.0005
-"""How long a step waits at most to learn what a grammar says of guesses: for that long many masks are made."""
+"""How long a step waits at most for a grammar's verdict on guesses: long enough to make many masks."""
 PATIENCE_ALONE_S: Final = 0.02
-"""How long a step waits if none of its rows can go on; new requests and aborts wait as long."""
+"""How long a step waits if none of its rows can continue; new requests and aborts wait as long."""
 
 
 @dataclass(slots=True)
 class GrammarRow:
-    """One row with a grammar, and how far its text has been followed."""
+    """One row with a grammar, and how many tokens of its text the grammar has followed."""
 
     held: HeldText
     num_followed: int
@@ -63,25 +63,25 @@ class GrammarRow:
     is_late: bool = False
     foreseen_from: int = 0
     foreseen: Sequence[int] = ()
-    """Tokens from position `foreseen_from` on: drafts, and those behind them about which there was no choice."""
+    """Tokens from position `foreseen_from` on: drafts, then tokens that the grammar forces after them."""
     num_drafts: int = 0
 
     def foresee(self) -> None:
-        """Note what the last answer foresees; nothing while one is awaited. Mutates."""
+        """Store the tokens that the last answer predicts, unless another answer is awaited. Mutates."""
         if not self.held.is_awaited:
             self.foreseen_from, self.foreseen = self.num_followed, (*self.held.drafts, *self.held.forced)
             self.num_drafts = len(self.held.drafts)
 
     def forced(self, text: array[int]) -> Sequence[int]:
-        """Return the tokens that are foreseen after a text; none before it has all the drafts. Does not mutate."""
+        """Return the tokens predicted after a text; none until the text has all the drafts. Does not mutate."""
         num_new = len(text) - self.foreseen_from
         is_as_foreseen = text[self.foreseen_from :].tolist() == list(self.foreseen[:num_new])
         return self.foreseen[num_new:] if is_as_foreseen and num_new >= self.num_drafts else ()
 
     def allowed(self, guesses: array[int]) -> array[int]:
-        """Return the guesses before the first that is refused by the masks that are there. Does not mutate.
+        """Return the guesses before the first one that the available masks refuse. Does not mutate.
 
-        The last masks asked for are those behind these guesses.
+        The last request for masks must have been for these guesses.
         """
         masks = self.held.masks
         if masks is None or self.has_ended:
@@ -102,7 +102,7 @@ class GrammarRow:
 
 
 class GrammarRows:
-    """The rows of a worker that have a grammar; `masks` None: no row may have one."""
+    """The rows of a worker that have a grammar. If `masks` is None, no row can have one."""
 
     def __init__(self, masks: MaskService | None, eos_token_ids: frozenset[int]) -> None:
         self._masks = masks
@@ -128,9 +128,9 @@ class GrammarRows:
             self._masks.drop(found.held)
 
     def ask(self, texts: Mapping[int, array[int]], guesses: Mapping[int, int] = NO_GUESSES) -> None:
-        """Ask for the masks that rows need next, by their texts. Mutates what is known of texts.
+        """Request the masks that rows need next, by their texts. Mutates the state of texts.
 
-        `guesses`: how many tokens to foresee for rows at most, where their grammars leave no choice.
+        `guesses`: by row, the most tokens to predict if the grammar forces them.
         """
         for row, text in texts.items():
             if row in self._rows and self._masks is not None:
@@ -146,9 +146,9 @@ class GrammarRows:
         drafts: Mapping[int, Sequence[int]],
         guesses: Mapping[int, int] = NO_GUESSES,
     ) -> None:
-        """Ask for the masks behind drafts, while a step computes them. Mutates what is known of texts.
+        """Request the masks after drafts, while a step computes them. Mutates the state of texts.
 
-        `guesses`: how many tokens to foresee behind them at most.
+        `guesses`: by row, the most tokens to predict after the drafts.
         """
         if self._masks is None or not self._rows:
             return
@@ -158,11 +158,11 @@ class GrammarRows:
         self._masks.flush()
 
     def may_guess(self, row: int) -> bool:
-        """Return whether guesses cannot cost the row what its text needs: time, or a mask that comes late."""
+        """Return whether guesses for a row cannot slow down its text, or make its masks late."""
         return row not in self._rows or (self._masks is not None and self._masks.is_cheap(self._rows[row].held))
 
     def forced(self, texts: Mapping[int, array[int]]) -> dict[int, Sequence[int]]:
-        """Return the tokens about which the grammars of rows are known to leave no choice. Mutates what is known."""
+        """Return the next tokens that the grammars of rows force, as far as known. Mutates the state of texts."""
         held = {row: text for row, text in texts.items() if row in self._rows and not self._rows[row].has_ended}
         if self._masks is None or not self._masks.foresees or not held:
             return {}
@@ -172,9 +172,9 @@ class GrammarRows:
         return {row: self._rows[row].forced(text) for row, text in held.items()}
 
     def cut(self, texts: Mapping[int, array[int]], guesses: Mapping[int, Guesses]) -> dict[int, Guesses]:
-        """Return guesses of texts up to the first that a grammar refuses. Mutates what is known of texts.
+        """Return guesses of texts up to the first that a grammar refuses. Mutates the state of texts.
 
-        They are left whole, up to `MOST_UNSURE`, where the answer does not come in a moment.
+        Keeps up to `MOST_UNSURE` of them if the grammar's answer does not arrive in time.
         """
         unsure = {
             row: found.tokens[:MOST_UNSURE]
@@ -190,7 +190,7 @@ class GrammarRows:
         return {row: found for row, found in kept.items() if found.tokens}
 
     def masks_behind(self, guesses: Mapping[int, Sequence[int]]) -> RowMasks:
-        """Return the masks of rows for the token after some guesses, asked for before: those that come in a moment."""
+        """Return the requested masks of rows for the token after some guesses; leaves out those that are late."""
         rows = [row for row in guesses if row in self._rows]
         if not rows:
             return NO_MASKS
@@ -222,7 +222,7 @@ class GrammarRows:
         step_s: float,
         num_entries: int,
     ) -> RowMasks:
-        """Return the masks of the rows that draw, by their texts and drafts. Mutates what is known of texts.
+        """Return the masks of the rows that draw, by their texts and drafts. Mutates the state of texts.
 
         `step_s`: the compute time of the step; `num_entries`: its number of rows.
         """
@@ -242,12 +242,12 @@ class GrammarRows:
         return self._collected(held, drafts)
 
     def close(self) -> None:
-        """End the processes that make masks. May be called twice."""
+        """End the processes that make masks; may be called twice."""
         if self._masks is not None:
             self._masks.close()
 
     def _wait_a_little(self, rows: Collection[int]) -> None:
-        """Wait for the cheap masks among those of rows. Mutates what is known of texts."""
+        """Wait for the cheap masks of rows. Mutates the state of texts."""
         if self._masks is None or not rows:
             return
         began_s = time.perf_counter()
@@ -299,10 +299,10 @@ class _Collected:
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """The masks of a step, their places by row, the rows that have failed, and the rows that are late."""
+    """The masks of a step, their indices by row, the rows that have failed, and the rows that are late."""
 
     words: MaskArray  # [num_masks, num_words]
-    places: Mapping[int, IntArray]  # by row: for its draw, and for those after its drafts; NO_MASK: none
+    places: Mapping[int, IntArray]  # by row: one index per draw, the later ones after its drafts; NO_MASK: none
     failures: Mapping[int, str]
     late: frozenset[int] = frozenset()
 
@@ -317,7 +317,7 @@ class RowMasks:
         return TokenMasks(np.concatenate(parts), self.words)
 
     def most_draws(self, row: int) -> int | None:
-        """Return how many draws of a row have the mask that they need; None: they need none. Does not mutate."""
+        """Return the number of a row's draws that have their mask; None: they need none. Does not mutate."""
         return int((self.places[row] != NO_MASK).sum()) or None if row in self.places else None
 
     def _first(self, row: int) -> int:

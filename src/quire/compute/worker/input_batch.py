@@ -1,6 +1,6 @@
 """InputBatch: the state that a worker keeps between steps, and the arrays of one step.
 
-A plan has only differences. So the batch keeps the known tokens of each row and one block table per KV
+A plan contains only differences. So the batch keeps the known tokens of each row and one block table per KV
 group. It applies the differences in the contract's order (rows released, rows taken, table entries
 changed), and then builds the flat arrays of the step. Building does not mutate: a sampled token becomes
 known only when the worker calls `append`, and drafts exist only within one step.
@@ -9,8 +9,8 @@ known only when the worker calls `append`, and drafts exist only within one step
 
 Each step is checked before it runs: a row may compute only known tokens, and every position that it reads
 or writes must be in a block of its tables. A plan that breaks this would read another request's memory, so
-it fails as a whole. A row that has failed alone (bad sampling settings, logits that are not finite) stays
-failed until it is released, and takes no part in steps that were planned before the scheduler knew.
+the entire plan fails. A row that has failed alone (bad sampling settings, logits that are not finite) stays
+failed until it is released, and steps that were planned before the scheduler knew leave it out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.core.step import NO_BLOCK, RowStart, StepPlan, TableChanges
 
 @dataclass(slots=True)
 class RowState:
-    """The state of a row. `failure`, once set, says what went wrong and stays.
+    """The state of a row. `failure` is the reason why the row has failed; once set, it stays.
 
     The first `num_prompt_logits` positions need logits whenever they are computed.
     """
@@ -91,7 +91,7 @@ class InputBatch:
         self._rows[row].failure = message
 
     def failure(self, row: int) -> str | None:
-        """Return what went wrong with a row, or None."""
+        """Return the reason why a row has failed, or None."""
         return self._row(row).failure
 
     def build(self, plan: StepPlan, left_out: Collection[int] = ()) -> StepInputs:
@@ -123,7 +123,7 @@ class InputBatch:
     def _inputs(
         self, entries: Sequence[int], columns: tuple[IntArray, IntArray, IntArray, IntArray], token_ids: IntArray
     ) -> StepInputs:
-        """Return the arrays of entries, by the columns of their rows, starts, counts, and how many logits they need."""
+        """Return the arrays of entries, given columns of their rows, starts, counts and numbers of logits."""
         rows, starts, counts, wanted = columns
         self._check_tables(rows, starts, starts + counts)
         query_starts, positions = _running_sum(counts), _spans(starts, counts)
@@ -140,7 +140,7 @@ class InputBatch:
         )
 
     def last_tokens(self, plan: StepPlan) -> IntArray | None:
-        """Return the last token of each row of a plan; None unless each computes just that. Does not mutate."""
+        """Return the last token of each row; None unless each row computes only its last token. Does not mutate."""
         rows = self._rows
         try:
             states = [rows[row] for row in plan.rows]
@@ -238,7 +238,7 @@ class InputBatch:
         if drafts and (samples != 1 or count <= len(drafts)):
             raise ExecutionError(f"row {row} has drafts, but does not compute and sample after them")
         if drafts and not 0 <= min(drafts) <= max(drafts) < self._vocab_size:
-            raise ExecutionError(f"row {row} has a draft that is no token id")
+            raise ExecutionError(f"row {row} has a draft that is not a token id")
 
     def _check_tables(self, rows: IntArray, starts: IntArray, stops: IntArray) -> None:
         """Raise unless the tables hold each position that computing starts … stops - 1 reads or writes."""
@@ -273,7 +273,7 @@ def num_sampled_logits(plan: StepPlan, entry: int) -> int:
 
 
 def _grown(table: IntArray, num_rows: int, num_blocks: int) -> IntArray:
-    """Return a table with room for this many rows and entries: the same one, or a larger copy."""
+    """Return a table with room for this many rows and entries: the table itself, or a larger copy."""
     rows, blocks = table.shape
     if num_rows <= rows and num_blocks <= blocks:
         return table

@@ -1,14 +1,14 @@
-"""The centre of the keys of each layer, which is taken off them before they are rounded to 4 bits.
+"""The centre of the keys of each layer, which is subtracted before the keys are rounded to 4 bits.
 
-The keys of a head have much in common. Taking one vector off all of them changes each score of a query by the same
-number, and so changes no softmax; but 4 bits then hold only the differences. A cap on scores breaks that, and so does a
-sink, whose score does not change with the others: models with either keep their keys as they are.
+The keys of a head have much in common. Subtracting one vector from all of them changes each score of a query by the
+same number, so no softmax changes; but 4 bits then hold only the differences. This fails with a cap on scores, or with
+a sink, whose score does not change with the others: models with either keep their keys unchanged.
 
 The centre is the mean key of a fixed text of token ids, which the model reads once when it is loaded. Any text will do,
-because what keys have in common hardly depends on tokens. A model computes the same bits for the same tokens, so the
-centre does not depend on threads or on how the text is cut. Rotary positions turn keys: each key is turned to all
-positions of a longer text, and the mean of these is taken. Pairs that turn fast then have a centre near zero. Without
-this, the centre would fit short texts only, and make long ones worse than none.
+because the part that keys have in common hardly depends on tokens. A model computes the same bits for the same tokens,
+so the centre does not depend on threads or on how the text is cut. Rotary positions rotate keys: the centre is the mean
+over each key rotated to all positions of a longer text. Pairs that rotate fast then have a centre near zero. Without
+this, the centre would fit short texts only, and would make long texts worse than no centre.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ BLOCK: Final = 16
 STRIDE: Final = 7919
 """Token ids are multiples of this prime, within the vocabulary."""
 NUM_POSITIONS: Final = 2048
-"""The length of the texts that the centre is meant for."""
+"""The length of text that the centre is made for."""
 
 
 def num_blocks(spec: DecoderSpec, kv_spec: KVCacheSpec) -> int:
-    """Return the blocks that the text takes, of `BLOCK` tokens each."""
+    """Return the number of blocks for the text, of `BLOCK` tokens each."""
     return -(-_num_tokens(spec) // BLOCK) * len(kv_spec.groups)
 
 
@@ -74,7 +74,7 @@ def _num_tokens(spec: DecoderSpec) -> int:
 
 
 def _inputs(vocab_size: int, num_groups: int, num_blocks: int, chunk: range) -> StepInputs:
-    """Return the step that computes a chunk of the text; each group has blocks of its own, in order."""
+    """Return the step that computes a chunk of the text; each group has its own blocks, in order."""
     positions = np.array(chunk, np.int64)
     starts = [group * num_blocks for group in range(num_groups)]
     return StepInputs(
@@ -91,7 +91,7 @@ def _inputs(vocab_size: int, num_groups: int, num_blocks: int, chunk: range) -> 
 
 
 def _mean(keys: FloatArray, rope: RopeSpec | None) -> FloatArray:
-    """Return the mean of keys at positions 0, 1, … `[num_tokens, num_kv_heads, head_dim]`, turned to all positions."""
+    """Return the mean of keys at positions 0, 1, … `[num_tokens, num_kv_heads, head_dim]`, rotated to all positions."""
     mean: FloatArray = keys.mean(axis=0)
     if rope is not None:
         half = rope.rotary_dim // 2

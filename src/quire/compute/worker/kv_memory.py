@@ -1,4 +1,4 @@
-"""KVMemory: what a worker needs from the KV memory of its runner, on any device and with any layout."""
+"""KVMemory: the interface of a runner's KV memory to the worker, for any device and layout."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from quire.core.step import StepPlan
 
 
 class KVMemory(Protocol):
-    """The KV memory of one rank. A runner reads it in its own way: the two are made for each other."""
+    """The KV memory of one rank. Only its own runner knows the layout."""
 
     spec: KVCacheSpec
     num_blocks: int
 
     def allocate(self) -> None:
-        """Allocate the memory. Mutates; what was stored is lost."""
+        """Allocate the memory. Mutates; earlier content is lost."""
         ...
 
     def apply(self, plan: StepPlan) -> None:
@@ -25,14 +25,14 @@ class KVMemory(Protocol):
     def read_block(self, block: int, group: int, buffer: memoryview) -> None:
         """Copy the bytes of a block that holds tokens of a group into `buffer`. Does not mutate the memory.
 
-        What a group with fewer layers leaves unused is not among them: the rest of the buffer stays as it is.
+        A group with fewer layers fills only the beginning of the buffer; the rest stays unchanged.
         """
         ...
 
     def write_block(self, block: int, group: int, buffer: memoryview) -> None:
-        """Copy the bytes that `read_block` has read back into a block, after all steps submitted before. Mutates."""
+        """Copy bytes that `read_block` has read back into a block, after all steps submitted earlier. Mutates."""
         ...
 
     def release(self) -> None:
-        """Give the memory back. Mutates; may be called twice."""
+        """Release the memory. Mutates; may be called twice."""
         ...

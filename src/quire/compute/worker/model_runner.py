@@ -2,7 +2,7 @@
 
     plan ─► InputBatch.build ─► StepInputs ─► ModelRunner.run ─► StepOutputs ─► Sampler ─► result
 
-The tokens of all sequences of a step follow one another, without padding. A runner writes the keys and
+The tokens of all sequences of a step are concatenated, without padding. A runner writes the keys and
 values of exactly these tokens to their slots, and reads only slots of the same sequences, through their
 block tables.
 """
@@ -43,7 +43,7 @@ class StepInputs:
     logit_indices: IntArray  # [num_logits], each an index of a token
     rows: IntArray  # [num_sequences]
     state_indices: IntArray = field(default_factory=lambda: NO_INDICES)  # [num_states], each an index of a token
-    adapters: tuple[str, ...] = ()  # [num_sequences], the digest of each, empty for none; (): no sequence has one
+    adapters: tuple[str, ...] = ()  # [num_sequences], digests, empty for no adapter; (): no sequence has one
 
     def tokens_of(self, sequence: int) -> slice:
         """Return the slice of a sequence's tokens."""
@@ -74,7 +74,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """The outputs of a model: the logits, the hidden states asked for, and which of its outputs are finite.
+    """The outputs of a model: the logits, the requested hidden states, and which outputs are finite.
 
     Rows of logits may have padding of any content after the vocabulary.
     """
@@ -86,7 +86,7 @@ class StepOutputs:
 
 
 class ModelRunner(Protocol[Memory_contra]):
-    """A model that can compute steps, over its own kind of KV memory."""
+    """A model that computes steps over its own kind of KV memory."""
 
     @property
     def vocab_size(self) -> int:

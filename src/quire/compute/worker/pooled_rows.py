@@ -2,7 +2,7 @@
 
     step    hidden states after the final norm, of the last token or of all ──► sum of the row ──► vector at the end
 
-A sum is added token after token in float64, so a vector has the same bits wherever the text was cut into steps.
+A sum adds token after token in float64, so a vector has the same bits however the text was cut into steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.core.step import StepPlan
 
 @dataclass(slots=True)
 class _Row:
-    """What is known of a row: the sum of the states of its first `num_added` tokens."""
+    """The state of a row: the sum of the hidden states of its first `num_added` tokens."""
 
     pooling: Pooling
     num_tokens: int
@@ -34,7 +34,7 @@ class _Row:
         return range(start if self.pooling.kind == "mean" else max(start, self.num_tokens - 1), end)
 
     def add(self, states: FloatArray, positions: range) -> None:
-        """Add the states of positions that follow those before. Mutates."""
+        """Add the states of the next positions. Mutates."""
         for position, state in zip(positions, states, strict=True):
             if self.pooling.kind != "mean" or position == 0:
                 self.sum = state.astype(np.float64)
@@ -54,7 +54,7 @@ class _Row:
 
 
 class PooledRows:
-    """The pooled rows of a worker, and what was added for each. `classifier`: of a model with labels."""
+    """The pooled rows of a worker, and their sums. `classifier`: of a model with labels."""
 
     def __init__(self, classifier: Classifier | None = None) -> None:
         self._classifier = classifier
@@ -81,7 +81,7 @@ class PooledRows:
         return replace(inputs, state_indices=np.array(indices, np.int64)) if indices else inputs
 
     def vectors(self, plan: StepPlan, inputs: StepInputs, states: FloatArray) -> dict[int, bytes]:
-        """Add the hidden states of a step; return the vectors of rows that are whole now. Mutates."""
+        """Add the hidden states of a step; return the vectors of rows that are now complete. Mutates."""
         found: dict[int, bytes] = {}
         first = 0
         for entry in inputs.entries if self._rows else ():

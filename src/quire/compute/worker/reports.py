@@ -9,7 +9,7 @@ from quire.core.logprobs import TokenLogprobs
 
 
 def reports(choices: Choices, first: int, count: int, num_logprobs: int) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of `count` choices, with the likeliest ones; none if that number is negative."""
+    """Return the log-probabilities of `count` choices and the likeliest tokens; empty if `num_logprobs` is negative."""
     if num_logprobs < 0:
         return ()
     return tuple(

@@ -1,13 +1,13 @@
-"""RowRules: the rules that change the logits of one row, as its text grows. Only rows that ask for rules have them.
+"""RowRules: the rules that change the logits of one row, as its text grows. Rows without rules have none.
 
     known tokens ──► TokenCounts ──► seen, counts      penalties
                  └─► BadWords    ──► banned            the last token of a bad word whose others were just written
-    allowed, biases                                    the same at every place
+    allowed, biases                                    the same at every position
 
 Everything depends only on the tokens before the draw, never on the steps that made them: `at` gets the text and
-catches up with it. So it is right after a preemption, in a branch that inherits its prompt, and after drafts, where a
-draw sees the drafts before it. While the last token of a text is `UNKNOWN`, its draws have no counts: the runner, which
-has the token, goes on with its own counts (`step_ahead`).
+catches up with it. So rules hold after a preemption, in a branch that inherits its prompt, and after drafts: each draw
+sees the drafts before it. While the last token of a text is `UNKNOWN`, its draws have no counts: the runner, which has
+the token, continues with its own counts (`step_ahead`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RowRules:
 
 
 class BadWords:
-    """Sequences of tokens that may not be written.
+    """Sequences of tokens that must not be generated.
 
     >>> BadWords([(5,), (1, 2), (9, 1, 3)]).banned_after(array("i", [9, 1]))
     {2, 3, 5}
@@ -104,7 +104,7 @@ class BadWords:
 
 
 class TokenCounts:
-    """Which tokens are in a text, and how often in its output; without its prompt: only those of the output.
+    """The distinct tokens of a text, and how often each occurs in the output; without the prompt: of the output only.
 
     >>> counts = TokenCounts(2, with_prompt=True)
     >>> counts.follow(array("i", [7, 8, 9, 7, 9]))
@@ -120,7 +120,7 @@ class TokenCounts:
         self._counts = np.zeros(16, np.int64)
 
     def follow(self, text: array[int]) -> None:
-        """Count what has been added to the text since the last call. Mutates; O(new tokens)."""
+        """Count the tokens added to the text since the last call. Mutates; O(new tokens)."""
         for token in text[self._num_counted : self._num_prompt_tokens]:
             self._place(token)
         for token in text[max(self._num_counted, self._num_prompt_tokens) :]:

@@ -5,7 +5,7 @@ The settings of a row are stored once, when a request takes it, in one column pe
 Usually a row makes one draw. A row that opens into k sequences makes k, all from the same logits, each with the seed
 of its sequence. A row with d drafts makes 1 + d, from the logits after each of them: it accepts only drafts that it
 would have drawn itself, so drafts change the number of steps and never the text. `row_rules` changes logits according
-to the text; rows without such rules pay nothing for those of others.
+to the text; they cost nothing for rows without such rules.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ TEMPERATURE: Final = DRAW_PARAMETERS.index("temperature")
 class Sampling:
     """The rows that sample in a step, one entry each.
 
-    `next_positions` is the position of the first token drawn. `num_draws` counts an entry's draws, and `drafted` tells
-    draws that follow drafts from draws that open sequences. `texts` are the known tokens of each row, and `masks` the
-    tokens that grammars allow.
+    `next_positions` is the position of the first token drawn. `num_draws` counts an entry's draws, and `drafted`
+    distinguishes draws that follow drafts from draws that open sequences. `texts` are the known tokens of each row, and
+    `masks` the tokens that grammars allow.
     """
 
     rows: IntArray
@@ -67,7 +67,7 @@ class SamplingColumns:
             self._integers = np.pad(self._integers, width)
         self._parameters[:, row] = [getattr(sampling, name) for name in DRAW_PARAMETERS]
         if sampling.top_k == 1:
-            # top_k 1 is the greedy choice. Temperature 0 avoids that rounding makes two weights equal.
+            # top_k 1 is the greedy choice. With temperature 0, rounding cannot make two weights equal.
             self._parameters[TEMPERATURE, row] = 0.0
         logprobs = [NO_LOGPROBS if k is None else k for k in (sampling.logprobs, sampling.prompt_logprobs)]
         self._integers[:, row] = seed_of(start), *logprobs
@@ -76,7 +76,7 @@ class SamplingColumns:
             self._rules[row] = RowRules(start, self._eos_token_ids)
 
     def num_prompt_logprobs(self, row: int) -> int:
-        """Return how many of the likeliest tokens to report at each place of a row's prompt. Does not mutate."""
+        """Return how many of the likeliest tokens to report at each position of a row's prompt. Does not mutate."""
         return int(self._integers[2, row])
 
     def release(self, row: int) -> None:
@@ -84,7 +84,7 @@ class SamplingColumns:
         self._rules.pop(row, None)
 
     def draws(self, sampling: Sampling) -> Draws:
-        """Return the draws of a step, entry by entry. Mutates only what is known of texts."""
+        """Return the draws of a step, entry by entry. Mutates only the token counts of texts."""
         counts = sampling.num_draws
         entry = np.repeat(np.arange(len(counts)), counts)
         index = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the entry
@@ -107,10 +107,10 @@ class SamplingColumns:
         texts: Sequence[tuple[array[int], Sequence[int]]],
         masks: RowMasks,
     ) -> Draws:
-        """Return a draw of each row, by its seed, for a guess of its token at a position; reports nothing.
+        """Return a draw for each row, by its seed, that guesses its token at a position; reports nothing.
 
-        `texts`: what the rules of the rows see, the known tokens and the guesses behind them; none: no rules. `masks`
-        has a mask for each row with a grammar. Mutates only what is known of texts.
+        `texts`: the tokens that the rules see, known ones and then guesses; empty: no rules. `masks` has a mask for
+        each row with a grammar. Mutates only the token counts of texts.
         """
         found = [
             NO_RULES if row not in self._rules else self._rules[row].at(text, guesses)[-1]

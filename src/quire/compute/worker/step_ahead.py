@@ -1,19 +1,19 @@
-"""Steps ahead: launches a step while the step before it runs; its sampled tokens become known later.
+"""Steps ahead: launches a step while the previous step runs, whose sampled tokens become known later.
 
     host     build 1, launch │ build 2, launch │ wait 1, result │ build 3, launch │ wait 2, result │ …
     device                   └── step 1 ───────┴── step 2 ──────┴── step 3 ───────┴── …
 
 A device that waits until the host has read its tokens, scheduled the next step and built its inputs is idle for a large
-part of every step. It need not wait, because a sampled token is already on the device. So the row's text goes on with
+part of every step. It need not wait, because a sampled token is already on the device. So the row's text continues with
 `UNKNOWN`, the runner takes the row's last token from device memory, and the text is completed when the result is
 collected.
 
-Rules that need no token of the text are those of any step: `min_tokens`, biases, tokens that are allowed or banned. The
-counts of penalties go on where the tokens are: the runner gets the counts of a text whose tokens are all known, and
-counts each token that it draws from them. This does not work for other choices that depend on the text or on
-log-probabilities: bad words of several tokens, grammars, beams, reports, drafts, guesses to be made. A plan with such a
-row is computed when all tokens before it are known, and so is every plan without a `Launcher`. Whether a row's numbers
-are finite is also known late: by then the row's next step may be running, and its token is thrown away.
+Rules that depend on no token of the text work as in any step: `min_tokens`, biases, tokens that are allowed or banned.
+The runner continues the counts of penalties: it gets the counts of a text whose tokens are all known, and then counts
+each token that it draws. This does not work for other choices that depend on the text or on log-probabilities: bad
+words of several tokens, grammars, beams, reports, drafts, guesses to be made. A plan with such a row is computed when
+all earlier tokens are known, and so is every plan without a `Launcher`. Whether a row's numbers are finite is also
+known late: by then the row's next step may be running, and its token is discarded.
 """
 
 from __future__ import annotations
@@ -56,27 +56,27 @@ class Launcher(Protocol[Memory_contra]):
     """A runner that also samples, and returns before either is done."""
 
     def prepare(self, cache: Memory_contra) -> None:
-        """Do slow work before the first step; the memory is allocated. Mutates the launcher only."""
+        """Do slow work before the first step, when the memory is allocated. Mutates the launcher only."""
         ...
 
     def launch(self, inputs: StepInputs, draws: Draws, cache: Memory_contra) -> StepUnderWay:
-        """Start a step of at least one token, a draw for each row of logits. Mutates its slots in the cache.
+        """Start a step of at least one token, with a draw for each row of logits. Mutates its slots in the cache.
 
-        An `UNKNOWN` token of the inputs is the one that its row drew in the step launched last. The draw after it
-        lacks the counts of its penalties: they are those of that step, and the token.
+        An `UNKNOWN` token of the inputs is the token that its row drew in the step launched last. The draw after it
+        comes without counts for penalties: the launcher adds the token to the counts of that step.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A running step, and the rows that get its tokens: those that held the places when it was launched."""
+    """A running step, and the states of the rows at its launch, which get its tokens."""
 
     plan: StepPlan
     inputs: StepInputs
     states: tuple[RowState, ...]  # one per entry of the plan
     sampling: tuple[int, ...]  # entries that draw
-    step: StepUnderWay | None  # None: every row had failed before
+    step: StepUnderWay | None  # None: every row had failed earlier
 
     def result(self) -> StepResult:
         """Wait for the step and return its result. Mutates the rows: their tokens become known."""
@@ -129,7 +129,7 @@ class StepsAhead:
         return Launched(plan, inputs, states, sampling, step)
 
     def _draws(self, plan: StepPlan, sampling: tuple[int, ...], states: tuple[RowState, ...]) -> Draws:
-        """Return a draw for each entry that samples: each has one row of logits, and no other entry has any."""
+        """Return a draw for each entry that samples; only these entries have a row of logits, one each."""
         rows, starts, counts = (np.array(column, np.int64) for column in (plan.rows, plan.starts, plan.counts))
         entries, count = np.array(sampling, np.int64), len(sampling)
         return self._columns.draws(
@@ -146,9 +146,9 @@ class StepsAhead:
 
 
 def broken(inputs: StepInputs, finite: BoolArray, finite_logits: BoolArray) -> Iterator[tuple[int, str]]:
-    """Yield the entries with numbers that are not finite, and which. Chunks count: their keys and values may be shared.
+    """Yield the entries with numbers that are not finite, and an error message for each.
 
-    Does not mutate.
+    Includes chunks of a prompt: other requests may share their keys and values. Does not mutate.
     """
     if finite.all() and finite_logits.all():
         return

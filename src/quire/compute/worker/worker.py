@@ -1,15 +1,15 @@
 """Worker: an Executor in this process, one model over one KV memory.
 
-A step runs when it is submitted; `collect` returns the queued result. That keeps the contract with several
-plans in flight: plans take effect in the order of submission, and a row has the token of an earlier step in
-its own state, whether or not the scheduler has collected it. With a `Launcher`, a submitted step is only
-started if its plan allows that (see `step_ahead`), and `collect` waits for it.
+A step runs when it is submitted; `collect` returns the queued result. This keeps the contract with several
+plans in flight: plans take effect in the order of submission, and a row's state includes the token of an
+earlier step, whether or not the scheduler has collected it. With a `Launcher`, `submit` only starts the
+step if its plan allows that (see `step_ahead`), and `collect` waits for it.
 
 An error of one request becomes an entry of `failures` and affects no other row: settings that this worker
 does not support, hidden states or logits that are not finite. Every other error fails the step: `collect`
 raises `ExecutionError`, no token of the step becomes known, the differences, copies and moves of its plan
-stay applied, and the plans after it fail too. If even those could not be applied, later plans have nothing
-to rely on: that is an `ExecutorLostError`.
+stay applied, and the plans after it fail too. If the worker cannot apply even the differences, copies and
+moves, later plans cannot rely on them: that is an `ExecutorLostError`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Worker:
             if self._draft is not None:
                 self._draft.note(plan, batch)
         else:
-            # A choice may depend on the tokens of the steps before.
+            # A choice may depend on the tokens of earlier steps.
             if self._results:
                 self._results = deque(_finished(each) for each in self._results)
             self._results.append(_outcome(plan, lambda: self._compute(plan, batch)))
@@ -111,7 +111,7 @@ class Worker:
     def collect(self) -> StepResult:
         """Return the result of the oldest plan in flight. Mutates the queue.
 
-        If the step failed, the plans after it fail too: they may depend on what it did not compute.
+        If the step failed, the plans after it fail too: they may depend on its missing results.
         """
         if not self._results:
             raise ExecutionError("no plan is under way")
@@ -125,7 +125,7 @@ class Worker:
         return replace(result, transfers=transfers) if transfers else result
 
     def shutdown(self) -> None:
-        """Give the memory back and drop steps in flight. Mutates; may be called twice."""
+        """Release the memory and drop steps in flight. Mutates; may be called twice."""
         self._batch = None
         self._results.clear()
         self._grammars.close()
@@ -170,7 +170,7 @@ class Worker:
                 self._proposer.begin(start)
             self._adapters.start(start)
         except Exception as error:
-            batch.fail(start.row, f"its settings cannot be entered: {type(error).__name__}: {error}")
+            batch.fail(start.row, f"its settings cannot be stored: {type(error).__name__}: {error}")
 
     def _compute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
         if self._transfers is not None and plan.transfers.is_waiting:
@@ -198,21 +198,22 @@ class Worker:
         return replace(result, proposals=proposals | guesses, duration_us=duration_us, draft_us=draft_us)
 
     def _microseconds_with_plan(self, began_s: float) -> int:
-        """Return how long a step took that began then, with the time since the last result, in which it was planned.
+        """Return the duration of a step that began at `began_s`, with its planning: the time since the last result.
 
-        Guesses make plans slower too. A pause between requests is no part of that: at most the step's own time counts.
+        Guesses slow down planning too. Pauses between requests must not count, so planning counts as no longer than
+        the step itself.
         """
         now_s = time.perf_counter()
         return round(1e6 * (now_s - began_s + min(began_s - self._collected_s, now_s - began_s)))
 
     def _guess(self, plan: StepPlan, texts: Mapping[int, array[int]], proposer: Proposer) -> dict[int, Guesses]:
-        """Return guesses for the rows of which the plan asks them, and which have a new token."""
+        """Return guesses for rows with a new token for which the plan requests them."""
         forced = self._grammars.forced(texts)
         wanted = {row: Wanted(text, plan.proposals[row], forced.get(row, ())) for row, text in texts.items()}
         return self._grammars.cut(texts, proposer.propose(wanted))
 
     def _forget_guesses(self, row: int) -> None:
-        """A row is free, or begins a text. Mutates."""
+        """Forget the guesses of a row that is free or begins another text. Mutates."""
         self._rivals.release(row)
         if self._draft is not None:
             self._draft.release(row)
@@ -251,7 +252,7 @@ class Worker:
         )
 
     def _draw(self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch) -> StepResult:
-        """Return the tokens of a step that took the short way, and make them known."""
+        """Return the tokens of a step of plain decodes, and make them known."""
         count = len(inputs.rows)
         draws = self._columns.draws(
             Sampling(
@@ -281,7 +282,7 @@ class Worker:
     def _report_prompts(
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch
     ) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """Return, by row, the log-probabilities of the prompt tokens after those computed. Does not mutate."""
+        """Return, by row, the log-probabilities of the prompt tokens that follow computed ones. Does not mutate."""
         found: dict[int, tuple[TokenLogprobs, ...]] = {}
         for sequence, entry in enumerate(inputs.entries):
             row, count = plan.rows[entry], batch.num_prompt_logits(plan, entry)
@@ -325,7 +326,7 @@ class Worker:
         num_draws = [
             1 + len(guesses) if guesses else plan.samples[entry] for entry, guesses in zip(entries, drafts, strict=True)
         ]
-        # The logits to sample from are the last ones of an entry, after those of its prompt.
+        # The logits to sample from are the last ones of an entry, after its prompt's.
         logit_ends = inputs.logit_starts[np.array(sequences) + 1]
         draws = self._columns.draws(
             Sampling(
@@ -357,7 +358,7 @@ class Worker:
         return sampled
 
     def _mask(self, plan: StepPlan, inputs: StepInputs, rows: list[int], batch: InputBatch) -> RowMasks:
-        """Return the tokens that the grammars of rows allow next; a row that cannot go on fails."""
+        """Return the tokens that the grammars of rows allow next; a row that cannot continue fails."""
         texts = {row: batch.tokens(row) for row in rows}
         masks = self._grammars.mask(texts, plan.drafts, step_s=self._step_s, num_entries=len(inputs.entries))
         for row, message in masks.failures.items():
@@ -367,7 +368,7 @@ class Worker:
     def _search(
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch, sequences: list[int]
     ) -> tuple[dict[int, _Sampled], dict[int, tuple[Hypothesis, ...]]]:
-        """Return the next tokens of searches, and the texts of those that are over; make the tokens known."""
+        """Return the next tokens of searches, and the texts of finished searches; make the tokens known."""
         places = {plan.rows[inputs.entries[sequence]]: sequence for sequence in sequences}
         opening = [row for row, sequence in places.items() if plan.samples[inputs.entries[sequence]] > 1]
         moving = [row for row in places if row not in opening]
@@ -388,7 +389,7 @@ class Worker:
                 searches[rows[0]] = found
             for row, step in steps.items():
                 sampled[inputs.entries[places[row]]] = _Sampled(step.token_ids, parent=step.parent)
-                if step.parent == row:  # any other row starts again, with the text that it continues
+                if step.parent == row:  # any other row restarts, with the text that it continues
                     batch.append(row, step.token_ids[:1])
         return sampled, searches
 
@@ -403,7 +404,7 @@ _NOTHING = _Sampled([])
 
 
 def accepted(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
-    """Return the drafts that equal the tokens drawn in their place, and the next token drawn.
+    """Return the leading drafts that equal the tokens drawn at their positions, and the next token drawn.
 
     >>> accepted([2, 3, 0], [2, 1]), accepted([2, 3, 0], [2, 3])
     ([2, 3], [2, 3, 0])
@@ -447,7 +448,7 @@ def _failure(kind: type[ExecutionError], plan: StepPlan, error: Exception) -> Ex
 
 
 def _parents(plan: StepPlan, sampled: dict[int, _Sampled]) -> array[int]:
-    """Return the row that each entry continues; empty if each continues itself."""
+    """Return the row that each entry continues; empty if each continues its own."""
     parents = plan.rows[:]
     for entry, one in sampled.items():
         if one.parent >= 0:

@@ -19,7 +19,7 @@ from quire.core.private_files import FIELD, make_private
 
 @dataclass(frozen=True, slots=True)
 class StoreSummary:
-    """What is known of a store without its blocks. `num_blocks` and `tenants` are None while an engine uses it."""
+    """The facts about a store, without its blocks. `num_blocks` and `tenants` are None while an engine uses it."""
 
     name: str
     model: str
@@ -31,7 +31,7 @@ class StoreSummary:
 
 
 def summaries(parent: Path) -> list[StoreSummary]:
-    """Return what is in each store of a folder. Raises `InvalidConfigError` if the folder may not be used."""
+    """Return a summary of each store in a folder. Raises `InvalidConfigError` if the folder must not be used."""
     require_folder(parent)
     found = []
     for path in stores_in(parent):
@@ -49,7 +49,7 @@ def summaries(parent: Path) -> list[StoreSummary]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[SlotFile | None]:
-    """Open a store for the time of a block; None if an engine uses it."""
+    """Return a context with the open store, or with None if an engine uses it."""
     folder = StoreFolder.existing(path)
     if folder is None:
         yield None
@@ -64,7 +64,7 @@ def opened(path: Path) -> Iterator[SlotFile | None]:
 
 
 def damaged(store: SlotFile) -> list[KeptBlock]:
-    """Return the blocks whose bytes are not those that were written. Reads the whole store; does not mutate."""
+    """Return the blocks whose bytes are not as written. Reads the entire store; does not mutate."""
     buffer, found = memoryview(bytearray(store.block_bytes)), []
     for block in store.kept:
         try:
@@ -75,7 +75,7 @@ def damaged(store: SlotFile) -> list[KeptBlock]:
 
 
 def forget(store: SlotFile, tenant: str | None) -> int:
-    """Forget the blocks of a tenant, or all; return how many there were. Mutates the store."""
+    """Forget the blocks of a tenant, or all; return their number. Mutates the store."""
     owners = tenants_of(store.kept)
     gone = [block for block in store.kept if tenant is None or owners[block.serial] == tenant]
     for block in gone:
@@ -84,7 +84,7 @@ def forget(store: SlotFile, tenant: str | None) -> int:
 
 
 def tenants_of(kept: list[KeptBlock]) -> dict[int, str]:
-    """Return the tenant of each serial: that of the first block of its path. Pure."""
+    """Return the tenant of each serial: the tenant of its path's first block. Pure."""
     owners: dict[int, str] = {}
     for block in kept:
         owners[block.serial] = owners[block.parent] if block.scope is None else block.scope.tenant
@@ -92,14 +92,14 @@ def tenants_of(kept: list[KeptBlock]) -> dict[int, str]:
 
 
 def require_folder(parent: Path) -> None:
-    """Raise `InvalidConfigError` unless this is a folder of stores that may be used."""
+    """Raise `InvalidConfigError` unless this is a folder of stores that this process may use."""
     if not parent.is_dir():
         raise InvalidConfigError(FIELD, str(parent), "the folder of a disk cache")
     make_private(parent)
 
 
 def meta_of(path: Path) -> dict[str, Any]:
-    """Return what the `meta.json` of a store says."""
+    """Return the content of a store's `meta.json`."""
     with open(path / "meta.json", "rb") as file:
         meta: dict[str, Any] = json.loads(file.read(MAX_META_BYTES))
     return meta

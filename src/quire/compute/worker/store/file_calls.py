@@ -1,4 +1,4 @@
-"""FileCalls: the few calls that a store makes on its files, whole or not at all. Tests put faults here."""
+"""FileCalls: the few file operations of a store; each completes or raises. Tests inject faults here."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 
 
 class FileCalls:
-    """Reads and writes at a position; a short read is an error, a short write goes on."""
+    """Reads and writes at a position; a short read is an error, a short write continues."""
 
     def read(self, descriptor: int, buffer: memoryview, position: int) -> None:
-        """Fill `buffer` with the bytes at `position`; raises `OSError` if the file ends before."""
+        """Fill `buffer` with the bytes at `position`; raises `OSError` if the file is too short."""
         while buffer:
             count = os.preadv(descriptor, [buffer], position)
             if not count:
@@ -25,5 +25,5 @@ class FileCalls:
             left, position = left[count:], position + count
 
     def reserve(self, descriptor: int, position: int, size: int) -> None:
-        """Have the system reserve room on the disk, so that no later write lacks it."""
+        """Reserve disk space, so that no later write fails for lack of space."""
         os.posix_fallocate(descriptor, position, size)

@@ -3,8 +3,8 @@
     DIR/<fingerprint>/    meta.json, lock, slots.idx, blocks.bin
 
 Folders have mode 0700 and files 0600. A folder or file that is a link, belongs to another user, or can be read or
-written by others is refused: prompts are in it. Everything is opened by way of the folder's descriptor, so a folder
-that is exchanged meanwhile changes nothing. A second engine with the same fingerprint takes `<fingerprint>.1`.
+written by others is refused, because it contains prompts. All files are opened through the folder's descriptor, so
+replacing the folder meanwhile has no effect. A second engine with the same fingerprint takes `<fingerprint>.1`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class StoreFolder:
 
     @classmethod
     def open(cls, parent: Path, name: str) -> StoreFolder:
-        """Open the folder for a fingerprint, made where it is missing, and lock it; the next one if it is taken.
+        """Open and lock the folder for a fingerprint, and create it if it is missing; if it is taken, try the next.
 
-        Raises `InvalidConfigError` if `parent` or the folder may not be used.
+        Raises `InvalidConfigError` if `parent` or the folder must not be used.
         """
         make_private(parent)
         for number in range(MAX_ENGINES):
             path = parent / (f"{name}.{number}" if number else name)
-            # The engine of a server that was killed takes a moment to notice that, and to end.
+            # After a server was killed, its engine takes a moment to notice and to end.
             for _ in range(1 if number else NUM_TRIES):
                 folder = cls._try(path)
                 if folder is not None:
@@ -55,7 +55,7 @@ class StoreFolder:
 
     @classmethod
     def existing(cls, path: Path) -> StoreFolder | None:
-        """Lock a store that exists; None if an engine uses it. Raises `InvalidConfigError` if it may not be used."""
+        """Lock an existing store; None if an engine uses it. Raises `InvalidConfigError` if it must not be used."""
         if not is_store(path):
             raise InvalidConfigError(FIELD, str(path), "a store, with its meta.json")
         return cls._try(path)
@@ -81,7 +81,7 @@ class StoreFolder:
         return cls(path, descriptor, lock)
 
     def file(self, name: str) -> int:
-        """Return a descriptor of a file of the folder, made where it is missing."""
+        """Return a descriptor of a file in the folder; creates the file if it is missing."""
         return open_private(self._descriptor, self.path, name)
 
     def remove(self) -> None:
@@ -100,7 +100,7 @@ class StoreFolder:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a folder is a store of ours: not a link, and `meta.json` bears our mark. Does not mutate."""
+    """Whether a folder is one of our stores: not a link, and with our mark in `meta.json`. Does not mutate."""
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             return False
@@ -112,18 +112,18 @@ def is_store(path: Path) -> bool:
 
 
 def stores_in(parent: Path) -> list[Path]:
-    """Return the stores in a folder, the one used longest ago first. Does not mutate."""
+    """Return the stores in a folder, least recently used first. Does not mutate."""
     found = [path for path in parent.iterdir() if is_store(path)]
     return sorted(found, key=lambda path: (path / "lock").stat().st_mtime if (path / "lock").exists() else 0.0)
 
 
 def store_bytes(path: Path) -> int:
-    """Return the bytes that the files of a store take on disk."""
+    """Return the disk space of a store's files, in bytes."""
     return sum((path / name).lstat().st_blocks * 512 for name in FILES if os.path.lexists(path / name))
 
 
 def remove_store(path: Path) -> bool:
-    """Remove a store that no engine uses; return whether that was done."""
+    """Remove a store unless an engine uses it; return whether it was removed."""
     folder = StoreFolder.existing(path)
     if folder is None:
         return False

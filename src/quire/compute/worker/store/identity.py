@@ -1,10 +1,10 @@
 """The identity of a store: everything that the bits of its blocks depend on.
 
-Two engines may share blocks only if they compute the same bits. So the folder of a store is named by a digest of the
+Two engines may share blocks only if they compute the same bits. So the name of a store's folder is a digest of the
 weights, the settings of the model, the engine with its instruction set, the form of the KV memory and `BITS`. Another
-model, number type, block size or version has a folder of its own, and never sees a block of this one.
+model, number type, block size or version has its own folder, and never sees a block of this store.
 
-The weights are read once for that. Their digests are kept in `weights.json`, by path, size and time of change.
+The weights are read once for the digest. `weights.json` keeps their digests, by path, size and time of change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ READ_AT_ONCE: Final = 1 << 20
 def identity_of(
     model: ModelDescription, facts: BackendFacts, digest: Callable[[Iterable[Path]], str]
 ) -> dict[str, object]:
-    """Return what the bits of an engine's blocks depend on. `digest`: of files of weights."""
+    """Return everything that the bits of an engine's blocks depend on. `digest` computes that of weight files."""
     config = facts.config
     identity: dict[str, object] = {
         "bits": BITS,
@@ -67,7 +67,7 @@ def fingerprint(identity: Mapping[str, object]) -> str:
 
 
 def weights_digest(paths: Iterable[Path], parent: Path) -> str:
-    """Return a digest of the bytes of files, in order; a file that has not changed is not read again."""
+    """Return a digest of the bytes of files, in order; reads only files that have changed."""
     known = _read_digests(parent / DIGESTS)
     whole, used = hashlib.blake2b(digest_size=16), {}
     for path in paths:
@@ -80,7 +80,7 @@ def weights_digest(paths: Iterable[Path], parent: Path) -> str:
 
 
 def files_digest(paths: Iterable[Path]) -> str:
-    """Return a digest of where files are, how large, and when they were changed; reads none of them."""
+    """Return a digest of the paths, sizes and modification times of files, without reading them."""
     return hashlib.blake2b("\n".join(map(_file_state, paths)).encode(), digest_size=16).hexdigest()
 
 
@@ -98,7 +98,7 @@ def _file_digest(path: Path) -> str:
 
 
 def _read_digests(path: Path) -> dict[str, str]:
-    """Return the digests of files that were read before; nothing if they cannot be read, or are not ours."""
+    """Return the kept digests; empty if their file cannot be read, or is not ours."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -115,7 +115,7 @@ def _write_digests(path: Path, digests: dict[str, str]) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     if len(data) > MAX_DIGESTS_BYTES:
         return
-    with suppress(OSError):  # they are read again at the next start
+    with suppress(OSError):  # the next start reads the weights again
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -123,7 +123,7 @@ def _write_digests(path: Path, digests: dict[str, str]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON has it: the same in each process, unlike the order of a set."""
+    """Return a value in a JSON form that is the same in each process, unlike the order of a set."""
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):

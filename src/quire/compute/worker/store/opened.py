@@ -17,8 +17,8 @@ from quire.core.private_files import FIELD, make_private
 def open_store(parent: Path, model: ModelDescription, facts: BackendFacts, *, num_slots: int, budget: int) -> SlotFile:
     """Open the store for an engine; raises `InvalidConfigError` if the folder cannot be used.
 
-    All stores of the folder together stay within the budget: those that no engine uses make room, the one used longest
-    ago first.
+    All stores of the folder together stay within the budget: stores that no engine uses are removed, least recently
+    used first.
     """
     make_private(parent)
     remove_abandoned(parent)
@@ -36,7 +36,7 @@ def open_store(parent: Path, model: ModelDescription, facts: BackendFacts, *, nu
 
 
 def _make_room(parent: Path, own: Path, budget: int) -> None:
-    """Remove stores of other engines, so that ours may become as large as the budget says."""
+    """Remove unused stores of other engines until ours fits into the budget."""
     others = [path for path in stores_in(parent) if path != own]
     taken = sum(map(store_bytes, others))
     for path in others:

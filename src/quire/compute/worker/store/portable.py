@@ -1,12 +1,12 @@
 """A portable file: the blocks of a store, for a store of the same fingerprint on another machine.
 
-    magic │ length of the meta │ number of blocks │ meta: the store's meta.json │ crc of all before
+    magic │ length of the meta │ number of blocks │ meta: the store's meta.json │ crc up to here
     for each block, parents first:  its record (record.py) │ its bytes
 
-The beginning is written last, so a file that was not written to its end is refused. All sizes follow from the meta,
-which must be that of the store: nothing in the file is believed that the store does not say too. Blocks get new serials
-and slots; what the store holds stays as it is. Each block has its checksums, so a damaged one is left out, and those
-that follow from it. The checksums find accidents. Who writes such a file on purpose can put wrong KV into it.
+The beginning is written last, so an incomplete file is refused. All sizes follow from the meta, which must equal that
+of the store: the file cannot contradict the store. Blocks get new serials and slots; the store's own blocks stay
+unchanged. Each block has its checksums, so a damaged block is left out, together with its descendants. The checksums
+detect accidental damage; an attacker who writes such a file can put wrong KV into it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _HEAD: Final = struct.Struct("<8sIQ")
 _CHECKSUM: Final = struct.Struct("<I")
 HEAD_BYTES: Final = _HEAD.size
 MAX_BEGINNING_BYTES: Final = HEAD_BYTES + MAX_META_BYTES + _CHECKSUM.size
-_Content = tuple[int, bytes, CacheScope | None]  # what makes an entry: its parent, its tokens, its scope
+_Content = tuple[int, bytes, CacheScope | None]  # the identity of an entry: parent, tokens, scope
 
 
 class Taken(NamedTuple):
-    """What became of the blocks of a file: stored, there before, damaged or without a parent, without room."""
+    """The counts of a file's blocks: stored, already present, damaged or without a parent, without room."""
 
     added: int
     known: int
@@ -50,7 +50,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PortableFile:
-    """A file that is open, and whose beginning is whole."""
+    """An open file with a valid beginning."""
 
     path: Path
     file: BinaryIO
@@ -64,9 +64,9 @@ class PortableFile:
 
 
 def export_blocks(store: SlotFile, meta: Mapping[str, Any], path: Path, tenant: str | None) -> int:
-    """Write the blocks of a tenant, or all, to a new file; return how many. Does not mutate the store.
+    """Write the blocks of a tenant, or all, to a new file; return their number. Does not mutate the store.
 
-    Raises `InvalidConfigError` if the file exists; blocks that are damaged, and their children, are not written.
+    Leaves out damaged blocks and their descendants. Raises `InvalidConfigError` if the file exists.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -86,7 +86,7 @@ def export_blocks(store: SlotFile, meta: Mapping[str, Any], path: Path, tenant: 
 
 
 def beginning_bytes(meta: Mapping[str, Any], count: int) -> bytes:
-    """Return what a file of this many blocks begins with."""
+    """Return the beginning of a file with this many blocks."""
     text = json.dumps(meta).encode()
     head = _HEAD.pack(MAGIC, len(text), count) + text
     return head + _CHECKSUM.pack(crc32(head))
@@ -111,8 +111,8 @@ def _write_blocks(store: SlotFile, file: BinaryIO, block_size: int, tenant: str 
 
 @contextmanager
 def opened_file(path: Path) -> Iterator[PortableFile]:
-    """Open a file for the time of a block; raises `InvalidConfigError` unless it is whole in its form."""
-    allowed = "a whole file that quire cache export wrote; copy or export it again"
+    """Return a context with the open file; raises `InvalidConfigError` unless the file is complete and well-formed."""
+    allowed = "a complete file from quire cache export; copy or export it again"
     with open_model_file(path) as file:
         found = read_beginning(file.read)
         if found is None:
@@ -125,7 +125,7 @@ def opened_file(path: Path) -> Iterator[PortableFile]:
 
 
 def read_beginning(read: Callable[[int], bytes]) -> tuple[dict[str, Any], int] | None:
-    """Return the meta of a file and the number of its blocks; None if it does not begin as it must. Pure."""
+    """Return the meta of a file and the number of its blocks; None if the beginning is not valid. Pure."""
     head = read(HEAD_BYTES)
     num_bytes = beginning_size(head)
     if num_bytes is None:
@@ -144,7 +144,7 @@ def read_beginning(read: Callable[[int], bytes]) -> tuple[dict[str, Any], int] |
 
 
 def beginning_size(head: bytes) -> int | None:
-    """Return how long a beginning is, by its first `HEAD_BYTES`; None if it is none. Pure."""
+    """Return the length of a beginning, from its first `HEAD_BYTES`; None if it is not valid. Pure."""
     if len(head) < HEAD_BYTES or not head.startswith(MAGIC):
         return None
     length = _HEAD.unpack(head)[1]
@@ -154,7 +154,7 @@ def beginning_size(head: bytes) -> int | None:
 def import_blocks(source: PortableFile, store: SlotFile, meta: Mapping[str, Any], num_slots: int) -> Taken:
     """Put the blocks of a file into free slots below `num_slots`, parents first. Mutates the store.
 
-    `meta`: that of the store. Raises `InvalidConfigError` unless the file is for it, and `OSError`.
+    `meta` is the store's. Raises `InvalidConfigError` unless the file is for this store, and `OSError`.
     """
     if form_of(source.meta) != form_of(meta):
         raise InvalidConfigError(FIELD, str(source.path), f"a file of the store {source.store_name}, of the same form")
@@ -171,12 +171,12 @@ def import_blocks(source: PortableFile, store: SlotFile, meta: Mapping[str, Any]
 
 
 def form_of(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what two stores must have in common to exchange blocks: all but the name of the model, for people."""
+    """Return the part of the meta that two stores must share to exchange blocks: all except the model's name."""
     return {name: value for name, value in meta.items() if name != "model"}
 
 
 class _Intake:
-    """Gives the blocks of a file serials and slots of the store, beginning with what the store holds."""
+    """Gives the blocks of a file serials and slots of the store, and finds those that the store already holds."""
 
     def __init__(self, store: SlotFile, num_slots: int) -> None:
         self._store = store
@@ -191,12 +191,12 @@ class _Intake:
             self._present.add((block.serial, block.group))
 
     def take(self, record: FoundRecord, data: memoryview) -> str:
-        """Store a block unless it is there; return the field of `Taken` that counts it. Mutates."""
+        """Store a block unless the store has it; return the field of `Taken` that counts it. Mutates."""
         block = record.block
         parent = self._renamed.get(block.parent)
-        if parent is None:  # once there is no room, nothing more comes in: its parent may be among what was left out
+        if parent is None:  # once the store is full, the missing parent may be a block that was left out
             return "damaged" if self._free else "left_out"
-        if len(data) != self._store.block_bytes or crc32(data) != record.checksum:  # it may be cut meanwhile
+        if len(data) != self._store.block_bytes or crc32(data) != record.checksum:  # it may have been cut meanwhile
             return "damaged"
         content = (parent, block.tokens, block.scope)
         serial = self._serials.get(content, self._last_serial + 1)

@@ -1,9 +1,9 @@
-"""The record of a slot: a few hundred bytes of one size, with a checksum of their own.
+"""The record of a slot: a few hundred bytes of fixed size, with their own checksum.
 
-    magic │ crc of the bytes │ serial │ parent │ group │ scope length │ tokens │ scope, padded │ crc of all before
+    magic │ crc of the bytes │ serial │ parent │ group │ scope length │ tokens │ padded scope │ crc up to here
 
-A record that is torn, void or of another form is no record: its slot is free. The checksum finds accidents. It is no
-protection from an enemy: who can write here can write the model too.
+If a record is torn, void or of another form, its slot is free. The checksum detects accidental damage. It does not
+protect from an attacker: anyone who can write here can also write the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHECKSUM: Final = struct.Struct("<I")
 
 
 class FoundRecord(NamedTuple):
-    """A record that is whole, and the checksum of the bytes that it describes."""
+    """A valid record, and the checksum of the bytes that it describes."""
 
     block: KeptBlock
     checksum: int
@@ -38,7 +38,7 @@ def write_record(block: KeptBlock, checksum: int, block_size: int) -> bytes:
 
 
 def read_record(data: bytes, slot: int, block_size: int) -> FoundRecord | None:
-    """Return the record in `data`; None if it is not whole.
+    """Return the record in `data`; None if it is not valid.
 
     >>> block = KeptBlock(5, serial=2, parent=1, group=0, tokens=bytes(64))
     >>> data = write_record(block, 77, block_size=16)

@@ -1,7 +1,7 @@
 """RunningStore: blocks of a store that an engine is using, read from its files by another process.
 
-The engine may write at any time, and there is no lock. So nothing is believed: a record must be whole, have the tokens
-and the parent that are expected, and the bytes must have its checksum. Whatever changes meanwhile is not read.
+The engine can write at any time, and there is no lock. So everything is checked: a record must be valid and have the
+expected tokens and parent, and the bytes must match its checksum. A block that changes meanwhile is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PIECE_BYTES: Final = 1 << 18
 
 
 class RunningStore:
-    """The files of a store, to be read."""
+    """The files of a store, for reading."""
 
     def __init__(self, path: Path) -> None:
         self.meta = meta_of(path)
@@ -37,10 +37,10 @@ class RunningStore:
             raise
 
     def chain(self, slots: Sequence[int], tokens: bytes, scope: CacheScope) -> list[KeptBlock]:
-        """Return the blocks in some slots, which must be those of these tokens in this scope, as a bundle has them.
+        """Return the blocks in some slots, in a bundle's form; they must be those of these tokens in this scope.
 
-        Serials count from 1, and the scope is nobody's: who takes the bundle in says whose blocks they become. Reads
-        all bytes. Raises `DamagedBlockError` for a slot with anything else.
+        Serials count from 1, and no block has a scope: the importer decides whose blocks they become. Reads all
+        bytes. Raises `DamagedBlockError` for a slot with any other content.
         """
         found, serial, index = list[KeptBlock](), 0, -1
         for slot in slots:
@@ -57,11 +57,11 @@ class RunningStore:
         return found
 
     def bundle_bytes(self, count: int) -> int:
-        """Return how long a bundle of this many blocks is."""
+        """Return the length of a bundle of this many blocks."""
         return len(beginning_bytes(self.meta, count)) + count * (record_bytes(self._block_size) + self._block_bytes)
 
     def pieces(self, blocks: Sequence[KeptBlock]) -> Iterator[bytes]:
-        """Yield a bundle of blocks, piece by piece; raises `DamagedBlockError` if one is there no more."""
+        """Yield a bundle of blocks, piece by piece; raises `DamagedBlockError` if a slot has changed."""
         piece = bytearray(beginning_bytes(self.meta, len(blocks)))
         for block in blocks:
             record, data = self._read(block.slot)
@@ -79,7 +79,7 @@ class RunningStore:
         record = read_record(os.pread(self._index, size, slot * size), slot, self._block_size)
         data = os.pread(self._blocks, self._block_bytes, slot * slot_bytes(self._block_bytes))
         if record is None or len(data) < self._block_bytes or crc32(data) != record.checksum:
-            raise DamagedBlockError(f"slot {slot} holds no whole block")
+            raise DamagedBlockError(f"slot {slot} holds no complete block")
         return record, data
 
     def _tokens(self, tokens: bytes, index: int) -> bytes:

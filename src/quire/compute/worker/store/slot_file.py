@@ -1,14 +1,14 @@
-"""SlotFile: KV blocks in slots of one size in one file, and an index that names what each slot holds.
+"""SlotFile: KV blocks in slots of one size in one file, and an index of the slots.
 
     slots.idx    slot i: its record (record.py), 512 bytes for blocks of 16 tokens
     blocks.bin   slot i: the bytes of the block, at i × slot size
 
 A write voids the record, writes the bytes, and writes the record. So a process that is killed at any point leaves the
-old block, none, or the new one. After a loss of power the two files may be of different ages; the record's checksum of
-the bytes tells that, and the block is a miss. Nothing is flushed: a cache may forget, and must not lie. There is no
-journal, because each slot stands for itself.
+old block, no block, or the new block. After a power failure the two files can be of different ages; the record's
+checksum of the bytes detects that, and the block is a miss. Nothing is flushed: a cache may forget, and must not lie.
+There is no journal, because slots are independent.
 
-Files are read and written by calls, not mapped: a mapped file that is cut short kills the process.
+Files are read and written by system calls, not mapped: truncating a mapped file kills the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_META_BYTES: Final = 1 << 20
 
 
 class DamagedBlockError(Exception):
-    """The bytes of a slot are not those that were written."""
+    """The bytes of a slot are not as written."""
 
 
 class FullStoreError(Exception):
@@ -40,7 +40,7 @@ class FullStoreError(Exception):
 
 
 class StoreForm(NamedTuple):
-    """What a store is for: only blocks of this form are in it. `model`: its name, for people."""
+    """The form of all blocks in a store. `model`: its name, for display only."""
 
     identity: Mapping[str, object]
     block_size: int
@@ -49,7 +49,7 @@ class StoreForm(NamedTuple):
 
 
 class SlotFile:
-    """The slots of one store. Belongs to one thread at a time; see the module for what is on disk."""
+    """The slots of one store. Belongs to one thread at a time; the module describes the files."""
 
     def __init__(self, folder: StoreFolder, form: StoreForm, *, num_slots: int, calls: FileCalls | None = None) -> None:
         """Open the files and read the index; a store of another form is emptied.
@@ -77,7 +77,7 @@ class SlotFile:
             raise
 
     def _prepare(self, form: StoreForm) -> None:
-        """Empty a store whose `meta.json` is not ours, and cut one that is longer than it may be."""
+        """Empty a store whose `meta.json` is not ours, and truncate one that is too long."""
         sizes = {"block_size": self.block_size, "block_bytes": self.block_bytes, "record_bytes": self._record_size}
         meta = {"store": MARK, **sizes, "identity": dict(form.identity)}
         descriptor = self._folder.file("meta.json")
@@ -94,7 +94,7 @@ class SlotFile:
                 os.ftruncate(file, self.num_slots * size)
 
     def _read_index(self) -> list[KeptBlock]:
-        """Return what the slots hold, parents first: records that are whole and lead to a root."""
+        """Return the blocks in the slots, parents first: those with valid records that lead to a root."""
         size, found, serials = self._record_size, {}, set[tuple[int, int]]()
         length = os.fstat(self._index).st_size // size * size
         step = max(READ_AT_ONCE // size, 1) * size
@@ -125,11 +125,11 @@ class SlotFile:
 
     @property
     def num_kept(self) -> int:
-        """Slots that hold a block."""
+        """The number of slots that hold a block."""
         return len(self._checksums)
 
     def write(self, block: KeptBlock, data: memoryview) -> None:
-        """Put a block into a slot, in place of what was there.
+        """Put a block into a slot, and replace the block in it.
 
         Raises `FullStoreError` if the disk is full, and `OSError`; the slot is void then.
         """
@@ -142,7 +142,7 @@ class SlotFile:
             record = write_record(block, checksum, self.block_size)
             self._calls.write(self._index, record, block.slot * self._record_size)
         except OSError as error:
-            # A record that was written in part is no record, but one that was written whole and reported as failed is.
+            # A partial record is not valid, but a complete one whose write was reported as failed would be.
             with suppress(OSError):
                 self._void_record(block.slot)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -179,12 +179,12 @@ class SlotFile:
             raise DamagedBlockError(f"the bytes of slot {slot} are not those that were written")
 
     def void(self, slot: int) -> None:
-        """Forget the block in a slot. Raises `OSError`: then it may come back when the store is opened again."""
+        """Forget the block in a slot. Raises `OSError`; the block may then reappear when the store is reopened."""
         if self._checksums.pop(slot, None) is not None:
             self._void_record(slot)
 
     def erase(self, slot: int) -> None:
-        """Forget the block in a slot, and overwrite its bytes, so that nobody reads them. Raises `OSError`."""
+        """Forget the block in a slot, and overwrite its bytes. Raises `OSError`."""
         self.void(slot)
         self._calls.write(self._blocks, bytes(self.block_bytes), slot * self._slot_bytes)
 
@@ -205,7 +205,7 @@ class SlotFile:
 
 
 def _says_the_same(data: bytes, meta: Mapping[str, object]) -> bool:
-    """Whether a `meta.json` is that of a store of this form, whatever its model was called."""
+    """Whether a `meta.json` belongs to a store of this form; ignores the model's name."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

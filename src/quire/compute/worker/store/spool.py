@@ -1,10 +1,10 @@
-"""Spool: a bundle on its way in, in a private file next to the stores.
+"""Spool: holds an incoming bundle in a private file next to the stores.
 
     body ──► Intake: beginning, records, checksums, tokens ──► spool: record │ bytes, at place i ──► store's thread
 
 The server writes the file and deletes it. Nothing of a bundle reaches the engine before its last byte is checked. Then
-the engine gets the numbers of places, not bytes. A file that a killed server has left is not locked, and the next start
-removes it.
+the engine gets the numbers of places, not bytes. If a server is killed, its file is no longer locked, and the next
+start removes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quire.core.request import CacheScope
 from quire.core.transfers import BlockStore
 
 NAME: Final = "incoming-"
-WHOLE: Final = "a whole bundle that POST /cache/export or quire cache export wrote; export it again"
+WHOLE: Final = "a complete bundle from POST /cache/export or quire cache export; export it again"
 
 
 class Spool:
@@ -64,7 +64,7 @@ def remove_abandoned(parent: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
-    """What a bundle must be: for a store with this meta, of at most `max_blocks` blocks, with tokens of the model."""
+    """The limits of a bundle: for a store with this meta, at most `max_blocks` blocks, only tokens of the model."""
 
     meta: Mapping[str, Any]
     max_blocks: int
@@ -77,7 +77,7 @@ class IntakeLimits:
 
 
 class Intake:
-    """Takes the bytes of a bundle as they come, and writes what is whole to a spool. For one thread at a time."""
+    """Takes the bytes of a bundle as they arrive, and writes complete blocks to a spool. For one thread at a time."""
 
     def __init__(self, spool: Spool, limits: IntakeLimits) -> None:
         self.spool = spool
@@ -89,7 +89,7 @@ class Intake:
         self._last = (0, 0, b"")  # serial, parent and tokens of the block before
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; raises `InvalidRequestError` for what no bundle for this store can have. Mutates."""
+        """Take the next bytes; raises `InvalidRequestError` if they cannot be of a bundle for this store. Mutates."""
         self._rest += data
         if self._num_announced is None:
             self._begin()
@@ -109,7 +109,7 @@ class Intake:
             return
         num_bytes = beginning_size(bytes(self._rest[:HEAD_BYTES]))
         if num_bytes is None:
-            raise _refused("no bundle")
+            raise _refused("not a bundle")
         if len(self._rest) < num_bytes:
             return
         found = read_beginning(BytesIO(bytes(self._rest[:num_bytes])).read)
@@ -133,16 +133,16 @@ class Intake:
             raise _refused(f"{where} is damaged")
         block = record.block
         if block.parent not in self._serials or block.group >= len(self._limits.meta["identity"]["kv"]["groups"]):
-            raise _refused(f"{where} belongs to none before it")
+            raise _refused(f"{where} has no parent before it")
         this = block.serial, block.parent, block.tokens
         if block.serial < self._last[0] or (block.serial == self._last[0] and this != self._last):
-            raise _refused(f"{where} has the number of another")
+            raise _refused(f"{where} has the number of another block")
         self._last = this
         tokens = array("i", block.tokens)
         if min(tokens) < 0 or max(tokens) >= self._limits.vocab_size:
             raise _refused(f"{where} has a token that the model does not have")
         if block.scope is not None and replace(block.scope, adapter="") != CacheScope():
-            allowed = "one of POST /cache/export: end the engine and take this file in with quire cache import"
+            allowed = "one of POST /cache/export: stop the engine and import this file with quire cache import"
             raise InvalidRequestError("body", f"{where} belongs to a tenant", allowed)
         self._serials.add(block.serial)
         position = self.num_blocks * len(entry)
@@ -152,7 +152,7 @@ class Intake:
         self.num_blocks += 1
 
     def finish(self) -> None:
-        """Raise `InvalidRequestError` unless the bundle has come to its end. Does not mutate."""
+        """Raise `InvalidRequestError` unless the bundle is complete. Does not mutate."""
         if self._num_announced is None or self._rest or self.num_blocks < self._num_announced:
             raise _refused(f"a bundle that ends within block {self.num_blocks}")
 
@@ -175,7 +175,7 @@ def _refused(found: str) -> InvalidRequestError:
 
 
 def read_spooled(store: BlockStore, block_bytes: int) -> bytes:
-    """Return the bytes of a block in a spool; raises `DamagedBlockError` if they are not there any more."""
+    """Return the bytes of a block in a spool; raises `DamagedBlockError` if they are no longer there."""
     block_size = len(store.kept.tokens) // TOKEN_BYTES
     head = record_bytes(block_size)
     try:
@@ -188,7 +188,7 @@ def read_spooled(store: BlockStore, block_bytes: int) -> bytes:
         raise DamagedBlockError(str(error)) from error
     record, data = read_record(entry[:head], store.block, block_size), entry[head:]
     if record is None or not _is_same(record, store.kept) or crc32(data) != record.checksum:
-        raise DamagedBlockError(f"block {store.block} of {store.bundle} is not what was checked")
+        raise DamagedBlockError(f"block {store.block} of {store.bundle} has changed since it was checked")
     return data
 
 

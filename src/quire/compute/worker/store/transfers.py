@@ -1,14 +1,14 @@
-"""BlockTransfers: blocks between the KV memory and the store, without a step that waits for the disk.
+"""BlockTransfers: moves blocks between the KV memory and the store; no step waits for the disk.
 
     step's thread    store: block → buffer ──┐            ┌── buffer → block: a load that is done
                                              ▼            │
     disk's thread                      write to a slot    read a slot, compare its checksum
 
-The disk's thread never touches KV memory. So a read that hangs can be given up at once: its block is free, and the
-buffer is dropped when the read ends, if it ever does. Buffers of loads are bounded: the thread reads on when the step's
-thread has taken some. While steps compute there are few, because reading and copying take time from those steps. Stores
-are bounded by the plans; those of a bundle are read when they are written. Loads go before stores, because a request
-waits for them.
+The disk's thread never touches KV memory. So a read that hangs can be abandoned at once: its block is free, and the
+buffer is dropped when the read ends, if it ever does. The number of load buffers is bounded: the thread continues to
+read when the step's thread has taken some. While steps compute the bound is low, because reading and copying take time
+from those steps. Plans bound the stores; blocks of a bundle are read only when they are written. Loads have priority
+over stores, because a request waits for them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from quire.compute.worker.store.spool import read_spooled
 from quire.core.transfers import NO_OUTCOME, BlockLoad, BlockStore, TransferOutcome, Transfers
 
 LOAD_BYTES: Final = 32 << 20
-"""Bytes that were read and that no step has taken yet, while a plan waits for them."""
+"""The most bytes that are read but not yet taken by a step, while a plan waits for them."""
 FEW_LOAD_BYTES: Final = 8 << 20
 """The same while steps compute."""
 WAIT_S: Final = 0.02
 """The longest time that a plan without work waits, so that new requests are seen."""
 CLOSE_S: Final = 5.0
-"""How long a store that closes goes on writing what it was given."""
+"""How long a closing store continues to write pending blocks."""
 
 logger = logging.getLogger("quire.store")
 
@@ -52,7 +52,7 @@ class _Load:
 
 @dataclass(slots=True)
 class _Shared:
-    """What both threads see, under one lock."""
+    """The state that both threads share, under one lock."""
 
     loads: deque[BlockLoad] = field(default_factory=deque)
     writes: deque[int | tuple[BlockStore, bytearray | None]] = field(default_factory=deque)  # a slot to void, a store
@@ -62,7 +62,7 @@ class _Shared:
 
 
 class BlockTransfers:
-    """Carries out what plans ask of the store; belongs to the step's thread."""
+    """Carries out the plans' transfers to and from the store; belongs to the step's thread."""
 
     def __init__(self, store: SlotFile, memory: KVMemory) -> None:
         self._store = store
@@ -78,7 +78,7 @@ class BlockTransfers:
     # ---- the step's thread ------------------------------------------------------------------------------------
 
     def apply(self, transfers: Transfers) -> None:
-        """Copy what is to be stored, and hand everything to the disk's thread. Mutates."""
+        """Copy the blocks to store, and hand all transfers to the disk's thread. Mutates."""
         stores = [(each, self._copied(each)) for each in transfers.stores]
         deadline_s = time.perf_counter() + transfers.patience_us / 1e6
         with self._changed:
@@ -100,7 +100,7 @@ class BlockTransfers:
         return buffer
 
     def wait(self) -> None:
-        """Wait until all loads are in, as many as there is room for, or a moment has passed. Does not mutate."""
+        """Wait until all loads are done, or the buffers are full, or a moment has passed. Does not mutate."""
         with self._changed:
             self._is_waited_for = True
             self._changed.notify_all()
@@ -116,7 +116,7 @@ class BlockTransfers:
         return max(1, most // self._store.block_bytes)
 
     def collect(self) -> TransferOutcome:
-        """Put the blocks that have come in their places, and return the tickets that ended. Mutates the KV memory."""
+        """Put the loaded blocks in their places, and return the tickets that ended. Mutates the KV memory."""
         with self._changed:
             loaded, self._shared.loaded = self._shared.loaded, {}
             stored, self._shared.stored = self._shared.stored, {}
@@ -148,14 +148,14 @@ class BlockTransfers:
             logger.warning("the disk cache misses blocks: %s (%s)", _NOTICES[reason], self._store.path)
 
     def close(self) -> None:
-        """Write what was handed over, for some seconds at most, and close the store. Mutates; may be called twice."""
+        """Write the pending blocks, for some seconds at most, and close the store. Mutates; may be called twice."""
         with self._changed:
             self._shared.is_closing = True
             self._shared.loads.clear()
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            logger.warning("the disk cache does not respond; what was not written is lost (%s)", self._store.path)
+            logger.warning("the disk cache does not respond; unwritten blocks are lost (%s)", self._store.path)
 
     # ---- the disk's thread ------------------------------------------------------------------------------------
 
