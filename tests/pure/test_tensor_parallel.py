@@ -53,9 +53,9 @@ def test_a_shard_of_experts_has_a_part_of_each_expert() -> None:
     [
         ("plain", 64, "a number that divides the model's 4 query heads"),
         ("three-keys", 4, "a number that divides the model's 3 key-value heads, or a multiple of this number"),
-        ("odd-expert", 2, "a number that divides the model's 25 numbers between the matrices of an expert"),
-        ("latent", 2, "1: latents (MLA) are not split"),
-        ("whole-norms", 2, "1: a norm of all heads together is not split"),
+        ("odd-expert", 2, "a number that divides the model's 25 intermediate numbers of an expert"),
+        ("latent", 2, "1: latents (MLA) cannot be split"),
+        ("whole-norms", 2, "1: a norm of all heads together cannot be split"),
     ],
 )
 def test_models_that_cannot_be_split_are_refused(name: str, num_ranks: int, words: str) -> None:
