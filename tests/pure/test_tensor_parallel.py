@@ -75,7 +75,7 @@ def test_sums_over_ranks_are_refused_where_bits_must_not_depend_on_the_batch() -
     backend_on("cuda", EngineConfig(**settings).resolved(), guide())
     with pytest.raises(InvalidConfigError) as caught:
         backend_on("cuda", EngineConfig(**settings, batch_invariant=True).resolved(), guide())
-    allowed = "gather with batch_invariant: sums over ranks depend on what else is in a step"
+    allowed = "gather with batch_invariant: sums over ranks depend on the whole step"
     assert str(caught.value) == f"tensor_parallel_sums is 'reduce'; allowed: {allowed}"
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters on a device: add the part of an adapter to the products of a step's rows.
+"""LoRA adapters on a device: their memory, and their part in the products of a step's rows.
 
     slot        fixed memory for A and B of every matrix, of one rank; a load fills it with an adapter, zeros the rest
     output += B (scale * (A rows))    for rows with an adapter, with A and B of the row's slot

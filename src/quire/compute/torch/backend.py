@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from quire.compute.torch.load import LoadedModel
 
 GPU_KV_SHARE: Final = 0.9
-"""The share of a GPU's free memory to use: no other process should need it; the rest is for the allocator."""
+"""The share of a GPU's free memory to use: no other process should need it, and the rest is for the allocator."""
 
 
 class TorchBackend:
@@ -196,7 +196,7 @@ def _require_ranks(config: ResolvedConfig) -> None:
         if applies:
             raise InvalidConfigError(FIELD, config.tensor_parallel, f"1 {obstacle}")
     if config.batch_invariant and config.tensor_parallel_sums == "reduce":
-        allowed = "gather with batch_invariant: sums over ranks depend on what else is in a step"
+        allowed = "gather with batch_invariant: sums over ranks depend on the whole step"
         raise InvalidConfigError(SUMS, "reduce", allowed)
 
 

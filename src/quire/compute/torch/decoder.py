@@ -187,7 +187,7 @@ class TorchDecoder:
         return self._mlps.sparse(rows, slots, router, experts, spec, add)
 
     def _update(self, output: torch.Tensor, after: Norm | None) -> torch.Tensor:
-        """Return what a sublayer adds to the residual stream."""
+        """Return a sublayer's update of the residual stream."""
         update, scale = self._normed(output, after), self.spec.residual_scale
         return update if scale == 1 else update * scale
 

@@ -159,13 +159,13 @@ def look(environ: Mapping[str, str], count: int = 1) -> DeviceFacts:
     if program is not None:
         chosen = [] if names is None else [f"--id={','.join(names)}"]
         command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", *chosen]
-        reported = _queried(facts, "nvidia-smi", count, lambda: _run(command))
+        reported = _query(facts, "nvidia-smi", count, lambda: _run(command))
         if reported.gpu is None or torch_cuda is None or (reported.total_bytes and reported.free_bytes):
             return reported
         # nvidia-smi prints [N/A] for the memory of a GPU that shares the machine's memory, or is split (MIG).
-        return replace(_queried(facts, "torch", count, ask), driver=reported.driver)
+        return replace(_query(facts, "torch", count, ask), driver=reported.driver)
     if torch_cuda is not None and any(path.exists() for path in DEVICE_FILES):
-        return _queried(facts, "torch", count, ask)
+        return _query(facts, "torch", count, ask)
     return _silent(facts, "nvidia-smi, a part of the driver, is not installed")
 
 
@@ -173,7 +173,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False)
 
 
-def _queried(
+def _query(
     facts: DeviceFacts, program: str, count: int, ask: Callable[[], subprocess.CompletedProcess[str]]
 ) -> DeviceFacts:
     """Return the facts with those about GPUs that a program prints."""

@@ -21,7 +21,7 @@ from quire.core.errors import InvalidConfigError
 NUM_PASSES: Final = {"cpu": 5, "cuda": 20}
 LEAST_READ_BYTES: Final = 1 << 20
 MOST_COPIES: Final = 64
-"""The most copies of a matrix: enough that no cache holds them all."""
+"""The most copies of a matrix; several are used so that no cache holds them all."""
 PRODUCT_SIZES: Final = {"cpu": 512, "cuda": 8192}
 
 
@@ -87,10 +87,7 @@ def seconds_of(compute: Callable[[], object], device: torch.device) -> float:
 
 
 def product_seconds(device: str, dtype: str, size: tuple[int, int, int], num_bytes: int) -> Callable[[], float]:
-    """Return a function that times the library's product of a size (rows, outputs, inputs).
-
-    The product is repeated over copies of the matrix that take `num_bytes`, at most `MOST_COPIES`.
-    """
+    """Return a function that times a product of the library (rows, outputs, inputs), over `num_bytes` of matrices."""
     (num_rows, num_outputs, num_inputs), where, kind = size, torch.device(device), DTYPES[dtype]
     num_copies = max(1, min(MOST_COPIES, -(-num_bytes // (kind.itemsize * num_outputs * num_inputs))))
     matrices = torch.randn((num_copies, num_outputs, num_inputs), device=where, dtype=kind)

@@ -111,10 +111,7 @@ class LoadedModel:
         return parts if self._draft is None else self._draft.join(parts, runner.vocab_size)
 
     def join(self, parts: WorkerParts, vocab_size: int) -> WorkerParts:
-        """Return the parts of a model, with this model as its draft model. Does not mutate.
-
-        `vocab_size`: the number of tokens of the other model.
-        """
+        """Return the parts of a model with `vocab_size` tokens, with this model as its draft model. Does not mutate."""
         runner, spec = self.runner(self.new_graphs(None)), self.decoder.spec
         sampler = create_sampler(min(vocab_size, spec.vocab_size), self.cache.device)
         draft = DraftParts(

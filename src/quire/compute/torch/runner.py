@@ -96,9 +96,7 @@ class TorchRunner:
             if self._graphs is not None:
                 self._graphs.record(cache.pairs(), self._device, self._slots)
         except torch.OutOfMemoryError as error:
-            allowed = (
-                "less, or less kv_memory: steps of this size and their graphs do not fit into the remaining memory"
-            )
+            allowed = "less, or less kv_memory: steps of this size and their graphs do not fit into memory"
             raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
 
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:

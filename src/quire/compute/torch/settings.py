@@ -18,8 +18,7 @@ BLOCK_SIZES: Final = (16, 32, 64, 128)
 DTYPES: Final = ("bfloat16", "float16", "float32")
 KV_DTYPES: Final = ("bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "int4")
 LAUNCH_S: Final = 0.008
-"""Seconds that a CPU takes to launch a step kernel by kernel (benchmarks/RESULTS.md, GPU: what a step costs the
-processor)."""
+"""Seconds of a CPU to launch a step kernel by kernel (benchmarks/RESULTS.md, GPU: what a step costs the processor)."""
 PROCESSOR_RATE: Final = 3e12
 """Multiplications and additions per second of one multiprocessor in the products of a step, approximately."""
 MAX_HEAD_DIM: Final = 256
@@ -109,7 +108,7 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
         "does not compute in float32": settings.dtype == "float32",
         f"supports no scale for each token and head, which {kv_dtype} has": KV_FORMS[kv_dtype][0].scaled,
         f"is not used with {kv_dtype} KV memory and {settings.dtype} activations": kv_dtype != settings.dtype,
-        "splits contexts differently in each batch, and batch_invariant is on": settings.batch_invariant,
+        "splits contexts depending on the batch, and batch_invariant is on": settings.batch_invariant,
     }
     for obstacle, applies in obstacles.items():
         if applies:

@@ -131,7 +131,7 @@ class AttentionRule:
 class StepShape:
     """The facts about a step that determine its launches, on the host, so that nothing is read from the device.
 
-    The first `num_decodes` sequences compute one token each; `num_short` sequences in any order at most `MOST_SHORT`.
+    The first `num_decodes` sequences compute one token each; `num_short` of all compute at most `MOST_SHORT`.
     `longest_query` and `longest_context` are bounds: a step captured as a graph has the largest values of its replays.
     """
 

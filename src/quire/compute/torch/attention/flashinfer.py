@@ -69,10 +69,7 @@ class PlannedStep:
 
 
 class FlashInferAttention:
-    """FlashInfer's kernels over a `KVPool`; implements `AttentionBackend`. Keeps its wrappers.
-
-    `package`: the module that `load_package` returns.
-    """
+    """FlashInfer's kernels (`load_package`) over a `KVPool`; implements `AttentionBackend`. Keeps its wrappers."""
 
     def __init__(self, package: Any, spec: KVCacheSpec, device: torch.device, *, num_heads: int) -> None:
         self._package = package
@@ -172,9 +169,7 @@ def load_package() -> Any:
     try:
         return importlib.import_module("flashinfer")
     except (ImportError, OSError, RuntimeError) as error:
-        raise ExecutionError(
-            f"{remedy} (version {release} is installed, but importing it fails: {_first_line(error)})"
-        ) from error
+        raise ExecutionError(f"{remedy} (importing {release} fails: {_first_line(error)})") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -28,8 +28,7 @@ from quire.compute.torch.attention.shared_prefix import SharedPrefix
 from quire.compute.torch.kernels.tile_shape import SPLIT
 
 MOST_PARTS: Final = 8192
-"""The most parts of a launch from tiles cut for their length, unless a single tile has more: 136 MB for a model with 32
-heads of 128 numbers."""
+"""The most parts of a launch's cut long tiles, unless one tile has more; 136 MB for 32 heads of 128 numbers."""
 
 
 @dataclass(frozen=True, slots=True)

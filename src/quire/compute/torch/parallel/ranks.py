@@ -278,7 +278,7 @@ class LeadingModel(RankModel):
         self._followers = followers
 
     def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
-        """Return the memory without KV blocks, for each kind the most of any rank. Waits for all ranks."""
+        """Return the memory without KV blocks, each kind as in the fullest rank. Waits for all ranks."""
         with self._followers.ended_on_failure():
             self._followers.send(Measure())
             footprints = [super().measured(memory, note_loaded), *self._followers.measured()]

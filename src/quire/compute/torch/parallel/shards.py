@@ -26,7 +26,7 @@ from quire.compute.weights.decoder_weights import Parts, PartWeights
 OF_KEYS: Final = frozenset({Part.KEY, Part.VALUE})
 """Parts of key-value heads, which can be fewer than the ranks."""
 ENDS: Final = frozenset({Part.OUTPUT, Part.DOWN, Part.EXPERT_DOWN})
-"""The last matrices of sublayers, which read what all ranks have computed."""
+"""The last matrices of sublayers, which read the outputs of all ranks."""
 SPLIT: Final = (
     frozenset({Part.QUERY, Part.GATE, Part.UP, Part.EXPERT_GATE, Part.EXPERT_UP, Part.HEAD, Part.SINKS})
     | OF_KEYS
@@ -36,7 +36,7 @@ SPLIT: Final = (
 
 
 class ShardedMatrix(Matrix):
-    """Some of the outputs of a matrix; the products of all ranks are gathered. The rows are those of all ranks."""
+    """Some of the outputs of a matrix; the products of all ranks are gathered. All ranks have the same rows."""
 
     __slots__ = ()
 
