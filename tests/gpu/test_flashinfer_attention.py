@@ -82,14 +82,14 @@ def spec_of(folder, head_dim=64):
 @pytest.mark.parametrize(
     ("head_dim", "settings", "reason"),
     (
-        (80, FITTING, "FlashInfer knows heads of 64, 128, 256 numbers, and the model's have 80"),
+        (80, FITTING, "FlashInfer supports heads of 64, 128, 256 numbers, and the model's have 80"),
         (64, replace(FITTING, dtype="float32"), "FlashInfer does not compute in float32"),
         *(
-            (64, replace(FITTING, kv_dtype=kv_dtype), f"FlashInfer knows no scale .* which {kv_dtype} has")
+            (64, replace(FITTING, kv_dtype=kv_dtype), f"FlashInfer supports no scale .* which {kv_dtype} has")
             for kv_dtype in ("int8", "k8v4", "int4")
         ),
-        (64, replace(FITTING, kv_dtype="fp8"), "FlashInfer knows no scale .* which fp8 has"),
-        (64, replace(FITTING, kv_dtype="bfloat16"), "FlashInfer is not asked to read bfloat16 together with float16"),
+        (64, replace(FITTING, kv_dtype="fp8"), "FlashInfer supports no scale .* which fp8 has"),
+        (64, replace(FITTING, kv_dtype="bfloat16"), "FlashInfer is not used with bfloat16 KV memory and float16"),
         (64, replace(FITTING, batch_invariant=True), "FlashInfer splits contexts .* batch_invariant is on"),
         (64, replace(FITTING, device="cpu"), "the others need a GPU"),
         (64, TorchSettings(device="cpu", attention="triton"), "the others need a GPU"),
@@ -102,7 +102,7 @@ def test_what_it_cannot_do_is_refused_before_anything_is_read(tmp_path, head_dim
 
 def test_sinks_are_refused_before_anything_is_read(tmp_path):
     spec = spec_of(tmp_path)
-    with pytest.raises(InvalidConfigError, match="FlashInfer is not asked for attention sinks"):
+    with pytest.raises(InvalidConfigError, match="FlashInfer is not used with attention sinks"):
         kv_cache_spec(replace(spec, attention=replace(spec.attention, sinks=True)), FITTING)
 
 

@@ -365,7 +365,7 @@ def test_a_load_waits_for_a_slot(full: Path, device: str, monkeypatch: pytest.Mo
     load.join(300)
     assert run.runner.has_adapter(second.digest) and not run.runner.has_adapter(first.digest)
     monkeypatch.setattr("quire.compute.torch.adapters.SLOT_WAIT_S", 0.0)
-    with pytest.raises(ExecutionError, match="take all slots"):
+    with pytest.raises(ExecutionError, match="use all adapter slots"):
         run.runner.load_adapter(first)
 
 

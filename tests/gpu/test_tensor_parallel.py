@@ -407,7 +407,7 @@ def test_shards_together_are_the_whole_and_share_nothing(tmp_path: Path) -> None
     ("settings", "allowed"),
     [
         ({"tensor_parallel": 4}, "a number that divides the model's 6 query heads"),
-        ({"disk_cache": "/tmp/no-such-folder"}, "1 with a disk cache, which would have the heads of one rank"),
+        ({"disk_cache": "/tmp/no-such-folder"}, "1 with a disk cache, which would hold the heads of one rank only"),
         ({"adapter_memory": "1MiB"}, "1 with adapters, which are not split"),
     ],
 )

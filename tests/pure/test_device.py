@@ -37,12 +37,15 @@ NEEDS = DeviceNeeds(head_dim=128, most_head_dim=256, head_dim_step=8, num_bytes=
 
 REFUSED = {
     "no GPU": (
-        replace(H200, gpu=None, silence="there is no nvidia-smi, which comes with the driver"),
-        "no NVIDIA GPU answers: there is no nvidia-smi, which comes with the driver",
+        replace(H200, gpu=None, silence="nvidia-smi, a part of the driver, is not installed"),
+        "no NVIDIA GPU answers: nvidia-smi, a part of the driver, is not installed",
     ),
     "no torch": (replace(H200, torch=None), "torch is not installed: pip install 'quire[torch]'"),
     "no triton": (replace(H200, triton=None), "triton is not installed: pip install 'quire[torch]'"),
-    "no CUDA in torch": (replace(H200, torch_cuda=None), "torch 2.11.0 is a build without CUDA: install one with it"),
+    "no CUDA in torch": (
+        replace(H200, torch_cuda=None),
+        "torch 2.11.0 is a build without CUDA: install a build with CUDA",
+    ),
     "driver": (
         replace(H200, driver="570.86.15"),
         "driver 570.86.15 is too old for torch with CUDA 13.0: it needs 580 or newer",
@@ -81,7 +84,7 @@ def test_auto_is_the_cpu_then_with_a_notice_where_a_gpu_is_there(lack):
 
 @pytest.mark.parametrize("head_dim", [4, 70, 264, 512])
 def test_heads_that_no_kernel_knows_are_refused_by_their_size(head_dim):
-    told = f"the model has heads of {head_dim} numbers, and the kernels know multiples of 8 up to 256"
+    told = f"the model has heads of {head_dim} numbers, and the kernels support multiples of 8 up to 256"
     assert refusal(H200, replace(NEEDS, head_dim=head_dim)) == told
 
 
@@ -160,7 +163,7 @@ def test_fields_that_the_driver_does_not_know_count_for_nothing(tmp_path):
 
 def test_a_machine_without_a_driver_starts_nothing(tmp_path):
     facts = look({"PATH": str(tmp_path)})
-    assert (facts.gpu, facts.silence) == (None, "there is no nvidia-smi, which comes with the driver")
+    assert (facts.gpu, facts.silence) == (None, "nvidia-smi, a part of the driver, is not installed")
 
 
 L4 = """
@@ -217,7 +220,7 @@ def test_torch_is_not_asked_for_what_nvidia_smi_knows(tmp_path: Path, monkeypatc
             "def get_device_properties(index): raise RuntimeError('driver too old')",
             "torch: RuntimeError: driver too old",
         ),
-        ("import sys; sys.exit(3)", "torch: it says nothing"),
+        ("import sys; sys.exit(3)", "torch: no output"),
     ],
 )
 def test_torch_says_why_it_finds_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str, why: str) -> None:

@@ -34,7 +34,7 @@ from support.spec_models import SPECS, write_spec_model
 GIB = 1 << 30
 H200 = DeviceFacts("2.11.0", "13.0", "3.6.0", "NVIDIA H200", "", "580.159.03", (9, 0), 140 * GIB, 139 * GIB)
 T4 = replace(H200, gpu="Tesla T4", capability=(7, 5))
-NO_GPU = DeviceFacts("2.11.0", "13.0", "3.6.0", silence="there is no nvidia-smi, which comes with the driver")
+NO_GPU = DeviceFacts("2.11.0", "13.0", "3.6.0", silence="nvidia-smi, a part of the driver, is not installed")
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ def test_a_gpu_stores_4_bits(answers: Any, kv_dtype: str, key_bytes: Callable[[i
 def test_heads_of_an_odd_size_have_no_4_bits(kv_dtype: str) -> None:
     spec = replace(SPECS["learned"], attention=replace(SPECS["learned"].attention, head_dim=15))
     settings = TorchSettings(device="cpu", kv_dtype=kv_dtype)
-    told = f"^kv_dtype is '{kv_dtype}'; allowed: another one: {kv_dtype} takes heads of an even size, not 15$"
+    told = f"^kv_dtype is '{kv_dtype}'; allowed: another dtype: {kv_dtype} needs heads of an even size, not 15$"
     with pytest.raises(InvalidConfigError, match=told):
         kv_cache_spec(spec, settings)
 
@@ -327,7 +327,7 @@ def test_each_rank_needs_a_gpu_of_its_own_and_plans_its_part(answers: Any) -> No
     hosts = [each.report.plan.needs.host_bytes for each in (one, two)]
     assert 0 < hosts[1] <= hosts[0]
     for others, allowed in (
-        ((), "at most 1 on the GPUs of this machine: each rank needs one of its own"),
+        ((), "at most 1 on this machine: each rank needs its own GPU"),
         (("NVIDIA L4",), "1 here: ranks need equal GPUs, not NVIDIA H200 and NVIDIA L4"),
     ):
         with pytest.raises(InvalidConfigError) as caught:

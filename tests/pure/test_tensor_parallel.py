@@ -53,9 +53,9 @@ def test_a_shard_of_experts_has_a_part_of_each_expert() -> None:
     [
         ("plain", 64, "a number that divides the model's 4 query heads"),
         ("three-keys", 4, "a number that divides the model's 3 key-value heads, or a multiple of this number"),
-        ("odd-expert", 2, "a number that divides the model's 25 numbers between the matrices of an expert"),
-        ("latent", 2, "1: latents (MLA) are not split"),
-        ("whole-norms", 2, "1: a norm of all heads together is not split"),
+        ("odd-expert", 2, "a number that divides the model's 25 intermediate numbers of an expert"),
+        ("latent", 2, "1: latents (MLA) cannot be split"),
+        ("whole-norms", 2, "1: a norm of all heads together cannot be split"),
     ],
 )
 def test_models_that_cannot_be_split_are_refused(name: str, num_ranks: int, words: str) -> None:
@@ -75,7 +75,7 @@ def test_sums_over_ranks_are_refused_where_bits_must_not_depend_on_the_batch() -
     backend_on("cuda", EngineConfig(**settings).resolved(), guide())
     with pytest.raises(InvalidConfigError) as caught:
         backend_on("cuda", EngineConfig(**settings, batch_invariant=True).resolved(), guide())
-    allowed = "gather with batch_invariant: sums over ranks depend on what else is in a step"
+    allowed = "gather with batch_invariant: sums over ranks depend on the whole step"
     assert str(caught.value) == f"tensor_parallel_sums is 'reduce'; allowed: {allowed}"
 
 

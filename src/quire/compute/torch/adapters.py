@@ -1,13 +1,13 @@
-"""LoRA adapters on a device: what the rows of a step that have one get in addition to a product.
+"""LoRA adapters on a device: their memory, and their part in the products of a step's rows.
 
     slot        fixed memory for A and B of every matrix, of one rank; a load fills it with an adapter, zeros the rest
-    output += B (scale * (A rows))    where a row has an adapter; A and B are those of its slot
+    output += B (scale * (A rows))    for rows with an adapter, with A and B of the row's slot
 
-The slots of a matrix lie one after another, as experts do, and rows are multiplied by those of their slot as by an
-expert: two products for each matrix, however many adapters a step has. Rows without an adapter go with the others,
-which reads no further matrix; a mask keeps their bits. Where rows go to experts, a slot has matrices for all of them.
-All of this is on the device, so one recording (graphs.py) is right for any adapters, also those that are loaded later.
-A step with adapters is not launched ahead.
+The slots of a matrix are stacked like experts, and each row is multiplied by A and B of its slot as by an expert: two
+products for each matrix, for any number of adapters in a step. Rows without an adapter use a slot of other rows, which
+reads no additional matrix, and a mask discards their products, so their bits do not change. If the matrix belongs to
+experts, a slot has A and B for each of them. Everything is on the device, so one recording (graphs.py) is valid for any
+adapters, including those loaded later. A step with adapters is not launched ahead.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from quire.compute.worker.model_runner import StepInputs
 from quire.core.errors import ExecutionError
 
 SLOT_WAIT_S: Final = 30.0
-"""How long a load waits for a slot: the engine frees one soon after the last request that has its adapter."""
+"""How long a load waits for a slot: the engine frees one soon after the last request with its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankMatrices:
-    """A and B of a matrix, slot by slot; of experts, those of every expert in each slot. B A has its scale in A."""
+    """A and B of a matrix, slot by slot; for experts, each slot has those of every expert. A has the scale of B A."""
 
     a: Matrix  # [num_slots × num_experts, rank, in], with scales
     b: Matrix  # [num_slots × num_experts, out, rank]
 
 
 Layers = Sequence[Mapping[Part, LowRankMatrices]]
-"""By layer, what the slots have for each matrix."""
+"""For each layer, the A and B of each matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedStep:
-    """The slots of adapters, and which of them each row of a step has; -1: none."""
+    """The slots of adapters, and the slot of each row of a step; -1: no adapter."""
 
     layers: Layers
     num_slots: int
@@ -87,17 +87,17 @@ class AdapterSlots:
         return digest in self._slots
 
     def load(self, adapter: Adapter) -> None:
-        """Read an adapter and copy it into a free slot; nothing if one has it. Mutates.
+        """Read an adapter and copy it into a free slot, unless a slot has it already. Mutates.
 
         Raises `CheckpointError` for files that have changed or do not fit, `ExecutionError` if no slot becomes free.
         """
         if self.has(adapter.digest):
             return
         self._room.require(adapter)
-        matrices = list(adapter.read())  # before it takes a slot: a disk may never answer
+        matrices = list(adapter.read())  # before it takes a slot, because a disk can hang
         with self._changed:
             if not self._changed.wait_for(lambda: self._free, SLOT_WAIT_S):
-                raise ExecutionError("the adapters of requests under way take all slots; try again when one has ended")
+                raise ExecutionError("running requests use all adapter slots; try again when one has ended")
             slot = self._free.pop(0)
         try:
             self._fill(slot, matrices)
@@ -126,12 +126,12 @@ class AdapterSlots:
         return AdaptedStep(self.layers, self._room.count, on_device(ids, self._device))
 
     def nothing(self, num_rows: int) -> AdaptedStep:
-        """Return a step of rows of which none has an adapter."""
+        """Return a step whose rows have no adapters."""
         ids = torch.full((num_rows,), -1, dtype=torch.int32, device=self._device)
         return AdaptedStep(self.layers, self._room.count, ids)
 
     def _fill(self, slot: int, matrices: Sequence[LowRank]) -> None:
-        """Copy an adapter into a slot; what it does not have is zero there. No row of a step has the slot. Mutates."""
+        """Copy an adapter into a slot that no step uses; matrices that the adapter lacks become zero. Mutates."""
         for parts in self.layers:
             for each in parts.values():
                 for numbers in (each.a.weight, each.b.weight):
@@ -150,12 +150,12 @@ class AdapterSlots:
 
 
 def part_sizes(spec: DecoderSpec) -> dict[Part, int]:
-    """Return how many outputs the matrices have that can have adapters."""
+    """Return the number of outputs of each matrix that can have an adapter."""
     return {place.part: place.num_outputs for _, place in places_of(spec)}
 
 
 class GroupedProducts(Protocol):
-    """The products of rows with one of several matrices each; `ExpertOperations` has them."""
+    """Products of rows, each with one of several matrices; `ExpertOperations` includes them."""
 
     def known(self, ids: torch.Tensor, num_experts: int) -> Any:
         """Return the routing of rows whose experts are known, int32 `[num_rows, choices]`. Does not mutate."""
@@ -172,7 +172,7 @@ class GroupedProducts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Which matrices rows, or pairs of rows and experts, are multiplied by, and which of them have an adapter."""
+    """The matrix of each row, or of each pair of a row and an expert, and which of them have an adapter."""
 
     routing: Any
     mask: torch.Tensor  # bool [num_pairs, 1]
@@ -180,13 +180,13 @@ class _Pairs:
 
 @dataclass(frozen=True, slots=True)
 class LowRankSums:
-    """How the products of adapters are computed. `sizes`: the outputs of each matrix."""
+    """The operations for adapters' products. `sizes`: the number of outputs of each matrix."""
 
     products: GroupedProducts
     sizes: Mapping[Part, int]
 
     def pairs(self, step: AdaptedStep, routing: Any = None, num_experts: int = 1) -> _Pairs:
-        """Return the matrices of rows by their slots; with a routing, of the pairs of rows and experts."""
+        """Return the matrix of each row, by its slot; with a routing, of each pair of a row and an expert."""
         slots = torch.where(step.slot_ids < 0, step.slot_ids.max().clamp(min=0), step.slot_ids)[:, None]
         ids = slots if routing is None else slots * num_experts + self.products.ids(routing)
         ids = ids.to(torch.int32).contiguous()
@@ -196,7 +196,7 @@ class LowRankSums:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Adds what the adapters of a step change in a layer, matrix by matrix; without a step, nothing."""
+    """Adds the adapters' part to the products of a layer, matrix by matrix; without a step, adds nothing."""
 
     sums: LowRankSums
     step: AdaptedStep | None = None
@@ -205,21 +205,21 @@ class Add:
 
     @classmethod
     def to(cls, step: AdaptedStep | None, sums: LowRankSums) -> Add:
-        """Return what adds to the products of the rows of a step."""
+        """Return the `Add` for the rows of a step."""
         return cls(sums) if step is None else cls(sums, step, sums.pairs(step))
 
     def of(self, layer: int) -> Add:
-        """Return the same for a layer."""
+        """Return the `Add` for a layer. Does not mutate."""
         return replace(self, layer=layer)
 
     def with_experts(self, routing: Any, num_experts: int) -> Add:
-        """Return what adds to the products of pairs of rows and experts in this layer. Does not mutate."""
+        """Return the `Add` for pairs of rows and experts in this layer. Does not mutate."""
         if self.step is None or not OF_EXPERTS & self.step.layers[self.layer].keys():
             return Add(self.sums)
         return replace(self, rows=self.sums.pairs(self.step, routing, num_experts))
 
     def __call__(self, output: torch.Tensor, rows: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-        """Return the product of rows with matrices fused in this order, with the adapters' part. May mutate it."""
+        """Return the product of rows with the fused matrices of `parts`, plus the adapters' part. May mutate it."""
         if self.step is None or self.rows is None:
             return output
         first, products = 0, self.sums.products

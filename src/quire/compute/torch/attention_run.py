@@ -37,7 +37,7 @@ MAX_ERROR: Final = 0.02
 """As a share of the output's length: bfloat16 weights and outputs cause less than a hundredth."""
 MAX_LAYERS: Final = 64
 MOST_CHECKED: Final = 64
-"""The last queries of a sequence, to compare."""
+"""The number of queries at the end of a sequence to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ class AttentionRun:
         for sequence in {0, len(self.step.contexts) - 1}:
             end = (sequence + 1) * self.step.num_queries
             tokens = slice(end - min(MOST_CHECKED, self.step.num_queries), end)
-            wanted = self._plain(sequence, self._queries[tokens])
-            error = float((first[tokens].float() - wanted).norm() / wanted.norm())
+            expected = self._plain(sequence, self._queries[tokens])
+            error = float((first[tokens].float() - expected).norm() / expected.norm())
             if not error < MAX_ERROR:
                 raise InvariantError(f"attention is off by {error:.3g} of its length in {self.step}")
 
@@ -142,7 +142,7 @@ class AttentionRun:
             self._attention.run(self._queries, pair, self._planned, self._rule)
 
     def _attend(self, pair: KVPair) -> torch.Tensor:
-        """Return one layer's outputs; unwritten places have poison, because that memory was freed last."""
+        """Return one layer's outputs; unwritten places are NaN, because the memory freed last is reused."""
         poison = torch.full_like(self._queries, torch.nan)
         del poison
         outputs: torch.Tensor = self._attention.run(self._queries, pair, self._planned, self._rule)
@@ -175,7 +175,7 @@ class AttentionRun:
         return replace(planned, launches=(in_place,))
 
     def _planned_as_served(self, batch: StepBatch) -> Any:
-        """Return the plan of a step: of short queries, in the place that a recording has for it, if it has one."""
+        """Return the plan of a step; for short queries, in the place that a recording uses, if the step fits."""
         if batch.shape.num_short:
             standing = self._attention.reserve(batch, self._queries.dtype)
             place = None if standing is None else standing.plan(batch)

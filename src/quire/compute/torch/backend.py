@@ -71,7 +71,7 @@ class TorchBackend:
         if device == "cpu" and find_spec("torch") is None:
             raise InvalidConfigError("backend", "torch", "native or reference: torch is not installed")
         if config.touch_kv_memory == "start" and device == "cuda":
-            raise InvalidConfigError("touch_kv_memory", "start", "idle or use: a GPU gives its memory at once")
+            raise InvalidConfigError("touch_kv_memory", "start", "idle or use: a GPU allocates its memory at once")
         if config.weights == "int4":
             raise InvalidConfigError("weights", "int4", "auto, widened or int8: only the native backend has int4")
         dtype = config.dtype
@@ -119,7 +119,7 @@ class TorchBackend:
 
     @classmethod
     def on_gpu(cls, config: EngineConfig, model: ModelDescription) -> tuple[TorchBackend | None, str]:
-        """Return the backend for the GPU of this machine; None, and why, if another device must compute.
+        """Return the backend for this machine's GPU; or None and the reason, if another device must compute.
 
         Raises `InvalidConfigError` if the user asked for a GPU and none can be used.
         """
@@ -127,15 +127,15 @@ class TorchBackend:
         if gpu.gpu is None and config.device == "auto":
             return None, ""
         require_gpus(gpu, config.tensor_parallel)
-        found = cls.of("cuda", config.resolved(gpu.total_bytes), model)
-        num_bytes = found.facts.weight_bytes + found.facts.activation_bytes
+        backend = cls.of("cuda", config.resolved(gpu.total_bytes), model)
+        num_bytes = backend.facts.weight_bytes + backend.facts.activation_bytes
         specs = [each.spec for each in (model, model.draft) if each is not None]
         choices = [choose_device(gpu, config.device, device_needs(spec, num_bytes)) for spec in specs]
         choice = next((each for each in choices if each.device == "cpu"), choices[0])
         if choice.device == "cpu":
             return None, choice.notice
-        facts = replace(found.facts, instruction_set=f"{gpu.gpu}, capability {gpu.dotted_capability}")
-        return cls(facts, model, found._settings, gpu), ""
+        facts = replace(backend.facts, instruction_set=f"{gpu.gpu}, capability {gpu.dotted_capability}")
+        return cls(facts, model, backend._settings, gpu), ""
 
     def needs(self) -> MemoryNeeds:
         """Return the memory that the engine is expected to take on its device."""
@@ -164,7 +164,7 @@ class TorchBackend:
         return loaded.parts(num_blocks, num_host_blocks, note_loaded)
 
     def _needs_on_gpu(self, footprint: Footprint, free_bytes: int) -> MemoryNeeds:
-        """Return the needs on a GPU with this much free memory before anything is opened; of ranks, those of each."""
+        """Return the needs on a GPU with this much free memory before anything is opened; with ranks, those of each."""
         return MemoryNeeds(
             footprint.weight_bytes,
             footprint.activation_bytes,
@@ -187,21 +187,21 @@ class TorchBackend:
 
 
 def _require_ranks(config: ResolvedConfig) -> None:
-    """Raise `InvalidConfigError` for settings that several ranks do not have."""
+    """Raise `InvalidConfigError` for settings that several ranks do not support."""
     obstacles = {
         "with adapters, which are not split": bool(config.adapter) or config.adapter_memory is not None,
-        "with a disk cache, which would have the heads of one rank": config.disk_cache is not None,
+        "with a disk cache, which would hold the heads of one rank only": config.disk_cache is not None,
     }
-    for obstacle, stands in obstacles.items():
-        if stands:
+    for obstacle, applies in obstacles.items():
+        if applies:
             raise InvalidConfigError(FIELD, config.tensor_parallel, f"1 {obstacle}")
     if config.batch_invariant and config.tensor_parallel_sums == "reduce":
-        allowed = "gather with batch_invariant: sums over ranks depend on what else is in a step"
+        allowed = "gather with batch_invariant: sums over ranks depend on the whole step"
         raise InvalidConfigError(SUMS, "reduce", allowed)
 
 
 def _kv_spec(model: ModelDescription, settings: TorchSettings) -> KVCacheSpec:
-    """Return the content of a block: on GPUs that of one rank, else that of all. Refuses models that are not split."""
+    """Return the content of a block: of one rank on GPUs, else of all. Raises `InvalidConfigError` like `shard_of`."""
     count = settings.tensor_parallel
     if count == 1:
         return block_spec(model, settings)
@@ -213,7 +213,7 @@ def _kv_spec(model: ModelDescription, settings: TorchSettings) -> KVCacheSpec:
 
 
 def _weight_bytes(models: Sequence[ModelDescription], settings: TorchSettings) -> int:
-    """Return the bytes of the weights of a model and its draft model, on a GPU of those of the first rank."""
+    """Return the bytes of the weights of a model and its draft model; on GPUs, of those that the first rank has."""
     dtype = "bfloat16" if settings.dtype == "float16" else settings.dtype
     count = settings.tensor_parallel if settings.device == "cuda" else 1
     counts = (count, *(1 for _ in models[1:]))

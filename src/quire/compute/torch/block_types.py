@@ -1,8 +1,8 @@
-"""Which matrices stay blocks of their file on a GPU, decided without torch, so that any machine can make a plan.
+"""Decides which matrices keep their file's blocks on a GPU, without importing torch, so that any machine can plan.
 
-A GPU reads codes of 4 and of 8 bits (`quire.compute.torch.blocks`); blocks of other types are widened. Parts that
-become one matrix stay blocks only if all have one type, and so do all experts of a layer. On a CPU nothing stays: there
-torch widens a matrix whenever it is used. Neither does anything that several ranks share.
+A GPU reads codes of 4 and of 8 bits (`quire.compute.torch.blocks`); blocks of other types are widened. Parts that are
+fused into one matrix keep their blocks only if all have the same type; the same holds for the experts of a layer. On a
+CPU no matrix keeps its blocks, because torch would widen them at each use; with several ranks none does either.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CODINGS: Final = MappingProxyType(
         "E4M3": "E4M3",
     }
 )
-"""The types that stay blocks → the coding whose bytes they take there."""
+"""The types of blocks that a GPU keeps, and the coding whose size each has there."""
 FUSED: Final[Joined] = ((Part.QUERY, Part.KEY, Part.VALUE), (Part.GATE, Part.UP))
 OF_EXPERTS: Final[Joined] = ((Part.EXPERT_GATE, Part.EXPERT_UP), (Part.EXPERT_DOWN,))
 
 
 def kept_blocks(spec: DecoderSpec, block_types: Mapping[str, str], settings: TorchSettings) -> dict[str, str]:
-    """Return the types of the matrices that stay blocks, of those that a checkpoint has, by name. Does not mutate."""
+    """Return the block types of a checkpoint's matrices that keep their blocks, by name. Does not mutate."""
     if settings.weights != "auto" or settings.device != "cuda" or settings.tensor_parallel > 1:
         return {}
     kept = {name: kind for name, kind in block_types.items() if kind in CODINGS}
@@ -43,7 +43,7 @@ def kept_blocks(spec: DecoderSpec, block_types: Mapping[str, str], settings: Tor
 
 
 def codings(kept: Mapping[str, str]) -> dict[str, str]:
-    """Return the codings of matrices that stay blocks, by name, for the bytes that they take."""
+    """Return the codings of matrices that keep their blocks, by name, to compute their size."""
     return {name: CODINGS[kind] for name, kind in kept.items()}
 
 

@@ -1,10 +1,10 @@
-"""Blocks of a file as codes with scales on a device, without rounding: `Matrix` holds what `BLOCK_TYPES` defines.
+"""Converts blocks of a file to codes with scales on a device, without rounding: a `Matrix` with the same numbers.
 
 Q4_0, Q4_1    4 bits, a scale for 32 inputs          the bytes of a block have the order of `Matrix` already
 Q4_K          4 bits, nested scales and minimums     32 low halves, then 32 high ones, become 16 and 16
 Q8_0, Q5_0    8 bits, a scale for 32 inputs
 Q6_K          8 bits, nested scales for 16 inputs
-E4M3          floats of 8 bits, a scale in float32 for 128 inputs; of `quire.compute.quantized.blocks`
+E4M3          8-bit floats, a float32 scale for 128 inputs; not a GGUF type, see `quire.compute.quantized.blocks`
 """
 
 from __future__ import annotations
@@ -92,4 +92,4 @@ CONVERT: Final = MappingProxyType[str, tuple[int, Callable[[torch.Tensor], Coded
         "E4M3": (132, _e4m3),
     }
 )
-"""The bytes of a block, and what turns blocks into codes, by type."""
+"""By type: the bytes of a block, and the function that converts blocks to codes."""

@@ -4,13 +4,13 @@
     host     the same pool transposed, page-locked: the places of a block are adjacent
 
 So a block is one piece of host memory. On CUDA, one kernel reads or writes the host's memory for all moves of a plan in
-one direction. Moves run on their own stream, and the host never waits for them. That stream waits for the steps before
-it, which may still use the blocks. Steps wait for the stream when they first need the memory, and upload their inputs
+one direction. Moves run on their own stream, and the host never waits for them. That stream waits for earlier steps,
+which may still use the blocks. Steps wait for the stream when they first need the memory, and upload their inputs
 meanwhile.
 
-The layers of a draft model are in the same blocks: whatever is done to a block is done in a second pool too, which has
-the layout of their own attention. With `poison` the memory starts as NaN: reading a slot that was never written shows
-in the logits.
+The layers of a draft model share the block ids: every operation on a block is repeated in a second pool, which has the
+layout of the draft model's attention. With `poison` the memory starts as NaN, so that reading a slot that was never
+written shows in the logits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import StepPlan
 
 NOT_A_NUMBER = 0xFF
-"""Memory of this byte is NaN in every float format, and so are its scales."""
+"""Memory filled with this byte is NaN in every float format, also as scales."""
 
 
 class TorchCache:
@@ -64,7 +64,7 @@ class TorchCache:
             self.draft.resize(num_blocks, num_host_blocks)
 
     def allocate(self) -> None:
-        """Allocate the memory. Mutates; what was stored is lost."""
+        """Allocate the memory. Mutates; its earlier content is lost."""
         blocks = _Tier("num_blocks", self.num_blocks, self._new_pool("num_blocks"))
         host = _Tier("num_host_blocks", self._num_host_blocks, self._new_pool("num_host_blocks"))
         if self._poison:
@@ -81,18 +81,18 @@ class TorchCache:
             self.draft.allocate()
 
     def release(self) -> None:
-        """Give the memory back to the device. Mutates; may be called twice."""
+        """Free the memory. Mutates; may be called twice."""
         self._tiers, self._pairs = None, ()
         if self.draft is not None:
             self.draft.release()
         if self._stream is not None:
-            with suppress(torch.AcceleratorError):  # a failed device takes no memory back
+            with suppress(torch.AcceleratorError):  # a failed device cannot free memory
                 torch.cuda.empty_cache()
 
     def rehearse(self) -> None:
-        """Copy the first block onto itself, also by way of the host, which compiles the copy kernel.
+        """Copy the first block onto itself, also through the host, to compile the copy kernel.
 
-        The memory is allocated. Mutates only the first block of the host.
+        Does nothing if the memory is not allocated. Mutates only the first block of the host.
         """
         if self._tiers is not None:
             blocks, host = self._tiers
@@ -122,7 +122,7 @@ class TorchCache:
             self.draft.apply(plan)
 
     def read_block(self, block: int, group: int, buffer: memoryview) -> None:
-        """Copy the bytes of a block of a group into `buffer`; waits for the steps before. Does not mutate."""
+        """Copy the bytes of a block of a group into `buffer`; waits for earlier steps. Does not mutate."""
         with self._moving():
             data = self._content(block, group).contiguous().cpu().numpy().data.cast("B")
         buffer[: len(data)] = data
@@ -130,7 +130,7 @@ class TorchCache:
             self.draft.read_block(block, group, buffer[len(data) :])
 
     def write_block(self, block: int, group: int, buffer: memoryview) -> None:
-        """Copy bytes as `read_block` gives them into a block, after the steps before. Mutates, perhaps later."""
+        """Copy bytes in the format of `read_block` into a block, after earlier steps. Mutates, perhaps later."""
         with self._moving():
             content = self._content(block, group)
             data = torch.empty(content.shape, dtype=torch.uint8, pin_memory=content.is_cuda)
@@ -175,7 +175,7 @@ class _Tier:
     def take(self, source: _Tier, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks of `source` to blocks of this tier, (from, to): on a GPU with one kernel. Mutates.
 
-        Does not wait: it is done on the current stream.
+        Does not wait: the copy runs on the current stream.
         """
         for block, own in pairs:
             source._require(block)

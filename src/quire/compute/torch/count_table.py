@@ -42,9 +42,9 @@ class Counted:
 
     def applied(self, draws: Draws) -> Draws:
         """Return the draws with these counts as lists. Waits for the device."""
-        found = {draw: self.table[place].cpu().numpy() for draw, place in zip(self.draws, self.places, strict=True)}
-        lists = [np.flatnonzero(found[draw]) if draw in found else np.zeros(0, np.int64) for draw in range(len(draws))]
-        counts = [found[draw][ids] - 1 for draw, ids in enumerate(lists) if draw in found]
+        rows = {draw: self.table[place].cpu().numpy() for draw, place in zip(self.draws, self.places, strict=True)}
+        lists = [np.flatnonzero(rows[draw]) if draw in rows else np.zeros(0, np.int64) for draw in range(len(draws))]
+        counts = [rows[draw][ids] - 1 for draw, ids in enumerate(lists) if draw in rows]
         rules = replace(draws.rules, seen=TokenLists.of(lists), counts=np.concatenate(counts).astype(np.int64))
         return replace(draws, rules=rules)
 
@@ -63,9 +63,9 @@ class CountTable:
             self._table = torch.cat((self._table, room))
 
     def take(self, draws: Draws, rows: IntArray, goes_on: BoolArray) -> tuple[Draws, Counted | None]:
-        """Move the counts of draws, each of its row, into the table; return the other rules, and the counts.
+        """Move the counts of draws into their rows of the table; return the draws without them, and the counts.
 
-        `goes_on`: draws whose counts are in the table. Mutates the table; does not wait.
+        `goes_on`: draws whose counts are in the table already. Mutates the table; does not wait.
         """
         is_neutral = [draws.parameter(name) == value for name, value in NEUTRAL.items()]
         mine = np.flatnonzero(~np.logical_and.reduce(is_neutral))

@@ -15,7 +15,7 @@ class CudaMemory:
         self._device = torch.device(device)
 
     def free(self) -> int:
-        """Give back unused memory, and return the free bytes of the device. Waits for the device."""
+        """Release torch's unused memory, and return the free bytes of the device. Waits for the device."""
         gc.collect()  # also frees memory that only reference cycles hold
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()

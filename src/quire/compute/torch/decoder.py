@@ -103,7 +103,7 @@ class TorchDecoder:
         return self._weights.dtype
 
     def reserve(self, batch: StepBatch) -> StandingPlan | None:
-        """Return fixed places for attention's plans of up to as many decodes; None: attention has no such places."""
+        """Return fixed places for the plans of steps of up to as many tokens; None: attention supports none."""
         return self._attention.reserve(batch, self._weights.dtype)
 
     def rows(self, batch: StepBatch, pairs: Sequence[KVPair], planned: object) -> Rows:
@@ -144,7 +144,7 @@ class TorchDecoder:
     ) -> _Waiting:
         """Return the state after a layer, from its attention on; its output is not added yet.
 
-        `entered`: the residual stream before the layer, and the rows that attention read. `add`: what adapters add.
+        `entered`: the residual stream before the layer, and the rows that attention read. `add`: adds adapters' parts.
         """
         norms, (hidden, rows) = weights.norms, entered
         output = add(self._product(attended, weights.output), attended, (Part.OUTPUT,))
@@ -187,7 +187,7 @@ class TorchDecoder:
         return self._mlps.sparse(rows, slots, router, experts, spec, add)
 
     def _update(self, output: torch.Tensor, after: Norm | None) -> torch.Tensor:
-        """Return what a sublayer adds to the residual stream."""
+        """Return a sublayer's update of the residual stream."""
         update, scale = self._normed(output, after), self.spec.residual_scale
         return update if scale == 1 else update * scale
 
@@ -206,6 +206,6 @@ class TorchDecoder:
 
 
 def _are_finite(rows: torch.Tensor) -> torch.Tensor:
-    """Return for each row whether all its numbers are finite. Reads them once: the least and the most have any NaN."""
+    """Return for each row whether all its numbers are finite. Reads them once: a NaN is both minimum and maximum."""
     least, most = rows.aminmax(dim=-1)
     return least * 0 == most * 0  # if one is not finite, its product is NaN, which equals nothing; few small kernels

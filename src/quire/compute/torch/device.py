@@ -4,9 +4,9 @@
 
 This neither imports torch nor opens CUDA. A server plans in one process and computes in another: a second CUDA context
 would take half a gigabyte of the memory that is being planned, and importing torch would cost a CPU engine seconds for
-nothing. So the facts are those of the driver, before anything is loaded. Some containers have a GPU and no nvidia-smi,
-and of some GPUs it does not know the memory: there, another process asks torch. What it says is free lacks the memory
-of its own context, which is gone with it.
+nothing. So the facts come from the driver, before anything is loaded. Some containers have a GPU but no nvidia-smi, and
+for some GPUs nvidia-smi does not report the memory: then another process asks torch. The free memory that it reports
+excludes its own context, which is freed when it ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONTEXT_BYTES: Final = 768 << 20
 QUERY: Final = ("name", "driver_version", "compute_cap", "memory.total", "memory.free")
 ANSWERS_WITHIN_S: Final = 30.0
 DEVICE_FILES: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""One of them is there if the machine has a GPU, natively or under Windows."""
+"""One of these files exists if the machine has a GPU, natively or under Windows."""
 ASK_TORCH: Final = """
 import sys, torch
 for number in range(int(sys.argv[1])):
@@ -52,10 +52,10 @@ INSTALL: Final = "pip install 'quire[torch]'"
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """The facts about this machine's GPU. `gpu` None: no GPU answers, and `silence` says why.
+    """The facts about this machine's GPU. `gpu` None: no GPU answers, and `silence` is the reason.
 
     `torch_cuda` is the version of CUDA that torch was built with; None: built for CPUs. `driver` empty: torch found it
-    new enough. `others`: the other GPUs, if several were asked for; bytes are then those of the fullest.
+    new enough. `others`: the other GPUs, if several were requested; bytes are then the least of all.
     """
 
     torch: str | None = None
@@ -70,7 +70,7 @@ class DeviceFacts:
     others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the GPU in a line."""
+        """Return the GPU in one line."""
         if self.gpu is None:
             return self.silence
         memory = f"{format_bytes(self.free_bytes)} of {format_bytes(self.total_bytes)} free"
@@ -113,7 +113,7 @@ def refusal(facts: DeviceFacts, needs: DeviceNeeds = DeviceNeeds()) -> str:
         missing = "torch" if facts.torch is None else "triton"
         return f"{missing} is not installed: {INSTALL}"
     if facts.torch_cuda is None:
-        return f"torch {facts.torch} is a build without CUDA: install one with it"
+        return f"torch {facts.torch} is a build without CUDA: install a build with CUDA"
     cuda = int(facts.torch_cuda.partition(".")[0])
     oldest = OLDEST_DRIVERS.get(cuda, max(OLDEST_DRIVERS.values()))
     if facts.driver and _number(facts.driver) < oldest:
@@ -123,7 +123,7 @@ def refusal(facts: DeviceFacts, needs: DeviceNeeds = DeviceNeeds()) -> str:
         return f"{facts.gpu} has compute capability {has}, and the kernels need {needed} (Ampere) or newer"
     if needs.head_dim is not None and (needs.head_dim > needs.most_head_dim or needs.head_dim % needs.head_dim_step):
         known = f"multiples of {needs.head_dim_step} up to {needs.most_head_dim}"
-        return f"the model has heads of {needs.head_dim} numbers, and the kernels know {known}"
+        return f"the model has heads of {needs.head_dim} numbers, and the kernels support {known}"
     if needs.num_bytes + CONTEXT_BYTES >= facts.free_bytes:
         needed, free = format_bytes(needs.num_bytes + CONTEXT_BYTES), format_bytes(facts.free_bytes)
         return f"the engine needs {needed} of the GPU before any KV memory, and {free} are free"
@@ -159,37 +159,37 @@ def look(environ: Mapping[str, str], count: int = 1) -> DeviceFacts:
     if program is not None:
         chosen = [] if names is None else [f"--id={','.join(names)}"]
         command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", *chosen]
-        found = _told(facts, "nvidia-smi", count, lambda: _run(command))
-        if found.gpu is None or torch_cuda is None or (found.total_bytes and found.free_bytes):
-            return found
-        # nvidia-smi prints [N/A] for the memory of a GPU that shares that of the machine, or is split (MIG).
-        return replace(_told(facts, "torch", count, ask), driver=found.driver)
+        reported = _query(facts, "nvidia-smi", count, lambda: _run(command))
+        if reported.gpu is None or torch_cuda is None or (reported.total_bytes and reported.free_bytes):
+            return reported
+        # nvidia-smi prints [N/A] for the memory of a GPU that shares the machine's memory, or is split (MIG).
+        return replace(_query(facts, "torch", count, ask), driver=reported.driver)
     if torch_cuda is not None and any(path.exists() for path in DEVICE_FILES):
-        return _told(facts, "torch", count, ask)
-    return _silent(facts, "there is no nvidia-smi, which comes with the driver")
+        return _query(facts, "torch", count, ask)
+    return _silent(facts, "nvidia-smi, a part of the driver, is not installed")
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False)
 
 
-def _told(
+def _query(
     facts: DeviceFacts, program: str, count: int, ask: Callable[[], subprocess.CompletedProcess[str]]
 ) -> DeviceFacts:
-    """Return the facts with what a program says of the GPUs."""
+    """Return the facts with those about GPUs that a program prints."""
     try:
         run = ask()
     except (OSError, subprocess.TimeoutExpired) as error:
         return _silent(facts, f"{program}: {type(error).__name__}")
-    # A traceback of Python ends with what was wrong.
-    lines = run.stdout.strip().splitlines() or run.stderr.strip().splitlines()[-1:] or ["it says nothing"]
+    # A Python traceback ends with the error.
+    lines = run.stdout.strip().splitlines() or run.stderr.strip().splitlines()[-1:] or ["no output"]
     if run.returncode:
         return _silent(facts, f"{program}: {lines[0]}")
     return _together([_read(facts, program, line) for line in lines[:count]])
 
 
 def _together(facts: Sequence[DeviceFacts]) -> DeviceFacts:
-    """Return the facts about several GPUs; the first silent one if there is one."""
+    """Return the facts about several GPUs; if one is silent, its facts."""
     for each in facts:
         if each.gpu is None:
             return each
@@ -202,7 +202,7 @@ def _together(facts: Sequence[DeviceFacts]) -> DeviceFacts:
 
 
 def _read(facts: DeviceFacts, program: str, line: str) -> DeviceFacts:
-    """Return the facts with the line of a program: the fields of QUERY, sizes in MiB."""
+    """Return the facts, completed from a program's line: the fields of QUERY, sizes in MiB."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != len(QUERY):
         return _silent(facts, f"{program}: {line}")

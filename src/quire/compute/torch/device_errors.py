@@ -1,7 +1,8 @@
-"""What an error of torch or Triton within a step says: a lack of memory, a device that has failed, or neither.
+"""Classifies an error of torch or Triton within a step: out of memory, a failed device, or neither.
 
-A device that has failed computes nothing any more, so the error must not read as that of one request. A call may find
-out what an earlier kernel has done, and not every library says so: if the text does not tell, the device is asked.
+A failed device computes nothing more, so its error must not look like the error of one request. A call can report the
+failure of an earlier kernel, and some libraries do not say so. If the text of an error is unclear, synchronising with
+the device shows whether it still works.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NO_MEMORY: Final = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 @contextmanager
 def lost_if_it_fails() -> Iterator[None]:
-    """Raise `ExecutorLostError` if a call shows that the device has failed; for a lack of memory, torch's error."""
+    """Raise `ExecutorLostError` if a call shows that the device has failed, torch's error if it lacks memory."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -32,7 +33,7 @@ def lost_if_it_fails() -> Iterator[None]:
         if is_of_device and any(each in text for each in NO_MEMORY):
             raise torch.OutOfMemoryError(text) from error
         if is_of_device or not _answers():
-            why = next(iter(text.removeprefix(TRITON_ERROR).splitlines()), "it does not say why")
+            why = next(iter(text.removeprefix(TRITON_ERROR).splitlines()), "it gives no reason")
             raise ExecutorLostError(f"the device has failed: {why}") from error
         raise
 
@@ -48,7 +49,7 @@ def device_call() -> Iterator[None]:
 
 
 def _answers() -> bool:
-    """Return whether the device still computes; waits for it. True where no device was used."""
+    """Return whether the device still computes, or was never used. Waits for it."""
     if not torch.cuda.is_initialized():
         return True
     try:

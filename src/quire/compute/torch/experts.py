@@ -23,7 +23,7 @@ from quire.compute.torch.products import Matrix, Product
 from quire.compute.torch.weights import MLP
 
 Routing = TypeVar("Routing")
-"""Which experts rows go to, in the form of an implementation."""
+"""The experts of each row, in the implementation's own form."""
 
 
 class ExpertOperations(Protocol[Routing]):
@@ -44,11 +44,11 @@ class ExpertOperations(Protocol[Routing]):
         ...
 
     def combine(self, outputs: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """Return the weighted sum of each row's pairs, of `[num_pairs, size]`: `[num_rows, size]`."""
+        """Return the weighted sum of each row's pairs: `[num_pairs, size]` to `[num_rows, size]`."""
         ...
 
     def known(self, ids: torch.Tensor, num_experts: int) -> Routing:
-        """Return the routing of rows whose experts are known, int32 `[num_rows, choices]`; `combine` takes none."""
+        """Return the routing of rows whose experts are known, int32 `[num_rows, choices]`; not for `combine`."""
         ...
 
     def ids(self, routing: Routing) -> torch.Tensor:
@@ -76,7 +76,7 @@ class MLPs:
         self._expert_up_parts = (Part.EXPERT_GATE, Part.EXPERT_UP) if gated else (Part.EXPERT_UP,)
 
     def dense(self, rows: torch.Tensor, mlp: MLP, add: Add) -> torch.Tensor:
-        """Return the MLP of each row: `[num_rows, hidden_size]`. `add`: what adapters add to its products."""
+        """Return the MLP of each row: `[num_rows, hidden_size]`. `add`: adds the adapters' part to its products."""
         inner = add(self._product(rows, mlp.up), rows, self._up_parts)
         active = self._activate(inner, self._activation)
         return add(self._product(active, mlp.down), active, (Part.DOWN,))

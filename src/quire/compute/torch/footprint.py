@@ -7,7 +7,7 @@
                         └── free            for KV blocks
 
 It is measured with a KV memory of one block: the largest steps store nothing and read only the first block. Graphs hold
-the addresses of what they read, so the graphs recorded here are thrown away and recorded again with the real blocks.
+the addresses of what they read, so these graphs are discarded, and recorded again with the real blocks.
 Rejected: guessing their memory, because the driver's part is unknown. Memory counts as torch reserves it, not as
 tensors use it: gaps between tensors are not free for blocks either. This module does not import torch.
 """
@@ -36,7 +36,7 @@ class Footprint:
         return cls(weight_bytes, activation_bytes, 0, free_bytes - CONTEXT_BYTES - weight_bytes)
 
     def without_adapters(self, num_bytes: int) -> Footprint:
-        """Return the footprint if the slots of adapters, which came with the weights, count separately."""
+        """Return the footprint without the slots of adapters, which were measured with the weights."""
         return replace(self, weight_bytes=self.weight_bytes - num_bytes, free_bytes=self.free_bytes + num_bytes)
 
 
@@ -44,7 +44,7 @@ class DeviceMemory(Protocol):
     """The memory of a device, from torch and its driver."""
 
     def free(self) -> int:
-        """Give back unused memory, and return the free bytes of the device."""
+        """Release unused memory, and return the free bytes of the device."""
         ...
 
     def held(self) -> int:

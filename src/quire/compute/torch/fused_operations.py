@@ -52,8 +52,8 @@ class FusedOperations:
             queries, keys, values = projected.split(widths, dim=-1)
             projected = torch.cat((self.norm(queries, query_norm), self.norm(keys, key_norm), values), dim=-1)
             form = replace(form, query_norm=None, key_norm=None)
-        # Few families have a norm of heads by mean and variance, or weights for each head, so the kernel has neither.
+        # Few families have a norm of heads by mean and variance, or weights for each head: the kernel supports neither.
         centers = any(norm is not None and norm.centers for norm in (form.query_norm, form.key_norm))
         plain = centers or form.scope is NormScope.EACH_HEAD
-        bring = self._plain.rotate_and_write if plain else rope_cache.rotate_and_write
-        return bring(projected, form, angles, pair, slots)
+        write = self._plain.rotate_and_write if plain else rope_cache.rotate_and_write
+        return write(projected, form, angles, pair, slots)

@@ -1,9 +1,9 @@
 """FusedProduct: a product whose kernels read codes, so that a matrix of codes is not widened whenever it is used.
 
-Matrices that are not codes go to the library. With `batch_invariant` all rows have one shape of kernel, in which a
-row's bits depend on nothing else. Without it few rows have a smaller one. int8 is converted for many rows: that takes
-less time than they gain in the library's product. Codes with scales for inputs are not, as they would take several
-times their memory meanwhile.
+Other matrices use the library's product. With `batch_invariant` all rows use one kernel shape, in which a row's bits do
+not depend on other rows; without it, few rows use a smaller shape. For many rows, int8 is converted for the library's
+product, which saves more time than the conversion takes. Codes with scales for inputs are never converted: the result
+would take several times their memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.compute.torch.kernels.grouped_product import CODED_FEW, CODED_MANY, c
 from quire.compute.torch.products import Matrix, Product, choose_tile, product
 
 MOST_ROWS: Final = 512
-"""The most rows of a product with int8 that a kernel computes: by reckoning, not measured."""
+"""The most rows that a kernel multiplies by int8: estimated, not measured."""
 
 
 class FusedProduct:

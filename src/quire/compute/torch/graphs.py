@@ -1,14 +1,14 @@
-"""StepGraphs: records steps once and replays them, so that the host launches a step and not its kernels.
+"""StepGraphs: records steps once and replays them, so that the host launches a step and not each kernel.
 
     sizes 1, 2, 4, 8, …    a step of 5 tokens is replayed in the graph of 8: its rows, and 3 unused rows
 
     tokens, positions, slots ─► where the recording reads them ─┐
     work of attention, block tables ─► `StandingPlan` ──────────┴─► replay: embed … all layers … rows ─► head
 
-There are recordings for short queries alone (decodes, the guesses behind them, the ends of prompts), and others for
-steps with prompts, in which attention has launches for both. The latter are made up to the size that takes longer to
-compute than to launch. Both are recorded for each place of a standing plan: with few programs for attention, and with
-more for many decodes next to prompts, and for contexts that are cut into many tasks.
+Some recordings are for short queries alone (decodes, their draft tokens, the ends of prompts), others for steps with
+prompts, in which attention has launches for both. The latter exist up to the size that takes longer to compute than to
+launch. Both are recorded for each place of a standing plan: with few programs for attention, and with more for many
+decodes in a step with prompts, and for contexts that are cut into many tasks.
 
 A recording repeats the same computation at the same addresses, for the same number of rows. So everything that differs
 between steps is copied to the addresses that it reads, and the resulting rows stay at their address until the next
@@ -17,10 +17,10 @@ launched separately, because otherwise every size would keep memory for its logi
 the recording is launched without it. Rejected: a graph for each piece between two attentions. It would work with every
 attention, but the host would still launch each layer, and recording would take longer by the number of layers.
 
-Where there are slots for adapters, there is a second graph for each size: it reads the slots of its rows, and whatever
-adapter is in a slot. So adapters that are loaded later need no recording.
+If the engine has slots for adapters, each size has a second graph, which reads the slot of each row and the adapter
+that the slot holds at replay. So adapters that are loaded later need no recording.
 
-The recorder is a parameter: `CudaRecorder` on CUDA; without a GPU, tests pass one that computes again.
+The recorder is a parameter: `CudaRecorder` on CUDA; without a GPU, tests pass a recorder that computes again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PROMPT_SIZES: Final = (
     *range(2560, 4097, 512),
 )
 MOST_TABLE_IDS: Final = 1 << 22
-"""The most bytes of block tables of a replayed step."""
+"""The most block ids in the tables of a replayed step, for each KV group."""
 
 Replay = Callable[[], None]
 
@@ -56,18 +56,18 @@ class Recorder(Protocol):
     """Records work on a device."""
 
     def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
-        """Return the result of the work, and a function that does it again in the same places."""
+        """Return the result of the work, and a function that repeats it at the same addresses."""
         ...
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory; implements `Recorder`. One may overwrite the results of another."""
+    """CUDA graphs that share one pool of memory; implements `Recorder`. Each may overwrite the results of others."""
 
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
-        """Return the result of the work, and a function that does it again. Its kernels must be compiled already."""
+        """Return the result of the work, and a function that repeats it. Its kernels must be compiled already."""
         graph = torch.cuda.CUDAGraph()
         # Work of other threads of this process on the GPU is not recorded, and does not break the recording.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -76,7 +76,7 @@ class CudaRecorder:
 
 
 class Kind(NamedTuple):
-    """What is in a recorded step."""
+    """The kind of a recorded step."""
 
     has_prompts: bool
     has_adapters: bool
@@ -94,7 +94,7 @@ class Graph:
 class StepGraphs:
     """The graphs of a decoder, by kind and size. They belong to one KV memory, and are valid as long as it exists.
 
-    `max_short`: the most tokens of a step of short queries; `max_tokens`: of one with prompts, 0: none is recorded.
+    `max_short`: the most tokens of a step of short queries; `max_tokens`: of a step with prompts, 0: record none.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class StepGraphs:
         self._num_wanted = 0
 
     def record(self, pairs: Sequence[KVPair], device: torch.device, slots: AdapterSlots | None = None) -> None:
-        """Record all sizes, the largest first, whose memory the others reuse; again with adapters if there are slots.
+        """Record all sizes, the largest first, whose memory the others reuse; with `slots`, again with adapters.
 
-        Mutates. Calls `note_loaded` after each with the number of graphs. Attention that cannot be recorded gets none.
+        Mutates. Calls `note_loaded` after each with the number of graphs. Records none if attention cannot be recorded.
         """
         kinds = [Kind(*each) for each in product((True, False), (False,) if slots is None else (False, True))]
         self._num_wanted = sum(len(self._sizes[kind.has_prompts]) for kind in kinds)
@@ -141,7 +141,7 @@ class StepGraphs:
         self._note()
 
     def takes(self, batch: StepBatch) -> bool:
-        """Return whether a step may be replayed: it has not too many tokens. Does not mutate."""
+        """Return whether a step has few enough tokens to be replayed. Does not mutate."""
         sizes = self._sizes[_has_prompts(batch)]
         return bool(self._graphs) and bool(sizes) and batch.shape.num_tokens <= sizes[-1]
 
@@ -163,7 +163,7 @@ class StepGraphs:
             self._note_loaded(len(self._graphs), self._num_wanted, "graphs")
 
     def _graph(self, batch: StepBatch, attention: StandingPlan, pairs: Sequence[KVPair]) -> Graph:
-        """Record a size, each time after computing it once. Does not mutate: its rows have no slots."""
+        """Record a size for each place, after computing it once. Does not mutate: its rows have no slots."""
         recordings = []
         for planned in attention.planned:
             work = partial(self._decoder.rows, batch, pairs, planned)
@@ -173,7 +173,7 @@ class StepGraphs:
 
 
 def _up_to(most: int, sizes: Sequence[int]) -> list[int]:
-    """Return the sizes that are recorded for steps of up to `most` tokens; none for fewer than the least of them.
+    """Return the sizes to record for steps of up to `most` tokens; none if `most` is below the smallest size.
 
     >>> _up_to(5, (1, 2, 4, 8)), _up_to(20, (1, 2, 4, 8)), _up_to(20, (32, 64))
     ([1, 2, 4, 5], [1, 2, 4, 8], [])

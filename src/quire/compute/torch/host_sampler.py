@@ -23,8 +23,8 @@ class HostSampler:
 
     def sample(self, logits: torch.Tensor, draws: Draws) -> Choices:
         """Return a choice per draw. Does not mutate the logits."""
-        brought, places = _brought(logits, draws.logit_rows)
-        return self._sampler.sample(brought, replace(draws, logit_rows=places))
+        rows, places = _copied_rows(logits, draws.logit_rows)
+        return self._sampler.sample(rows, replace(draws, logit_rows=places))
 
     def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
         """Return the token of each draw, on the device of the logits. Waits for them. Does not mutate them."""
@@ -33,12 +33,12 @@ class HostSampler:
 
     def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens. Does not mutate the logits."""
-        brought, places = _brought(logits, logit_rows)
-        return self._sampler.report(brought, places, tokens, num_logprobs)
+        rows, places = _copied_rows(logits, logit_rows)
+        return self._sampler.report(rows, places, tokens, num_logprobs)
 
 
-def _brought(logits: torch.Tensor, logit_rows: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return the named rows, each once, and the index of each name in them."""
-    rows, places = np.unique(logit_rows, return_inverse=True)
-    brought: FloatArray = logits[torch.from_numpy(rows).to(logits.device)].to("cpu", torch.float32).numpy()
-    return brought, places
+def _copied_rows(logits: torch.Tensor, logit_rows: IntArray) -> tuple[FloatArray, IntArray]:
+    """Return the rows of logits with these indices, each once, and the place of each index among them."""
+    indices, places = np.unique(logit_rows, return_inverse=True)
+    rows: FloatArray = logits[torch.from_numpy(indices).to(logits.device)].to("cpu", torch.float32).numpy()
+    return rows, places

@@ -18,7 +18,7 @@ from quire.compute.torch.quantize import SMALLEST
 from quire.core.kv_spec import INT4_GROUP
 
 INT4: Final = torch.uint8
-"""The dtype of memory that holds 4-bit numbers, and nothing else."""
+"""The dtype of memory that holds 4-bit numbers; no other KV memory has it."""
 MOST: Final = 15.0
 _NAN: Final = 0x7FC0
 _HIGH_HALF: Final = -0x10000
@@ -59,7 +59,7 @@ def packed(heads: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Te
 
 
 def unpacked(packed_rows: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Return the heads that bytes and words stand for, float32, turned back. Does not mutate."""
+    """Return the heads of bytes and words, float32, turned back. Does not mutate."""
     n = torch.stack((packed_rows & 15, packed_rows >> 4), dim=-1).flatten(-2).to(torch.float32)
     size = _group_size(n.shape[-1], words.shape[-1])
     scales, minimums = (

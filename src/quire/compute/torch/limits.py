@@ -1,9 +1,9 @@
 """The limits of a device for reading memory and multiplying, measured with torch's own operations on random numbers.
 
-A limit is the best of a few passes. A GPU times them itself, without the launch of a kernel and the wait for its end.
-Memory is read by a sum over more numbers than any cache holds, and over twice as many; if a copy moves more bytes per
-second, counting both directions, that is the limit. Numbers are random, because a GPU that multiplies
-zeros saves power and runs faster than it ever will with a model.
+A limit is the best of a few passes. On a GPU, events time them, which excludes the launch of a kernel and the wait for
+its end. The limit for memory is the fastest of three passes: a sum over more numbers than any cache holds, a sum over
+twice as many, and a copy, counting both directions. Numbers are random, because a GPU that multiplies zeros saves power
+and runs faster than it can with a model.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from quire.core.errors import InvalidConfigError
 NUM_PASSES: Final = {"cpu": 5, "cuda": 20}
 LEAST_READ_BYTES: Final = 1 << 20
 MOST_COPIES: Final = 64
-"""Of a matrix, for products that no cache holds."""
+"""The most copies of a matrix; several are used so that no cache holds them all."""
 PRODUCT_SIZES: Final = {"cpu": 512, "cuda": 8192}
 
 
 class TorchLimits:
-    """The limits of a device, for products of a dtype; `read_bytes` and twice as much: the memory to read."""
+    """The limits of a device, for products of a dtype. Reads `read_bytes` of memory, and twice as much."""
 
     def __init__(self, device: str, dtype: str, read_bytes: int) -> None:
         self.name = f"torch, {device}"
@@ -36,7 +36,7 @@ class TorchLimits:
         try:
             self._memory = torch.rand((2, max(read_bytes, LEAST_READ_BYTES) // 4), device=self._device)
         except RuntimeError as error:
-            raise InvalidConfigError("read size", read_bytes, "bytes that fit twice into what is free") from error
+            raise InvalidConfigError("read size", read_bytes, "at most half of the free memory") from error
         self._matrix = torch.randn(size, size, device=self._device).to(kind)
 
     def bandwidth(self) -> float:
@@ -48,17 +48,17 @@ class TorchLimits:
         return max(num_bytes / read_s, num_bytes / 2 / half_s, num_bytes / copied_s)
 
     def arithmetic(self) -> float:
-        """Return additions and multiplications per second, in products of matrices."""
+        """Return additions and multiplications per second in matrix products."""
         return 2 * len(self._matrix) ** 3 / self._fastest(lambda: self._matrix @ self._matrix)
 
     def _fastest(self, compute: Callable[[], object]) -> float:
-        """Return the seconds of the fastest of a few passes, after a first one that does not count."""
+        """Return the seconds of the fastest of a few passes, after a warm-up."""
         compute()
         return min(seconds_of(compute, self._device) for _ in range(NUM_PASSES[self._device.type]))
 
 
 def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Return a function that computes the same once more: a graph's replay on a GPU."""
+    """Compute once, and return a function that repeats the computation: on a GPU, a graph's replay."""
     compute()
     if device.type != "cuda":
         return compute
@@ -72,7 +72,7 @@ def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], 
 
 
 def seconds_of(compute: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one call: a GPU times it itself."""
+    """Return the seconds of one call, on a GPU measured with events."""
     if device.type != "cuda":
         started = time.perf_counter()
         compute()
@@ -87,7 +87,7 @@ def seconds_of(compute: Callable[[], object], device: torch.device) -> float:
 
 
 def product_seconds(device: str, dtype: str, size: tuple[int, int, int], num_bytes: int) -> Callable[[], float]:
-    """Return what measures a product of the library: rows, outputs and inputs, over copies that take `num_bytes`."""
+    """Return a function that times a product of the library (rows, outputs, inputs), over `num_bytes` of matrices."""
     (num_rows, num_outputs, num_inputs), where, kind = size, torch.device(device), DTYPES[dtype]
     num_copies = max(1, min(MOST_COPIES, -(-num_bytes // (kind.itemsize * num_outputs * num_inputs))))
     matrices = torch.randn((num_copies, num_outputs, num_inputs), device=where, dtype=kind)

@@ -93,12 +93,12 @@ class LoadedModel:
         self.cache.resize(1, 0)
         self.cache.allocate()
         try:
-            found = measure(
+            footprint = measure(
                 memory,
                 lambda: self._prepared(records=False),
                 lambda: self._prepared(records=True, note_loaded=note_loaded),
             )
-            return found if self._slots is None else found.without_adapters(self._slots.num_bytes)
+            return footprint if self._slots is None else footprint.without_adapters(self._slots.num_bytes)
         finally:
             self.cache.release()
 
@@ -111,7 +111,7 @@ class LoadedModel:
         return parts if self._draft is None else self._draft.join(parts, runner.vocab_size)
 
     def join(self, parts: WorkerParts, vocab_size: int) -> WorkerParts:
-        """Return the parts of a model of this many tokens, with this model as its draft model. Does not mutate."""
+        """Return the parts of a model with `vocab_size` tokens, with this model as its draft model. Does not mutate."""
         runner, spec = self.runner(self.new_graphs(None)), self.decoder.spec
         sampler = create_sampler(min(vocab_size, spec.vocab_size), self.cache.device)
         draft = DraftParts(
@@ -158,7 +158,7 @@ def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: No
         torch.set_num_threads(settings.num_threads)
     device = open_device(settings.device)
     cache = TorchCache(block_spec(model, settings), create_attention(model.spec, settings), device, num_blocks=0)
-    # The reader knows bfloat16 and float32; float16 is converted from float32 while loading.
+    # The reader supports bfloat16 and float32; float16 is converted from float32 while loading.
     dtype = "float32" if settings.dtype == "float16" else settings.dtype
     kept = kept_blocks(model.spec, checkpoint.block_types, settings)
     reader = WeightReader(model.spec, checkpoint, dtype, settings.weights, note_loaded, block_types=kept)
@@ -181,7 +181,7 @@ def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings,
 
 
 def implementations_for(weights: TorchWeights, settings: TorchSettings, cache: TorchCache) -> Implementations:
-    """Return what computes with some weights over KV memory."""
+    """Return the implementations for some weights and KV memory."""
     attention, chosen = cache.attention, _product(weights, settings)
     experts = create_experts(chosen, cache.device, batch_invariant=settings.batch_invariant)
     return Implementations(attention, create_operations(attention, cache.device), chosen, experts)
@@ -223,7 +223,7 @@ def create_experts(product: Product, device: torch.device, *, batch_invariant: b
 
 
 def create_sampler(vocab_size: int, device: torch.device) -> DeviceSampler:
-    """Return the sampler: on a GPU it works where the logits are, elsewhere it is the definition itself."""
+    """Return the sampler: kernels on a GPU, elsewhere the reference sampler."""
     if device.type != "cuda":
         return HostSampler(ReferenceSampler(vocab_size))
     from quire.compute.torch.sampling import TorchSampler  # needs Triton

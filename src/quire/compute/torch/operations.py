@@ -20,7 +20,7 @@ from quire.compute.models.base import Activation, NormScope, RopeSpec
 from quire.compute.torch.attention.base import AttentionBackend, KVPair
 
 RUN: Final = 64
-"""A multiple of the numbers that any CPU processes at once."""
+"""A multiple of the vector width of any CPU, in numbers."""
 SWIGLU_FACTOR: Final = 1.702
 SWIGLU_LIMIT: Final = 7.0
 
@@ -39,8 +39,8 @@ class Norm:
 class HeadForm:
     """How to cut the rows of a fused product: num_heads queries, num_kv_heads keys, as many values; and their norms.
 
-    Norms are over what `scope` says; the weights of a norm of each head are `[num_heads, head_dim]`.
-    `key_centre`, float32 `[num_kv_heads, head_dim]`, is taken off the keys before they are stored.
+    `scope`: the numbers that a norm covers; the weights of a norm of each head are `[num_heads, head_dim]`.
+    `key_centre`, float32 `[num_kv_heads, head_dim]`, is subtracted from the keys before they are stored.
     """
 
     num_heads: int
@@ -71,11 +71,11 @@ class Operations(Protocol):
     """The operations of a decoder on rows, `[num_tokens, size]`. Of their arguments they mutate only the KV memory."""
 
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """Return the rows normed."""
+        """Return the norm of each row."""
         ...
 
     def add_norm(self, rows: torch.Tensor, update: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows + update, and that normed."""
+        """Return rows + update, and the norm of that sum."""
         ...
 
     def gated(self, gate_and_up: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -107,7 +107,7 @@ class PlainOperations:
         self._attention = attention
 
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """Return the rows normed over their last dimension."""
+        """Return the norm of each row, over the last dimension."""
         numbers = rows.to(torch.float32)
         if norm.centers:
             numbers = numbers - numbers.mean(dim=-1, keepdim=True)
@@ -116,7 +116,7 @@ class PlainOperations:
         return (normed if norm.bias is None else normed + norm.bias).to(rows.dtype)
 
     def add_norm(self, rows: torch.Tensor, update: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows + update, and that normed."""
+        """Return rows + update, and the norm of that sum."""
         total = rows + update
         return total, self.norm(total, norm)
 
@@ -152,7 +152,7 @@ class PlainOperations:
 
 def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return the activation of each number, float32."""
-    # On the CPU torch rounds the last few numbers of a piece of memory differently, so pad to whole runs.
+    # On a CPU, torch rounds the last numbers of a tensor differently, so pad to a multiple of `RUN`.
     run = functional.pad(numbers.flatten(), (0, -numbers.numel() % RUN))
     if activation is Activation.RELU:
         run = functional.relu(run)

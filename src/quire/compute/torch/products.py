@@ -5,9 +5,9 @@ the batch, rows are multiplied in tiles of one size, padded with zeros: every pr
 Only the place of a row within its tile still varies. Before the first step, `choose_tile` tries whether a row has the
 same bits in every place, with every shape of matrix in the model, and takes the largest tile that passes; a tile of one
 row always passes if the library is deterministic. Tiles are small compared with a batch, and each reads the whole
-matrix again: that is the price of this mode.
+matrix again: this mode costs that bandwidth.
 
-A matrix may be codes, small integers or floats of 8 bits, with scales:
+A matrix can consist of codes (small integers or 8-bit floats) with scales:
 
     a scale for each output     int8, converted to the rows' dtype (exactly: 8 bits fit); the scale is multiplied in at
                                 the end, in float32
@@ -37,14 +37,14 @@ Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 OUTER: Final = 256
 """Inputs that share an outer scale."""
 HALF: Final = 16
-"""Of 32 codes of 4 bits, the first half are the low halves of as many bytes, and the rest the high ones."""
+"""The bytes that hold 32 codes of 4 bits: the low halves are the first 16 codes, the high halves the others."""
 
 
 class InputScales(NamedTuple):
     """The scales of some inputs of each output, `[out, groups]`: weight = scale × code + minimum.
 
-    float16 or float32; or int8, to be multiplied by the float16 of `OUTER` inputs. Without minimums, codes of 4 bits
-    count from -8. `outer_minimums` are negative: they multiply minimums that are subtracted.
+    Scales are float16 or float32, or int8 to be multiplied by the float16 scale of `OUTER` inputs. Without minimums,
+    codes of 4 bits count from -8. `outer_minimums` are negative: they multiply minimums that are subtracted.
     """
 
     scales: torch.Tensor
@@ -59,9 +59,9 @@ class InputScales(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix to multiply rows by, or to look rows up in: `[out, in]`; experts have one after another.
+    """A matrix to multiply rows by, or to look rows up in: `[out, in]`, of experts `[num_experts, out, in]`.
 
-    Codes of 8 bits are int8 or e4m3, of 4 bits two in a byte, uint8 `[out, in / 2]`.
+    Codes of 8 bits are int8 or e4m3. Codes of 4 bits are two to a byte, uint8 `[out, in / 2]`.
     """
 
     weight: torch.Tensor
@@ -76,7 +76,7 @@ class Matrix:
 
     @property
     def num_inputs(self) -> int:
-        """The numbers of a row that it multiplies."""
+        """The length of the rows that it multiplies."""
         return int(self.weight.shape[-1]) * (2 if self.weight.dtype is torch.uint8 else 1)
 
     def looked_up(self, ids: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ class Matrix:
         return rows if self.scales is None else rows.to(torch.float32) * self.scales[ids, None]
 
     def of(self, expert: int) -> Matrix:
-        """Return the matrix of an expert, a view of all of them, `[num_experts, out, in]`."""
+        """Return the matrix of one expert, as a view of `[num_experts, out, in]`."""
         return self.changed(lambda each: each[expert])
 
     def changed(self, change: Change) -> Matrix:
@@ -96,7 +96,7 @@ class Matrix:
         return Matrix(change(self.weight), bias, scales, None if self.inputs is None else self.inputs.changed(change))
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the tensors that it has."""
+        """Yield the tensors of the matrix."""
         yield from (each for each in (self.weight, self.bias, self.scales, *(self.inputs or ())) if each is not None)
 
 
@@ -157,9 +157,9 @@ def choose_tile(matrices: Iterable[Matrix], dtype: torch.dtype) -> TiledProduct:
 
 
 def keep_sums_whole() -> None:
-    """Forbid products on CUDA to split their sums or round them midway. Mutates torch's settings of this process."""
-    # The second of each pair allows to split a sum among several programs. torch can forbid that only for cuBLASLt:
-    # with cuBLAS, its default, every product in half precision would be an error.
+    """Forbid CUDA products to split their sums or to round partial sums. Mutates torch's settings of this process."""
+    # The second value of each pair permits splitting a sum among several programs. torch can forbid that only for
+    # cuBLASLt: with cuBLAS, its default, every product in half precision would be an error.
     torch.backends.cuda.preferred_blas_library("cublaslt")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)

@@ -1,10 +1,10 @@
-"""The largest possible steps, and others of their kinds, which are computed once before the first real one.
+"""The largest possible steps, and smaller steps of each kind, computed once before the first real step.
 
     prompts      the most tokens of a step, with the most logits
-    chunks       at the end of the longest context, with as many parts as there may be: of a launch, and of one tile
+    chunks       at the end of the longest context, with the most parts of a launch, and of one tile
     decodes      the most concurrent sequences
     a decode     at the end of 2, 4, 8, … splits, and of the longest context
-    some tokens  with as many logits: products of codes have kernels for few rows and for some
+    some tokens  with as many logits, because products of codes have one kernel for few rows and one for more
 
 They store nothing and read the first block, whatever its content, so they need only their own memory. They also compile
 the kernels for later steps: attention has separate kernels to merge 2, 4, 8 or more splits at a time.
@@ -28,7 +28,7 @@ from quire.core.kv_spec import KVCacheSpec
 
 SOME: Final = 32
 MOST_OF_TILE: Final = 128
-"""Tokens, if the rows of the largest tile are of one head."""
+"""The tokens of the largest tile, if a KV head has a single query head."""
 
 
 def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: int) -> tuple[StepInputs, ...]:
@@ -55,7 +55,7 @@ def rehearsed_draws(count: int) -> tuple[Draws, Draws]:
     """Return draws without rules and with rules, one from each of the first rows of logits.
 
     Both use every filter of a sampler. Rules change copies of the logits in float32, which other kernels read, and
-    penalties take the memory for the counts of their texts.
+    penalties allocate the memory for counts of tokens.
     """
     plain = filtered_draws(count)
     lists = TokenLists.of([np.zeros(1, np.int64)] * count)

@@ -44,7 +44,7 @@ class DeviceSampler(Sampler, Protocol):
     def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
         """Return the token of each draw, int64, on the device; does not wait. Does not mutate the logits.
 
-        `counted`: the counts of draws with penalties that have no lists of them.
+        `counted`: the draws whose penalties use counts on the device instead of lists.
         """
         ...
 
@@ -96,9 +96,7 @@ class TorchRunner:
             if self._graphs is not None:
                 self._graphs.record(cache.pairs(), self._device, self._slots)
         except torch.OutOfMemoryError as error:
-            allowed = (
-                "less, or less kv_memory: steps of this size and their graphs do not fit into the remaining memory"
-            )
+            allowed = "less, or less kv_memory: steps of this size and their graphs do not fit into memory"
             raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
 
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
@@ -111,7 +109,7 @@ class TorchRunner:
         return StepOutputs(outputs.logits, finite[:num_tokens], finite[num_tokens:], states)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Read an adapter into a slot, so that sequences can have it; nothing if it is there. Mutates."""
+        """Read an adapter into a slot, so that sequences can use it, unless a slot has it already. Mutates."""
         if self._slots is None:
             raise ExecutionError("this engine was started without room for adapters")
         self._slots.load(adapter)
@@ -136,7 +134,7 @@ class TorchRunner:
             return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
 
     def _choose(self, logits: torch.Tensor, draws: Draws, rows: IntArray, goes_on: BoolArray) -> torch.Tensor:
-        """Return the token of each draw, int32, each of a row; `goes_on`: as in `CountTable.take`. Mutates counts."""
+        """Return the token of each draw, int32; `rows` and `goes_on`: as in `CountTable.take`. Mutates counts."""
         rest, counted = self._counts.take(draws, rows, goes_on)
         chosen = self._sampler.choose(logits, rest, counted)
         if counted is not None:
@@ -166,7 +164,7 @@ class TorchRunner:
         )
 
     def _computed(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
-        """Start a step as a whole."""
+        """Start a step without splitting it."""
         with lost_if_it_fails():
             batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
             if inputs.token_ids.min() < 0:
@@ -194,8 +192,8 @@ class TorchRunner:
 
 
 def _joined(states: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    found = [each for each in states if each is not None]
-    return torch.cat(found) if found else None
+    tensors = [each for each in states if each is not None]
+    return torch.cat(tensors) if tensors else None
 
 
 class TorchStep:

@@ -47,8 +47,8 @@ class TorchSampler:
         with device_call():
             chosen = self.choose(logits, draws)
             choices = Choices.of(chosen.cpu().numpy(), draws.num_logprobs)
-            wanted = np.flatnonzero(draws.num_logprobs >= 0)
-            self._report(logits, draws.logit_rows[wanted], wanted, draws.num_logprobs, choices)
+            entries = np.flatnonzero(draws.num_logprobs >= 0)
+            self._report(logits, draws.logit_rows[entries], entries, draws.num_logprobs, choices)
         return choices
 
     def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
@@ -86,9 +86,9 @@ class TorchSampler:
             most = int(counts.max())
             if most:
                 best = _likeliest(numbers, most)
-                asked = np.arange(most) < counts[:, None]
-                choices.top_ids[own, :most] = np.where(asked, best.cpu().numpy(), 0)
-                choices.top_logprobs[own, :most] = np.where(asked, logprobs.gather(1, best).cpu().numpy(), 0.0)
+                is_requested = np.arange(most) < counts[:, None]
+                choices.top_ids[own, :most] = np.where(is_requested, best.cpu().numpy(), 0)
+                choices.top_logprobs[own, :most] = np.where(is_requested, logprobs.gather(1, best).cpu().numpy(), 0.0)
 
 
 def draw_settings(draws: Draws, logit_rows: IntArray) -> NDArray[np.float64]:
@@ -98,7 +98,7 @@ def draw_settings(draws: Draws, logit_rows: IntArray) -> NDArray[np.float64]:
 
 
 def penalty_settings(draws: Draws, counted: Counted) -> NDArray[np.float64]:
-    """Return the settings of the counted draws for `penalize`: each has the row of logits of its own number."""
+    """Return the settings of the counted draws for `penalize`. The row of logits of a draw is the draw's own index."""
     penalties = [draws.parameter(name)[counted.draws] for name in NEUTRAL]
     return np.stack([counted.draws, counted.places, *penalties], axis=1).astype(np.float64)
 
@@ -136,10 +136,10 @@ def changed(rows: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 def _cut(rows: torch.Tensor, num_deviations: FloatArray) -> None:
     """Remove the tokens that top_n_sigma does not keep, in slabs. Each line rounds once, as in the definition."""
-    wanted = np.flatnonzero(num_deviations > 0)
-    for start in range(0, len(wanted), SLAB):
-        own = on_device(wanted[start : start + SLAB], rows.device)
-        limits = on_device(num_deviations[wanted[start : start + SLAB], None].astype(np.float64), rows.device)
+    entries = np.flatnonzero(num_deviations > 0)
+    for start in range(0, len(entries), SLAB):
+        own = on_device(entries[start : start + SLAB], rows.device)
+        limits = on_device(num_deviations[entries[start : start + SLAB], None].astype(np.float64), rows.device)
         exact = rows[own].to(torch.float64)
         finite = exact.isfinite()
         highest = exact.amax(dim=1, keepdim=True)
@@ -180,7 +180,7 @@ def _forbid(rows: torch.Tensor, masks: TokenMasks) -> None:
 
 
 def _places(lists: TokenLists, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return row and column of each id of lists of draws."""
+    """Return the row and the column of each id in the lists of draws."""
     rows = np.repeat(np.arange(len(lists.starts) - 1), np.diff(lists.starts))
     return on_device(rows, device), on_device(lists.ids, device)
 

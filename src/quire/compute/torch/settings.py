@@ -1,4 +1,4 @@
-"""The settings and needs of the GPU engine, computed without torch, so that any machine can make a plan."""
+"""The settings and needs of the GPU engine, computed without torch, so that any machine can plan."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ BLOCK_SIZES: Final = (16, 32, 64, 128)
 DTYPES: Final = ("bfloat16", "float16", "float32")
 KV_DTYPES: Final = ("bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "int4")
 LAUNCH_S: Final = 0.008
-"""What a processor takes to launch a step kernel by kernel (benchmarks/RESULTS.md, what a step costs the processor)."""
+"""Seconds of a CPU to launch a step kernel by kernel (benchmarks/RESULTS.md, GPU: what a step costs the processor)."""
 PROCESSOR_RATE: Final = 3e12
-"""Multiplications and additions a second that a multiprocessor of a GPU does in products of steps, roughly."""
+"""Multiplications and additions per second of one multiprocessor in the products of a step, approximately."""
 MAX_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
 """Heads whose size is a multiple of this are loaded 16 bytes at a time."""
 FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
 FLASHINFER_SCRATCH_BYTES: Final = 512 << 20
-"""FlashInfer's memory for the parts of split attention: two tiles per processor of a GPU, which 0.6 makes wider by the
+"""FlashInfer's memory for the parts of split attention: two tiles per multiprocessor, which version 0.6 widens by the
 heads of a group. This is enough for groups of 16."""
 
 
@@ -37,7 +37,7 @@ class TorchSettings:
     `graphs`: on a GPU, record steps at the start and replay them. `attention`: "triton", "flashinfer", "plain" or
     "auto", which is triton on a GPU and plain elsewhere. `tensor_parallel`: ranks that compute together; each reads the
     model for `max_model_len` tokens, as it was planned. `tensor_parallel_sums`: "gather" or "reduce".
-    `adapter_room`: the slots for adapters; None: there are none.
+    `adapter_room`: the slots for adapters; None: no slots.
     """
 
     device: str = "cuda"
@@ -89,7 +89,7 @@ def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
         raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"one of {', '.join(KV_DTYPES)}")
     if settings.kv_dtype in INT4_VALUES and spec.attention.head_dim % 2:
         heads = f"heads of an even size, not {spec.attention.head_dim}"
-        raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"another one: {settings.kv_dtype} takes {heads}")
+        raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"another dtype: {settings.kv_dtype} needs {heads}")
     _check_attention(spec, settings)
     return spec.kv_cache_spec(settings.block_size, settings.stored_kv_dtype)
 
@@ -103,15 +103,15 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
     head_dim, kv_dtype = spec.attention.head_dim, settings.stored_kv_dtype
     heads = ", ".join(map(str, FLASHINFER_HEAD_DIMS))
     obstacles = {
-        f"knows heads of {heads} numbers, and the model's have {head_dim}": head_dim not in FLASHINFER_HEAD_DIMS,
-        "is not asked for attention sinks, which the model has": spec.attention.sinks,
+        f"supports heads of {heads} numbers, and the model's have {head_dim}": head_dim not in FLASHINFER_HEAD_DIMS,
+        "is not used with attention sinks, which the model has": spec.attention.sinks,
         "does not compute in float32": settings.dtype == "float32",
-        f"knows no scale for each token and head, which {kv_dtype} has": KV_FORMS[kv_dtype][0].scaled,
-        f"is not asked to read {kv_dtype} together with {settings.dtype}": kv_dtype != settings.dtype,
-        "splits contexts by what else is in the step, and batch_invariant is on": settings.batch_invariant,
+        f"supports no scale for each token and head, which {kv_dtype} has": KV_FORMS[kv_dtype][0].scaled,
+        f"is not used with {kv_dtype} KV memory and {settings.dtype} activations": kv_dtype != settings.dtype,
+        "splits contexts depending on the batch, and batch_invariant is on": settings.batch_invariant,
     }
-    for obstacle, stands in obstacles.items():
-        if stands:
+    for obstacle, applies in obstacles.items():
+        if applies:
             raise InvalidConfigError("attention_backend", "flashinfer", f"triton or auto: FlashInfer {obstacle}")
 
 
@@ -121,9 +121,9 @@ def device_needs(spec: DecoderSpec, num_bytes: int) -> DeviceNeeds:
 
 
 def most_recorded(spec: DecoderSpec, settings: TorchSettings, num_processors: int) -> int:
-    """Return the most tokens of a step with prompts that is recorded: as many as are computed while one is launched.
+    """Return the most tokens of a recorded step with prompts: as many as a GPU computes during the launch of a step.
 
-    A larger step hides its launches, and is not filled up to a recorded size.
+    A larger step hides its launches, and runs without padding to a recorded size.
 
     >>> from quire.cli.model_shapes import find_settings
     >>> from quire.compute.models import read_model
@@ -144,8 +144,8 @@ def most_recorded(spec: DecoderSpec, settings: TorchSettings, num_processors: in
 def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:
     """Return an upper bound, by formula, for the bytes of activations and logits in steps of the settings' size.
 
-    A layer holds its input, its output and everything between at once, some of that in float32. With int8 weights, one
-    matrix at a time is widened; the head is the largest.
+    A layer holds its input, its output and all intermediate numbers at once, some of them in float32. With int8
+    weights, one matrix at a time is widened; the head is the largest.
     """
     attention, mlp = spec.attention, spec.mlp
     heads = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim

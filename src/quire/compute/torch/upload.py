@@ -42,7 +42,7 @@ def together(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Ten
 
 
 def joined(arrays: Sequence[IntArray], shapes: Sequence[Shape]) -> NDArray[np.int32]:
-    """Return arrays as one; each has room for its shape, filled up with zeros."""
+    """Return arrays joined into one, each padded with zeros to its shape."""
     sizes = [_room(shape) for shape in shapes]
     whole = np.zeros(sum(sizes), np.int32)
     for array, end, size in zip(arrays, np.cumsum(sizes).tolist(), sizes, strict=True):

@@ -2,10 +2,10 @@
 
     query, key, value ─► one matrix      gate, up ─► one matrix      an offset of a norm's scale ─► added to it
 
-Each fused matrix, and the experts of a layer together, are allocated whole and filled part by part, so the host never
-holds more than the tensor that it is reading. bfloat16 arrives as uint16 and becomes a tensor by a view; int8 is made
-on the device, directly from the numbers of the checkpoint, and so are codes from blocks. Norms and routers are always
-float32.
+Each fused matrix, and the experts of a layer together, are allocated at full size and filled part by part, so the host
+never holds more than the tensor that it is reading. bfloat16 is read as uint16 and becomes a tensor by a view; int8 is
+made on the device, directly from the numbers of the checkpoint, and so are codes from blocks. Norms and routers are
+always float32.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PartReader(Protocol):
         ...
 
     def codes_of(self, part: Part) -> str:
-        """Return "int8" for a part that will be int8, else nothing."""
+        """Return "int8" for a part that will be int8, else ""."""
         ...
 
     def release(self) -> None:
@@ -64,7 +64,7 @@ class PartReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """down(activation(up)); `up` has the gate before it if the model's MLPs are gated. For one MLP, or all experts."""
+    """down(activation(up)), of one MLP or all experts; `up` begins with the gate if the model's MLPs are gated."""
 
     up: Matrix
     down: Matrix
@@ -72,7 +72,7 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer: an MLP, or a router and its experts, one after another."""
+    """The weights of one layer: an MLP, or a router and its stacked experts."""
 
     norms: Mapping[Part, Norm]
     form: HeadForm
@@ -193,7 +193,7 @@ class _Loader:
         """Return the experts of a layer, each in its place of one large matrix."""
         up_names = (Part.EXPERT_GATE, Part.EXPERT_UP) if self._spec.mlp.gated else (Part.EXPERT_UP,)
         down_names = (Part.EXPERT_DOWN,)
-        assert self._spec.experts is not None  # a layer has a router only where there are experts
+        assert self._spec.experts is not None  # only a model with experts has a router
         experts: MLP | None = None
         for expert, parts in enumerate(self._reader.experts(layer)):
             one = MLP(self.fused(up_names, parts), self.fused(down_names, parts))
@@ -251,7 +251,7 @@ class _Loader:
 
 
 def _many(count: int, tensor: torch.Tensor) -> torch.Tensor:
-    """Return room for as many tensors of this shape."""
+    """Return room for `count` tensors of this shape."""
     return tensor.new_empty((count, *tensor.shape))
 
 

@@ -6,7 +6,7 @@
 
 A step's keys and values are written before it attends, so cached and new tokens are read the same way: from blocks. A
 pool is one tensor of bytes, so that one operation copies or moves a block for any number of layers. A block of a place
-holds, one after another:
+holds, in this order:
 
     keys           [num_kv_heads, block_size, head_dim]          or head_dim / 2 bytes of two 4-bit numbers
     values         [num_kv_heads, block_size, head_dim]          the same
@@ -54,7 +54,7 @@ STORED_AS: Final = MappingProxyType(
 """The dtypes of keys and of values in memory."""
 
 MOST_SHORT: Final = 1 + MOST_DRAFTS
-"""The most tokens of a short query: one that is known, and guesses."""
+"""The most tokens of a short query: one known token, and draft tokens."""
 
 Planned = TypeVar("Planned")
 
@@ -63,8 +63,8 @@ Planned = TypeVar("Planned")
 class KVPair:
     """The keys and values of a layer, as views of a pool, and the group whose block tables it uses.
 
-    int8 and fp8 have a float32 scale for each token and head (`quire.compute.torch.quantize`). 4 bits are two numbers a
-    byte, with an int32 scale and minimum for each group of numbers (`quire.compute.torch.int4`).
+    int8 and fp8 have a float32 scale for each token and head (`quire.compute.torch.quantize`). 4-bit numbers are two to
+    a byte, with an int32 word (scale and minimum) for each group of numbers (`quire.compute.torch.int4`).
     """
 
     keys: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim, or half as many bytes]
@@ -106,7 +106,7 @@ class KVPool:
     def _piece(
         self, place: int, start: int, dtype: torch.dtype, of_a_token: tuple[int, ...]
     ) -> tuple[torch.Tensor, int]:
-        """Return a view of what begins at a byte of each block, and the byte where it ends."""
+        """Return a view of the numbers at byte `start` of each block, and the byte after them."""
         shape = (self.spec.num_kv_heads, self.spec.block_size, *of_a_token)
         end = start + math.prod(shape) * dtype.itemsize
         return self.content[place, :, start:end].view(dtype).unflatten(1, shape), end
@@ -129,9 +129,9 @@ class AttentionRule:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The facts about a step that set the shape of its launches, kept on the host so that it need not ask the device.
+    """The facts about a step that determine its launches, on the host, so that nothing is read from the device.
 
-    The first `num_decodes` sequences compute one token each, and `num_short`, wherever they are, at most `MOST_SHORT`.
+    The first `num_decodes` sequences compute one token each; `num_short` of all compute at most `MOST_SHORT`.
     `longest_query` and `longest_context` are bounds: a step captured as a graph has the largest values of its replays.
     """
 
@@ -160,7 +160,7 @@ class StepShape:
     def needed_tables(self, block_size: int) -> list[IntArray]:
         """Return the block tables of each KV group, one after another, each with the blocks of its length only.
 
-        A single long context would make a table of many sequences large.
+        In one padded table, a single long context would widen the rows of all sequences.
         """
         counts = (-(-self.lengths // block_size)).tolist()
         return [
@@ -185,14 +185,14 @@ class StepBatch:
     block_tables: tuple[torch.Tensor, ...]  # per KV group: those of all sequences (`StepShape.needed_tables`)
     logit_indices: torch.Tensor  # [num_logits], each an index of a token
     shape: StepShape
-    state_indices: torch.Tensor | None = None  # [num_states], likewise; None: no hidden state is asked for
-    adapted: AdaptedStep | None = None  # which rows have which adapter; None: no row has one
+    state_indices: torch.Tensor | None = None  # [num_states], likewise; None: no hidden state is requested
+    adapted: AdaptedStep | None = None  # the adapter of each row; None: no row has one
 
 
 class StandingPlan(Protocol):
-    """Fixed places for plans of steps of short queries, up to a number of tokens: recorded work reads them there.
+    """Fixed places in memory for the plans of steps of up to a number of tokens: recorded work reads them there.
 
-    A larger place takes more steps, and launches more programs that have nothing to do.
+    A larger place fits more steps, but launches more programs without work.
     """
 
     @property
@@ -201,7 +201,7 @@ class StandingPlan(Protocol):
         ...
 
     def plan(self, batch: StepBatch) -> int | None:
-        """Plan a step in the smallest place that takes it, and return which; None if none does. Does not wait."""
+        """Plan a step in the smallest place that fits it, and return its index; None if none fits. Does not wait."""
         ...
 
 
@@ -217,9 +217,9 @@ class AttentionBackend(Protocol[Planned]):
         ...
 
     def reserve(self, batch: StepBatch, dtype: torch.dtype) -> StandingPlan | None:
-        """Return room for plans of short queries, up to as many tokens, with the positions and tables of the batch.
+        """Return places for plans of steps of up to as many tokens as the batch, with its positions and tables.
 
-        Queries will have `dtype`. None if a plan is more than arrays that can be refilled. Does not mutate.
+        Queries will have `dtype`. None if plans contain more than arrays that can be refilled. Does not mutate.
         """
         ...
 

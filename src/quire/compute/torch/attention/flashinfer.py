@@ -1,8 +1,8 @@
 """FlashInferAttention: paged attention by FlashInfer's kernels, if its package is installed and requested.
 
-    a step        plan          which wrappers this step may use: those of the step before last
-    its layers    run           decodes ─► decode wrapper ──┐   each planned when the first layer of its
-                                the rest ─► prefill wrapper ┴►  group and rule runs; for all others it is
+    a step        plan          chooses the wrappers of the step: those of the step before last
+    its layers    run           decodes ─► decode wrapper ──┐   planned for the first layer of a group
+                                the rest ─► prefill wrapper ┴►  and rule, and reused for its others
 
 A wrapper plans in its own page-locked memory and copies that to the device, unknown to torch. It must not plan again
 before the copy is done, and steps are planned while earlier ones run. So there are two of each wrapper, which steps use
@@ -10,9 +10,9 @@ in turn, and an event marks the end of a turn's copies: with two steps in flight
 
 All wrappers share one scratch memory, because kernels follow one another on one stream. FlashInfer splits contexts
 according to the whole step, so a row's bits depend on the batch: `settings.kv_cache_spec` refuses batch invariance, and
-everything else that FlashInfer cannot do. This class uses its fa2 kernels: they run from sm_80 on and support windows
-and soft caps. Decodes use them too, because the kernels without matrix units support few head groups. They multiply the
-slots of the oldest block before a window by 0: those are finite, because blocks are filled from the front.
+everything else that FlashInfer does not support. This class uses its fa2 kernels: they run from sm_80 on and support
+windows and soft caps. Decodes use them too, because the kernels without matrix units support few head groups. They
+multiply the oldest block's slots before the window by 0: these are finite, because blocks are filled from the front.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PlannedStep:
 
 
 class FlashInferAttention:
-    """The package that `load_package` returns, over a `KVPool`; implements `AttentionBackend`. Keeps its wrappers."""
+    """FlashInfer's kernels (`load_package`) over a `KVPool`; implements `AttentionBackend`. Keeps its wrappers."""
 
     def __init__(self, package: Any, spec: KVCacheSpec, device: torch.device, *, num_heads: int) -> None:
         self._package = package
@@ -110,7 +110,7 @@ class FlashInferAttention:
         return outputs
 
     def _wrapper(self, planned: PlannedStep, purpose: Purpose) -> Any:
-        """Return a wrapper that is planned for the step; plans one if there is none. Mutates its turn."""
+        """Return the wrapper of a purpose, and plan it for the step if necessary. Mutates its turn."""
         turn, wrappers = planned.turn, planned.turn.wrappers
         if purpose not in wrappers:
             wrappers[purpose] = self._new_wrapper(purpose)
@@ -133,11 +133,11 @@ class FlashInferAttention:
         return kind(self._scratch, LAYOUT, use_tensor_cores=True, backend=KERNELS)
 
     def _plan_wrapper(self, wrapper: Any, batch: StepBatch, purpose: Purpose) -> None:
-        """Give a wrapper the pages of a step. Mutates it."""
+        """Plan a wrapper for the pages of a step. Mutates it."""
         step, rule, spec = batch.shape, purpose.rule, self._spec
         sequences = slice(step.num_decodes) if purpose.decodes else slice(step.num_decodes, None)
         pages = Pages.of(step, sequences, purpose.group, rule.window, spec.block_size)
-        # FlashInfer wants the short arrays on the host and copies them itself; the many ids only on the device.
+        # FlashInfer takes the short arrays on the host and copies them itself; it takes the ids on the device.
         host = (pages.query_starts, pages.indptr, pages.last_lengths)
         starts, indptr, last_lengths = (torch.from_numpy(each.astype(np.int32)) for each in host)
         [indices] = together([pages.indices], self._device)
@@ -161,15 +161,15 @@ def load_package() -> Any:
     """Return the package; raises a one-line `ExecutionError` if it is missing, unknown, or cannot be imported."""
     remedy = f"attention_backend flashinfer needs {PACKAGE} {' or '.join(KNOWN)}: pip install 'quire[flashinfer]'"
     try:
-        found = version(PACKAGE)
+        release = version(PACKAGE)
     except PackageNotFoundError as error:
         raise ExecutionError(f"{remedy} (it is not installed)") from error
-    if not found.startswith(tuple(f"{known}." for known in KNOWN)):
-        raise ExecutionError(f"{remedy} (installed is {found})")
+    if not release.startswith(tuple(f"{known}." for known in KNOWN)):
+        raise ExecutionError(f"{remedy} (version {release} is installed)")
     try:
         return importlib.import_module("flashinfer")
     except (ImportError, OSError, RuntimeError) as error:
-        raise ExecutionError(f"{remedy} ({found} is installed, and not imported: {_first_line(error)})") from error
+        raise ExecutionError(f"{remedy} (importing {release} fails: {_first_line(error)})") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -4,8 +4,8 @@
                      sequence 1   · 4 2 ·      13 tokens, the first 8          indices   7 3 9 4 2
                                                lie before the window           last      1     5
 
-Blocks before the oldest token that a query sees are left out: their entries may be -1, which a kernel that loads whole
-tiles would read. Nothing else changes, because masks depend on the distance to the end of the list.
+Blocks before the oldest token that a query sees are left out: their entries can be -1, and a kernel that loads full
+tiles would read them. Nothing else changes, because masks depend on the distance to the end of the list.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """PlainAttention: paged attention in readable torch operations, on any device; the oracle for the Triton kernels.
 
 Queries are processed in tiles of 16 absolute positions, keys and values in tiles of 64, in order. Each query and head
-keeps the running maximum, the sum of weights and the weighted sum of values. Tiles are always whole, padded with zeros:
+keeps the running maximum, the sum of weights and the weighted sum of values. Tiles are always full, padded with zeros:
 
     positions    0 … 63 │ 64 … 127 │ 128 … 191         queries 128 … 143 hold the step's queries 130 … 133,
                  tile 0 │ tile 1   │ tile 2 · · ·       each at its own place; none sees later positions
                     └──► max, sum, output ──► rescale and add ──► … ──► output / sum
 
 So every product has one shape, and a query is always at the same place of its tile: its bits depend only on its own
-position, not on the batch, on chunks, on blocks, or on what was computed long ago. Memory that no query of the sequence
-sees is not read: it may hold anything, even NaN. All sums are float32.
+position, not on the batch, the chunks, the blocks, or which tokens were cached. Memory that no query of the sequence
+sees is not read: it can hold anything, even NaN. All sums are float32.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _store(
     if scales is not None:
         rows, row_scales = packed(rows, scales.shape[-1]) if numbers.dtype is INT4 else quantized(rows, numbers.dtype)
         scales[blocks, :, offsets] = row_scales
-    if numbers.dtype is torch.float8_e4m3fn:  # which torch does not index everywhere
+    if numbers.dtype is torch.float8_e4m3fn:  # torch cannot index fp8 on every device
         numbers, rows = numbers.view(torch.uint8), rows.view(torch.uint8)
     numbers[blocks, :, offsets] = rows.to(numbers.dtype)
 
@@ -95,7 +95,7 @@ def _attend(queries: torch.Tensor, first: int, kv: _Sequence, rule: AttentionRul
 
 
 def _attend_tile(tile: torch.Tensor, start: int, used: range, kv: _Sequence, rule: AttentionRule) -> torch.Tensor:
-    """Attend with a tile of queries, `[QUERIES, num_heads, head_dim]` from position `start` on; those `used` count."""
+    """Attend with a tile of queries, `[QUERIES, num_heads, head_dim]` from position `start` on; only `used` count."""
     num_kv_heads, head_dim = kv.pair.keys.shape[1], tile.shape[-1]
     # Query head h reads key-value head h // group: [num_kv_heads, QUERIES × group, head_dim]
     rows = tile.unflatten(1, (num_kv_heads, -1)).transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
@@ -178,7 +178,7 @@ def _tile(
 
 
 def as_floats(rows: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """Return the numbers of stored rows, float32, whatever their form. Does not mutate."""
+    """Return the numbers of stored rows of any form, as float32. Does not mutate."""
     if scales is None:
         return rows.to(torch.float32)
     return unpacked(rows, scales) if rows.dtype is INT4 else restored(rows, scales)

@@ -4,9 +4,9 @@
     sequence 1   7  3  9  4 │ 12        of its splits have the tokens of all three sequences as rows, and each
     sequence 2   7  3  9  4 │ 20 21     sequence computes the rest alone.
 
-Only whole splits are shared. So a row has the same splits, in the same order, as alone, and sharing changes no bit (a
-part of a row does not depend on the other rows of its product). Prefixes are found again in every step from the block
-tables, which always show what is shared. So no engine has to declare it, and several prefixes can be found.
+Only whole splits are shared. So a row has the same splits in the same order as without sharing, and sharing changes no
+bit (a part of a row does not depend on the other rows of its product). Prefixes are found again in every step from the
+block tables, which always show the shared blocks. So no engine has to declare prefixes, and a step can have several.
 Rejected: prefixes of prefixes (each level would add a part to each row).
 """
 
@@ -39,8 +39,8 @@ def shared_prefixes(
     blocks are read.
 
     >>> tables = np.array([[7, 3, 9], [7, 3, 8], [5, 3, 1], [7, 3, 4], [7, 3, 2]])
-    >>> [found] = shared_prefixes(tables, np.array([40, 48, 48, 33, 35]), block_size=16, split=16)
-    >>> found.tiles.tolist(), found.num_splits
+    >>> [prefix] = shared_prefixes(tables, np.array([40, 48, 48, 33, 35]), block_size=16, split=16)
+    >>> prefix.tiles.tolist(), prefix.num_splits
     ([0, 1, 3, 4], 2)
     """
     num_blocks = split // block_size
@@ -52,7 +52,7 @@ def shared_prefixes(
     groups: dict[bytes, list[int]] = {}
     for tile, blocks in zip(long.tolist(), tables[rows[long], :num_blocks], strict=True):
         groups.setdefault(blocks.tobytes(), []).append(tile)
-    found = []
+    prefixes = []
     for group in groups.values():
         if len(group) < MIN_TILES:
             continue
@@ -61,5 +61,5 @@ def shared_prefixes(
         blocks = tables[rows[tiles], : shared * num_blocks]
         common = np.all(blocks == blocks[0], axis=0)
         same = int(np.argmin(common)) if not common.all() else len(common)
-        found.append(SharedPrefix(tiles, same // num_blocks))
-    return found
+        prefixes.append(SharedPrefix(tiles, same // num_blocks))
+    return prefixes

@@ -5,8 +5,8 @@
             attend_kernel: longer queries ─┴► outputs, parts ─► merge_kernel ─► outputs
     reserve plans with room for steps of this many tokens, for recording; each step is copied into one of them
 
-A short query, a decode with the guesses behind it or without any, fills few rows of a matrix product. So short queries
-and longer ones use kernels of different tile shapes, and these may give the same position different bits. Within each
+A short query (a decode, with or without draft tokens) fills few rows of a matrix product. So short queries and longer
+ones use kernels of different tile shapes, and these may give the same position different bits. Within each
 kernel, a row's bits do not depend on other rows (`kernels.paged_attention`). With `batch_invariant` all rows use one
 tile shape: a row's bits are then the same for decode and prefill, in one chunk or several.
 
@@ -40,18 +40,18 @@ from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVGroup
 
 TASKS_EACH: Final = 2
 ENTRIES_EACH: Final = 5
-"""Entries per token of short queries, of the room for a step: for a prefix that all share, up to 2,048 tokens."""
+"""Entries per token of short queries, in the room for a step: enough for a prefix of 2,048 tokens that all share."""
 SPARE_TASKS: Final = 128
 SPARE_ENTRIES: Final = 512
 """Additional entries, for contexts that are cut."""
 LEAST_TOKENS_OF_TASK: Final = 4
-"""Of longer queries: there is room for a task for every few tokens, this many."""
+"""Of longer queries: a step has room for one task per this many tokens."""
 UNCUT_FROM: Final = 32
-"""Decodes of about the same length are cut if there are few: a task has a share of a multiprocessor or less."""
+"""From this many decodes of about the same length on, none is cut: each is a multiprocessor's share or less."""
 SPARE_USUAL: Final = 16
-"""Additional tasks of few decodes, as for one of 8,000 tokens, and of prompts."""
+"""Additional tasks for few decodes, enough for one with a context of 8,000 tokens, and for prompts."""
 MOST_MERGED: Final = 1024
-"""Tokens of longer queries that are computed in parts, of the room for a step."""
+"""The most tokens of longer queries that are computed in parts, in the room for a step."""
 LONGEST_SHARE: Final = 0.75
 """Share of a multiprocessor's work in a step: longer tasks are cut, so that the others need not wait for one."""
 
@@ -88,7 +88,7 @@ class PlannedStep:
 class TritonAttention:
     """Triton kernels over a `KVPool`; implements `AttentionBackend`. Immutable.
 
-    `shape`: that of all kernels, instead of the best known ones: to find better ones.
+    `shape`: the shape of all kernels, instead of the best known ones, for a search for better ones.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class TritonAttention:
         return PlannedStep(batch, tuple(launches))
 
     def reserve(self, batch: StepBatch, dtype: torch.dtype) -> StandingWork:
-        """Return room for the work of steps of up to as many tokens, with tables as large as those of the batch."""
+        """Return places for the work of steps of up to as many tokens as the batch, with tables of the same size."""
         outputs = (len(batch.positions), self._num_heads, self._spec.head_dim)
         zeros = torch.zeros(outputs, dtype=dtype, device=batch.positions.device)
         num_short = batch.shape.num_short
@@ -222,7 +222,7 @@ class TritonAttention:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The most that a launch of a recorded step may have."""
+    """The capacity of a launch of a recorded step."""
 
     num_tasks: int = 0
     num_entries: int = 0
@@ -237,7 +237,7 @@ class Room:
 
     @classmethod
     def of_usual(cls, num_tokens: int) -> Room:
-        """Return room for as many tokens of short queries as in most steps: few are cut, many are not.
+        """Return the room that most steps with this many tokens of short queries need: few are cut, many are not.
 
         >>> Room.of_usual(1).num_tasks, Room.of_short(1).num_tasks
         (17, 130)
@@ -252,18 +252,18 @@ class Room:
 
     @classmethod
     def of_uncut(cls, num_tokens: int, tokens_each: int) -> Room:
-        """Return room for this number of tokens of longer queries in tiles of about as many each, none of them cut."""
+        """Return room for this number of tokens of longer queries in uncut tiles of about `tokens_each` tokens."""
         return cls(num_tokens // tokens_each + SPARE_USUAL, num_tokens)
 
     @classmethod
     def of_longer(cls, num_tokens: int) -> Room:
         """Return room for this number of tokens of longer queries."""
         num_tasks = num_tokens // LEAST_TOKENS_OF_TASK + SPARE_TASKS
-        num_entries = num_tokens + MOST_PARTS  # each part has one, those of shared prefixes too
+        num_entries = num_tokens + MOST_PARTS  # each part has an entry, also the parts of shared prefixes
         return cls(num_tasks, num_entries, min(num_tokens, MOST_MERGED), num_entries)
 
     def with_room_of(self, other: Room) -> Room:
-        """Return room for both."""
+        """Return room for the work of both."""
         return Room(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     @property
@@ -274,7 +274,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A place for the work of a recorded step. `whole`: all its arrays, which `planned` has views of."""
+    """A place for the work of a recorded step. `whole`: all its arrays, joined; `planned` has views of them."""
 
     shapes: list[Shape]
     whole: torch.Tensor
@@ -284,7 +284,7 @@ class _Place:
     def of(
         cls, shapes_of: Mapping[Use, TileShape], batch: StepBatch, outputs: torch.Tensor, rooms: Mapping[Use, Room]
     ) -> _Place:
-        """Return a place with room for each kernel and KV group, filled with no work."""
+        """Return a place with room for each kernel and KV group, and without work."""
         shapes = [shape for room in rooms.values() for shape in room.shapes] * len(batch.block_tables)
         nothing = [array for _ in batch.block_tables for _ in rooms for array in NO_WORK.arrays]
         whole = on_device(joined(nothing, shapes), batch.positions.device)
@@ -309,8 +309,8 @@ class _Place:
 class StandingWork:
     """Places for the work of a recorded step, refilled for each; implements `StandingPlan`.
 
-    They have room for common steps. A step that needs more, for very long contexts or widely shared prefixes, takes so
-    long that the time of its launches is hidden.
+    They have room for common steps. A step that needs more, for very long contexts or widely shared prefixes, runs so
+    long that its launches cost no additional time.
     """
 
     def __init__(self, attention: TritonAttention, uses: Iterable[Use], places: Sequence[_Place]) -> None:
@@ -320,23 +320,23 @@ class StandingWork:
         self.planned = [place.planned for place in places]
 
     def plan(self, batch: StepBatch) -> int | None:
-        """Copy the work and the tables of a step into the smallest place with room for it; return which."""
+        """Copy a step's work and tables into the smallest place with room for it, and return its index, or None."""
         groups = self._attention.work(batch)
         if any(len(dict(works)) < len(works) for works in groups):  # a kernel has several launches
             return None
-        works = [found.get(use, NO_WORK) for found in map(dict, groups) for use in self._uses]
-        found = next((number for number, place in enumerate(self._places) if place.takes(works)), None)
+        works = [by_use.get(use, NO_WORK) for by_use in map(dict, groups) for use in self._uses]
+        index = next((number for number, place in enumerate(self._places) if place.takes(works)), None)
         tables = self.planned[0].batch.block_tables  # all places have the same
-        if found is None or any(
+        if index is None or any(
             given.numel() > len(room) for given, room in zip(batch.block_tables, tables, strict=True)
         ):
             return None
-        place = self._places[found]
+        place = self._places[index]
         arrays = [array for work in works for array in work.arrays]
         place.whole.copy_(for_copy(joined(arrays, place.shapes), place.whole.device), non_blocking=True)
         for room, given in zip(tables, batch.block_tables, strict=True):
             room[: given.numel()].copy_(given)
-        return found
+        return index
 
 
 def _num_processors(device: torch.device) -> int:

@@ -2,17 +2,17 @@
 
     tile        consecutive tokens of a sequence that fit into the rows of a program
     split       512 positions, fixed; a row's sums are made of splits
-    task        a tile and a span of positions, wholly: all splits of the tile; or cut: one of them
+    task        a tile and a span of positions: all splits of the tile (whole), or one of them (cut)
     part        the result of one task for one token; merged in ascending order
 
-    sequence 0, 300 tokens    wholly   ├────────┤                          no parts, no merge
+    sequence 0, 300 tokens    whole    ├────────┤                          no parts, no merge
     sequence 1, 1,900 tokens  cut      ├──────┤ ├──────┤ ├──────┤ ├───┤    parts 0, 1, 2, 3, merged
-    sequence 2, 700 tokens    wholly   ├──────┤─┤                          folded as it goes
+    sequence 2, 700 tokens    whole    ├──────┤─┤                          folded as it goes
 
 Cutting spreads a long sequence over many processors; not cutting saves writing and merging parts. Both give the same
-bits (`kernels.merge`), so the choice may depend on the whole batch: a tile is cut if it is more than its share of the
-work of all processors. Long tasks come first, so that the short ones fill the gaps at the end. Launches follow one
-another and reuse the memory for parts: cut tiles with too many parts for one launch get several.
+bits (`kernels.merge`), so the choice can depend on the whole batch: a tile is cut if it is more than a processor's
+share of the work. Long tasks are first in the list, so that the short ones fill the gaps at the end. Launches run one
+after another and reuse the memory for parts: cut tiles with too many parts for one launch are spread over several.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from quire.compute.torch.attention.shared_prefix import SharedPrefix
 from quire.compute.torch.kernels.tile_shape import SPLIT
 
 MOST_PARTS: Final = 8192
-"""Of a launch, from tiles that are cut because they are long, unless a single tile has more; 136 MB of a model with 32
-heads of 128 numbers."""
+"""The most parts of a launch's cut long tiles, unless one tile has more; 136 MB for 32 heads of 128 numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ def work_lists(
     tokens_per_task: int = 1,
     split: int = SPLIT,
 ) -> list[WorkList]:
-    """Return the tasks of some tiles, whose splits have this many positions, launch by launch. Does not mutate.
+    """Return the work of some tiles, launch by launch. `split`: the positions of a split. Does not mutate.
 
     Tiles of several splits and more than `longest_task` positions are cut (None: no tiles), and so are the tiles of
     `prefixes`, which have one token each: a task computes a shared split for `tokens_per_task` tokens.
@@ -176,7 +175,7 @@ class _Cuts:
         return columns, tiles.tokens[owner] + place, np.where(self.is_cut[owner], parts, -1)
 
     def shared_tasks(self, prefix: SharedPrefix, tokens_per_task: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the same for tasks of a shared prefix, through the table of one of its tiles."""
+        """Return the same for the tasks of a shared prefix, which read the table of their first tile."""
         firsts = np.arange(0, len(prefix.tiles), tokens_per_task)
         first = np.repeat(firsts, prefix.num_splits)
         split = np.tile(np.arange(prefix.num_splits), len(firsts))
@@ -201,7 +200,7 @@ NO_WORK: Final = WorkList(
 
 
 def _launches(num_parts: IntArray) -> IntArray:
-    """Return the launch of each tile: the first one if it has no parts, and as many tiles in each as it has room for.
+    """Return the launch of each tile: the first for tiles without parts; each takes the tiles that it has room for.
 
     >>> _launches(np.array([5000, 0, 3000, 9000, 192])).tolist()
     [0, 0, 0, 1, 2]
@@ -216,7 +215,7 @@ def _launches(num_parts: IntArray) -> IntArray:
 
 
 def before(counts: IntArray) -> IntArray:
-    """Return the sum of all earlier counts, for each.
+    """Return for each count the sum of all earlier ones.
 
     >>> before(np.array([2, 0, 3])).tolist()
     [0, 2, 2]
@@ -225,7 +224,7 @@ def before(counts: IntArray) -> IntArray:
 
 
 def counted(counts: IntArray) -> IntArray:
-    """Return 0 up to each count, joined.
+    """Return the numbers from 0 up to each count, joined.
 
     >>> counted(np.array([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]

@@ -1,1 +1,1 @@
-"""Triton kernels with thin launchers over tensors; they know nothing of plans, specs or engines."""
+"""Triton kernels with thin launchers over tensors, independent of plans, specs and engines."""

@@ -36,7 +36,7 @@ def activated(numbers, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def factor_of(ups, ACTIVATION: tl.constexpr):
-    """Return what an activated gate is multiplied by, from float32 numbers."""
+    """Return the factor of an activated gate, from float32 numbers."""
     if ACTIVATION == "clamped_swiglu":
         low = tl.where(ups > SWIGLU_LIMIT, SWIGLU_LIMIT, ups)
         return tl.where(low < -SWIGLU_LIMIT, -SWIGLU_LIMIT, low) + 1
@@ -48,7 +48,7 @@ def factor_of(ups, ACTIVATION: tl.constexpr):
 def activation_kernel(
     rows, active, row_stride, size, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Activate a piece of a row; if gated, multiply it by the numbers that follow `size` later."""
+    """Activate a piece of a row; if gated, multiply it by the numbers `size` places further on."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = places < size

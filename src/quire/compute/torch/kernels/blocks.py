@@ -57,7 +57,7 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor)
 
 
 def _as_words(pool: torch.Tensor) -> torch.Tensor:
-    """Return a view of a pool as 4-byte words, or as bytes if the size of blocks is no multiple of 4."""
+    """Return a view of a pool as 4-byte words, or as bytes if the size of blocks is not a multiple of 4."""
     flat = pool.flatten(2)
     word = torch.int32 if flat.shape[-1] * flat.element_size() % 4 == 0 else torch.int8
     return flat.view(word)

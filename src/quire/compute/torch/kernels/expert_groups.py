@@ -12,11 +12,11 @@ expert:
     pairs   5 of expert 0 │ 4 of expert 2 │ 1 of expert 7         tile_rows 4: (0, 0, 4) (0, 4, 1) (2, 5, 4) (7, 9, 1)
 
 n pairs of one expert take n // tile_rows tiles and perhaps one more. So there are at most num_pairs // tile_rows tiles,
-and one more for each expert that can have pairs. The host knows this bound and launches that many; tiles left over have
-no pairs.
+and one more for each expert that can have pairs. The host knows this bound and launches that many; the remaining tiles
+have no pairs.
 
 Sums are of integers, or of one row: bits do not depend on which other rows picked an expert. Rejected: torch's
-operations, 17 for `route` and `combine` if a row has 8 experts, and `bincount`, for which the host must wait.
+operations (17 for `route` and `combine` if a row has 8 experts, and `bincount`, which makes the host wait).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def route_kernel(
 def group_kernel(
     ids, order, tiles, num_pairs, num_tiles, ROWS: tl.constexpr, CHUNK: tl.constexpr, EXPERTS: tl.constexpr
 ):
-    """Put the pairs of an expert in their places and write its tiles; the last program writes the tiles left over."""
+    """Put the pairs of an expert in their places and write its tiles; the last program writes the remaining tiles."""
     expert = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     counts = tl.zeros([EXPERTS], tl.int32)

@@ -1,4 +1,4 @@
-"""Products of rows with matrices: of pairs (row, expert), all experts of a layer in one launch, or with one of codes.
+"""Products of rows: of pairs (row, expert) with all experts of a layer in one launch, or with one matrix of codes.
 
     tile     (expert, first place, number of pairs)
     program  a tile × 64 or 128 outs:   rows[pair // choices]  ·  matrix[expert, outs]  ─► results[pair, outs]
@@ -10,7 +10,7 @@ all rows there are no groups: a pair is a row, and tiles follow one another.
 
 One program computes a number of a result as one sum over the row, in turns of `depth`, and rows of a tile do not mix.
 So a row's bits depend only on the `ProductShape`: neither on its place in a tile, nor on which other rows picked its
-expert. Sums are not split, so with a single row and small matrices some programs of a GPU have no work.
+expert. Sums are not split, so with a single row and small matrices some of a GPU's processors have no work.
 
 Codes are read as codes, and become numbers in registers:
 
@@ -18,8 +18,8 @@ Codes are read as codes, and become numbers in registers:
     scales for its inputs      scale × code + minimum in float32, as the format defines, then rounded to the rows' dtype
                                (a code may be e4m3, a float of 8 bits)
 
-    4 bits, a turn of 64 inputs:    low halves  · rows[0..15],  rows[32..47]     so no byte has to be cut up into two
-                                    high halves · rows[16..31], rows[48..63]     neighbours of a tile
+    4 bits, a turn of 64 inputs:    low halves  · rows[0..15],  rows[32..47]     so the two codes of a byte need not
+                                    high halves · rows[16..31], rows[48..63]     become neighbours in a tile
 
 Rejected: copying rows into the order of experts first (one launch more, and all bytes twice); choosing shapes by the
 number of rows of each expert (a row's bits would depend on which other rows picked it).
@@ -158,7 +158,7 @@ def product_kernel(
 ):
     """Compute some outputs of the pairs of a tile.
 
-    `GROUP`: the inputs that share a scale; 0: none do. `row_size`: the bytes of a row of halved codes.
+    `GROUP`: the inputs that share a scale; 0: no such scales. `row_size`: the bytes of a row of halved codes.
     """
     index = tl.arange(0, ROWS)
     outs = tl.program_id(0) * OUTS + tl.arange(0, OUTS)

@@ -4,7 +4,7 @@
     turn    queries before attention, and its outputs after it
 
 A head is turned by a fast Hadamard transform: for 128 numbers, 7 additions each, in registers. A launch of `turn` reads
-and writes each row once. Attention costs one for its outputs, and one more for its queries if keys have 4 bits too.
+and writes each row once. Attention needs one for its outputs, and another for its queries if keys have 4 bits too.
 Rejected: turning within the attention kernel, which would do it for each split and hold more registers.
 """
 
@@ -78,7 +78,7 @@ def as_bfloat16(numbers):
 
 @triton.jit
 def rounded_groups(groups, real):
-    """Return n of each number, int32 `[rows, groups, numbers]`, and the words of the groups; `real`: what counts."""
+    """Return n of each number, int32 `[rows, groups, numbers]`, and the words of the groups; `real`: not padding."""
     finite = tl.max(tl.where(real, size_of(groups), 0.0), 2) < INFINITY
     numbers = tl.where(finite[:, :, None], groups, 0.0)
     lowest = tl.min(tl.where(real, numbers, INFINITY), 2)
@@ -106,7 +106,7 @@ def store_int4(
     STAGES: tl.constexpr,
     FACTOR: tl.constexpr,
 ):
-    """Turn, round and store heads; `places`: the numbers and the scales of each, -1 for those that are none."""
+    """Turn, round and store heads; `places`: of each head's numbers and scales, -1 for padding."""
     rows: tl.constexpr = heads.shape[0]
     dim: tl.constexpr = heads.shape[1]
     num_groups: tl.constexpr = dim // GROUP
@@ -131,7 +131,7 @@ def store_int4(
 
 @triton.jit
 def places_of(stored: Stored, slot, block_size, heads, NUM_HEADS: tl.constexpr):
-    """Return the places of the numbers and of the scales of some heads of a slot; -1 for heads that are none."""
+    """Return the places of the numbers and of the scales of some heads of a slot; -1 for padding."""
     block, offset, held = slot // block_size, slot % block_size, heads < NUM_HEADS
     numbers = block * stored.block_stride + heads * stored.head_stride + offset * stored.token_stride
     scales = block * stored.scale_block_stride + heads * stored.scale_head_stride + offset * stored.scale_token_stride

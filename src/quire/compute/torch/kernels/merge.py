@@ -1,4 +1,4 @@
-"""Joins the parts of a softmax, always in the same order, whichever program does it.
+"""Joins the parts of a softmax, in the same order in every program.
 
 Attention is cut into splits of a fixed number of positions. A split has three results for a row: the highest score, the
 sum of weights relative to it, and the weighted sum of values. `fold` adds them to those of all earlier splits:
@@ -27,7 +27,7 @@ LOG2_E: Final = tl.constexpr(math.log2(math.e))
 AT_A_TIME: Final = 16
 """Parts to load at a time."""
 MOST_OF_LAUNCH: Final = 65_520
-"""Tasks or merges: a launch holds 65,535 in that dimension, and the next one begins at an aligned address."""
+"""Tasks or merges: a launch can have 65,535 in that dimension, and the next one begins at an aligned address."""
 MERGE_COLUMNS: Final = tl.constexpr(3)
 """The columns of a merge list: token, first part, number of parts."""
 
@@ -132,7 +132,7 @@ def merge(
 
 
 def in_launches(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return rows of a work list in pieces, as many as the second dimension of a launch holds. Does not mutate."""
+    """Return rows of a work list in pieces that fit the second dimension of a launch. Does not mutate."""
     return rows.split(MOST_OF_LAUNCH) if len(rows) > MOST_OF_LAUNCH else (rows,)
 
 

@@ -17,9 +17,9 @@ n × scale + minimum, rounded to the dtype of queries. Values count from 7.5, as
 
     sum of w × value  =  sum of (w × scale) × (n - 7.5)  +  sum of w × (7.5 × scale + minimum), the same for all numbers
 
-To keep the bits, tiles begin at absolute positions, the order of a row's sums depends on its own positions, a place
-that a row does not see adds an exact zero, and the sums of each split are folded (`merge`) as if they had been computed
-elsewhere. So a row's bits depend neither on the other rows of its tile, nor on how many programs shared its splits.
+To keep the bits, tiles begin at absolute positions, the order of a row's sums depends on its own positions, a position
+that a row does not see adds an exact zero, and the sums of each split are folded (`merge`) as if another program had
+computed them. So a row's bits depend neither on the other rows of its tile, nor on how many programs shared its splits.
 They do depend on `TileShape`: the rows of a tile determine the matrix instruction.
 
 Rejected: separate kernels for decodes and prompts (they would differ only in how a task is made, which is data here);
@@ -206,7 +206,7 @@ def load_int4(data, places, readable, SHAPE: tl.constexpr, MASKED: tl.constexpr)
 
 @triton.jit
 def scales_and_minimums(words):
-    """Return what the words of groups stand for, float32."""
+    """Return the scales and the minimums in the words of groups, float32."""
     return (words << 16).to(tl.float32, bitcast=True), (words & -0x10000).to(tl.float32, bitcast=True)
 
 
@@ -429,7 +429,7 @@ def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVari
 
 
 def _min_wide_share(form: _Form) -> float:
-    if form.kv_dtype in INT4_VALUES:  # 40 bytes of a head of 80 are no multiple of 16
+    if form.kv_dtype in INT4_VALUES:  # the 40 bytes of a head of 80 are not a multiple of 16
         return 0.1 if form.head_dim % 32 == 0 else 0.0
     return 0.2 if form.kv_dtype else 0.6
 

@@ -1,4 +1,4 @@
-"""Penalties of tokens that a text has, from counts on the device: rows of logits are changed in place.
+"""Penalties of a text's tokens, from counts on the device; changes rows of logits in place.
 
 The definition, `quire.compute.sampling.draws`, rounds each product, quotient and difference. So the kernel is compiled
 without fused products and sums (`enable_fp_fusion`), and divides as IEEE does.

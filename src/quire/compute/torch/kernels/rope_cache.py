@@ -238,7 +238,7 @@ def _parts(head_dim: int, rotary_dim: int) -> dict[str, Any]:
 
 
 def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: bool = False) -> KernelVariant:
-    # What is stored as float32 is compiled as rows.
+    # float32 numbers are compiled as rows.
     format_ = {"i8": "int8", "fp8e4nv": "fp8", "fp32": "rows"}.get(stored, "plain")
     scale = "*fp32:16" if format_ in ("int8", "fp8") else f"*{stored}:16"
     arguments = {name: f"*{dtype}:16" for name in ("projected", "queries")} | {"slots": "*i32:16"}

@@ -10,12 +10,12 @@ border between two tokens. Weight and id together are a **key**, distinct for ea
 
     key = weight × 2^19 + (2^19 − 1 − id)        among equal weights the lower id has the larger key
 
-So a filter is one number, the least key that it keeps: the keys from there on are top_k, or just make up top_p of the
-total. To search among few keys, keys are counted and weighed in four classes, by size, and only the heaviest classes
-that suffice are gathered.
+So a filter is one number, the least key that it keeps: the keys from there upward are top_k, or just reach top_p of the
+total. To search among few keys, the kernel counts and weighs keys in four classes, by size, and gathers only the
+heaviest classes that suffice.
 
 Guarantees: a greedy choice is always that of `quire.compute.sampling.draws`. A drawn token is that of the definition,
-with two exceptions: its uniform number, or the share of top_p, comes within 2^-24 of a border between two tokens
+with two exceptions: its uniform number, or the share of top_p, is within 2^-24 of a border between two tokens
 (2^19 weights, each rounded by half of 2^-43); or the border of a filter is between two tokens whose weights differ by
 less than 2^-43 of the highest, where the lower id counts as likelier. A token always depends only on its draw.
 
@@ -37,7 +37,7 @@ TILE: Final = 2048
 LIST_TILE: Final = 1024
 NUM_WARPS: Final = 8
 MAX_DRAWS: Final = 128
-"""Of one launch, to limit the memory for keys: 8 bytes per token of the vocabulary and draw."""
+"""The most draws of a launch, to limit the memory for keys: 8 bytes per token of the vocabulary and draw."""
 
 ID_BITS: Final = tl.constexpr(19)
 MAX_ID: Final = tl.constexpr((1 << 19) - 1)
@@ -126,7 +126,7 @@ def is_drawn(temperature, top):
 
 @triton.jit
 def amounts_from(keys, num_keys, leasts, LIST_TILE: tl.constexpr):
-    """Return for each of some keys, none 0, how many keys of a list are at least that, and their weight."""
+    """Return, for each of `leasts` (none is 0), the number and the weight of a list's keys that are not less."""
     counts, masses = tl.zeros_like(leasts), tl.zeros_like(leasts)
     start = tl.zeros((), tl.int64)
     while start < num_keys:
@@ -141,7 +141,7 @@ def amounts_from(keys, num_keys, leasts, LIST_TILE: tl.constexpr):
 
 @triton.jit
 def least_kept(keys, num_keys, goal, BY_MASS: tl.constexpr, LIST_TILE: tl.constexpr):
-    """Return the key from which on the keys just reach `goal`, in number or in weight; and their weight.
+    """Return the border key, which just reaches `goal` with all larger keys, in number or weight; and their weight.
 
     Finds three bits at a time, until only one key can be the border.
     """
@@ -178,7 +178,7 @@ def gathered(keys, counts, least, vocab_size, num_tiles, TILE: tl.constexpr):
             tl.store(keys + target, found, mask=belongs)
             filled += count
         tile += 1
-    tl.debug_barrier()  # from here on all threads read what some wrote
+    tl.debug_barrier()  # from here on, all threads read keys that others wrote
     return filled
 
 
@@ -212,7 +212,7 @@ def hit_of(total, uniform):
 
 @triton.jit
 def share_of(total, share):
-    """Return the least whole weight that makes up a share of a total, at least 1."""
+    """Return a share of a total weight, rounded up to an integer, at least 1."""
     return tl.maximum(tl.ceil(total.to(tl.float64) * share).to(tl.int64), 1)
 
 
@@ -256,7 +256,7 @@ def filtered_draw(
 def plain_draw(
     keys, masses, vocab_size, num_tiles, uniform, TILE: tl.constexpr, TILES: tl.constexpr, LIST_TILE: tl.constexpr
 ):
-    """Return the token of a draw without filters: finds the tile by the sums of tiles, and reads only that."""
+    """Return the token of a draw without filters: finds its tile by the sums of tiles, and reads only this tile."""
     tiles = tl.arange(0, TILES)
     mass = tl.load(masses + (NUM_CLASSES - 1) * num_tiles + tiles, mask=tiles < num_tiles, other=0)
     hit = hit_of(tl.sum(mass), uniform)

@@ -1,7 +1,7 @@
 """TileShape: the shape that the attention kernel is compiled for. Pure Python, to plan work without a GPU.
 
-    rows      of the matrix products: (token, head of the group). 16 select an instruction that wastes little on one
-              token, 64 and more the fastest one
+    rows      of the matrix products: (token, head of the group). 16 rows select an instruction that wastes little on
+              one token, 64 and more the fastest instruction
     tokens    of a tile of keys and values
 
 The shape depends only on the model and the GPU, so it is the same for every row of every step. Nothing is tuned while
@@ -45,10 +45,9 @@ FORMS: Final = MappingProxyType(
         (False, True, True): (32, 32, 8, 3),
     }
 )
-"""The largest shapes that compile without spilling; see benchmarks/RESULTS.md. Not yet chosen by speed: to choose, run
-`quire bench gpu-kernels --only tiles`."""
+"""The largest shapes that do not spill. Not tuned for speed: `quire bench gpu-kernels --only tiles` compares them."""
 TWICE_THE_ROWS: Final = frozenset({(16, 8), (16, 9), (8, 9)})
-"""(bits of a number, major capability) for which prompts by themselves have registers for twice the rows."""
+"""(bits of a number, major capability) with enough registers for twice the rows in the kernel for prompts alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ CAPABILITIES = (80, 90, 100)
 class KernelVariant:
     """A kernel with everything that shapes its code.
 
-    - `arguments`: Triton's type of each parameter that is no constant, such as "*bf16", "i32" or "fp32"; with ":16" if
-      its value at launch is a known multiple of 16 (addresses from torch are, and most strides). A NamedTuple parameter
-      has a tuple of types, with None or a number for a member that is this constant.
+    - `arguments`: Triton's type of each parameter that is not a constant, such as "*bf16", "i32" or "fp32"; with ":16"
+      if its value at launch is a known multiple of 16 (addresses from torch are, and most strides). A NamedTuple
+      parameter has a tuple of types, with None or a number for a member that is this constant.
     - `constants`: the other parameters.
     - `num_buffers`: tiles in shared memory at once for each tensor that the loop reads ahead; None: it reads nothing
       ahead. The compiler must use this number, and loads must run while it computes.

@@ -1,4 +1,4 @@
-"""A rank that follows: a process that loads its shard, does what the leader says, and ends when the leader is gone."""
+"""A follower: a process that loads its shard, executes the leader's frames, and ends when the leader is gone."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from quire.compute.torch.parallel.split import Rank
 from quire.core.errors import ExecutorLostError, QuireError
 
 LEAVING_S: Final = 5.0
-"""How long a follower may go on computing when the leader is gone. An exchange on a GPU would wait forever."""
+"""How long a follower may compute after the leader is gone. An exchange on a GPU would wait forever."""
 
 
 class Follower:
-    """Does what the leader does with its model, with the shard of another rank."""
+    """Executes the leader's frames with the shard of another rank."""
 
     def __init__(self, model: RankModel) -> None:
         self._model = model
@@ -44,7 +44,7 @@ class Follower:
         self._runner: RankRunner | None = None
 
     def do(self, frame: object) -> Measured | None:
-        """Do what a frame says; returns the answer if there is one. Mutates."""
+        """Execute a frame; return the answer, if the frame requires one. Mutates."""
         match frame:
             case Measure():
                 from quire.compute.torch.cuda_memory import CudaMemory
@@ -69,7 +69,7 @@ class Follower:
 
 
 def follow(connection: socket.socket, load: Callable[[Begin], RankModel], note_end: Callable[[], None]) -> None:
-    """Do what the leader says until it is gone. `note_end` is called at once when it is, by another thread."""
+    """Execute the leader's frames until it is gone. Another thread then calls `note_end` at once."""
     inbox = Inbox(connection, note_end)
     begin = inbox.take()
     if not isinstance(begin, Begin):
@@ -83,7 +83,7 @@ def follow(connection: socket.socket, load: Callable[[Begin], RankModel], note_e
 
 
 def load_follower(begin: Begin) -> RankModel:
-    """Join the group, and load the shard of a rank."""
+    """Join the group, and return the shard of a rank."""
     settings = begin.settings
     group = RankGroup(Rank(begin.rank, settings.tensor_parallel), Path(begin.meeting), settings.device)
     model = read_model(resolve_model(begin.model), settings.max_model_len)
@@ -91,7 +91,7 @@ def load_follower(begin: Begin) -> RankModel:
 
 
 def leave() -> None:
-    """End this process soon, whatever it waits for."""
+    """End this process in `LEAVING_S` seconds, even if another thread still waits."""
     time.sleep(LEAVING_S)
     os._exit(1)
 
@@ -104,7 +104,7 @@ def main(descriptor: int) -> int:
         except OSError:
             pass  # the leader is gone
         except QuireError as error:
-            if str(error) != GONE:  # another rank has a reason, or has ended as it should
+            if str(error) != GONE:  # another rank reports the reason, or has ended normally
                 print(f"quire: a rank of tensor_parallel has failed: {error}", file=sys.stderr)
                 return 1
     return 0
@@ -115,4 +115,4 @@ if __name__ == "__main__":
         signal.signal(ignored, signal.SIG_IGN)
     status = main(int(sys.argv[1]))
     sys.stderr.flush()
-    os._exit(status)  # what NCCL does at an orderly exit may wait for the other ranks
+    os._exit(status)  # at a normal exit, NCCL may wait for the other ranks

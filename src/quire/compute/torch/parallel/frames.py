@@ -1,12 +1,12 @@
-"""What ranks tell each other, over a pair of sockets: a frame before each thing that they do together.
+"""The messages of ranks, over a pair of sockets: a frame before each action that they take together.
 
     leader                                             follower
       Begin ───────────────────────────────────────►         once: the model and the group to join
-                  ◄─────────────────────────────── Ready      it has started, so that nobody waits for one that ended
+                  ◄─────────────────────────────── Ready      it has started: the leader never waits for a dead one
       Measure ─────────────────────────────────────►         on a GPU: load, compute the largest steps
                   ◄──────────────────────────── Measured      the memory that they take there
-      Allocate, Prepare, Moves, Step ──────────────►         in the order in which the leader does it itself
-      the end of the connection ───────────────────►         it ends
+      Allocate, Prepare, Moves, Step ──────────────►         in the order of the leader's own actions
+      the end of the connection ───────────────────►         the follower ends
 
 A frame is its length in four bytes and its fields in MessagePack. The columns of a step are bytes of 32-bit integers.
 """
@@ -49,7 +49,7 @@ class Ready(Frame, frozen=True):
 
 
 class Measure(Frame, frozen=True):
-    """Compute the largest steps with all ranks, and say what memory they take."""
+    """Compute the largest steps with all ranks, and report their memory."""
 
 
 class Measured(Frame, frozen=True):
@@ -78,11 +78,11 @@ class Moves(Frame, frozen=True):
 
     @classmethod
     def of(cls, plan: StepPlan) -> Moves:
-        """Return those of a plan."""
+        """Return the moves and copies of a plan."""
         return cls(*([(pair[0], pair[1]) for pair in pairs] for pairs in (plan.moves_out, plan.copies, plan.moves_in)))
 
     def to_plan(self) -> StepPlan:
-        """Return a plan that does nothing else."""
+        """Return a plan with only these moves and copies."""
         return StepPlan(
             0,
             column(),
@@ -103,7 +103,7 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, array: IntArray) -> Column:
-        """Return the numbers of an array."""
+        """Return an array as a column."""
         return cls(array.astype(np.int32).tobytes(), array.shape)
 
     def to_array(self) -> IntArray:
@@ -153,14 +153,14 @@ _DECODER: Final[msgspec.msgpack.Decoder[AnyFrame]] = msgspec.msgpack.Decoder(Any
 
 
 def send_frame(to: Sequence[socket.socket], frame: Frame) -> None:
-    """Send a frame to some ranks; raises `OSError` if one of them is gone."""
+    """Send a frame to some ranks; raises `OSError` if a rank is gone."""
     body: Any = msgspec.msgpack.encode(frame)
     for connection in to:
         connection.sendall(len(body).to_bytes(LENGTH_BYTES, "little") + body)
 
 
 class Inbox:
-    """The frames that arrive, read by a thread of their own, so that an end is noticed while a device computes."""
+    """Receives frames in a separate thread, so that it notices a lost connection while a device computes."""
 
     def __init__(self, connection: socket.socket, note_end: Callable[[], None]) -> None:
         self._connection = connection

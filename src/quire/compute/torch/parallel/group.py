@@ -1,14 +1,15 @@
-"""RankGroup: the ranks of a model, and what they exchange while they compute.
+"""RankGroup: the ranks of a model, and their exchanges in a step.
 
     gather       columns of rows, from all ranks to all        whole sums: the bits do not depend on the number of ranks
     sum          numbers of the same rows, added up            with `tensor_parallel_sums` "reduce"
     broadcast    tokens that the first rank has drawn
 
-Ranks meet by a file in a folder that only this user can enter, and talk over the loopback interface; on GPUs, NCCL
-finds the links between them. On CPUs an exchange waits; on GPUs it is launched like a kernel and can be recorded.
+Ranks find each other through a file in a folder that only this user can enter, and communicate over the loopback
+interface; on GPUs, NCCL finds the links between them. On CPUs an exchange waits; on GPUs it is launched like a kernel
+and can be recorded.
 
-A rank that is gone is the end of the group: no later step can be computed. gloo notices that by itself. NCCL's kernels
-would wait forever, so the thread that notices calls `abort`.
+If one rank is gone, the group can compute no further step. gloo detects this. NCCL's kernels would wait forever, so the
+thread that notices the loss calls `abort`.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from quire.compute.torch.products import Matrix, Product
 from quire.core.errors import ExecutorLostError
 
 PATIENCE_S: Final = 300
-GONE: Final = "a rank of tensor_parallel is gone; its reason is in the log"
+GONE: Final = "a rank of tensor_parallel is gone; the log has the reason"
 INTERFACE: Final = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""What a process of a group has in its environment: by default, ranks listen on an interface that others reach."""
+"""Environment variables of a rank: by default, ranks listen on an interface that other machines can reach."""
 
 
 class RankGroup:
-    """The ranks of one model; each process has its own."""
+    """The ranks of one model, as seen by one of them: each process has its own object."""
 
     def __init__(self, rank: Rank, meeting: Path, device: str = "cpu") -> None:
         self.rank = rank
@@ -49,14 +50,14 @@ class RankGroup:
             raise ExecutorLostError(GONE) from error
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return rows of which each rank has some columns, whole.
+        """Return the complete rows, of which each rank has some columns.
 
-        Raises `ExecutorLostError` if one of them is gone.
+        Raises `ExecutorLostError` if a rank is gone.
         """
         count = self.rank.count
         if not rows.numel():
             return rows.new_empty((len(rows), rows.shape[1] * count))
-        ours = rows.contiguous().view(torch.uint8)  # a group knows fewer number types than torch
+        ours = rows.contiguous().view(torch.uint8)  # a process group supports fewer dtypes than torch
         pieces = ours.new_empty((count * len(ours), ours.shape[1]))
         _wait(lambda: self._ranks._allgather_base(pieces, ours))
         return pieces.view(rows.dtype).view(count, *rows.shape).transpose(0, 1).flatten(1)
@@ -78,7 +79,7 @@ class RankGroup:
 
 
 def _joined(store: Any, rank: Rank, *, on_gpu: bool) -> Any:
-    """Return the ranks that meet at a store."""
+    """Return the process group of the ranks that share a store."""
     patience = timedelta(seconds=PATIENCE_S)
     if not on_gpu:
         return distributed.ProcessGroupGloo(store, rank.number, rank.count, patience)
@@ -88,7 +89,7 @@ def _joined(store: Any, rank: Rank, *, on_gpu: bool) -> Any:
 
 
 def _wait(exchange: Callable[[], Any]) -> None:
-    """Do an exchange: on CPUs wait for it, on GPUs have later launches wait."""
+    """Run an exchange: on CPUs wait for it; on GPUs, later launches wait for it."""
     try:
         exchange().wait()
     except RuntimeError as error:
@@ -103,7 +104,7 @@ class RanksProduct:
         self._group = group
 
     def __call__(self, rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        """Return the product, with the outputs of all ranks where those are needed next."""
+        """Return the product, with the outputs of all ranks if the next operation needs them."""
         if isinstance(matrix, JoiningMatrix):
             rows = self._group.gather(rows)
         products = self._product(rows, matrix)
@@ -113,10 +114,10 @@ class RanksProduct:
 
 
 class RanksExperts:
-    """Experts of which each rank has some outputs of each, or some inputs; implements `ExpertOperations`.
+    """Experts split among ranks, by outputs or by inputs; implements `ExpertOperations`.
 
-    Every rank routes all rows, and has a part of every expert: what is exchanged does not depend on the routing. What
-    experts give is added up before it is exchanged, so a row is sent once and not once for each of its experts.
+    Every rank routes all rows, and has a part of every expert, so the size of an exchange does not depend on the
+    routing. The outputs of a row's experts are added up before the exchange, so a row is sent once.
     """
 
     def __init__(self, experts: ExpertOperations[Any], group: RankGroup, *, sums: bool) -> None:

@@ -35,9 +35,9 @@ NUM_ROWS: Final = 16
 
 
 class Shard(NamedTuple):
-    """What a rank computes with: a decoder of its heads and outputs, and the KV memory of its heads.
+    """A decoder of a rank's heads and outputs, and the KV memory of its heads.
 
-    `draft`: the draft model, whole, which only the first rank has.
+    `draft`: the complete draft model, which only the first rank has.
     """
 
     decoder: TorchDecoder
@@ -80,20 +80,20 @@ def load_shard(
 
 
 class SplitMatrix(NamedTuple):
-    """A matrix that ranks share: its inputs, and of each part fused in it the outputs and the share of this rank."""
+    """A matrix split among ranks: its inputs, and for each fused part the outputs and the share of this rank."""
 
     num_inputs: int
     parts: tuple[tuple[int, Rank], ...]
 
 
 def split_matrices(weights: TorchWeights, spec: DecoderSpec, rank: Rank) -> set[SplitMatrix]:
-    """Return the matrices of the weights of a rank that are split, each shape once. `spec`: that of the whole model."""
-    heads, found = spec.attention, set()
+    """Return the split matrices of a rank's weights, each shape once. `spec`: of the whole model."""
+    heads, matrices = spec.attention, set()
     keys = rank.among(min(rank.count, heads.num_kv_heads))
     projected = [(heads.num_heads, rank), (heads.num_kv_heads, keys), (heads.num_kv_heads, keys)]
 
     def add(matrix: Matrix, *sizes: tuple[int, Rank]) -> None:
-        found.add(SplitMatrix(matrix.weight.shape[-1], sizes or ((matrix.weight.shape[-2] * rank.count, rank),)))
+        matrices.add(SplitMatrix(matrix.weight.shape[-1], sizes or ((matrix.weight.shape[-2] * rank.count, rank),)))
 
     if isinstance(weights.head, ShardedMatrix):
         add(weights.head)
@@ -104,14 +104,14 @@ def split_matrices(weights: TorchWeights, spec: DecoderSpec, rank: Rank) -> set[
             if mlp is not None and shape is not None:
                 add(mlp.up, *(((shape.intermediate_size, rank),) * (2 if spec.mlp.gated else 1)))
                 add(mlp.down)
-    return found
+    return matrices
 
 
 def require_same_bits(matrices: Iterable[SplitMatrix], product: Product, like: torch.Tensor) -> None:
-    """Raise `InvalidConfigError` unless some outputs of a matrix are computed as those of all are. Does not mutate.
+    """Raise `InvalidConfigError` unless a rank's outputs have the same bits as in the whole matrix. Does not mutate.
 
-    Tries random numbers in each matrix, of the type and on the device of `like`, because a library may choose another
-    kernel for a narrower one.
+    Tries random numbers for each matrix, with the dtype and device of `like`, because a library may choose another
+    kernel for a narrower matrix.
     """
     random = torch.Generator().manual_seed(0)
     for num_inputs, parts in matrices:

@@ -1,12 +1,12 @@
-"""The leading rank, in the engine's process, and what it has of the others.
+"""The leading rank, in the engine's process, and its connection to the others.
 
     engine process: scheduler, Worker ── LeadingRunner, LeadingCache ── frames ──► follower: its shard, its KV memory
                                                └────────── gathered columns ──────────────┘
 
 All ranks have one block table: the same blocks, each with the heads of its rank. The leader decides and samples; a
-follower does what it is told, and ends with its connection. On GPUs each follower sees one GPU, the one of its number;
-steps are launched and recorded by all ranks alike. A step is only taken for done while all followers are there: NCCL
-leaves anything in the results of an exchange that it had to end.
+follower executes the leader's frames, and ends with its connection. On GPUs each follower sees only the GPU with the
+number of its rank. All ranks launch and record steps in the same way. A step counts as done only if no follower is
+gone: NCCL leaves arbitrary numbers in the results of an exchange that was aborted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ENDING_S: Final = 10.0
 
 
 class Followers:
-    """The processes of the other ranks, and the folder in which all ranks meet: NCCL reads it as long as it runs."""
+    """The processes of the other ranks, and the folder in which all ranks meet: NCCL reads it until it ends."""
 
     def __init__(self, model: ModelDescription, settings: TorchSettings) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-")
@@ -91,7 +91,7 @@ class Followers:
 
     @contextlib.contextmanager
     def ended_on_failure(self) -> Iterator[None]:
-        """End them if something fails that all ranks do."""
+        """End the followers if an action of all ranks fails."""
         try:
             yield
         except BaseException:
@@ -99,36 +99,36 @@ class Followers:
             raise
 
     def wait(self) -> None:
-        """Wait until all of them have started. Raises `ExecutorLostError` if one of them has ended."""
+        """Wait until all followers have started. Raises `ExecutorLostError` if one has ended."""
         self._answers(Ready)
 
     def end_with(self, group: RankGroup) -> None:
-        """From now on, end the exchanges of a group if one of them is gone. Mutates."""
+        """From now on, abort the exchanges of a group if a follower is gone. Mutates."""
         self._when_gone = group.abort
         if not self._is_whole:
             group.abort()
 
     def measured(self) -> list[Footprint]:
-        """Return the memory that each has measured. Waits. Raises `ExecutorLostError` if one of them has ended."""
+        """Return the memory that each follower measured. Waits. Raises `ExecutorLostError` if one has ended."""
         return [frame.footprint for frame in self._answers(Measured)]
 
     def send(self, frame: Frame) -> None:
-        """Have all of them do the same. Raises `ExecutorLostError` if one is gone."""
+        """Send a frame to all followers. Raises `ExecutorLostError` if one is gone."""
         try:
             send_frame(self._connections, frame)
         except OSError as error:
             raise ExecutorLostError(GONE) from error
 
     def require_all(self) -> None:
-        """Raise `ExecutorLostError` if one of them is gone."""
+        """Raise `ExecutorLostError` if a follower is gone."""
         if not self._is_whole:
             raise ExecutorLostError(GONE)
 
     def end(self) -> None:
-        """End them. May be called twice."""
+        """End the followers. May be called twice."""
         for connection in self._connections:
             with contextlib.suppress(OSError):  # it may be closed already
-                connection.shutdown(socket.SHUT_RDWR)  # which a thread that reads it notices, unlike its closing
+                connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads it, unlike close
             connection.close()
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -145,25 +145,25 @@ class Followers:
         return answers
 
     def _note_end(self) -> None:
-        """Note that one of them is gone, before an exchange with it can end. Mutates; called by any thread."""
+        """Note that a follower is gone, before an exchange with it can end. Mutates; called by any thread."""
         self._is_whole = False
         if self._when_gone is not None:
             self._when_gone()
 
 
 class RankRunner(TorchRunner):
-    """Runs the steps of a rank. Tokens that only the first rank knows come from there."""
+    """Runs the steps of a rank. The first rank sends the tokens that only it knows."""
 
     def __init__(self, group: RankGroup, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._group = group
 
     def follow(self, inputs: StepInputs, cache: TorchCache) -> None:
-        """Start a step of which only the first rank needs the outputs. Mutates its slots in the cache."""
+        """Start a step whose outputs only the first rank needs. Mutates its slots in the cache."""
         self._computed(inputs, cache)
 
     def _computed(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
-        """Start a step as a whole. If that fails, the other ranks cannot go on: it is not tried again in halves."""
+        """Start a step. A failed step is not retried in halves, because the other ranks cannot continue."""
         try:
             return super()._computed(inputs, cache)
         except (RuntimeError, MemoryError) as error:
@@ -176,7 +176,7 @@ class RankRunner(TorchRunner):
 
 
 class LeadingCache:
-    """The KV memory of the first rank; implements `KVMemory`. What happens to its blocks happens to those of all."""
+    """The KV memory of the first rank; implements `KVMemory`. All ranks move and copy the same blocks."""
 
     def __init__(self, own: TorchCache, followers: Followers, num_host_blocks: int) -> None:
         self.spec = own.spec
@@ -198,21 +198,21 @@ class LeadingCache:
         self.own.apply(plan)
 
     def read_block(self, block: int, group: int, buffer: memoryview) -> None:
-        """Copy what this rank has of a block into `buffer`. Does not mutate."""
+        """Copy this rank's part of a block into `buffer`. Does not mutate."""
         self.own.read_block(block, group, buffer)
 
     def write_block(self, block: int, group: int, buffer: memoryview) -> None:
-        """Copy bytes as `read_block` gives them into a block of this rank. Mutates."""
+        """Copy bytes in the format of `read_block` into a block of this rank. Mutates."""
         self.own.write_block(block, group, buffer)
 
     def release(self) -> None:
-        """Give the memory back, and end the other ranks. Mutates; may be called twice."""
+        """Free the memory, and end the other ranks. Mutates; may be called twice."""
         self.own.release()
         self._followers.end()
 
 
 class LeadingRunner:
-    """Runs the steps of the first rank, and has the others run them; implements `ModelRunner` and `Launcher`."""
+    """Runs steps on the first rank and sends them to the others; implements `ModelRunner` and `Launcher`."""
 
     def __init__(self, runner: RankRunner, followers: Followers) -> None:
         self._runner = runner
@@ -231,7 +231,7 @@ class LeadingRunner:
             self._followers.require_all()
 
     def run(self, inputs: StepInputs, cache: LeadingCache) -> StepOutputs:
-        """Compute one step with all ranks and wait for it. Raises `ExecutorLostError` if one of them fails."""
+        """Compute one step with all ranks and wait for it. Raises `ExecutorLostError` if a rank fails."""
         self._followers.send(Step.of(inputs, cache.spec.block_size))
         outputs = self._runner.run(inputs, cache.own)
         self._followers.require_all()
@@ -271,22 +271,22 @@ class RankModel(LoadedModel):
 
 
 class LeadingModel(RankModel):
-    """The shard of the first rank as a model: the others do with theirs what it does."""
+    """The shard of the first rank as a model; the other ranks repeat each action with their shards."""
 
     def __init__(self, followers: Followers, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._followers = followers
 
     def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
-        """Return the memory without KV blocks, of each kind that of the rank with the most. Waits for all ranks."""
+        """Return the memory without KV blocks, each kind as in the fullest rank. Waits for all ranks."""
         with self._followers.ended_on_failure():
             self._followers.send(Measure())
-            found = [super().measured(memory, note_loaded), *self._followers.measured()]
+            footprints = [super().measured(memory, note_loaded), *self._followers.measured()]
         return Footprint(
-            weight_bytes=max(each.weight_bytes for each in found),
-            activation_bytes=max(each.activation_bytes for each in found),
-            graph_bytes=max(each.graph_bytes for each in found),
-            free_bytes=min(each.free_bytes for each in found),
+            weight_bytes=max(each.weight_bytes for each in footprints),
+            activation_bytes=max(each.activation_bytes for each in footprints),
+            graph_bytes=max(each.graph_bytes for each in footprints),
+            free_bytes=min(each.free_bytes for each in footprints),
         )
 
     def parts(self, num_blocks: int, num_host_blocks: int = 0, note_loaded: NoteLoaded | None = None) -> WorkerParts:
@@ -298,9 +298,9 @@ class LeadingModel(RankModel):
 
 
 def load_ranks(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None) -> LoadedModel:
-    """Start the other ranks, and return the shard of the first as a model; returns once all have loaded theirs.
+    """Start the other ranks, and return the shard of the first as a model, once all have loaded theirs.
 
-    Raises `ExecutorLostError` if one of them could not.
+    Raises `ExecutorLostError` if a rank could not.
     """
     followers = Followers(model, settings)
     with followers.ended_on_failure():

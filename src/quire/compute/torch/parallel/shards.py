@@ -1,10 +1,10 @@
-"""Shards: what one of several ranks holds of a model, always whole outputs of a matrix.
+"""Shards: the part of a model that one of several ranks holds. By default, matrices are split by outputs.
 
     query, key, value        the outputs of its heads        gate, up, also of experts    its part of the outputs
     output, down, head       its part of the outputs         the rest                     everything
 
-No sum is split: an output is one sum over all inputs, computed by one rank. So gathering the outputs of all ranks gives
-what one rank would have computed, to the bit, if the library adds up in the same order for a narrower matrix.
+No sum is split: an output is one sum over all inputs, computed by one rank. So the gathered outputs of all ranks have
+the bits that one rank would have computed, if the library adds up in the same order for a narrower matrix.
 
 With `tensor_parallel_sums` "reduce", the matrices `output` and `down` are split by inputs instead, and ranks add up
 their products: half as many exchanges, and other bits for another number of ranks.
@@ -24,37 +24,37 @@ from quire.compute.torch.weights import MLP, PartReader, TorchWeights
 from quire.compute.weights.decoder_weights import Parts, PartWeights
 
 OF_KEYS: Final = frozenset({Part.KEY, Part.VALUE})
-"""Parts of key-value heads, of which there may be fewer than ranks."""
+"""Parts of key-value heads, which can be fewer than the ranks."""
 ENDS: Final = frozenset({Part.OUTPUT, Part.DOWN, Part.EXPERT_DOWN})
-"""The last matrices of sublayers, which read what all ranks have computed."""
+"""The last matrices of sublayers, which read the outputs of all ranks."""
 SPLIT: Final = (
     frozenset({Part.QUERY, Part.GATE, Part.UP, Part.EXPERT_GATE, Part.EXPERT_UP, Part.HEAD, Part.SINKS})
     | OF_KEYS
     | ENDS
 )
-"""Parts of which a rank has some of the outputs, or of the heads."""
+"""Parts that are split among ranks, by outputs or by heads."""
 
 
 class ShardedMatrix(Matrix):
-    """Some of the outputs of a matrix; the products of all ranks are gathered. The rows are those of all ranks."""
+    """Some of the outputs of a matrix; the products of all ranks are gathered. All ranks have the same rows."""
 
     __slots__ = ()
 
 
 class JoiningMatrix(ShardedMatrix):
-    """The same, for rows of which each rank has its own part of the inputs, so that they are gathered first."""
+    """A sharded matrix for rows of which each rank has some of the inputs: the rows are gathered first."""
 
     __slots__ = ()
 
 
 class PartialMatrix(Matrix):
-    """Some of the inputs of a matrix, for rows of which each rank has these inputs; products are added up."""
+    """Some of the inputs of a matrix, for rows that have only these inputs; the ranks' products are added up."""
 
     __slots__ = ()
 
 
 class ShardReader:
-    """Implements `PartReader`: the part of a rank of what another reader reads. `sums`: ends are split by inputs."""
+    """Reads a rank's share of another reader's parts; implements `PartReader`. `sums`: split `ENDS` by inputs."""
 
     def __init__(self, reader: PartReader, spec: DecoderSpec, rank: Rank, *, sums: bool = False) -> None:
         self._reader = reader
@@ -78,7 +78,7 @@ class ShardReader:
         return map(self._split, self._reader.experts(layer))
 
     def codes_of(self, part: Part) -> str:
-        """Return "int8" for a part that will be int8, else nothing."""
+        """Return "int8" for a part that will be int8, else ""."""
         return self._reader.codes_of(part)
 
     def release(self) -> None:
@@ -101,9 +101,9 @@ class ShardReader:
 
 
 def marked(weights: TorchWeights, spec: DecoderSpec, rank: Rank, *, sums: bool = False) -> TorchWeights:
-    """Return the weights of a rank with the matrices marked whose products are exchanged. Does not mutate.
+    """Return the weights of a rank; the class of a matrix marks how its products are exchanged. Does not mutate.
 
-    A head that is also the embedding: its share of the rows.
+    A head that is also the embedding becomes the rank's share of its rows.
     """
     head, end = weights.head, PartialMatrix if sums else JoiningMatrix
     if splits_head(spec, rank.count):

@@ -1,4 +1,4 @@
-"""How a model is split among ranks, known without torch, so that any machine can make a plan."""
+"""How a model is split among ranks, computed without torch, so that any machine can plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rank:
         return slice(self.number * width, (self.number + 1) * width)
 
     def among(self, count: int) -> Rank:
-        """Return the share of this rank if there are only `count` shares, so that several ranks have the same.
+        """Return the share of this rank if only `count` shares exist, so that several ranks have the same share.
 
         >>> [Rank(number, 4).among(2).number for number in range(4)]
         [0, 0, 1, 1]
@@ -41,17 +41,17 @@ class Rank:
 
 
 def shard_of(spec: DecoderSpec, num_ranks: int) -> DecoderSpec:
-    """Return what each of several ranks computes; raises `InvalidConfigError` if the model cannot be split so."""
+    """Return the spec of one rank's share; raises `InvalidConfigError` if the model cannot be split this way."""
     heads, mlp, experts = spec.attention, spec.mlp, spec.experts
     if heads.latent is not None:
-        raise InvalidConfigError(FIELD, num_ranks, "1: latents (MLA) are not split")
+        raise InvalidConfigError(FIELD, num_ranks, "1: latents (MLA) cannot be split")
     if heads.qk_norm is not None and heads.qk_norm_scope is NormScope.ALL_HEADS:
-        raise InvalidConfigError(FIELD, num_ranks, "1: a norm of all heads together is not split")
-    sizes = {"query heads": heads.num_heads, "numbers in a hidden state": spec.hidden_size}
+        raise InvalidConfigError(FIELD, num_ranks, "1: a norm of all heads together cannot be split")
+    sizes = {"query heads": heads.num_heads, "numbers of a hidden state": spec.hidden_size}
     if not all(layer.sparse for layer in spec.layers):
-        sizes["numbers between the matrices of an MLP"] = mlp.intermediate_size
+        sizes["intermediate numbers of an MLP"] = mlp.intermediate_size
     if experts is not None:
-        sizes["numbers between the matrices of an expert"] = experts.intermediate_size
+        sizes["intermediate numbers of an expert"] = experts.intermediate_size
     for name, size in sizes.items():
         if size % num_ranks:
             raise InvalidConfigError(FIELD, num_ranks, f"a number that divides the model's {size} {name}")
@@ -74,7 +74,7 @@ def splits_head(spec: DecoderSpec, num_ranks: int) -> bool:
 
 
 def bytes_of_rank(spec: DecoderSpec, num_ranks: int, stored: tuple[str, str, Mapping[str, str]]) -> int:
-    """Return the bytes of the weights of a rank: the embedding whole, and a share of the rest.
+    """Return the bytes of the weights of a rank: the whole embedding, and a share of the rest.
 
     `stored`: the dtype, the weights and the block types, as in `weight_bytes`.
     """
@@ -87,10 +87,10 @@ def bytes_of_rank(spec: DecoderSpec, num_ranks: int, stored: tuple[str, str, Map
 
 
 def require_gpus(facts: DeviceFacts, num_ranks: int) -> None:
-    """Raise `InvalidConfigError` unless there are as many GPUs as ranks, all of one kind. Pure."""
+    """Raise `InvalidConfigError` unless each rank can have a GPU, all of one kind. Pure."""
     names = [] if facts.gpu is None else [facts.gpu, *facts.others]
     if names and len(names) < num_ranks:
-        allowed = f"at most {len(names)} on the GPUs of this machine: each rank needs one of its own"
+        allowed = f"at most {len(names)} on this machine: each rank needs its own GPU"
         raise InvalidConfigError(FIELD, num_ranks, allowed)
     if len(set(names)) > 1:
         raise InvalidConfigError(FIELD, num_ranks, f"1 here: ranks need equal GPUs, not {' and '.join(names)}")
