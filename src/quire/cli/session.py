@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def load(config: EngineConfig, terminal: Terminal | None) -> LLM:
-    """Return a model; the terminal of stderr shows meanwhile how far it is. `terminal` None: it shows nothing."""
+    """Load a model, with its progress on the terminal of stderr. `terminal` None: show nothing."""
     from quire.core.clock import SystemClock
     from quire.engine.llm import LLM
     from quire.engine.progress import LoadingLine
@@ -32,7 +32,7 @@ def load(config: EngineConfig, terminal: Terminal | None) -> LLM:
 
 
 def chosen_adapter(llm: LLM) -> str | None:
-    """Return the adapter that a command computes with: the first that was named. Does not mutate."""
+    """Return the adapter that a command uses: the first one named. Does not mutate."""
     return next(iter(llm.adapters), None)
 
 
@@ -51,7 +51,7 @@ def remark(text: str, terminal: Terminal) -> None:
 
 
 def stream_text(snapshots: Iterable[RequestOutput], write: Callable[[str], object]) -> RequestOutput | None:
-    """Write the text of the first output as it grows; return the last snapshot, None if there was none."""
+    """Write the text of the first output as it grows; return the last snapshot, or None."""
     num_written, last = 0, None
     for last in snapshots:
         text = last.outputs[0].text
@@ -64,7 +64,7 @@ def stream_text(snapshots: Iterable[RequestOutput], write: Callable[[str], objec
 def until_interrupted(snapshots: Iterable[RequestOutput]) -> Generator[RequestOutput, None, None]:
     """Yield snapshots. Ctrl-C ends this between two of them with KeyboardInterrupt, never inside a step of the engine.
 
-    Call it in the main thread: no other one receives signals.
+    Call it in the main thread: other threads receive no signals.
     """
     interrupts: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
@@ -78,7 +78,7 @@ def until_interrupted(snapshots: Iterable[RequestOutput]) -> Generator[RequestOu
 
 
 def describe(output: RequestOutput) -> str:
-    """Return the count of an answer in a line. Does not mutate."""
+    """Return the statistics of an answer as one line. Does not mutate."""
     metrics = output.metrics
     parts = [f"{metrics.num_generated_tokens} tokens"]
     if metrics.duration_s is not None:
