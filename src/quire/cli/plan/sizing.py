@@ -1,10 +1,10 @@
 """The memory of an engine on another machine, by the engine's own plan.
 
-`plan_engine` measures the free memory of this machine. Here the free memory is an argument, so the plan can be for a
-machine that is not here. Everything else is the same code, so the parts agree to the byte. Without `kv_memory`, an
-engine takes a share of the remaining memory, because other processes may need the rest. A plan for this machine does
-the same; a plan for another machine, or with --memory, takes all of it. For a machine with a GPU, and with device cuda,
-this is the plan of the GPU engine, even if this machine has no GPU.
+`plan_engine` measures the free memory of this machine. Here the free memory is an argument, so the plan can be for
+another machine. Everything else is the same code, so the parts agree to the byte. Without `kv_memory`, an engine takes
+a share of the remaining memory, because other processes may need the rest. A plan for this machine does the same; a
+plan for another machine, or with --memory, takes all that remains. For a machine with a GPU, and with device cuda, this
+is the plan of the GPU engine, even if this machine has no GPU.
 """
 
 from __future__ import annotations
