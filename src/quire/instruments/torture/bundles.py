@@ -133,7 +133,7 @@ def _endless(bundle: bytes, server: TortureServer) -> bytes:
 
 
 def _spec(stage: Stage) -> ServerSpec:
-    """Return a server with a disk cache, a tenant, and two operators, one of them without kept blocks."""
+    """Return a server with a disk cache, a tenant, and two operators, one with `persist` and one without."""
     path = stage.folder / "bundle-keys.yaml"
     owners = [{"name": "owner", "key": KEY, "operator": True, "persist": True}]
     owners += [{"name": "third", "key": THIRD_KEY, "operator": True}, {"name": "other", "key": OTHER_KEY}]
