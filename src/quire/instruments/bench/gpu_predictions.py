@@ -3,10 +3,10 @@
     bound        bytes / bandwidth, or operations / rate: ceilings measured on one such device
     expected     also launches, the warm-up of a stream of loads, waves of programs, shares of the ceilings
 
-All assumptions are in `Assumptions` and in the report. They were made before the engine ran, and revised after a review
-of the compiled code: it had underestimated loads that wait for each other, slow starts of kernels, draws, and narrow
-products of attention. If a measurement differs, either one of these numbers or the engine is wrong. `quire bench
-gpu-kernels` and `gpu-engine` print both, which shows the culprit.
+All assumptions are in `Assumptions` and in the report. They were made before the engine ran. A review of the compiled
+code revised them, because they underestimated loads that wait for each other, slow starts of kernels, draws, and narrow
+products of attention. If a measurement differs, either one of these numbers or the engine is wrong. To find out which,
+compare prediction and measurement: `quire bench gpu-kernels` and `gpu-engine` print both.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Assumptions:
     parts_at_once: int = 16  # parts of a row that a merge loads before it waits
     split_tokens: int = 512
     product_read_share: float = 0.80  # of the bandwidth, in products of few rows
-    product_rate_share: float = 0.65  # of the rate, in products of many rows: narrow matrices leave processors idle
+    product_rate_share: float = 0.65  # of the rate, in products of many rows: narrow matrices leave some SMs idle
     attention_rate_share: float = 0.5  # of the rate, in attention of many rows to the same keys
     attention_product_share: float = 0.70  # of the rate, in the two products of such attention alone: 64 keys at a time
     clock: float = 1.755e9  # cycles per second
