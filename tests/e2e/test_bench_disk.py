@@ -29,7 +29,7 @@ def test_each_tier_answers_and_a_full_store_is_opened(tmp_path: Path, capsys: py
     }
     assert samples["Chats during a load"]["runs"][0]["disturbed_s"]
     assert "The full store has 256.0 KiB, 30 blocks." in printed
-    assert "128 tokens came from there in 1 runs" in printed
+    assert "128 tokens came from disk in 1 runs" in printed
 
 
 def test_engines_take_turns_and_one_part_can_be_measured_alone(tmp_path: Path) -> None:

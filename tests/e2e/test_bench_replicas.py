@@ -36,7 +36,7 @@ def test_streams_of_a_lost_engine_end_with_the_same_texts(tmp_path: Path) -> Non
 def test_streams_that_are_refused_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     line = "bench replicas --only loss --streams 2 --output-tokens 100000 --repeat 1"
     assert cli.main(line.split()) == 1
-    assert "streams ended before all had begun: 400: " in capsys.readouterr().err
+    assert "streams ended before all had started: 400: " in capsys.readouterr().err
 
 
 def test_one_engine_and_two_run_the_same_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

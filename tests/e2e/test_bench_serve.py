@@ -127,7 +127,10 @@ def test_a_shape_is_served_with_a_tokenizer(tmp_path: Path, capsys: pytest.Captu
         (["http://127.0.0.1:9", "--only", "http"], "a server that the benchmark starts"),
         (["guide", "--goodput", "speed:1"], "goodput is 'speed:1'"),
         (["guide", "--rates", "0"], "rates is '0'"),
-        (["http://127.0.0.1:9", "--api-key-env", "NO_SUCH_NAME"], "a name in the environment that holds the key"),
+        (
+            ["http://127.0.0.1:9", "--api-key-env", "NO_SUCH_NAME"],
+            "the name of an environment variable that holds the key",
+        ),
         (["http://127.0.0.1:9"], "refused"),
     ],
 )

@@ -45,7 +45,7 @@ def test_questions_of_a_file_are_asked_once_each(
     assert cli.main([*line.split(), "--repeat", "3"]) in (cli.DONE, 1)
     assert sorted(asked) == sorted(2 * questions)  # by both engines
     assert cli.main([*line.split(), "--repeat", "4"]) == cli.MISUSED
-    assert "allowed: a file of 10 questions or more, not 8: none is asked twice" in capsys.readouterr().err
+    assert "allowed: a file of 10 questions or more, not 8: no question is used twice" in capsys.readouterr().err
     file.unlink()
     assert cli.main([*line.split(), "--repeat", "3"]) == cli.MISUSED
-    assert "allowed: a text file in UTF-8, one question a line" in capsys.readouterr().err
+    assert "allowed: a UTF-8 text file, one question per line" in capsys.readouterr().err

@@ -179,10 +179,10 @@ def test_what_is_no_count_is_refused(text: str) -> None:
         ("port: [1]", r"^port in .*quire\.yaml is \[1\]"),
         ("kv_memory: lots", r"^kv_memory in .*quire\.yaml is 'lots'"),
         ("api_key: [sesame, 7]", r"^api_key\[1\] in .*quire\.yaml is 'a value of type int'"),
-        ("- port", r"^config is .*; allowed: a file of YAML with names"),
-        ("a: [", r"^config is .*; allowed: a file of YAML in UTF-8$"),
-        ("[" * 5000, r"^config is .*; allowed: a file of YAML in UTF-8$"),
-        ("port: 2026-13-01", r"^config is .*; allowed: a file of YAML in UTF-8$"),  # no such day
+        ("- port", r"^config is .*; allowed: a YAML file with names"),
+        ("a: [", r"^config is .*; allowed: a YAML file in UTF-8$"),
+        ("[" * 5000, r"^config is .*; allowed: a YAML file in UTF-8$"),
+        ("port: 2026-13-01", r"^config is .*; allowed: a YAML file in UTF-8$"),  # no such day
     ],
 )
 def test_what_a_file_gets_wrong_is_named(file: Path, text: str, message: str) -> None:

@@ -155,9 +155,9 @@ def test_a_model_that_is_too_large_is_counted_in_gpus_among_which_it_can_be_spli
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     said = refusal("opt-13b", "--hardware", "nvidia-l4", "nvidia-rtx-4090", capsys=capsys)
-    assert "with --tensor-parallel 2 it would fit on 2 of them" in said
+    assert "with --tensor-parallel 2 it would fit on 2 GPUs" in said
     three_would_do = refusal("llama-3.1-8b", "--memory", "8GiB", "--hardware", "nvidia-l4", capsys=capsys)
-    assert "with --tensor-parallel 4 it would fit on 4 of them" in three_would_do
+    assert "with --tensor-parallel 4 it would fit on 4 GPUs" in three_would_do
     fitting = ("--memory", "8GiB", "--hardware", "nvidia-l4", "--tensor-parallel", "4", "--max-num-seqs", "4")
     assert main(["plan", "llama-3.1-8b", *fitting]) == 0
     capsys.readouterr()
@@ -178,7 +178,7 @@ def test_an_objective_that_cannot_be_kept_is_answered_with_the_nearest(capsys: p
     (machine,) = plan(*asked, "--slo", nearest, capsys=capsys)["machines"]
     assert machine["best"] is not None
     assert main(["plan", *asked, "nvidia-l4", "--slo", nearest]) == 0
-    assert "nvidia-l4: no settings meet the targets; the nearest: ttft=" in capsys.readouterr().out
+    assert "nvidia-l4: no settings meet the targets; the closest: ttft=" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_ledger_adds_up_as_drawn() -> None:
 
 def test_tables_name_every_sequence_and_where_it_is() -> None:
     engine = DemoEngine(8)
-    assert "nobody holds a block" in plain(draw_tables(engine.snapshot, 30)[1])
+    assert "no sequence holds a block" in plain(draw_tables(engine.snapshot, 30)[1])
     engine.add("A", range(100), max_tokens=20)
     engine.add("B", range(1000, 1100), max_tokens=20)
     engine.step()

@@ -126,7 +126,7 @@ def streamed(body: bytes) -> bytes:
 
 ANSWERS: dict[str, tuple[bytes, str]] = {
     "good": (streamed(TOKEN * 2 + b"data: [DONE]\n\n"), ""),
-    "ends early": (streamed(TOKEN), "the stream ended before its end"),
+    "ends early": (streamed(TOKEN), "the stream ended early"),
     "deep event": (streamed(b"data: " + DEEP + b"\n\ndata: [DONE]\n\n"), "an event cannot be read"),
     "deep refusal": (b"HTTP/1.1 400 No\r\nContent-Length: %d\r\n\r\n" % len(DEEP) + DEEP, "400: "),
     "no HTTP": (b"\x00\x01\x02\x03\r\n\r\n", "ConnectionResetError: the reply is not HTTP"),

@@ -199,7 +199,7 @@ def test_advice_is_a_command_that_can_be_copied_or_says_why_there_is_none() -> N
         "(p95) 1,234 ms\n  quire serve 'a folder/qwen3' --weights int8 --block-size 16 --max-num-seqs 96 "
         f"--max-num-batched-tokens 2048 --kv-memory {100 * spec.bytes_per_block}",
         "small: memory is '1.0 MiB'; allowed: 6MiB or more",
-        "slow: no settings meet the targets; the nearest: ttft=1234.5ms,tpot=72.1ms",
+        "slow: no settings meet the targets; the closest: ttft=1234.5ms,tpot=72.1ms",
         "none: no settings meet the targets",
     ]
 

@@ -25,7 +25,7 @@ DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 STATUSES: Final = {
     DONE: "done",
     FAILED: "failed",
-    MISUSED: "called wrongly, or with a value that is not allowed",
+    MISUSED: "wrong usage, or a value that is not allowed",
     INTERRUPTED: "interrupted",
     PIPE_CLOSED: "the reader of the output closed it early",
 }
@@ -36,13 +36,13 @@ FIRST_STEPS: Final = """first steps:
   quire models              see the models on this machine
   quire models pull ORGANISATION/NAME
   quire serve NAME          then open http://127.0.0.1:8000/"""
-"""What the help ends with, for those who have just installed it."""
+"""The end of the help, for new users."""
 
 ASIDE: Final = ("-h", "--help", "--version")
 
 
 class Command(NamedTuple):
-    """A subcommand, and the module that knows it."""
+    """A subcommand, and the module that implements it."""
 
     name: str
     help: str
@@ -61,7 +61,7 @@ COMMANDS = (
     Command("simulate", "simulate hours of traffic in seconds with the real scheduler", "quire.cli.simulate"),
     Command("report", "analyse a server's step log and suggest better settings", "quire.cli.report"),
     Command("models", "list the models on this machine, fetch one, remove one", "quire.cli.models"),
-    Command("cache", "list, verify or forget what a disk cache keeps", "quire.cli.cache"),
+    Command("cache", "list, verify, copy or erase the blocks of a disk cache", "quire.cli.cache"),
     Command("plan", "estimate what fits, how fast, and the best settings", "quire.cli.plan"),
     Command("doctor", "check what works on this machine", "quire.cli.doctor"),
     Command("config", "show the settings quire would use, and where each comes from", "quire.cli.config"),
@@ -69,29 +69,29 @@ COMMANDS = (
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the arguments."""
+    """A parser that reports wrong arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit."""
         choice, begun = INVALID_CHOICE.search(message), AMBIGUOUS.match(message)
         if choice is not None:
             message += _hint(choice[1], re.findall(r"'([^']*)'", choice[2]))
-        elif begun is not None:  # the name of another program's option may begin several of ours
+        elif begun is not None:  # another program's option can be a prefix of several of ours
             message += _hint(begun[1], ())
         self.exit(MISUSED, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse what is unknown here, where it is known what there is instead."""
-        found, unknown = super().parse_known_args(args, namespace)
+        """Refuse unknown arguments here, where the known ones are at hand for a hint."""
+        parsed, unknown = super().parse_known_args(args, namespace)
         names = next((each.dest for each in self._actions if not each.option_strings and each.nargs == "*"), "")
-        if names and not any(word.startswith("-") for word in unknown):  # argparse takes none that follow an option
-            setattr(found, names, [*(getattr(found, names, None) or ()), *unknown])
-            return found, []
+        if names and not any(word.startswith("-") for word in unknown):  # argparse takes none after an option
+            setattr(parsed, names, [*(getattr(parsed, names, None) or ()), *unknown])
+            return parsed, []
         if unknown:
             known = [name for action in self._actions for name in action.option_strings]
             first = next((word for word in unknown if word.startswith("-")), unknown[0])
             self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(first, known)}")
-        return found, unknown
+        return parsed, unknown
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
@@ -102,9 +102,9 @@ def _hint(name: str, known: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. Never raises for what a user can cause."""
+    """Run the command line; return the exit status. Errors that a user can cause are printed, not raised."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if sys.stdout is None:  # closed by who called us
+    if sys.stdout is None:  # closed by our caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         status = _run(arguments)
@@ -135,7 +135,7 @@ def _in_one_line(error: QuireError | OSError) -> str:
 
 
 def _fitting_command(error: Exception, arguments: Sequence[str]) -> str:
-    """Return the command that was typed with what makes it fit; empty if none is known."""
+    """Return the typed command with flags that make the model fit; empty if none are known."""
     flags = error.flags.split() if isinstance(error, DoesNotFitError) else []
     if not flags:
         return ""
@@ -169,7 +169,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Make the parser; of the commands only the one that is named knows its options."""
+    """Make the parser. Only the named command gets its options."""
     statuses = "\n".join(f"  {status:<5}{meaning}" for status, meaning in STATUSES.items())
     parser = OneLineParser(
         prog="quire",
@@ -189,7 +189,7 @@ def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _forget_stdout() -> None:
-    """Nobody takes what is still to be written: let the interpreter find nothing to flush on its way out."""
+    """Redirect stdout to the null device: its reader is gone, and the interpreter flushes stdout at exit."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""`quire cache`: what a disk cache holds; `verify` reads it all, `export` and `import` copy it, `forget` erases blocks.
+"""`quire cache`: the blocks of a disk cache. `verify` reads them all, `export` and `import` copy, `forget` erases.
 
-A store that an engine uses is listed and otherwise left alone.
+A store that an engine uses is listed, but not opened.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ FOLDER: Final = "the folder given as --disk-cache"
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `cache`. Mutates `subparsers`."""
-    text = "Look at the KV blocks that --disk-cache keeps."
+    text = "Manage the KV blocks that --disk-cache keeps."
     parser = subparsers.add_parser(
-        "cache", help="list, verify, copy or forget what a disk cache keeps", description=text
+        "cache", help="list, verify, copy or erase the blocks of a disk cache", description=text
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = commands.add_parser("ls", help="list the stores of a folder", description="List the stores of a folder.")
     listing.add_argument("--json", action="store_true", help="print one JSON object per store and line")
     listing.set_defaults(run=run_list)
-    text = "Read every block, and compare it with its checksum; compute some again, if asked for. Changes nothing."
+    text = "Compare every block with its checksum and, with --recompute, compute some again. Changes nothing."
     verify = commands.add_parser("verify", help="compare every block with its checksum", description=text)
-    text = "also compute N blocks of each store again, with the tokens before them, and compare all bytes"
+    text = "also recompute N blocks of each store, with the tokens before them, and compare every byte"
     verify.add_argument("--recompute", metavar="N", type=_count, default=0, help=text)
-    text = "the model of the store, for --recompute (default: as the engine was given it)"
+    text = "the model of the store, for --recompute (default: the name that the engine was given)"
     verify.add_argument("--model", metavar="MODEL", help=text)
     verify.set_defaults(run=run_verify)
     text = "Erase blocks: their records and their bytes."
@@ -47,18 +47,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_copying(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "Write the blocks of a store to a new file. Their tokens are in it: who has the file can read the prompts."
+    text = "Write the blocks of a store to a new file. It contains their tokens: its readers can read the prompts."
     exporting = commands.add_parser("export", help="write the blocks of a store to a file", description=text)
     exporting.set_defaults(run=run_export)
-    text = "Take in blocks of a file, where an engine with the same settings has made a store. Overwrites no block."
-    importing = commands.add_parser("import", help="take in the blocks of a file", description=text)
+    text = "Import the blocks of a file into the store of an engine with the same settings. Overwrites no block."
+    importing = commands.add_parser("import", help="import the blocks of a file", description=text)
     importing.set_defaults(run=run_import)
     for command in (exporting, importing):
         command.add_argument("folder", metavar="DIR", type=_folder, help=FOLDER)
         command.add_argument("file", metavar="FILE", type=Path, help="the file that holds the blocks")
     exporting.add_argument("--store", metavar="NAME", help="which store, if the folder has several: see quire cache ls")
     exporting.add_argument("--tenant", metavar="NAME", help="only the blocks of this tenant (default: all)")
-    size = "bytes that the store may take, as given to the engine (default: 4GiB)"
+    size = "size limit of the store, as given to the engine (default: 4GiB)"
     importing.add_argument("--disk-cache-size", metavar="SIZE", default="4GiB", help=size)
 
 
@@ -96,23 +96,23 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Print how many blocks are as written. Returns the exit status: 1 if one is damaged, or computed otherwise."""
+    """Print how many blocks are intact. Returns the exit status: 1 if one is damaged, or differs when recomputed."""
     from quire.compute.worker.store.closed import damaged, opened, summaries
 
     status = 0
     for each in summaries(arguments.folder):
         with opened(arguments.folder / each.name) as store:
             if store is None:
-                print(f"{each.name}  in use; end the engine first")
+                print(f"{each.name}  in use; stop the engine first")
                 continue
             bad = damaged(store)
-            print(f"{each.name}  {len(store.kept) - len(bad):,} blocks are as written, {len(bad):,} are damaged")
+            print(f"{each.name}  {len(store.kept) - len(bad):,} blocks are intact, {len(bad):,} are damaged")
             status = 1 if bad else status
             if arguments.recompute and store.kept and not bad:
                 from quire.cli.recompute import recompute
 
                 again = recompute(arguments.folder / each.name, store, arguments.recompute, arguments.model)
-                print(f"{each.name}  {again.num_blocks:,} blocks computed again, {len(again.differing):,} differ")
+                print(f"{each.name}  {again.num_blocks:,} blocks recomputed, {len(again.differing):,} differ")
                 status = 1 if again.differing else status
     return status
 
@@ -125,7 +125,7 @@ def run_forget(arguments: argparse.Namespace) -> int:
     for each in summaries(arguments.folder):
         with opened(arguments.folder / each.name) as store:
             if store is None:
-                print(f"{each.name}  in use; end the engine first")
+                print(f"{each.name}  in use; stop the engine first")
                 status = 1
                 continue
             print(f"{each.name}  {forget(store, arguments.tenant):,} blocks erased")
@@ -140,7 +140,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     path = _chosen_store(arguments.folder, arguments.store)
     with opened(path) as store:
         if store is None:
-            print(f"{path.name}  in use; end the engine first, or ask its server: POST /cache/export")
+            print(f"{path.name}  in use; stop the engine first, or use its server: POST /cache/export")
             return 1
         count = export_blocks(store, meta_of(path), arguments.file, arguments.tenant)
         lost = "" if arguments.tenant is not None else f" of {len(store.kept):,}"
@@ -165,7 +165,7 @@ def _chosen_store(folder: Path, name: str | None) -> Path:
 
 
 def run_import(arguments: argparse.Namespace) -> int:
-    """Take in the blocks of a file. Returns the exit status: 1 if the store is in use, or a block is damaged."""
+    """Import the blocks of a file. Returns the exit status: 1 if the store is in use, or a block is damaged."""
     from quire.compute.worker.store.closed import meta_of, opened, require_folder
     from quire.compute.worker.store.folder import is_store
     from quire.compute.worker.store.portable import import_blocks, opened_file
@@ -178,13 +178,13 @@ def run_import(arguments: argparse.Namespace) -> int:
             raise InvalidConfigError("the store that FILE is for", path.name, allowed)
         with opened(path) as store:
             if store is None:
-                print(f"{path.name}  in use; end the engine first, or ask its server: POST /cache/import")
+                print(f"{path.name}  in use; stop the engine first, or use its server: POST /cache/import")
                 return 1
             meta, budget = meta_of(path), parse_bytes(arguments.disk_cache_size, "--disk-cache-size")
             slots = num_slots_within(budget, meta["block_bytes"], meta["block_size"])
             taken = import_blocks(source, store, meta, slots)
     print(
-        f"{path.name}  {taken.added:,} blocks taken in, {taken.known:,} were there, "
+        f"{path.name}  {taken.added:,} blocks imported, {taken.known:,} were already in the store, "
         f"{taken.damaged:,} are damaged, {taken.left_out:,} did not fit"
     )
     return 1 if taken.damaged else 0

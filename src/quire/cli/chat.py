@@ -1,8 +1,8 @@
 """`quire chat`: a conversation in the terminal, a line of a pipe for each turn, or one message of the command line.
 
-Ctrl-C stops an answer, Ctrl-D leaves. After each answer a line says how many tokens of the prompt, which is the whole
-conversation so far, came from the prefix cache. The engine is one person's: its KV memory holds one sequence of the
-model's context, and is claimed from the system as the conversation grows.
+Ctrl-C stops an answer, Ctrl-D leaves. Each prompt is the whole conversation so far; a line after the answer reports how
+many of its tokens came from the prefix cache. The engine serves one person: its KV memory holds one sequence of the
+model's context length, and is claimed from the system as the conversation grows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COMMANDS: Final = ("/clear", "/system", "/?", "/help", "/bye", "/exit", "/quit")
 LEAVING: Final = ("/bye", "/exit", "/quit")
 
 FOR_ONE: Final = MappingProxyType({"max_num_seqs": 1, "touch_kv_memory": "use"})
-"""Settings of an engine for one person, unless others are given."""
+"""The default engine settings for one person."""
 
 CALM: Final[Mapping[str, Any]] = MappingProxyType({"temperature": 0.7, "top_p": 0.95})
 """Sampling for a model whose makers recommend none: at temperature 1, small models ramble."""
@@ -63,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Talk until there is nothing more to say. Returns the exit status."""
+    """Talk until the user leaves. Returns the exit status."""
     config = engine_config(arguments, os.environ, FOR_ONE)
     check_sampling(sampling_params(arguments, SamplingParams()))
     message = " ".join(arguments.message)
@@ -97,7 +97,7 @@ def _greeting(llm: LLM, is_verbose: bool, is_watched: bool) -> list[str]:
 
 
 def _sampling(arguments: argparse.Namespace, llm: LLM) -> tuple[SamplingParams, list[str]]:
-    """Return how to sample, and a line that says so where neither the model nor the user does."""
+    """Return the sampling parameters, and a note if neither the model nor the user has set them."""
     defaults = llm.get_default_sampling_params()
     if llm.report.recommends_sampling or not vars(arguments).keys().isdisjoint(CALM):
         return sampling_params(arguments, defaults), []
@@ -118,7 +118,7 @@ class Conversation:
         self.has_failed = False
 
     def begin(self, system: str | None = None) -> None:
-        """Forget the turns; a system text takes the place of the one before. Mutates."""
+        """Forget the turns; a system text replaces the previous one. Mutates."""
         self._turns.clear()
         if system is not None:
             self._system = system
@@ -126,7 +126,7 @@ class Conversation:
     def say(self, text: str, is_watched: bool = False) -> None:
         """Print the answer to a message and remember both. Mutates; an interrupt keeps the answer so far.
 
-        `is_watched`: Ctrl-C waits for the end of a step, because the engine is asked again afterwards.
+        `is_watched`: Ctrl-C waits for the end of a step, because the engine is used again afterwards.
         """
         before: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
         message: Message = {"role": "user", "content": text}
@@ -153,7 +153,7 @@ class Conversation:
         self._remark(output)
 
     def remark(self, text: str) -> None:
-        """Write a remark to stderr, whether or not it was to be quiet."""
+        """Write a remark to stderr, even with --quiet."""
         remark(text, self._terminal or Terminal())
 
     def fail(self, reason: str) -> None:

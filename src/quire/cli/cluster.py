@@ -1,7 +1,7 @@
-"""`quire cluster`: machines that join to hold the engines of one model; a thin cover of Ray's own commands.
+"""`quire cluster`: joins machines to hold the engines of one model; a thin wrapper around Ray's own commands.
 
-first machine     quire cluster start               6379, and a token that it makes
-each other one    quire cluster join HOST:6379      with the same token
+first machine     quire cluster start               listens on 6379, creates a token
+other machines    quire cluster join HOST:6379      with the same token
 first machine     quire serve MODEL --replicas ray:N
 """
 
@@ -24,28 +24,26 @@ PORT: Final = 6379
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `cluster`. Mutates `subparsers`."""
-    text = (
-        "Join machines to hold the engines of quire serve --replicas ray:N. Needs quire[ray]. `ray stop` leaves again."
-    )
+    text = "Join machines to hold the engines of quire serve --replicas ray:N. Needs quire[ray]. To leave: `ray stop`."
     parser = subparsers.add_parser("cluster", help="join machines to hold the engines of one model", description=text)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    text = "Begin a cluster on this machine. The first time, it makes the token that all machines need."
-    start = commands.add_parser("start", help="begin a cluster on this machine", description=text)
+    text = "Start a cluster on this machine. The first start creates the token that all machines need."
+    start = commands.add_parser("start", help="start a cluster on this machine", description=text)
     start.add_argument("--port", type=int, default=PORT, metavar="N", help=f"port to listen on (default: {PORT})")
     start.add_argument("--host", metavar="ADDRESS", help="address by which other machines reach this one")
-    help_text = "place no engine on this machine: it has the server only"
+    help_text = "place no engines on this machine, only the server"
     start.add_argument("--no-engines", action="store_true", help=help_text)
     start.set_defaults(run=run_start)
-    text = "Let this machine take part in a cluster, with the token of the machine that began it."
-    join = commands.add_parser("join", help="let this machine take part in a cluster", description=text)
-    join.add_argument("address", metavar="HOST:PORT", help="the machine of quire cluster start")
+    text = "Join this machine to a cluster, with the token of the machine that started it."
+    join = commands.add_parser("join", help="join this machine to a cluster", description=text)
+    join.add_argument("address", metavar="HOST:PORT", help="address of the machine that ran quire cluster start")
     join.set_defaults(run=run_join)
-    text = "List the machines of the cluster of RAY_ADDRESS, or of this machine."
+    text = "List the machines of the cluster at RAY_ADDRESS, or of this machine's cluster."
     commands.add_parser("status", help="list the machines", description=text).set_defaults(run=run_status)
 
 
 def run_start(arguments: argparse.Namespace) -> int:
-    """Begin a cluster. Returns the exit status."""
+    """Start a cluster. Returns the exit status."""
     from quire.serve.replicas.access import require_ray, require_token
 
     require_ray()
@@ -62,7 +60,7 @@ def run_start(arguments: argparse.Namespace) -> int:
 
 
 def run_join(arguments: argparse.Namespace) -> int:
-    """Let this machine take part. Returns the exit status."""
+    """Join this machine to a cluster. Returns the exit status."""
     from quire.serve.replicas.access import require_ray, require_reachable, require_token
 
     require_ray()
@@ -85,7 +83,10 @@ def run_status(_: argparse.Namespace) -> int:
 
 
 def _ray_start(*options: str) -> None:
-    """Run `ray start`; raises `ExecutionError` with what it says last. Its daemons keep its output open."""
+    """Run `ray start`; raises `ExecutionError` with its last line of output.
+
+    The output is a file: the daemons keep it open, so a pipe would never end.
+    """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = start_python(
             *("-m", "ray.scripts.scripts", "start", "--disable-usage-stats", *options),
@@ -96,4 +97,4 @@ def _ray_start(*options: str) -> None:
         if process.wait() != 0:
             output.seek(0)
             lines = [line.strip() for line in output if line.strip()]
-            raise ExecutionError(f"ray start: {lines[-1] if lines else 'it has failed'}")
+            raise ExecutionError(f"ray start: {lines[-1] if lines else 'it failed without a message'}")

@@ -1,4 +1,4 @@
-"""`quire config show`: what a server would be started with, and where each value comes from."""
+"""`quire config show`: the settings that a server would start with, and where each value comes from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "show",
         help="each setting, its value and where it comes from",
         description="Print each setting, its value and where it comes from: flag, environment, file or default. "
-        "With the options of quire serve it shows what that would run with.",
+        "Takes the options of quire serve, and shows the settings that it would use.",
     )
     show.add_argument("--json", action="store_true", help="print one JSON object")
     add_serve_options(show)
@@ -49,7 +49,7 @@ def _show_help(parser: argparse.ArgumentParser) -> int:
 
 
 def _value(resolved: ServeSettings, setting: Setting) -> Any:
-    """Return a value as the config has taken it; secrets masked."""
+    """Return a value as the config stores it, with secrets masked."""
     name = setting.option.name
     holder = resolved.server if name in resolved.server.__dataclass_fields__ else resolved.engine
     return setting.option.show(getattr(holder, name))

@@ -1,9 +1,9 @@
 """`quire doctor`: checks what works on this machine, on one screen.
 
-Every check says what it found; one that fails says what to do. With a model it says what would be loaded and where the
-memory would go, and checks its files as loading does, with the same functions; no weights are read. The exit status is
-1 if something that quire or the model needs is missing or broken, 2 if the model or its settings cannot be read at all,
-else 0.
+Every check reports its findings; a failed one also says what to do. With a model, the command shows what an engine
+would load and how it would divide the memory, and checks the model's files with the functions that loading uses. It
+reads no weights. The exit status is 1 if something that quire or the model needs is missing or broken, 2 if the model
+or its settings cannot be read at all, else 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BYTES_PER_GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `works` None: it is not here, and need not be."""
+    """The result of one check. `works` None: the part is missing, and not needed."""
 
     name: str
     works: bool | None
@@ -55,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look, and print what was found. Returns the exit status."""
+    """Check, and print the findings. Returns the exit status."""
     terminal = detect(sys.stdout, os.environ, arguments.color)
     findings = examine()
     for drawn in draw(findings, terminal):
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _examine_model(arguments: argparse.Namespace) -> tuple[str, list[Finding]]:
-    """Return the start-up table of a model, which is not loaded, and whether its files could be."""
+    """Return the start-up table of a model, and whether its files can be loaded. Loads nothing."""
     config = engine_config(arguments, os.environ)
     from quire.engine.factory import plan_engine
     from quire.engine.text.tokenizer import Tokenizer
@@ -98,7 +98,7 @@ def _found_by(name: str, look: Callable[[], str]) -> Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at everything. Does not mutate."""
+    """Run all checks that need no model. Does not mutate."""
     core, gpu = _compiled_core(), _gpu()
     if gpu[-1].works and not core.works:
         core = replace(core, works=None, text=f"{core.text}; GPUs compute without it")
@@ -153,7 +153,7 @@ def _cores() -> Finding:
     granted, quota, present = granted_cores(), core_quota(), os.cpu_count() or 1
     text = f"{granted} of {present} granted"
     if quota is not None:
-        text += f", and time for {quota:g} of them"
+        text += f", with a CPU quota of {quota:g}"
     return Finding("cores", True, text)
 
 
@@ -163,12 +163,12 @@ def _memory() -> Finding:
         return Finding("memory", None, "unknown (the system does not report it)")
     text = f"{available / BYTES_PER_GIB:.1f} GiB available of {total / BYTES_PER_GIB:.1f} GiB"
     if limit is not None and limit < total:
-        text += f", of which this process may have {limit / BYTES_PER_GIB:.1f} GiB"
+        text += f"; this process may use {limit / BYTES_PER_GIB:.1f} GiB"
     return Finding("memory", True, text)
 
 
 def _gpu() -> list[Finding]:
-    """What a GPU needs, and the GPU. Torch is looked for, not imported: that takes seconds."""
+    """Check the GPU and the packages that it needs. Finds torch without importing it, which would take seconds."""
     facts = look(os.environ)
     if facts.torch is None:
         torch = Finding("torch", None, f"not installed; only a GPU needs it: {INSTALL}")
@@ -176,6 +176,6 @@ def _gpu() -> list[Finding]:
         built = "for CPUs" if facts.torch_cuda is None else f"for CUDA {facts.torch_cuda}"
         torch = Finding("torch", True, f"{facts.torch} {built}, triton {facts.triton or 'not installed'}")
     if facts.gpu is None:
-        return [torch, Finding("GPU", None, f"none from NVIDIA answers: {facts.silence}")]
+        return [torch, Finding("GPU", None, f"no NVIDIA GPU responds: {facts.silence}")]
     why = refusal(facts)
     return [torch, Finding("GPU", None if why else True, f"{facts}; not used: {why}" if why else str(facts))]

@@ -1,4 +1,4 @@
-"""The settings of `EngineConfig` as options of a command: the model stands without a flag, the others have one."""
+"""The settings of `EngineConfig` as options of a command: the model is a positional argument, the others are flags."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from quire.core.config import EngineConfig
 from quire.serve.config import ServerConfig
 
 OTHERWISE_SAID = frozenset({"model", "seed", "skip_tokenizer_init"})
-"""The model stands without a flag, --seed is that of the request, and a command line is about text."""
+"""The model is positional, --seed is the request's, and a command always needs the tokenizer."""
 NOT_STARTED = OTHERWISE_SAID | {"step_log"}
-"""The same for commands that start no engine, so that there is nothing to log."""
+"""The same for commands that start no engine and so have no steps to log."""
 NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -25,7 +25,7 @@ def add_engine_options(
     *,
     several_models: bool = False,
 ) -> None:
-    """Give a command a model and the settings of an engine, but those that it says otherwise. Mutates the parser.
+    """Add a model and the engine's options, except those that the command sets otherwise. Mutates the parser.
 
     `several_models`: the command takes any number of models.
     """
@@ -46,9 +46,9 @@ def add_engine_options(
 def engine_config(
     arguments: argparse.Namespace, environ: Mapping[str, str], defaults: Mapping[str, Any] = NO_DEFAULTS
 ) -> EngineConfig:
-    """Return the settings that flags, environment, file and defaults make together. Does not mutate.
+    """Return the config that results from flags, environment, file and defaults. Does not mutate.
 
-    `defaults` are a command's own: they replace those of the engine.
+    `defaults` are the command's own, and replace the engine's.
     """
     settings = engine_settings(arguments, environ)
     for name, value in defaults.items():
@@ -58,12 +58,12 @@ def engine_config(
 
 
 def engine_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Setting]:
-    """Return each of these settings with where it comes from. Does not mutate."""
+    """Return each of these settings with its origin. Does not mutate."""
     given = vars(arguments).items()
     own = {name: value for name, value in given if name == "model" or name not in OTHERWISE_SAID}
     return resolve(options_of(EngineConfig), argparse.Namespace(**own), environ, known_settings())
 
 
 def known_settings() -> frozenset[str]:
-    """Return the names of all settings, of the engine and of the server: those that a file may hold."""
+    """Return the names of all settings of the engine and the server: those that a settings file may contain."""
     return frozenset(options_of(EngineConfig)) | frozenset(options_of(ServerConfig))

@@ -68,15 +68,15 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
         "--early-stopping",
         choices=EARLY_STOPPING,
         help="end a beam search when enough texts have ended (yes), when a better one is unlikely (no, the default) or "
-        "cannot come (never)",
+        "impossible (never)",
     )
 
 
 def _searching(arguments: argparse.Namespace, sampling: SamplingParams) -> SamplingParams:
-    """Return the sampling parameters with the number of texts that the arguments ask for. Does not mutate."""
+    """Return the sampling parameters with the requested number of texts. Does not mutate."""
     sampling = replace(sampling, n=arguments.n, best_of=arguments.best_of)
     if arguments.beams is not None:
-        given = vars(arguments)  # what the makers of the model recommend is for drawn texts
+        given = vars(arguments)  # the model's recommended values are for sampling
         sampling = replace(
             sampling,
             best_of=arguments.beams,

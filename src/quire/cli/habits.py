@@ -1,6 +1,6 @@
-"""Commands as people of Ollama, llama-server and vLLM type them: a few are accepted, others are answered.
+"""Commands as users of Ollama, llama-server and vLLM type them: a few are accepted, others get a hint.
 
-A command is accepted where habit is strong and it means the same here. Others get one line with quire's way.
+A command is accepted if it is a strong habit and means the same here. Others get one line with quire's equivalent.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "version": ("--version",),
     }
 )
-"""A command of another program → that of quire, which gets the arguments after it."""
+"""A command of another program → quire's command, which gets the remaining arguments."""
 
 ANSWERS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "ps": "a server shows what it runs on its dashboard, at / of its address, and at /api/ps",
-        "show": "type quire doctor MODEL for what a model is, and quire plan MODEL for what it needs",
+        "ps": "a server shows its models and requests on its dashboard, at /, and its models at /api/ps",
+        "show": "type quire doctor MODEL to check a model, and quire plan MODEL to see what it needs",
         "stop": "stop a server with Ctrl-C, or with SIGTERM",
         "create": "quire takes model folders and GGUF files as they are: quire chat PATH",
         "push": "quire publishes no models",
@@ -36,14 +36,14 @@ ANSWERS: Final[Mapping[str, str]] = MappingProxyType(
         "env": "type quire doctor",
     }
 )
-"""A command that quire has not → what to do instead."""
+"""A command that quire lacks → what to do instead."""
 
 MODEL_FLAGS: Final = ("-m", "--model", "-hf", "-hfr", "--hf-repo")
 """Flags of llama-server that name a model. argparse would read -hf as -h."""
 
 
 def as_quire(arguments: Sequence[str]) -> tuple[list[str], str]:
-    """Return the arguments as quire takes them, and an answer where it takes them in no way. Pure.
+    """Return the arguments in quire's form, and a hint if quire has no such command. Pure.
 
     >>> as_quire(["run", "smollm2"]), as_quire(["help", "serve"])
     ((['chat', 'smollm2'], ''), (['serve', '--help'], ''))

@@ -1,7 +1,7 @@
 """The limits of the machine, memory bandwidth and arithmetic, measured in the same run as the results.
 
-The bandwidth is the best of a few passes over memory that no cache holds: a bound is what was reached once. The
-arithmetic is that of the instruction set which runs, on registers alone.
+The bandwidth is that of the fastest of a few passes over more memory than the caches hold. The arithmetic is that of
+the instruction set in use, on registers only.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NUM_PASSES = 5
 ARITHMETIC_S = 0.2
 
 HALVES = ("avx512_bf16", "amx")
-"""Sets of kernels that multiply numbers of bfloat16 as they are."""
+"""Kernel sets that multiply bfloat16 numbers directly."""
 
 
 class Limits(Protocol):
-    """What can be done at most where an engine computes; `name` says by what it was measured."""
+    """The limits of the device that an engine computes on; `name`: the kernels or the device measured."""
 
     name: str
 
@@ -33,12 +33,12 @@ class Limits(Protocol):
         ...
 
     def arithmetic(self) -> float | None:
-        """Return additions and multiplications per second; None where it is not known."""
+        """Return additions and multiplications per second; None if unknown."""
         ...
 
 
 def limits_of(facts: BackendFacts, read_bytes: int) -> Limits:
-    """Return the limits of what a backend computes on."""
+    """Return the limits of the device that a backend computes on."""
     if facts.name != "torch":
         return MachineLimits(facts.num_threads, read_bytes)
     from quire.compute.torch.limits import TorchLimits
@@ -54,7 +54,7 @@ class MachineLimits:
             from quire import _benchmarks, _native
             from quire.compute.native.load import kernels_for
         except ImportError as error:
-            allowed = "one of the compiled core, which cannot be imported; see quire doctor"
+            allowed = "one that works without the compiled core, which cannot be imported; see quire doctor"
             raise InvalidConfigError("benchmark", "of the machine's limits", allowed) from error
         self._native, self._benchmarks = _native, _benchmarks
         self.team: ThreadTeam = _native.ThreadTeam(num_threads)
@@ -70,9 +70,9 @@ class MachineLimits:
         return self._memory.nbytes / min(self._benchmarks.read_seconds(self.team, self._memory, NUM_PASSES))
 
     def rates(self) -> dict[str, float]:
-        """Return additions and multiplications per second by the numbers multiplied, of the best set that has them.
+        """Return additions and multiplications per second for each number type, with the best kernel set for it.
 
-        What is not known here is left out; numbers of eight bits are among it.
+        Types without a measurement are left out; int8 is one of them.
         """
         names = self._native.kernel_names()
         sets = {
@@ -87,5 +87,5 @@ class MachineLimits:
         return {dtype: rate for dtype, rate in found.items() if rate}
 
     def arithmetic(self) -> float | None:
-        """Return additions and multiplications per second, all threads together; None where it is not known."""
+        """Return additions and multiplications per second, all threads together; None if unknown."""
         return self._benchmarks.arithmetic_rate(self.kernels, self.team, ARITHMETIC_S) or None

@@ -4,7 +4,7 @@
     a name kept in simulate/models ──┼──► ModelSource ──► DecoderSpec ──► ModelShape
     a hub id (settings fetched) ─────┘
 
-The simulator may not know the compute plane, so the way from one to the other is here, above both.
+The simulator must not import the compute plane, so the conversion is here, above both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def known_models() -> tuple[str, ...]:
 
 
 def find_settings(model: str) -> ModelSource:
-    """Return where the settings of a model are: a folder, a GGUF file, or settings by themselves."""
+    """Return the source of a model's settings: a folder, a GGUF file, or a settings file alone."""
     path = Path(model).expanduser()
     if model == GUIDE and not path.is_dir():
         return ModelFolder(GUIDE_FOLDER)
@@ -62,7 +62,7 @@ def find_shape(model: str) -> ModelShape:
 
 
 def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = None) -> ModelShape:
-    """Return the shape of a model that was read: as an engine stores heads and weights, if its facts are given."""
+    """Return the shape of a model. With `facts`, count heads and weights as that engine stores them."""
     spec = model.spec
     block_types = model.source.block_types() if facts is not None and facts.block_types else {}
     counts = _Counts(spec, block_types)
@@ -96,13 +96,13 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
 
 
 def _taken_size(experts: ExpertsSpec) -> int:
-    """Return the outputs of all experts that a token goes to."""
+    """Return the number of outputs of all experts that compute a token."""
     return experts.experts_per_token * experts.intermediate_size + experts.shared_size
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Counts numbers by how `quire.compute.weights` stores them."""
+    """Counts the numbers of a model by the form in which `quire.compute.weights` stores them."""
 
     spec: DecoderSpec
     block_types: Mapping[str, str]

@@ -1,7 +1,7 @@
 """`quire models`: the models on this machine, and whether each runs and fits; `pull` fetches one, `rm` removes one.
 
-A broken model is listed with its problem. Stores of other programs are read and never written: what `rm` removes is in
-the cache of the hub, and huggingface_hub removes it.
+A broken model is listed with its problem. Stores of other programs are read and never written: `rm` removes models from
+the hub cache only, through huggingface_hub.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from quire.compute.models.source import ModelSource
 
 MAX_LOOKING_S: Final = 20.0
-"""After this long the rest is listed by name only: a header may take seconds, and a store may have hundreds."""
+"""After this time, models are listed by name only: a header can take seconds, a store can have hundreds of models."""
 
 PULLED: Final = "quire pulls ORG/REPO, such as Qwen/Qwen3-0.6B, or ORG/REPO:TYPE for a GGUF file"
-UNREAD: Final = "not read: reading the models before it took too long"
+UNREAD: Final = "not read: reading earlier models took too long"
 
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A row of the list. `runs`, `fits`: None where that is not known; `reason`: why not."""
+    """A row of the list. `runs`, `fits`: None if unknown; `reason`: why not."""
 
     name: str
     store: str
@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "models",
         help="list the models on this machine, fetch one, remove one",
-        description="List the models on this machine: those of Ollama, LM Studio, the cache of the hub and packages.",
+        description="List the models on this machine: those in Ollama, LM Studio, the hub cache and packages.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per model and line")
     parser.set_defaults(run=run)
@@ -60,10 +60,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     pull = commands.add_parser("pull", help="fetch a model from the hub", description="Fetch a model from the hub.")
     pull.add_argument("model", metavar="NAME", help="ORG/REPO, or ORG/REPO:TYPE for a GGUF file; may end in @REVISION")
     pull.set_defaults(run=run_pull)
-    text = "Remove a model from the cache of the hub. Models of other programs are left alone."
+    text = "Remove a model from the hub cache. Models of other programs are never removed."
     remove = commands.add_parser("rm", help="remove a fetched model", description=text)
     remove.add_argument("model", metavar="NAME", help="ORG/REPO, with all its revisions, or ORG/REPO@REVISION")
-    remove.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    remove.add_argument("--yes", "-y", action="store_true", help="do not ask for confirmation")
     remove.set_defaults(run=run_remove)
 
 
@@ -108,7 +108,7 @@ def _listed(models: Iterable[StoredModel], clock: Clock) -> Iterator[ListedModel
 
 
 def _described(row: ListedModel, source: ModelSource) -> ListedModel:
-    """Return a row with what the settings of the model and the headers of its weights say."""
+    """Return the row, completed from the model's settings and the headers of its weights."""
     from quire.compute.choice import choose_backend
     from quire.compute.models import read_model
     from quire.compute.weights.decoder_weights import WeightReader
@@ -121,7 +121,7 @@ def _described(row: ListedModel, source: ModelSource) -> ListedModel:
         WeightReader(model.spec, source.tensors(), "float32", "auto")
         backend, _ = choose_backend(EngineConfig(), model)
         needs = backend.needs()
-    # A stranger's files: whatever is wrong with one model, the others are listed.
+    # The files are untrusted: an error of one model must not hide the others.
     except Exception as error:
         return replace(row, runs=False, reason=_without_path(str(error), source))
     memory_bytes = needs.weight_bytes + needs.activation_bytes
@@ -169,7 +169,7 @@ def run_pull(arguments: argparse.Namespace) -> int:
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
-    """Remove a model from the cache of the hub, after asking. Returns the exit status."""
+    """Remove a model from the hub cache, after confirmation. Returns the exit status."""
     from quire.compute.models.hub_cache import find_removal
 
     removal = find_removal(arguments.model, Path.home(), os.environ)

@@ -1,4 +1,4 @@
-"""What was probably meant by a name that quire does not know: a near one, or what another program calls the same.
+"""Hints for a name that quire does not know: a similar name, or quire's name for another program's option.
 
 >>> meant_by("--kv-memry", ["--kv-memory", "--kv-dtype"]), meant_by("--ctx-size", ["--max-model-len"])
 ('did you mean --kv-memory?', 'quire calls it --max-model-len')
@@ -60,7 +60,7 @@ NEEDLESS: Final = MappingProxyType(
 
 
 def meant_by(name: str, known: Iterable[str]) -> str:
-    """Return a hint; empty where there is none."""
+    """Return a hint; empty if there is none."""
     name = name.partition("=")[0]
     if name in ELSEWHERE:
         return f"quire calls it {ELSEWHERE[name]}"

@@ -1,4 +1,4 @@
-"""Options: the settings of a config, from three sources and read by one schema.
+"""Options: the settings of a config, read from three sources by one schema.
 
     flag  >  environment  >  file  >  default       --block-size 32     QUIRE_BLOCK_SIZE=32     block_size: 32
 
@@ -25,7 +25,7 @@ PREFIX: Final = "QUIRE_"
 FILE_VARIABLE: Final = "QUIRE_CONFIG"
 OTHER_VARIABLES: Final = (FILE_VARIABLE, "QUIRE_ISA", "QUIRE_FAILPOINTS")
 NEAR: Final = 0.85
-"""How alike two names of the environment are where one is likely a mistake; other programs may use the prefix."""
+"""The similarity above which an environment variable counts as misspelt; other programs may use the prefix too."""
 
 DEFAULT: Final = "default"
 FLAG: Final = "flag"
@@ -53,33 +53,33 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Its name on the command line."""
+        """The name on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def variable(self) -> str:
-        """Its name in the environment."""
+        """The name of the environment variable."""
         return environment_name(self.name)
 
     @property
     def is_optional(self) -> bool:
-        """Whether it need not have a value."""
+        """Whether the value can be None."""
         return type(None) in get_args(self.hint)
 
     @property
     def is_several(self) -> bool:
-        """Whether it takes any number of values."""
+        """Whether the option takes any number of values."""
         return bool(self.hint == tuple[str, ...])
 
     @property
     def is_size(self) -> bool:
-        """Whether it is a number of bytes."""
+        """Whether the value is a number of bytes."""
         return self.hint in (int | str, int | str | None)
 
     def read(self, text: str) -> Any:
-        """Return the value of a text; raises ValueError, which says what is allowed. Commas separate several values.
+        """Parse a text; raises a ValueError that names what is allowed. Commas separate several values.
 
-        An empty value stays one, for the config to refuse: a variable that was left empty must not open a server.
+        An empty text stays empty, so that the config refuses it: an empty variable must not open a server.
         """
         if self.is_several:
             return tuple(part.strip() for part in text.split(","))
@@ -94,9 +94,9 @@ class Option:
         return text
 
     def take(self, value: object) -> Any:
-        """Return the value of an entry in a file; a text may spell a value of another type.
+        """Return the value of an entry in a file; a text can express a value of another type.
 
-        Raises ValueError where nothing stands there and nothing is the default: the line was left empty by mistake.
+        Raises ValueError if both the entry and the default are empty: the line was left empty by mistake.
         """
         if value in (None, []) and not self.default:
             raise ValueError("a value; delete the line to use the default")
@@ -109,7 +109,7 @@ class Option:
         return self.default if value is None and not self.is_optional else value
 
     def show(self, value: object) -> Any:
-        """Return a value as it may be shown: secrets are not."""
+        """Return a value for display, with secrets masked."""
         if not self.secret or not value:
             return list(value) if isinstance(value, tuple) else value
         return [MASK] * len(value) if isinstance(value, tuple) else MASK
@@ -136,7 +136,7 @@ def options_of(kind: type) -> dict[str, Option]:
 
 
 def environment_name(setting: str) -> str:
-    """Return the environment name of a setting.
+    """Return the environment variable of a setting.
 
     >>> environment_name("kv_memory")
     'QUIRE_KV_MEMORY'
@@ -145,7 +145,7 @@ def environment_name(setting: str) -> str:
 
 
 def read_count(text: str) -> int:
-    """Return a number of things; k means 1000 and K means 1024, as for tokens of a context. Raises ValueError.
+    """Parse a count; k means 1000 and K means 1024, as in context lengths. Raises ValueError.
 
     >>> read_count("512"), read_count("32K"), read_count("25.6k")
     (512, 32768, 25600)
@@ -174,7 +174,7 @@ def _read_number(text: str) -> float:
 
 
 def add_options(group: argparse._ArgumentGroup, options: Iterable[Option]) -> None:
-    """Give a command a flag for each option. Mutates the group."""
+    """Add a flag for each option. Mutates the group."""
     for option in options:
         shown = "none" if option.default in (None, ()) else option.default
         default = f"default: {str(shown).lower() if isinstance(shown, bool) else shown}"
@@ -195,7 +195,7 @@ def add_options(group: argparse._ArgumentGroup, options: Iterable[Option]) -> No
 
 
 def add_common_options(parser: argparse.ArgumentParser, options: Mapping[str, Option], names: Iterable[str]) -> None:
-    """Give a command a group of the options that most people need; its help shows it first. Mutates the parser."""
+    """Add a group with the options that most people need, which the help shows first. Mutates the parser."""
     group = parser.add_argument_group(
         "common options", "each can also be set by an environment variable; the flag wins"
     )
@@ -203,7 +203,7 @@ def add_common_options(parser: argparse.ArgumentParser, options: Mapping[str, Op
 
 
 def add_file_option(group: argparse._ArgumentGroup) -> None:
-    """Give a command the flag that names a file of settings. Mutates the group."""
+    """Add the flag that names a settings file. Mutates the group."""
     text = f"YAML file with settings; flags and environment variables win ({FILE_VARIABLE})"
     group.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=text)
 
@@ -237,7 +237,7 @@ def resolve(
     environ: Mapping[str, str],
     known: Collection[str],
 ) -> dict[str, Setting]:
-    """Return each setting, its value and where it comes from. Reads the file of settings, if one is named.
+    """Return each setting, its value and its origin. Reads the settings file, if one is named.
 
     `known` are the names that the file may contain.
     """
@@ -260,7 +260,7 @@ def resolve(
 
 
 def _require_known(environ: Mapping[str, str], known: Collection[str]) -> None:
-    """Raise for a variable that is nearly a setting: a misspelt key would leave a server open."""
+    """Raise for a variable whose name is close to that of a setting: a misspelt API key would leave a server open."""
     variables = {*map(environment_name, known), *OTHER_VARIABLES}
     for name in environ:
         if name.startswith(PREFIX) and name not in variables:
@@ -271,23 +271,23 @@ def _require_known(environ: Mapping[str, str], known: Collection[str]) -> None:
 
 
 def given_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
-    """Return the path of the file of settings; None: there is none."""
+    """Return the path of the settings file; None if none is named."""
     path: str | None = vars(arguments).get("config", environ.get(FILE_VARIABLE))
     return path or None
 
 
 def read_file(path: str, known: Collection[str]) -> dict[str, Any]:
     """Return the contents of a settings file; raises `InvalidConfigError` for any other file."""
-    import yaml  # only where there is such a file
+    import yaml  # only needed with a settings file
 
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidConfigError("config", path, f"a file that can be read ({error.strerror})") from None
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise InvalidConfigError("config", path, "a file of YAML in UTF-8") from None
+        raise InvalidConfigError("config", path, "a YAML file in UTF-8") from None
     if not isinstance(content, dict | None):
-        raise InvalidConfigError("config", path, "a file of YAML with names of settings and their values")
+        raise InvalidConfigError("config", path, "a YAML file with names of settings and their values")
     values = {}
     for key, value in (content or {}).items():
         name = str(key).replace("-", "_")
@@ -299,7 +299,7 @@ def read_file(path: str, known: Collection[str]) -> dict[str, Any]:
 
 
 def make_config(kind: type[Config], settings: Settings) -> Config:
-    """Return a config of resolved settings. A value that it refuses is named as it was given."""
+    """Return a config from resolved settings. An error about a value names the source of that value."""
     names = options_of(kind)
     try:
         return kind(**{name: settings[name].value for name in names})

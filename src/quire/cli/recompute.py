@@ -1,4 +1,4 @@
-"""Blocks of a disk cache, computed again: the same bits make a cache file checkable.
+"""Recomputes blocks of a disk cache: an engine always computes the same bits, so a cache can be verified.
 
 a store ── N blocks, with the tokens before them ──► an engine without a disk ── the bytes of its blocks ──► equal?
 """
@@ -25,21 +25,21 @@ from quire.engine.core import EngineCore
 from quire.engine.factory import EngineBlueprint, plan_engine
 
 COMPUTED_IN: Final = ("float32", "bfloat16", "float16")
-"""Number types of keys and values that are those of the computation."""
+"""Types of keys and values that are also types of the computation."""
 
 
 class Recomputed(NamedTuple):
-    """How many blocks were computed again, and the slots of those whose bytes differ."""
+    """The number of recomputed blocks, and the slots of those whose bytes differ."""
 
     num_blocks: int
     differing: list[int]
 
 
 def recompute(path: Path, store: SlotFile, count: int, model: str | None) -> Recomputed:
-    """Compute blocks of a store again, some from each part, and compare the bytes. Does not mutate the store.
+    """Recompute `count` blocks, evenly spread over the store, and compare their bytes. Does not mutate the store.
 
-    `model`: that of the store, unless its name is enough to find it. Raises `InvalidConfigError` if an engine here
-    would compute other bits.
+    `model`: the store's model; None: the model that is named in the store. Raises `InvalidConfigError` if an engine
+    here would compute other bits.
     """
     meta = meta_of(path)
     blueprint = plan_engine(_config(meta, model))
@@ -77,20 +77,18 @@ def _config(meta: Mapping[str, Any], model: str | None) -> EngineConfig:
     )
 
 
-def _require_same(wanted: Mapping[str, object], blueprint: EngineBlueprint, path: Path) -> None:
-    found = identity_of(blueprint.model, blueprint.backend.facts, lambda paths: weights_digest(paths, path.parent))
-    if fingerprint(found) != fingerprint(wanted):
+def _require_same(stored: Mapping[str, object], blueprint: EngineBlueprint, path: Path) -> None:
+    own = identity_of(blueprint.model, blueprint.backend.facts, lambda paths: weights_digest(paths, path.parent))
+    if fingerprint(own) != fingerprint(stored):
         names = {
-            name
-            for name in (*wanted, *found)
-            if fingerprint({"": wanted.get(name)}) != fingerprint({"": found.get(name)})
+            name for name in (*stored, *own) if fingerprint({"": stored.get(name)}) != fingerprint({"": own.get(name)})
         }
         allowed = f"an engine with the bits of the store {path.name}; different: {', '.join(sorted(names))}"
         raise InvalidConfigError("--model", blueprint.config.model, allowed)
 
 
 def _texts(kept: list[KeptBlock]) -> dict[int, bytes]:
-    """Return by serial the tokens up to the end of each block; parents come first. Pure."""
+    """Return the tokens up to the end of each block, by its serial. Parents precede their children. Pure."""
     texts = {0: b""}
     for block in kept:
         texts[block.serial] = texts[block.parent] + block.tokens

@@ -1,4 +1,4 @@
-"""The sampling parameters as options of a command; what is not given comes from the model's own settings."""
+"""The sampling parameters as options of a command. The defaults are the model's own settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FLAGS: Final = tuple(declared for declared in PARAMETERS.values() if declared.ha
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Give a command the sampling parameters that have a flag. Mutates the parser."""
-    group = parser.add_argument_group("sampling", "the model's own settings hold where an option is not given")
+    """Add the sampling parameters that have a flag. Mutates the parser."""
+    group = parser.add_argument_group("sampling", "the defaults are the model's own settings")
     for declared in FLAGS:
         kind, metavar = (int, "N") if isinstance(declared.kind, Integer) else (float, "X")
         name, text = f"--{declared.name.replace('_', '-')}", declared.help
@@ -36,7 +36,7 @@ def require_text(prompt: str) -> None:
 
 
 def sampling_params(arguments: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
-    """Return the defaults with what was given put in. Does not mutate."""
+    """Return the defaults, overridden by the given options. Does not mutate."""
     names = [declared.name for declared in FLAGS]
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names if name in vars(arguments)}
     return replace(defaults, stop=tuple(arguments.stop) or defaults.stop, **given)

@@ -1,7 +1,7 @@
 """`quire serve`: the server, for clients of OpenAI and Ollama.
 
-What stdout gets: the start-up table, the address as soon as the server listens, and a line when the model is loaded.
-Logs go to stderr.
+stdout shows the start-up table, the address as soon as the server listens, and a line when the model is loaded. Logs
+are written to stderr.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "serve",
         help="serve models over HTTP, to clients of OpenAI and Ollama",
-        description="Serve models over HTTP, to clients of OpenAI and Ollama. One model is loaded at once and stays. "
-        "Several are loaded when they are asked for, and unloaded when they were idle for --keep-alive. SIGTERM or "
-        "Ctrl-C lets running requests finish; a second one stops at once.",
+        description="Serve models over HTTP, to clients of OpenAI and Ollama. A single model is loaded at start and "
+        "stays loaded. Several models are loaded on demand, and unloaded after they have been idle for --keep-alive. "
+        "On SIGTERM or Ctrl-C the server lets running requests finish; a second signal stops it at once.",
     )
     add_serve_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes. Returns the exit status."""
+    """Serve until a signal arrives. Returns the exit status."""
     resolved = serve_settings(arguments, os.environ)
     from quire.core.clock import SystemClock
     from quire.core.threaded_output import thread_output
@@ -43,13 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logs(resolved.server.log_format, sys.stderr)
     configs = list(resolved.named)
     if resolved.server.model_dir is not None:
-        found = models_in(resolved.server.model_dir)
-        configs += [replace(resolved.engine, model=path) for path in found.paths]
-        for line in found.skipped:
+        folder = models_in(resolved.server.model_dir)
+        configs += [replace(resolved.engine, model=path) for path in folder.paths]
+        for line in folder.skipped:
             _announce(f"skipped     {line}")
     models = make_model_set(configs, resolved.server, SystemClock(), num_named=len(resolved.named))
     status = DONE if run_server(models, _announce) else INTERRUPTED
-    if models.first.model.text_pool.num_running:  # a thread that works on without Python's lock must not meet its end
+    if models.first.model.text_pool.num_running:  # a thread without the GIL must not run into Python's exit
         logging.getLogger("quire.serve").warning(
             "stopped: dropped the texts that were still being processed for clients that left"
         )

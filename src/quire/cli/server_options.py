@@ -14,7 +14,7 @@ from quire.serve.config import ServerConfig
 
 FAIR = "fair_share"
 ADAPTER_MEMORY: Final = "512MiB"
-"""Where operators may load adapters: room for 25 of rank 16 for a model of 0.6 billion weights."""
+"""The default if operators can load adapters: room for 25 of rank 16 for a model of 0.6 billion weights."""
 COMMON: Final = (
     "host",
     "port",
@@ -40,9 +40,9 @@ EXAMPLES: Final = """examples:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Both configs, and where each of their settings comes from.
+    """The configs of an engine and its server, and the origin of each setting.
 
-    `engine` is that of the first model; `named` has those of all models that the user named.
+    `engine`: the config of the first model; `named`: the configs of all models that the user named.
     """
 
     engine: EngineConfig
@@ -52,7 +52,7 @@ class ServeSettings:
 
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
-    """Give a command everything that can be said about a server and its engine. Mutates the parser."""
+    """Add all options of a server and its engine. Mutates the parser."""
     add_common_options(parser, {**options_of(EngineConfig), **options_of(ServerConfig)}, COMMON)
     group = parser.add_argument_group("server", "each option can also be set by an environment variable; the flag wins")
     add_options(group, [option for name, option in options_of(ServerConfig).items() if name not in COMMON])
@@ -62,7 +62,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def serve_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> ServeSettings:
-    """Return the settings that flags, environment, file and defaults make together. Does not mutate."""
+    """Return the settings that result from flags, environment, file and defaults. Does not mutate."""
     known, given = known_settings(), vars(arguments)
     names: list[str] = given.get("model") or []
     own = {name: value for name, value in given.items() if name != "model"}

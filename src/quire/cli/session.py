@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load(config: EngineConfig, terminal: Terminal | None) -> LLM:
-    """Return a model; the terminal of stderr shows meanwhile how far it is. `terminal` None: it shows nothing."""
+    """Load a model, with its progress on the terminal of stderr. `terminal` None: show nothing."""
     from quire.core.clock import SystemClock
     from quire.engine.llm import LLM
     from quire.engine.progress import LoadingLine
@@ -33,7 +33,7 @@ def load(config: EngineConfig, terminal: Terminal | None) -> LLM:
 
 
 def chosen_adapter(llm: LLM) -> str | None:
-    """Return the adapter that a command computes with: the first that was named. Does not mutate."""
+    """Return the adapter that a command uses: the first one named. Does not mutate."""
     return next(iter(llm.adapters), None)
 
 
@@ -52,7 +52,7 @@ def remark(text: str, terminal: Terminal) -> None:
 
 
 def in_utf8(read: Callable[[], str], file: str = "stdin") -> str:
-    """Return what `read` returns; raises where the file has other bytes than UTF-8."""
+    """Return what `read` returns; raises `InvalidRequestError` if its bytes are not UTF-8."""
     try:
         text = read()
         text.encode()  # in some locales, Python makes half characters of other bytes
@@ -62,7 +62,7 @@ def in_utf8(read: Callable[[], str], file: str = "stdin") -> str:
 
 
 def stream_text(snapshots: Iterable[RequestOutput], write: Callable[[str], object]) -> RequestOutput | None:
-    """Write the text of the first output as it grows; return the last snapshot, None if there was none."""
+    """Write the text of the first output as it grows; return the last snapshot, or None."""
     num_written, last = 0, None
     for last in snapshots:
         text = last.outputs[0].text
@@ -75,7 +75,7 @@ def stream_text(snapshots: Iterable[RequestOutput], write: Callable[[str], objec
 def until_interrupted(snapshots: Iterable[RequestOutput]) -> Generator[RequestOutput, None, None]:
     """Yield snapshots. Ctrl-C ends this between two of them with KeyboardInterrupt, never inside a step of the engine.
 
-    Call it in the main thread: no other one receives signals.
+    Call it in the main thread: other threads receive no signals.
     """
     interrupts: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
@@ -89,7 +89,7 @@ def until_interrupted(snapshots: Iterable[RequestOutput]) -> Generator[RequestOu
 
 
 def describe(output: RequestOutput, max_tokens: int | None) -> str:
-    """Return the count of an answer in a line, and whether `max_tokens` or the context cut it. Does not mutate."""
+    """Return the statistics of an answer as one line, and whether a limit cut it off. Does not mutate."""
     metrics = output.metrics
     parts = [f"{metrics.num_generated_tokens} tokens"]
     if metrics.duration_s is not None:

@@ -1,7 +1,7 @@
 """What the terminal can show, and how styled text is written to it.
 
-Colour is for terminals: NO_COLOR switches it off, FORCE_COLOR on, and the option --color has the last word. Whether
-blocks and lines can be drawn is a matter of the stream's encoding alone.
+Colour is for terminals: NO_COLOR switches it off, FORCE_COLOR on, and the option --color overrides both. Whether blocks
+and lines can be drawn depends only on the stream's encoding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DRAWN = "".join(map(chr, ASCII_FORMS))
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """What can be shown. `num_colours` is 0, 16 or 256; `interactive`: it is a terminal whose lines can be redrawn."""
+    """The abilities of a stream. `num_colours`: 0, 16 or 256; `interactive`: a terminal, whose lines can be redrawn."""
 
     columns: int = 80
     rows: int = 24
@@ -87,7 +87,7 @@ def _wants_colour(is_terminal: bool, environ: Mapping[str, str], color: str) -> 
 
 
 def _num_colours(environ: Mapping[str, str]) -> int:
-    """The palette of 256 is taken for granted, but on the terminals that are known not to have it."""
+    """Return 256, except for terminals that are known to have fewer."""
     term = environ.get("TERM", "")
     if environ.get("COLORTERM") or "256" in term:
         return 256

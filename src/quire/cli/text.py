@@ -1,8 +1,8 @@
 """Styled text as values: drawings consist of lines, and only `quire.cli.terminal` knows escape codes.
 
 A line is a tuple of spans, so that its width can be computed and tested. Every character is one column wide, and every
-character beyond ASCII that is drawn has a form of the same width in `ASCII_FORMS`: a drawing keeps its shape where the
-encoding has no blocks.
+character beyond ASCII that is drawn has a form of the same width in `ASCII_FORMS`: a drawing keeps its shape if the
+encoding lacks these characters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Colour(NamedTuple):
-    """A colour of the palette of 256, and the one to take where there are only 16."""
+    """A colour of the palette of 256, and its substitute in the palette of 16."""
 
     rich: int
     plain: int
@@ -21,7 +21,7 @@ class Colour(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a span looks. `ink` colours the characters, `ground` what is behind them; None: as the terminal has it."""
+    """How a span looks. `ink`: colour of the characters, `ground`: of the background; None: the terminal's own."""
 
     ink: Colour | None = None
     ground: Colour | None = None
@@ -94,7 +94,7 @@ def width(drawn: Line) -> int:
 
 
 def pad(drawn: Line, columns: int) -> Line:
-    """Fill a line up with blanks. One that is wider stays as it is.
+    """Pad a line with blanks. A wider line stays unchanged.
 
     >>> plain(pad(line("ab"), 4)) + "|"
     'ab  |'
@@ -104,7 +104,7 @@ def pad(drawn: Line, columns: int) -> Line:
 
 
 def clip(drawn: Line, columns: int) -> Line:
-    """Cut a line off where the columns end.
+    """Cut a line off after this many columns.
 
     >>> plain(clip(line("abc", span("def", BOLD)), 4))
     'abcd'

@@ -1,8 +1,8 @@
-"""What a user says at the prompt of `quire chat`: a line, or a pasted text of several lines, is one turn.
+"""Reads the turns of `quire chat`: a line, or a pasted text of several lines, is one turn.
 
-A terminal marks what is pasted (bracketed paste), and GNU readline keeps its lines together until Enter. Without
-either, the lines of a paste arrive at once: what waits on stdin after a line belongs to it. A line that begins with a
-slash is a command, always by itself.
+A terminal marks pasted text (bracketed paste), and GNU readline keeps its lines together until Enter. Without either,
+the lines of a paste arrive at once: lines that already wait on stdin belong to the same turn. A line that begins with a
+slash is always a command of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from quire.cli.session import in_utf8
 
 PROMPT: Final = "> "
 PASTE_GAP_S: Final = 0.05
-"""Between two lines of a paste; nobody types that fast."""
+"""The longest pause between two lines of a paste; users type more slowly."""
 
 
 def terminal_reader() -> Callable[[], str]:
-    """Return what reads a turn from a terminal, with line editing and history. It raises EOFError at the end."""
+    """Return a reader of turns from a terminal, with line editing and history. It raises EOFError at the end."""
     with suppress(ImportError):
         import readline
 
@@ -47,7 +47,7 @@ def terminal_reader() -> Callable[[], str]:
 
 
 def pipe_reader() -> Callable[[], str]:
-    """Return what reads a line from a pipe. It raises EOFError at the end."""
+    """Return a reader of lines from a pipe. It raises EOFError at the end."""
 
     def read() -> str:
         text = in_utf8(sys.stdin.readline)

@@ -1,7 +1,7 @@
 """WordWrap: breaks a growing text between words, so that a terminal does not break it inside them.
 
 A word is written once its end is known, so the text lags by at most one word. Lines in a Markdown fence are code: they
-pass unchanged, and so does a word that is wider than the terminal, such as an address that someone wants to copy.
+pass unchanged, and so does a word that is wider than the terminal, such as an address to copy.
 Control characters do not pass: a model must not move the cursor or rename the window.
 """
 
@@ -37,12 +37,12 @@ class WordWrap:
         self._gap = ""
         self._word = ""
         self._word_columns = 0
-        self._start = ""  # of the line as the model wrote it: shows a fence
+        self._start = ""  # the beginning of the line as the model wrote it, to detect a fence
         self._is_code = False
         self._ready: list[str] = []
 
     def write(self, piece: str) -> None:
-        """Take in more of the text and write what is complete. Mutates."""
+        """Add a piece of the text, and write the complete words. Mutates."""
         for character in piece:
             self._take(character)
         self._pass_on()
@@ -86,7 +86,7 @@ class WordWrap:
         self._ready += (self._gap, self._word)
         self._column += len(self._gap) + self._word_columns
         if self._word_columns >= self._columns:
-            self._column = 0  # the terminal breaks it; what follows without a space belongs to it
+            self._column = 0  # the terminal breaks the word; text that follows without a space belongs to it
         self._gap, self._word, self._word_columns = "", "", 0
 
     def _end_line(self) -> None:
@@ -102,7 +102,7 @@ class WordWrap:
 
 
 def columns_of(character: str) -> int:
-    r"""Return how many columns of a terminal a character takes: none, one or two.
+    r"""Return how many columns of a terminal a character takes: 0, 1 or 2.
 
     >>> [columns_of(character) for character in ("a", "é", "字", "\u0301")]
     [1, 1, 2, 0]

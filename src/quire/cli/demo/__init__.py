@@ -1,9 +1,9 @@
-"""`quire demo`: the documents' own example, on the real engine, drawn as it happens; then a server to watch.
+"""`quire demo`: the example of the documentation, on the real engine, drawn step by step; then a server to watch.
 
-On a terminal the demonstration ends by serving the guide with its dashboard, until Ctrl-C. Where nobody watches, as in
-continuous integration, it ends with the story; `--serve-for` says otherwise for either.
+On a terminal the demonstration ends by serving the guide with its dashboard, until Ctrl-C. Elsewhere, as in continuous
+integration, it ends after the story. `--serve-for` overrides both.
 
-A story is a tuple of chapters; to add one, write a module with a function that yields scenes and name it here.
+The story is a tuple of chapters. To add one, write a module with a function that yields scenes, and name it here.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from quire.cli.demo.stage import Stage
 
 DESCRIPTION = (
-    "Show paged KV memory at work: a story on the real engine, drawn as it happens, and then a server of the built-in "
-    "guide with its dashboard and a small crowd, to be watched in a browser."
+    "Show paged KV memory at work: a story on the real engine, drawn step by step, and then a server with the built-in "
+    "guide, its dashboard and a small crowd of clients, to watch in a browser."
 )
 INTRODUCTION = (
-    "Nothing here is staged: the real scheduler plans every step, the real memory manager carries it out, and the "
-    "pictures are drawn from its state afterwards. The last two chapters add a model. A card is a block: its number, "
-    "who holds it, and below, how many of its 16 slots hold the keys and values of a token. The bytes are those of "
-    "Qwen3-0.6B, until the model comes."
+    "Nothing here is staged: the real scheduler plans every step, the real memory manager executes it, and the "
+    "pictures show the state afterwards. The last two chapters add a model. Each card is a block: its number, the "
+    "sequences that hold it and, below, how many of its 16 slots hold the keys and values of a token. Sizes in bytes "
+    "are those of Qwen3-0.6B, except in the last two chapters."
 )
 CONCLUSION = (
-    "The memory manager's books were checked after every step. Next: `quire chat` talks to that model, examples/ has "
-    "each idea in a "
-    "few lines of code, `quire bench control` measures all this, and `quire doctor` checks what works on this machine."
+    "The memory manager's bookkeeping was checked after every step. Next: `quire chat` talks to that model, examples/ "
+    "has each idea in a few lines of code, `quire bench control` measures scheduler and memory manager, and `quire "
+    "doctor` checks what works on this machine."
 )
 MAX_SERVED_S = 86_400.0
 SERVED = (
-    "A server with the guide is running now, and a small crowd of clients asks it questions: some share a prefix,"
-    " some want several answers, some leave early, and now and then there are too many for the memory. Open this "
-    "address in a browser to watch, or to ask it yourself:"
+    "A server with the guide is running now, and a small crowd of clients asks it questions: some share a prefix, "
+    "some want several answers, some leave early, and now and then they need more memory than the server has. Open "
+    "this address in a browser to watch, or to ask your own questions:"
 )
 
 
@@ -88,20 +88,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(stage: Stage, seconds: float | None) -> None:
-    """Serve the guide, and say where. Returns when it has ended in order."""
+    """Serve the guide, and print its address. Returns after an orderly end."""
     from quire.cli.demo.served import serve_guide
     from quire.cli.text import BOLD, line, span
 
     def say(address: str) -> None:
         stage.say(SERVED)
         stage.write([line(span(f"{address}/", BOLD)), ()], 4)
-        stage.say("Ctrl-C ends it." if seconds is None else f"It stops after {seconds:g} seconds.")
+        stage.say("Ctrl-C stops it." if seconds is None else f"It stops after {seconds:g} seconds.")
 
     serve_guide(say, seconds)
 
 
 def story() -> tuple[Chapter, ...]:
-    """Return the chapters in the order in which they are told."""
+    """Return the chapters in their order."""
     from quire.cli.demo.answers import answers
     from quire.cli.demo.copy_on_write import copy_on_write
     from quire.cli.demo.full_pool import full_pool
@@ -112,9 +112,9 @@ def story() -> tuple[Chapter, ...]:
 
     return (
         Chapter("Paging: blocks instead of reservations", paging),
-        Chapter("Prefix sharing: what begins alike is stored once", prefix_sharing),
+        Chapter("Prefix sharing: equal beginnings are stored once", prefix_sharing),
         Chapter("Copy-on-write: several answers to one prompt", copy_on_write),
-        Chapter("A full pool: evict, then yield", full_pool),
+        Chapter("A full pool: evict, then preempt", full_pool),
         Chapter("A model on top: four answers at once", answers),
-        Chapter("A restart: what a disk keeps", restart),
+        Chapter("A restart: blocks survive on disk", restart),
     )

@@ -1,4 +1,4 @@
-"""Chapter 5: the memory of the chapters before under a real model, which answers several questions at once."""
+"""Chapter 5: the same memory under a real model, which answers several questions at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STEPS_TOGETHER = 12
 
 
 def answers() -> Iterator[Scene]:
-    """One question, three more behind the same system prompt, and the end of all."""
+    """One question, then three more with the same system prompt, then the end of all four."""
     engine = AnsweringEngine(SystemClock())
     try:
         first, *others = QUESTIONS
@@ -54,13 +54,14 @@ def answers() -> Iterator[Scene]:
         hits = ", ".join(f"{request.num_cached_tokens} of {request.num_prompt_tokens}" for request in requests)
         yield Scene(
             "B, C and D ask as well, and all four are answered at once",
-            f"Of their prompts {hits} tokens are found in A's blocks: the system prompt is stored once, and computed "
-            "once. Then each step computes one token for each of them.",
+            f"A's blocks already hold {hits} tokens of their prompts: the system prompt is stored once, and computed "
+            "once. Then each step computes one token for each request.",
             pictures,
         )
         yield Scene(
             "All four have their answers",
-            "Each is, to the token, what it would have been alone. The full blocks stay cached for the next request.",
+            "Each answer is the same, to the token, as if it had run alone. The full blocks stay cached for the next "
+            "request.",
             engine.steps(),
         )
     finally:
@@ -68,7 +69,7 @@ def answers() -> Iterator[Scene]:
 
 
 class AnsweringEngine:
-    """An engine with the guide in it, and the questions that it has been asked."""
+    """An engine with the guide, and the questions asked so far."""
 
     def __init__(self, clock: Clock, disk_cache: str | None = None) -> None:
         config = EngineConfig(
@@ -103,7 +104,7 @@ class AnsweringEngine:
         return request
 
     def steps(self, count: int | None = None) -> list[Picture]:
-        """Run `count` steps, or all; return pictures of some of them and of the last. Mutates."""
+        """Run `count` steps, or all; return pictures of some steps and of the last. Mutates."""
         pictures: list[Picture] = []
         start_s, num_before, num_steps = self._clock.now(), self._num_tokens(), 0
         while num_steps != count and self._engine.step() is not None:
@@ -116,7 +117,7 @@ class AnsweringEngine:
         return [*pictures, self._picture(text)]
 
     def close(self) -> None:
-        """Let the engine go. Mutates."""
+        """Close the engine. Mutates."""
         self._engine.close()
 
     def _num_tokens(self) -> int:

@@ -5,7 +5,7 @@
       B joins     new            cached      fill: a character for every eighth of the slots, ▌ for a sixteenth
                                              what just happened
 
-Pure: a function from a snapshot to lines, which says everything in characters already; colour only adds to it.
+Pure: a function from a snapshot to lines. The characters carry all the information; colour only repeats it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OWNERS = (
     Colour(94, 3),  # brown
     Colour(62, 4),  # indigo
 )
-"""Dark enough to carry white letters, light enough to stand out from a black ground."""
+"""Dark enough for white letters, light enough to stand out from a black background."""
 
 
 def owner_colour(name: str) -> Colour:
@@ -62,12 +62,12 @@ def draw_block_map(snapshot: MemorySnapshot, changes: Mapping[int, str], columns
 
 
 def draw_legend(columns: int) -> list[Line]:
-    """Explain the cards, in as many lines as the width asks for. Does not mutate."""
+    """Explain the cards, in as many lines as the width requires. Does not mutate."""
     owned, shared = Style(OWNERS[0]), Style(SHARED)
     parts = [
         line(span("██▌", owned), span("░", owned), " one holder"),
         line(span("███", shared), " shared, ×2: by two"),
-        line(span("▒▒▒", FAINT), " cached, may be hit"),
+        line(span("▒▒▒", FAINT), " cached, can be hit"),
         line(span("···", FAINT), " free"),
         line(span("0d ███", Style(ORIGINS["disk"])), " from disk"),
         line(span("0h ███", Style(ORIGINS["host"])), " from the host"),
@@ -94,7 +94,7 @@ def _head(block: BlockView) -> Line:
 
 
 def _label(block: BlockView) -> str:
-    """Who holds the block, as far as there is room."""
+    """Return the holders of the block, or only their number if there is no room."""
     if block.state is not BlockState.IN_USE:
         return f"{block.content.lower()} "
     names, count = "".join(block.holders), f"×{block.ref_count}" if block.ref_count > 1 else " "
@@ -121,7 +121,7 @@ def _fill(block: BlockView, block_size: int) -> Line:
 
 
 def fill_bar(num_stored: int, block_size: int) -> str:
-    """Return how full a block is: eight characters, half a character the least that is shown.
+    """Return the fill of a block as eight characters; any content shows as at least half a character.
 
     >>> fill_bar(16, 16), fill_bar(5, 16), fill_bar(1, 256)
     ('████████', '██▌░░░░░', '▌░░░░░░░')

@@ -1,13 +1,13 @@
-"""The crowd of the demonstration: a handful of simulated clients, so that the dashboard has something to show.
+"""The crowd of the demonstration: simulated clients, so that the dashboard has something to show.
 
-    a round    a class       six questions behind one system prompt: its blocks are shared
-               a chooser     one question, four answers: they share it and part where they differ
-               readers       long prompts; every second one has seen enough and leaves
-               a rush        more at once than the memory holds: eviction and preemption
+    a round    a class       six questions with one system prompt: they share its blocks
+               a chooser     one question, four answers: they share the prompt until they differ
+               readers       long prompts; every second reader leaves early
+               a rush        more requests than the memory holds: eviction and preemption
                a pause       everything cached, no requests
 
-They are clients as any: HTTP over a socket, a stream each. What they ask is drawn from a seed, so that one round is
-like another without being the same.
+They are ordinary clients: HTTP over a socket, one stream each. Their questions are drawn from a seed, so that rounds
+are similar but not equal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ END: Final = b"data: [DONE]"
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A guest: waits, asks, and reads this many pieces of the answer (None: all) before leaving."""
+    """A guest: waits, asks, and leaves after this many pieces of the answer (None: after all)."""
 
     after_s: float
     question: str
@@ -55,7 +55,7 @@ class Visit:
 
 
 def visits(draw: random.Random) -> Iterator[Visit]:
-    """Yield the guests of one round, each with the time since the one before. Mutates `draw`."""
+    """Yield the guests of one round, each with the time since the previous guest. Mutates `draw`."""
     for subject in draw.sample(SUBJECTS, NUM_IN_CLASS):
         yield Visit(0.35, f"What is {subject}?", draw.randint(150, 500))
     yield Visit(1.0, f"Tell me a story about {draw.choice(SUBJECTS)}.", 350, num_choices=NUM_CHOICES)
@@ -67,7 +67,7 @@ def visits(draw: random.Random) -> Iterator[Visit]:
 
 
 async def crowd(host: str, port: int, seed: int = 0) -> None:
-    """Ask a server round after round, until cancelled."""
+    """Send requests to a server, round after round, until cancelled."""
     draw = random.Random(seed)
     while True:
         async with asyncio.TaskGroup() as guests:
@@ -78,8 +78,8 @@ async def crowd(host: str, port: int, seed: int = 0) -> None:
 
 
 async def _ask(host: str, port: int, visit: Visit) -> None:
-    """Be one guest. A server that refuses or goes away ends the visit, and nothing else."""
-    with suppress(OSError, ValueError):  # ValueError: a line longer than the reader takes
+    """Act as one guest. If the server refuses or disappears, only this visit ends."""
+    with suppress(OSError, ValueError):  # ValueError: a line longer than the reader's limit
         reader, writer = await asyncio.open_connection(host, port)
         try:
             writer.write(request_bytes(host, visit))
@@ -94,7 +94,7 @@ async def _ask(host: str, port: int, visit: Visit) -> None:
 
 
 def request_bytes(host: str, visit: Visit) -> bytes:
-    """Return what a guest sends. Texts go on to their last token, because the guide would be done in a blink."""
+    """Return a guest's request. It ignores the end of text, because the guide's own answers would be too short."""
     body = json.dumps(
         {
             "model": "guide",

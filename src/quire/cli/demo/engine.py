@@ -1,7 +1,7 @@
 """DemoEngine: the product's own EngineCore, Scheduler and KVCacheManager, watched after every step.
 
-Only the arithmetic of the model is left out: `SimExecutor` draws tokens from a hash. What the memory does does not
-depend on it.
+Only the arithmetic of the model is left out: `SimExecutor` draws tokens from a hash. The memory behaves the same with
+any tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_MODEL_LEN = 512
 
 
 class WatchedExecutor:
-    """Hands plans on to an executor, and remembers the last one and which blocks got their bytes from another tier."""
+    """Passes plans to an executor, and remembers the last plan and the blocks that were loaded from another tier."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -45,7 +45,7 @@ class WatchedExecutor:
         self._executor.start()
 
     def submit(self, plan: StepPlan) -> None:
-        """Take a plan. Mutates."""
+        """Submit a plan. Mutates."""
         self.last_plan = plan
         self._arrived |= {move.device_block: "host" for move in plan.moves_in}
         self._loads |= {load.ticket: load.block for load in plan.transfers.loads}
@@ -58,12 +58,12 @@ class WatchedExecutor:
         return result
 
     def take_arrived(self) -> dict[int, str]:
-        """Return the blocks that got bytes since the last call, with the tier that these came from. Mutates."""
+        """Return the blocks loaded since the last call, with the tier that they came from. Mutates."""
         arrived, self._arrived = self._arrived, {}
         return arrived
 
     def shutdown(self) -> None:
-        """Drop what is under way. Mutates."""
+        """Drop the steps in flight. Mutates."""
         self._executor.shutdown()
 
 
@@ -100,13 +100,13 @@ class DemoEngine:
         self.snapshot = self._read(None)
 
     def add(self, name: str, prompt: Iterable[int], *, max_tokens: int, n: int = 1) -> Request:
-        """Take a request in, named by a letter. Mutates."""
+        """Add a request, named by a letter. Mutates."""
         request = Request(name, prompt, SamplingParams(n=n, max_tokens=max_tokens))
         self._engine.add_request(request)
         return request
 
     def step(self) -> Picture:
-        """Run a step, check all books, and return its picture. Mutates."""
+        """Run a step, check the scheduler and the memory, and return a picture. Mutates."""
         before = self.snapshot
         outcome = self._engine.step()
         self.num_steps += 1

@@ -1,4 +1,4 @@
-"""Chapter 4: what happens when the blocks run out."""
+"""Chapter 4: eviction and preemption when the blocks run out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.core.request import Request
 
 
 def full_pool() -> Iterator[Scene]:
-    """Eviction first, then a request that yields and is recomputed, then one that is swapped to the host."""
+    """Eviction first, then a request that is preempted and recomputed, then one that is swapped to the host."""
     engine = DemoEngine(8)
     yield _full_of_memories(engine)
     yield _eviction(engine)
@@ -26,9 +26,9 @@ def _full_of_memories(engine: DemoEngine) -> Scene:
     request = engine.add("C", [*first.tokens, *range(3000, 3008)], max_tokens=2)
     pictures += engine.steps(2)
     return Scene(
-        "What has ended is remembered for as long as there is room",
-        f"A and B have ended; their {engine.snapshot.ledger.cached_blocks} full blocks stay cached. C went on with A's "
-        f"conversation and hit {request.num_cached_tokens} tokens, so A's blocks were used last, and B's longest ago.",
+        "Blocks of ended requests stay cached while there is room",
+        f"A and B have ended; their {engine.snapshot.ledger.cached_blocks} full blocks stay cached. C continued A's "
+        f"conversation and hit {request.num_cached_tokens} tokens, so B's blocks are the least recently used ones.",
         pictures,
     )
 
@@ -40,8 +40,8 @@ def _eviction(engine: DemoEngine) -> Scene:
     table = engine.table("D")
     return Scene(
         "Eviction: the least recently used block goes first",
-        f"D needs {len(table)} blocks and {num_free} are free, so a cached one must go. It is block {table[0]}: of the "
-        "blocks used longest ago, B's, the last one, because the fewest requests can share the end of a prompt. The "
+        f"D needs {len(table)} blocks and {num_free} are free, so one cached block must be evicted: block {table[0]}, "
+        "the last of B's. The end of a prompt goes before its beginning, because fewer requests can share it. So the "
         "beginning of B's prompt can still be hit.",
         pictures,
     )
@@ -53,20 +53,20 @@ def _recompute(engine: DemoEngine) -> Iterator[Scene]:
     while not request.num_preemptions:
         pictures += engine.steps(1)
     yield Scene(
-        "Preemption: when nothing is left to evict, the newest request yields",
-        "D and E have grown into every block, and E needs one more. D came first, so E lets go of its memory and "
-        f"waits; the {request.num_output_tokens} tokens it has generated are kept. Its full blocks turn into cached "
-        "ones, which D may take if it must.",
+        "Preemption: when there is nothing left to evict, the newest request is preempted",
+        "D and E fill every block, and E needs one more. D came first, so E frees its memory and waits; the "
+        f"{request.num_output_tokens} tokens it has generated are kept. Its full blocks stay cached, and D can evict "
+        "them if it needs more blocks.",
         pictures,
     )
-    num_lost = len(request.tokens) - 1  # all but the one that was just sampled
+    num_lost = len(request.tokens) - 1  # all except the token that was just sampled
     pictures = _until_resumed(engine, request)
     num_hit = engine.memory.memories[request].num_hit_tokens
     yield Scene(
-        "Resumed: what is still cached is not computed again",
-        f"D has ended and E is back. Of the {num_lost} tokens that it had computed, {num_hit} were still cached and "
-        f"were hit, so yielding cost it {num_lost - num_hit} recomputed tokens. Without the cache it would have "
-        f"recomputed all of them, with the same answer.",
+        "Resumed: cached tokens are not computed again",
+        f"D has ended, and E has resumed. Of the {num_lost} tokens that E had computed, {num_hit} were still cached, "
+        f"so {num_lost - num_hit} had to be recomputed. Without the cache E would have recomputed all of them, "
+        "with the same answer.",
         pictures,
     )
 
@@ -79,18 +79,18 @@ def _swap(engine: DemoEngine) -> Iterator[Scene]:
     while not request.num_preemptions:
         pictures += engine.steps(1)
     yield Scene(
-        "Or by swapping: blocks move to host memory",
-        f"Another engine, with {engine.memory.host.num_blocks} blocks on the host. B needs a block, C came last: C's "
-        f"{engine.memory.host.num_in_use} blocks are copied to the host, and B goes on in the same step. Whether to "
-        "swap or to recompute is a matter of which takes less time; by default the scheduler works it out.",
+        "Preemption by swapping: blocks move to host memory",
+        f"Another engine, with {engine.memory.host.num_blocks} blocks on the host. B needs a block, and C came last: "
+        f"C's {engine.memory.host.num_in_use} blocks are copied to the host, and B continues in the same step. By "
+        "default the scheduler chooses between swapping and recomputing by which takes less time.",
         pictures,
     )
     pictures = _until_resumed(engine, request)
     table = engine.table("C")
     yield Scene(
-        "Swapped in again",
-        f"A has ended, and C is back as it was, now in blocks {table}. Block {table[0]} was still cached on the device "
-        "and was simply taken again; only the other one had to be moved.",
+        "Swapped back in",
+        f"A has ended, and C continues where it stopped, now in blocks {table}. Block {table[0]} was still cached on "
+        "the device and was reused; only the other block had to be moved.",
         pictures,
     )
 

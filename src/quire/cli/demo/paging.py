@@ -10,12 +10,12 @@ from quire.cli.demo.scene import Scene
 from quire.cli.text import BOLD, FAINT, Line, Style, line, span
 from quire.core.request import Request
 
-RESERVED = 36  # slots that a sequence is given where memory must be contiguous
+RESERVED = 36  # slots for each sequence if memory must be contiguous
 LENGTHS = {"A": 20, "B": 8, "C": 12}
 
 
 def paging() -> Iterator[Scene]:
-    """Three sequences: reserved, then paged; then one that lives wherever there is room."""
+    """Three sequences: reserved, then paged; then one whose blocks are scattered."""
     yield _reservation()
     engine = DemoEngine(24)
     yield _paged(engine)
@@ -27,9 +27,9 @@ def _reservation() -> Scene:
     wastes = " + ".join(str(RESERVED - length) for length in LENGTHS.values())
     return Scene(
         "Without paging: one contiguous reservation for each sequence",
-        f"Nobody knows how long an answer will be, so each sequence is given {RESERVED} slots in a row, one for every "
-        f"token that may come. {used} of {reserved} slots hold a token; {wastes} = {reserved - used} are wasted "
-        f"({(reserved - used) / reserved:.0%}), and nobody else can have them.",
+        f"The length of an answer is not known in advance, so each sequence reserves {RESERVED} slots in a row, for "
+        f"the longest answer. {used} of {reserved} slots hold a token; {wastes} = {reserved - used} are wasted "
+        f"({(reserved - used) / reserved:.0%}), and no other sequence can use them.",
         [_draw_reservation],
     )
 
@@ -56,13 +56,13 @@ def _paged(engine: DemoEngine) -> Scene:
         f"one, {engine.table('A')[1]}: its table is {engine.table('A')}. Only the last block of a sequence can have "
         f"empty slots: {ledger.fragmented_slots} of {slots} now, against "
         f"{RESERVED * len(LENGTHS) - ledger.stored_slots} of {RESERVED * len(LENGTHS)} above, and all other blocks "
-        "are free for anybody.",
+        "are free for any sequence.",
         pictures,
     )
 
 
 def _scattered(engine: DemoEngine) -> Iterator[Scene]:
-    """Others come and go until blocks 5, 12 and 3 are the next free ones; then 35 tokens arrive."""
+    """Others start and end until blocks 5, 12 and 3 are the next free ones; then 35 tokens arrive."""
     engine.add("D", range(400, 406), max_tokens=40)
     engine.add("E", range(500, 505), max_tokens=4)
     engine.add("F", range(600, 690), max_tokens=40)
@@ -73,9 +73,9 @@ def _scattered(engine: DemoEngine) -> Iterator[Scene]:
     table = engine.table("H")
     yield Scene(
         "Blocks need not be neighbours",
-        f"D, E, F and G came; C, A, G and E ended and gave their blocks back. Now H brings {request.num_computed} "
-        f"tokens and takes what was freed last: its table is {table}. The order of the blocks in memory means "
-        "nothing, the table means everything.",
+        f"D, E, F and G started; C, A, G and E ended and freed their blocks. Now H arrives with "
+        f"{request.num_computed} tokens and gets the blocks that were freed last: its table is {table}. Only the order "
+        "in the table matters, not the order in memory.",
         pictures,
     )
     yield _slot_arithmetic(engine, request)
@@ -98,7 +98,7 @@ def _slot_arithmetic(engine: DemoEngine, request: Request) -> Scene:
     return Scene(
         f"From a token's position to its slot, through table {table.block_ids}",
         f"Logical block = position // {BLOCK_SIZE}, offset = position % {BLOCK_SIZE}; the table turns the logical "
-        f"block into a block in memory, and slot = block × {BLOCK_SIZE} + offset. It is all that attention needs to "
-        "find keys and values.",
+        f"block into a block in memory, and slot = block × {BLOCK_SIZE} + offset. Attention needs nothing else to find "
+        "keys and values.",
         [draw],
     )

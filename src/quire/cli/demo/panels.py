@@ -21,7 +21,7 @@ BYTES_PER_MIB = 1 << 20
 
 
 def draw_memory(snapshot: MemorySnapshot, changes: Mapping[int, str], columns: int) -> list[Line]:
-    """Draw map, tables and ledger as the width allows: side by side, the map on top, or one below another."""
+    """Draw map, tables and ledger, depending on the width: side by side, with the map on top, or one below another."""
     blocks = draw_block_map(snapshot, changes, columns)
     tables, ledger = draw_tables(snapshot, min(TABLES_COLUMNS, columns)), draw_ledger(snapshot.ledger)
     if columns >= MAP_COLUMNS + BESIDE_COLUMNS + LEDGER_COLUMNS:
@@ -32,11 +32,11 @@ def draw_memory(snapshot: MemorySnapshot, changes: Mapping[int, str], columns: i
 
 
 def draw_tables(snapshot: MemorySnapshot, columns: int) -> list[Line]:
-    """Draw the block table of every sequence, and how many tokens are stored through it. Does not mutate."""
+    """Draw the block table of every sequence, and the number of its stored tokens. Does not mutate."""
     lines = [line(pad(line(span("block tables", FAINT)), columns - 6), span("tokens", FAINT))]
     for sequence in snapshot.sequences:
         lines.extend(_draw_sequence(sequence, columns))
-    return lines if snapshot.sequences else [*lines, line(span("nobody holds a block", FAINT))]
+    return lines if snapshot.sequences else [*lines, line(span("no sequence holds a block", FAINT))]
 
 
 def _draw_sequence(sequence: SequenceView, columns: int) -> list[Line]:
@@ -52,7 +52,7 @@ def _draw_sequence(sequence: SequenceView, columns: int) -> list[Line]:
 
 
 def _where(sequence: SequenceView) -> str:
-    """Where a sequence without a table is."""
+    """Return where a sequence without a table waits; empty for one with a table."""
     if sequence.num_host_blocks:
         return f"on the host: {sequence.num_host_blocks} blocks"
     if sequence.status is RequestStatus.WAITING:
@@ -61,7 +61,7 @@ def _where(sequence: SequenceView) -> str:
 
 
 def draw_ledger(ledger: MemoryLedger) -> list[Line]:
-    """Draw where the memory is, in numbers that add up. Does not mutate."""
+    """Draw the uses of the memory, as numbers that add up. Does not mutate."""
     rows = [
         ("█ used", ledger.used_blocks, ledger.used_bytes),
         ("▒ cached", ledger.cached_blocks, ledger.cached_bytes),
@@ -77,7 +77,7 @@ def draw_ledger(ledger: MemoryLedger) -> list[Line]:
 
 
 def _draw_bar(ledger: MemoryLedger) -> Line:
-    """Used, cached and free as one bar."""
+    """Draw used, cached and free blocks as one bar."""
     used, cached = _shares(ledger)
     free = BAR_COLUMNS - used - cached
     return line("█" * used, span("▒" * cached + "·" * free, FAINT))

@@ -1,4 +1,4 @@
-"""Chapter 6: an engine is ended and started again, and finds on the disk what it has computed before."""
+"""Chapter 6: an engine ends, and the next one reads computed blocks from disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.core.clock import SystemClock
 
 
 def restart() -> Iterator[Scene]:
-    """Two questions to one engine, one to the next, with a disk cache in a folder that is removed afterwards."""
+    """Two questions to one engine, one to the next, with a disk cache in a temporary folder."""
     first, second, third, _ = QUESTIONS
     with TemporaryDirectory(prefix="quire-demo-") as folder:
         with closing(AnsweringEngine(SystemClock(), folder)) as engine:
@@ -21,9 +21,9 @@ def restart() -> Iterator[Scene]:
             request = engine.ask(*second)
             pictures = engine.steps()[-1:]
             yield Scene(
-                "With --disk-cache, what is hit is also written to a file",
+                "With --disk-cache, blocks that were hit are also written to a file",
                 f"B hit {request.num_cached_tokens} tokens of A, its system prompt. So these blocks are worth keeping: "
-                "they are written behind the answers. Then the engine ends, and its memory is gone.",
+                "they are written in the background. Then the engine ends, and its memory is gone.",
                 pictures,
             )
         with closing(AnsweringEngine(SystemClock(), folder)) as engine:
@@ -32,7 +32,7 @@ def restart() -> Iterator[Scene]:
             yield Scene(
                 "A new engine: its memory is empty, the file is not",
                 f"C has the same system prompt. {request.num_disk_tokens} of the {request.num_prompt_tokens} tokens of "
-                "its prompt came from disk, compared like any hit and with the same bits, and only the others were "
-                "computed. A block that came from disk has a d behind its number, and a colour of its own.",
+                "its prompt came from disk, with the same bits as if computed, and only the others were computed. "
+                "A block from disk has a d after its number, and its own colour.",
                 pictures,
             )

@@ -1,7 +1,7 @@
-"""Chapter and Scene: the parts of a story. They do not know the terminal.
+"""Chapter and Scene: the parts of a story, independent of the terminal.
 
-A scene says in a sentence what happens and why, and has pictures: the last one stays, those before it are shown one
-after another on a terminal, so that one sees it happen. A picture is drawn when it is known how wide it may be.
+A scene describes an event and its reason in a few sentences, and has pictures. A terminal shows the pictures one after
+another, as an animation, and keeps the last one. A picture is drawn once the width is known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Picture = Callable[[int], list[Line]]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A title of a few words, what happens and why, and how it looks."""
+    """A short title, a text on what happens and why, and pictures."""
 
     title: str
     text: str
@@ -26,7 +26,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """Scenes on one idea, made one after another while they are shown."""
+    """Scenes about one idea. Each is made when it is shown."""
 
     title: str
     scenes: Callable[[], Iterator[Scene]]

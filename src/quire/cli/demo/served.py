@@ -1,7 +1,7 @@
-"""The end of the demonstration: the guide is served, with its dashboard, and a crowd asks it.
+"""The end of the demonstration: serves the guide with its dashboard, to a crowd of clients.
 
-It is `quire serve` with less memory than it could have, so that it fills up, on a port that is free. Ctrl-C ends it, or
-the time that it was given.
+This is `quire serve` on a free port, with little memory, so that the memory fills up. It ends with Ctrl-C or after a
+given time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Say = Callable[[str], None]
 
 
 def serve_guide(say: Say, seconds: float | None) -> None:
-    """Serve the guide for so long, None: until a signal comes. `say` is told the address as soon as it answers."""
+    """Serve the guide for this many seconds; None: until a signal arrives. Calls `say` with the address when ready."""
     engine = EngineConfig(model=GUIDE, kv_memory=KV_MEMORY, max_num_seqs=MAX_SEQUENCES)
     config = ServerConfig(port=0, access_log=False, drain_timeout_s=0.0)
     models = make_model_set([engine], config, SystemClock())
-    logging.getLogger("quire").setLevel(logging.ERROR)  # the demonstration has said what there is to say
+    logging.getLogger("quire").setLevel(logging.ERROR)  # the demonstration prints its own messages
     with closing(listen(config.host, config.port)) as listener:
         server = Server(models, make_app(models), announce=lambda _: None)
         asyncio.run(_run(server, listener, models, say, seconds))
@@ -52,7 +52,7 @@ async def _run(server: Server, listener: socket.socket, models: ModelSet, say: S
 
 
 async def _show(server: Server, listener: socket.socket, models: ModelSet, say: Say, seconds: float | None) -> None:
-    """Wait until the server is ready, say where it is, and be its crowd."""
+    """Wait until the server is ready, report its address, and act as its crowd."""
     while not models.first.gate.is_ready:
         await asyncio.sleep(LOOK_S)
     say(address_of(listener))

@@ -11,7 +11,7 @@ SYSTEM_PROMPT = range(1000, 1048)
 
 
 def prefix_sharing() -> Iterator[Scene]:
-    """Three requests, then a late one, with one system prompt: the reference counts from T0 to T4."""
+    """Three requests, then a late one, with one system prompt: reference counts from T0 to T4."""
     engine = DemoEngine(8)
     yield _first(engine)
     yield from _sharing(engine)
@@ -24,7 +24,7 @@ def _question(first_token: int) -> list[int]:
 
 
 def _counts(engine: DemoEngine) -> str:
-    """The reference counts of the blocks of the system prompt."""
+    """Return the reference counts of the blocks of the system prompt."""
     blocks = engine.memory.pool.blocks[: len(SYSTEM_PROMPT) // BLOCK_SIZE]
     return "counts of blocks 0, 1, 2: " + ", ".join(str(block.ref_count) for block in blocks)
 
@@ -34,8 +34,8 @@ def _first(engine: DemoEngine) -> Scene:
     pictures = engine.steps(1)
     return Scene(
         f"T0  A arrives with a system prompt of {len(SYSTEM_PROMPT)} tokens and a question",
-        f"It takes blocks {engine.table('A')}. After the step the three full ones are published under a hash of their "
-        "tokens and of everything before them; the last one is not full, so it stays private.",
+        f"It takes blocks {engine.table('A')}. After the step the three full blocks are published under a hash of "
+        "their tokens and all tokens before them; the last block is not full, so it stays private.",
         pictures,
     )
 
@@ -45,7 +45,7 @@ def _sharing(engine: DemoEngine) -> Iterator[Scene]:
     pictures = engine.steps(1)
     yield Scene(
         "T1  B arrives with the same system prompt and another question",
-        f"The first {request.num_cached_tokens} tokens are found: B's table {engine.table('B')} begins with A's "
+        f"The first {request.num_cached_tokens} tokens are a cache hit: B's table {engine.table('B')} begins with A's "
         f"blocks, and their reference counts rise ({_counts(engine)}). Only B's own "
         f"{request.num_prompt_tokens - request.num_cached_tokens} tokens are computed.",
         pictures,
@@ -67,16 +67,15 @@ def _leaving(engine: DemoEngine) -> Iterator[Scene]:
     pictures = engine.steps(1)
     yield Scene(
         "T2  A ends",
-        f"Its references are dropped, and nothing else changes ({_counts(engine)}): B and C read on undisturbed. "
-        f"Block {own}, which A "
-        "held alone, has no holder left: it is free.",
+        f"Its references are dropped ({_counts(engine)}); B and C are not affected. Block {own}, which only A held, is "
+        "free.",
         pictures,
     )
     pictures = engine.steps(2)
     yield Scene(
         "T3  B and C end",
         f"All counts are 0, but the {engine.snapshot.ledger.cached_blocks} blocks of the system prompt keep their "
-        f"content: they are cached, at no cost to others. They are evicted only when no free block is left.",
+        f"content: they are cached. This costs nothing, because they are evicted when no free block is left.",
         pictures,
     )
 
@@ -86,9 +85,9 @@ def _late(engine: DemoEngine) -> Scene:
     pictures = engine.steps(1)
     ledger = engine.snapshot.ledger
     return Scene(
-        "T4  D arrives when everybody is gone, and still hits",
-        f"{request.num_cached_tokens} of its {request.num_prompt_tokens} prompt tokens are served from cached blocks, "
-        f"which are in use again. Of all prompt tokens so far, {ledger.hit_tokens} of {ledger.queried_tokens} "
+        "T4  D arrives when all others have ended, and still hits",
+        f"{request.num_cached_tokens} of its {request.num_prompt_tokens} prompt tokens come from cached blocks, which "
+        f"are in use again. So far, {ledger.hit_tokens} of {ledger.queried_tokens} prompt tokens "
         f"({ledger.hit_rate:.0%}) did not have to be computed.",
         pictures,
     )

@@ -1,7 +1,7 @@
-"""MemorySnapshot: what the KV memory looks like at one moment, as a value.
+"""MemorySnapshot: the state of the KV memory at one moment, as a value.
 
-It is read from the manager's own books (its pool, its tables, its ledger) and never written, so that what is drawn from
-it is what the engine has. `describe_changes` compares two of them: what happened to each block in between.
+It is read from the manager's own pool, tables and ledger, so that drawings show the engine's real state.
+`describe_changes` compares two snapshots, and returns what happened to each block in between.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from quire.memory.manager import KVCacheManager
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """One block. `holders` are the sequences whose tables hold it; `content` names whose tokens a cached one keeps.
+    """One block. `holders`: the sequences whose tables hold it; `content`: the sequence whose tokens it keeps.
 
-    `origin`: the tier that its bytes came from, disk or host; empty: they were computed.
+    `origin`: the tier that its bytes came from, disk or host; empty if they were computed.
     """
 
     block_id: int
@@ -36,7 +36,7 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """One sequence that has not ended: its table and the tokens stored in it, or where it waits."""
+    """One sequence that has not ended: its table and number of stored tokens, or where it waits."""
 
     name: str
     status: RequestStatus
@@ -47,7 +47,7 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """All blocks in the order of their ids, all sequences, and the ledger of the same moment."""
+    """All blocks in the order of their ids, all sequences, and the ledger, at one moment."""
 
     block_size: int
     blocks: tuple[BlockView, ...]
@@ -56,7 +56,7 @@ class MemorySnapshot:
 
 
 def sequence_name(request: Request) -> str:
-    """Return the letter of a sequence: the request's own, and the letters after it for the branches of its group.
+    """Return the letter of a sequence: the request's own letter, or the next letters for branches of its group.
 
     >>> sequence_name(Request("A", [1])), sequence_name(Request("A", [1]).open_branch(2))
     ('A', 'C')
@@ -72,8 +72,8 @@ def read_snapshot(
 ) -> MemorySnapshot:
     """Read the state of the memory. Does not mutate; O(blocks).
 
-    `waiting` are sequences without memory that are to be listed too; `previous` remembers whose the cached blocks are.
-    `arrived`: the blocks whose bytes came from a tier since then.
+    `waiting`: sequences without memory to list as well; `previous`: the previous snapshot, which knows whose tokens the
+    cached blocks keep; `arrived`: the blocks that were loaded from another tier since then.
     """
     size = memory.spec.block_size
     holders: dict[int, list[str]] = {}
@@ -101,7 +101,7 @@ def read_snapshot(
 
 
 def _view(block: Block, holders: tuple[str, ...], num_stored: int, known: BlockView | None) -> BlockView:
-    """Draw up one block. Published content keeps the name of the sequence that was seen with it first."""
+    """Return the view of a block. Published content keeps the name of the first sequence that held it."""
     published_at = block.published_at if block.entry is not None else 0
     content = holders[0] if holders else ""
     if known is not None and published_at and (known.published_at == published_at or not holders):
@@ -110,7 +110,7 @@ def _view(block: Block, holders: tuple[str, ...], num_stored: int, known: BlockV
 
 
 def _kept_origin(view: BlockView, known: BlockView | None) -> str:
-    """Return where the bytes of a block came from, if they are those of before."""
+    """Return the previous origin of a block, if its bytes are still the same."""
     if known is None:
         return ""
     is_same = bool(set(known.holders) & set(view.holders))
@@ -119,7 +119,7 @@ def _kept_origin(view: BlockView, known: BlockView | None) -> str:
 
 
 def describe_changes(before: MemorySnapshot, after: MemorySnapshot, copies: Iterable[BlockCopy] = ()) -> dict[int, str]:
-    """Say in a word what happened to each block that changed hands between two moments. Does not mutate."""
+    """Return a word for each block whose holders or state changed between two snapshots. Does not mutate."""
     sources = {copy.destination: copy.source for copy in copies}
     changes = {}
     for old, new in zip(before.blocks, after.blocks, strict=True):

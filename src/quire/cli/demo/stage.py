@@ -1,6 +1,6 @@
 """Stage: shows chapters and scenes on a terminal.
 
-On a terminal, the pictures of a scene are drawn one over another, with a pause after each; everywhere else the last one
+On a terminal, the pictures of a scene are drawn one over another, with a pause after each; elsewhere only the last one
 is printed, at once.
 """
 
@@ -27,7 +27,7 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 
 class Stage:
-    """Writes to a stream; `sleep` is None where nobody watches, or nobody wants to wait."""
+    """Writes to a stream. `sleep` None: no pauses and no animation."""
 
     def __init__(self, stream: TextIO, terminal: Terminal, sleep: Callable[[float], None] | None) -> None:
         self._stream = stream

@@ -1,7 +1,7 @@
 """`quire plan`: what fits, how fast, and with which settings, before you buy or load anything.
 
-Only the settings of a model are read. Memory is the engine's own memory plan (`sizing`), times are bounds by roofline
-(`quire.simulate.roofline`), and what is best is searched among settings (`quire.simulate.planner`).
+Only the settings of a model are read. Memory follows the engine's own memory plan (`sizing`), times are roofline bounds
+(`quire.simulate.roofline`), and the best settings are found by search (`quire.simulate.planner`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)", re.ASCII)
 PROMISES: Final = ("ttft", "tpot")
 FIXED: Final = {"block_size": "block_sizes", "max_num_seqs": "sequences", "max_num_batched_tokens": "budgets"}
-"""A setting that the user has given is not searched for."""
+"""Settings that are searched for, unless the user gives them."""
 
 DESCRIPTION: Final = (
     "Estimate whether MODEL fits into memory, how many requests run at once, how fast machines can serve them at "
@@ -53,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument(
         "--memory",
         metavar="SIZE",
-        help="memory of each machine; default: its whole memory, or what is free on this one",
+        help="memory of each machine; default: all its memory, or for here the free memory",
     )
     group.add_argument(
         "--hardware",
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> PlanReport:
-    """Return the report that the arguments ask for; if none is possible, raises an error that names the nearest one."""
+    """Return the report; raises an error that names the nearest possible values if no machine meets the request."""
     from quire.cli.model_shapes import find_settings
     from quire.cli.plan.here import HERE
     from quire.cli.plan.report import PlanReport
@@ -129,7 +129,7 @@ def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Pl
 
 
 def _requests(arguments: argparse.Namespace, longest: int) -> tuple[str, RequestLengths]:
-    """Return in words which requests are planned for, and how long they are."""
+    """Return a description of the requests to plan for, and their lengths."""
     if arguments.trace is None:
         prompt = Length.parse(arguments.prompt_tokens or "512", "prompt-tokens")
         output = Length.parse(arguments.output_tokens or "128", "output-tokens")
@@ -145,19 +145,19 @@ def _requests(arguments: argparse.Namespace, longest: int) -> tuple[str, Request
 
 
 def parse_objective(text: str) -> Objective:
-    """Return the times of a text; raises `InvalidConfigError`.
+    """Parse the value of --slo; raises `InvalidConfigError`.
 
     >>> parse_objective("ttft=0.5s,tpot=40ms")
     Objective(ttft_s=0.5, tpot_s=0.04)
     """
-    found: dict[str, float] = {}
+    targets: dict[str, float] = {}
     for part in text.split(",") if text else ():
         name, _, value = part.strip().partition("=")
         match = DURATION.fullmatch(value)
-        if name not in PROMISES or name in found or match is None or not float(match[1]):
+        if name not in PROMISES or name in targets or match is None or not float(match[1]):
             raise InvalidConfigError("slo", text, "times such as ttft=500ms,tpot=0.05s, one or both")
-        found[name] = float(match[1]) / (1000 if match[2] == "ms" else 1)
-    return Objective(found.get("ttft"), found.get("tpot"))
+        targets[name] = float(match[1]) / (1000 if match[2] == "ms" else 1)
+    return Objective(targets.get("ttft"), targets.get("tpot"))
 
 
 def _hardware(name: str, config: EngineConfig) -> Hardware:
@@ -169,13 +169,13 @@ def _hardware(name: str, config: EngineConfig) -> Hardware:
 
 
 def _choices(settings: Mapping[str, Setting]) -> Choices:
-    """Return what is searched: what nobody has said, or was left open."""
-    said = {choices: settings[name] for name, choices in FIXED.items() if settings[name].origin != DEFAULT}
-    return Choices(**{choices: (setting.value,) for choices, setting in said.items() if setting.value is not None})
+    """Return the choices to search; a setting that the user has given is the only choice."""
+    given = {choices: settings[name] for name, choices in FIXED.items() if settings[name].origin != DEFAULT}
+    return Choices(**{choices: (setting.value,) for choices, setting in given.items() if setting.value is not None})
 
 
 def _given_flags(settings: Mapping[str, Setting]) -> str:
-    """Return the flags that the user has set, except the model and those that are recommended."""
+    """Return the flags that the user has set, except the model and the flags that the plan recommends."""
     flags = []
     for name, setting in settings.items():
         if setting.origin == DEFAULT or name in (*FIXED, "model", "kv_memory"):
@@ -189,7 +189,7 @@ def _given_flags(settings: Mapping[str, Setting]) -> str:
 
 
 def _require_one(studies: tuple[Study, ...], slo: str | None) -> None:
-    """Raise unless some machine serves the model as is asked; names what comes nearest."""
+    """Raise unless some machine meets the request; the error names the nearest possible values."""
     from quire.cli.plan.report import nearest_text
 
     if any(study.best is not None for study in studies):

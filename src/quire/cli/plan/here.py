@@ -1,4 +1,4 @@
-"""This machine as a `Hardware`, measured in about a second by the compiled core: its processors, and no GPU."""
+"""This machine as a `Hardware`: the compiled core measures its CPU, not its GPU, in about a second."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTES: Final = (
 
 
 def find_machine(name: str, config: EngineConfig) -> Hardware:
-    """Return a machine by its name or file; `here` is measured, as an engine of the config would use it."""
+    """Return a machine by its name or file; `here` is measured with the threads of the config."""
     if name != HERE:
         return find_hardware(name)
     if config.device == "cuda" or find_spec("quire._native") is None:
@@ -34,7 +34,7 @@ def find_machine(name: str, config: EngineConfig) -> Hardware:
 
 
 def measure_here(num_threads: int) -> Hardware:
-    """Return this machine as measured with this many threads. Uses memory and processors for about a second."""
+    """Measure this machine with this many threads. Uses memory and CPU for about a second."""
     free = free_memory() or 1 << 31
     limits = MachineLimits(num_threads, max(min(READ_BYTES, free // 4), LEAST_READ_BYTES))
     return Hardware(

@@ -1,4 +1,4 @@
-"""What `quire plan` prints: a few lines about the model and the requests, then a column for each machine; or JSON."""
+"""The output of `quire plan`: a few lines about the model and the requests, then a column for each machine; or JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from quire.cli.plan.here import HERE
 from quire.cli.plan.sizing import MIB, EngineSizer
 from quire.cli.plan.study import Study
 from quire.core.byte_sizes import format_bytes
@@ -24,7 +25,7 @@ Row = tuple[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """Studies of one model and one kind of requests, which `requests` says in words. `given`: flags that were set."""
+    """Studies of one model and one kind of requests. `requests` describes them; `given`: the flags that were set."""
 
     sizer: EngineSizer
     given: str
@@ -33,7 +34,7 @@ class PlanReport:
     studies: tuple[Study, ...]
 
     def __str__(self) -> str:
-        """Return the whole text."""
+        """Return the text."""
         blocks = [self._facts(), _table(self._rows())]
         command = f"quire serve {shlex.quote(self.sizer.config.model)} {self.given}".rstrip()
         blocks.extend(_advice(command, study) for study in self.studies)
@@ -116,21 +117,21 @@ class PlanReport:
         ]
 
     def _link_rows(self) -> list[Row]:
-        """Return what a host cache has to be faster than computing with; nothing without one."""
+        """Return the row of the link speed that a host cache uses, for comparison; no row without a host cache."""
         if not self.sizer.config.host_cache:
             return []
         speeds = [_rate(study.hardware.host_link_bandwidth / 1e9) for study in self.studies]
         return [("  a host cache has, GB/s", speeds)]
 
     def _disk_speed(self, study: Study) -> str:
-        """Return how fast a disk must be read so that loading a prefix is faster than computing it."""
+        """Return the disk speed above which loading a prefix is faster than computing it."""
         if study.prompt_s is None or study.engine is None:
             return NOTHING
         num_bytes = self.lengths.prompt(0.5) * study.engine.facts.kv_spec.bytes_per_token
         return _rate(num_bytes / study.prompt_s / 1e9)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same as plain values."""
+        """Return the report as plain values."""
         model = self.sizer.model
         return {
             "model": self.sizer.config.model,
@@ -158,24 +159,23 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _advice(command: str, study: Study) -> str:
-    """Return the best settings on a machine, or why nothing is."""
+    """Return the best settings on a machine, or why there are none."""
     name = study.hardware.name
     if study.problem is not None:
         return f"{name}: {study.problem}"
     if study.best is None:
-        nearest = "" if study.nearest is None else f"; the nearest: {nearest_text(study.nearest)}"
+        nearest = "" if study.nearest is None else f"; the closest: {nearest_text(study.nearest)}"
         return f"{name}: no settings meet the targets{nearest}"
-    estimate = study.best.estimate
+    estimate, where = study.best.estimate, name if name == HERE else f"on {name}"
     return (
-        f"best settings on {name}: up to {_rate(estimate.tokens_per_s)} tok/s with {estimate.num_sequences} concurrent "
-        f"requests; "
-        f"{_ms(estimate.tpot_s)} ms between tokens, first token (p95) {_ms(estimate.ttft_p95_s)} ms\n"
+        f"best settings {where}: up to {_rate(estimate.tokens_per_s)} tok/s with {estimate.num_sequences} concurrent "
+        f"requests; {_ms(estimate.tpot_s)} ms between tokens, first token (p95) {_ms(estimate.ttft_p95_s)} ms\n"
         f"  {command} {flags_of(study.best, study.hardware.num_ranks)}"
     )
 
 
 def flags_of(best: Recommendation, num_ranks: int = 1) -> str:
-    """Return the flags that make an engine of a recommendation; the KV memory is that of each rank."""
+    """Return a recommendation as flags of an engine; --kv-memory is per rank."""
     size = best.pool.num_blocks * best.pool.spec.bytes_per_block // num_ranks
     kv_memory = f"{size // MIB}MiB" if size >= 1 << 30 and size % MIB == 0 else str(size)
     return (
@@ -185,7 +185,7 @@ def flags_of(best: Recommendation, num_ranks: int = 1) -> str:
 
 
 def nearest_text(nearest: Estimate) -> str:
-    """Return an estimate in the words of --slo; rounded up, so that it is kept when it is asked for."""
+    """Return an estimate as a value of --slo, rounded up so that a plan with this value succeeds."""
     return f"ttft={_ms_up(nearest.ttft_p95_s)}ms,tpot={_ms_up(nearest.tpot_s)}ms"
 
 

@@ -1,10 +1,10 @@
 """The memory of an engine on another machine, by the engine's own plan.
 
-`plan_engine` asks this machine what is free. Here that is said: of a card that is not there, or of a machine to be
-bought. Everything else is the same code, so the parts agree to the byte. Where no `kv_memory` is given, an engine takes
-a share of what is left, because others may want the rest. A plan for this machine does the same; for another machine,
-or a memory that was given, it takes everything.
-On a machine that is a GPU, and with device cuda, it is the GPU engine's plan, whether there is a GPU here or not.
+`plan_engine` measures the free memory of this machine. Here the free memory is an argument, so the plan can be for
+another machine. Everything else is the same code, so the parts agree to the byte. Without `kv_memory`, an engine takes
+a share of the remaining memory, because other processes may need the rest. A plan for this machine does the same; a
+plan for another machine, or with --memory, takes all that remains. For a machine with a GPU, and with device cuda, this
+is the plan of the GPU engine, even if this machine has no GPU.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MIB: Final = 1 << 20
 UNLIMITED_BYTES: Final = 1 << 50
 MAX_RANKS: Final = 64
 ANY_SIZE: Final = 16
-"""A size of blocks that every backend has."""
+"""A block size that every backend supports."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizedEngine:
-    """An engine that fits. `config` says how much KV memory it has."""
+    """An engine that fits. `config` has the size of its KV memory."""
 
     config: ResolvedConfig
     facts: BackendFacts
@@ -44,12 +44,12 @@ class SizedEngine:
 
     @property
     def pool(self) -> Pool:
-        """Its KV memory, as the planner sees it."""
+        """The KV memory, in the planner's terms."""
         return Pool(self.facts.kv_spec, self.plan.num_blocks, self.plan.max_model_len)
 
 
 class TooSmallError(DoesNotFitError):
-    """A memory holds no engine of the settings; `needed_bytes` would, and `why` says what takes them."""
+    """A memory is too small for an engine of these settings. `needed_bytes` would suffice; `why`: what takes them."""
 
     def __init__(self, memory_bytes: int, needed_bytes: int, why: str, flags: str = "") -> None:
         super().__init__("memory", format_bytes(memory_bytes), f"{whole_mebibytes(needed_bytes)} or more{why}", flags)
@@ -58,9 +58,9 @@ class TooSmallError(DoesNotFitError):
 
 
 class EngineSizer:
-    """Sizes engines of one model for memories that are said. Reads settings when it is made, and no weights.
+    """Sizes engines of one model for given amounts of memory. Reads the model's settings once, and no weights.
 
-    `kv_share`: the share of what is left that becomes KV memory, unless `kv_memory` is given.
+    `kv_share`: the share of the remaining memory that becomes KV memory, unless `kv_memory` is given.
     """
 
     def __init__(self, config: EngineConfig, source: ModelSource, kv_share: float = 1.0) -> None:
@@ -71,7 +71,7 @@ class EngineSizer:
         self._pairs: dict[str, ModelDescription] = {}
 
     def size(self, config: ResolvedConfig, memory_bytes: int) -> SizedEngine:
-        """Return the engine; raises `InvalidConfigError` that names the nearest memory in which there is one."""
+        """Return the engine; raises an `InvalidConfigError` that names the least memory that would suffice."""
         key = (config, memory_bytes)
         if key not in self._sized:
             self._sized[key] = self._size(config, memory_bytes)
@@ -79,7 +79,7 @@ class EngineSizer:
 
     def _size(self, config: ResolvedConfig, memory_bytes: int) -> SizedEngine:
         facts = self._facts(config)
-        host_bytes = UNLIMITED_BYTES if config.device == "cuda" else None  # a GPU's swap is in another memory
+        host_bytes = UNLIMITED_BYTES if config.device == "cuda" else None  # a GPU engine swaps to another memory
         needs = MemoryNeeds(facts.weight_bytes, facts.activation_bytes, 0, memory_bytes, host_bytes=host_bytes)
         require_host(config, facts.name)
         self._require(config, facts, needs)
@@ -95,7 +95,7 @@ class EngineSizer:
         return backend_on(device, config, self.model_of(config)).facts
 
     def model_of(self, config: EngineConfig) -> ModelDescription:
-        """Return the model, with the draft model of the settings if they name one. Reads its settings, no tokens."""
+        """Return the model, with the draft model if the settings name one. Reads settings, but no tokenizer."""
         name = config.speculation
         if not config.guesses_by_model:
             return self.model
@@ -104,7 +104,7 @@ class EngineSizer:
         return self._pairs[name]
 
     def _require(self, config: ResolvedConfig, facts: BackendFacts, needs: MemoryNeeds) -> None:
-        """Raise where not even one sequence fits: with what it takes, and on how many GPUs it would fit."""
+        """Raise if not even one sequence fits. The error has the memory needed and the number of GPUs that suffice."""
         length = config.max_model_len or min(self.model.spec.context_length, USEFUL_TOKENS)
         chunk = 1 + config.max_steps_under_way
         spec, memory = facts.kv_spec, needs.free_bytes or 0
@@ -117,11 +117,11 @@ class EngineSizer:
         why += f"a sequence of {length:,} tokens {format_bytes(kv_bytes)}"
         count = self._num_ranks(config, needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
         if count is not None:
-            why += f"; with --tensor-parallel {count} it would fit on {count} of them"
+            why += f"; with --tensor-parallel {count} it would fit on {count} GPUs"
         raise TooSmallError(memory, needed, why)
 
     def _num_ranks(self, config: ResolvedConfig, shared_bytes: int, room_bytes: int) -> int | None:
-        """Return over how many GPUs weights and KV memory would have to go; None: the engine cannot be split so."""
+        """Return how many GPUs would hold weights and KV memory; None if the engine cannot be split that way."""
         if config.device != "cuda" or self.config.tensor_parallel > 1 or room_bytes <= 0:
             return None
         for count in range(-(-shared_bytes // room_bytes), MAX_RANKS + 1):
@@ -132,7 +132,7 @@ class EngineSizer:
 
 
 class AnyBlockSizer(EngineSizer):
-    """Sizes engines that are only simulated: no kernel reads their blocks, which may have any size."""
+    """Sizes engines that are only simulated: no kernel reads their blocks, so any block size is allowed."""
 
     def _facts(self, config: ResolvedConfig) -> BackendFacts:
         facts = super()._facts(replace(config, block_size=ANY_SIZE))
@@ -140,9 +140,9 @@ class AnyBlockSizer(EngineSizer):
 
 
 def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:
-    """Return the settings of an engine on a machine. As when it starts, device auto is the GPU if there is one.
+    """Return the settings of an engine on a machine. As at start-up, device auto means the GPU if there is one.
 
-    A machine of several ranks is one, and has the memories that are given for each.
+    A machine of several ranks counts as one machine; sizes that are given per rank are multiplied.
     """
     num_ranks, config = config.tensor_parallel, replace(config, tensor_parallel=1)
     if config.device == "auto" and config.backend in ("auto", "torch"):

@@ -1,4 +1,4 @@
-"""A study: what one model would do on one machine. Everything that `quire plan` prints is one of its fields."""
+"""A study: how one model would perform on one machine. `quire plan` prints its fields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NARROW_KV = ("int8", "fp8", "k8v4", "int4")
 
 @dataclass(frozen=True, slots=True)
 class NarrowKV:
-    """What the same KV memory holds with narrower numbers."""
+    """The capacity of the same KV memory with a narrower KV type."""
 
     dtype: str
     bytes_per_token: int
@@ -32,9 +32,9 @@ class NarrowKV:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A machine, the engine on it, and what it serves. `problem`: why it serves nothing; the rest may be None then.
+    """A machine, the engine on it, and its capacity. `problem`: why it cannot serve; then the rest can be None.
 
-    `best` are the settings that keep the objective; where there are none, `nearest` is what comes closest.
+    `best`: the best settings that meet the objective; if none do, `nearest` comes closest.
     """
 
     hardware: Hardware
@@ -60,7 +60,7 @@ class Planner:
         self._objective = objective
 
     def study(self, hardware: Hardware, memory_bytes: int) -> Study:
-        """Return what the model does on the machine with so much of its memory."""
+        """Study the model on the machine with this much of its memory."""
         config = resolved_on(hardware, self._sizer.config)
         try:
             engine = self._sizer.size(config, memory_bytes)
@@ -75,7 +75,7 @@ class Planner:
         estimator = self._estimator(hardware, engine)
         running = min(config.max_num_seqs, int(held.average))
         budget = config.max_num_batched_tokens
-        found = Study(
+        study = Study(
             hardware=hardware,
             memory_bytes=memory_bytes,
             engine=engine,
@@ -85,7 +85,7 @@ class Planner:
             prompt_s=estimator.prompt_s(self._lengths.prompt(0.5), budget),
             estimate=estimator.serving(running, budget) if running else None,
         )
-        return self._with_best(found, config, estimator)
+        return self._with_best(study, config, estimator)
 
     def _with_best(self, study: Study, config: ResolvedConfig, estimator: Estimator) -> Study:
         def pool_of(block_size: int, max_num_seqs: int, max_num_batched_tokens: int) -> Pool | None:
@@ -118,9 +118,9 @@ class Planner:
         )
 
     def _least_parts(self, config: ResolvedConfig) -> tuple[int, int]:
-        """Return the bytes of KV memory that hold one request of these lengths, on average, and its neighbours.
+        """Return the bytes of KV memory for one average request of these lengths, and the bytes of everything else.
 
-        They are of the settings that take least.
+        Both are for the settings that need the least memory.
         """
         choices = self._choices
         sequences = min(choices.sequences)
@@ -143,7 +143,7 @@ class Planner:
         return Estimator(Roofline(hardware, shape, numbers), self._lengths)
 
     def _narrow(self, engine: SizedEngine, memory_bytes: int) -> list[NarrowKV]:
-        """Return what the narrower keys and values that this engine has would hold in the same KV memory."""
+        """Return the capacity of the same KV memory with each narrower KV type that this engine supports."""
         spec, kv_bytes = engine.facts.kv_spec, engine.plan.num_blocks * engine.plan.bytes_per_block
         studied = []
         for dtype in NARROW_KV:

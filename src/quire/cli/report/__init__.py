@@ -1,7 +1,7 @@
-"""`quire report`: analyses a server's step log, its memory and its users' waiting, and suggests settings.
+"""`quire report`: analyses memory and waiting times in a server's step log, and suggests settings.
 
-The log is replayed by the scheduler and the memory that wrote it; then its requests are asked again of engines with
-other settings. A log that ends within a record is read up to there; one that was altered is refused.
+The scheduler and the memory manager replay the log; then engines with other settings serve its requests again. A log
+that ends inside a record is read up to that record; an altered log is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quire.cli.simulate.progress import ProgressLine
 
 LEAST_REQUESTS: Final = 100
-"""With fewer, a percentile is the luck of a few requests, and advice from it would be a guess."""
+"""With fewer requests, percentiles are too noisy for advice."""
 
 DESCRIPTION = (
     "Replay the step log of a server (quire serve --step-log FILE), show how it used its memory and how long its "
@@ -42,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read a log and print what it says. Returns the exit status."""
+    """Read a log and print its analysis. Returns the exit status."""
     from quire.cli.simulate.files import write_text
     from quire.cli.simulate.progress import ProgressLine
     from quire.core.clock import SystemClock
@@ -67,9 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_report(path: str, progress: ProgressLine | None = None, limit: int | None = None) -> Report:
-    """Read a log and try settings on its requests; raises `StepLogError` for what is no log, or was altered.
+    """Read a log and try settings on its requests; raises `StepLogError` if the file is not a log, or was altered.
 
-    Without a line to tell how far it is, it tells nobody.
+    `progress` None: show no progress.
     """
     from quire.cli.report.advice import finding, trials
     from quire.cli.report.text import Report
@@ -101,5 +101,5 @@ def make_report(path: str, progress: ProgressLine | None = None, limit: int | No
     for trial in trials(recorded, setup):
         findings.append(finding(trial, simulated, traffic.try_on(trial.setup, trial.setting)))
     findings = [found for found in findings if found.is_told]
-    findings.sort(key=lambda found: found.verdict)  # gains, then those at a price, then none
+    findings.sort(key=lambda found: found.verdict)  # gains, then gains at a price, then no gain
     return Report(path, recorded, simulated, tuple(findings))

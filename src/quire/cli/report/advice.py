@@ -1,14 +1,14 @@
-"""Suggestions: rules that look for a cause in a run, and trials that measure another setting.
+"""Suggestions: rules that look for a problem in a run, and trials that measure another setting.
 
-    RecordedRun ──► rule ──► Trial: a setting, what speaks for it, the figure that it is to better
-                               │ the requests of the log again, on an engine with that setting, its steps as long
-                               ▼ as the log's own steps say
-                             Finding: the figure before and after, what else changed, and a verdict
+    RecordedRun ──► rule ──► Trial: a setting, the evidence for it, the figure that it should improve
+                               │ simulate the requests of the log on an engine with that setting,
+                               ▼ with step times fitted to the log
+                             Finding: the figure before and after, other changes, and a verdict
 
-A rule never advises. It says what is worth trying, and the trial decides: both figures of a finding are simulated, with
-the product's scheduler and memory, and differ by the one setting. So what is wrong with the simulation (the times of
-steps are fitted) is wrong on both sides. Trials that bring nothing are told as well: they answer a question, too. But
-where the figures rest on more than the log, or leave something out, the trial has a caveat: it is told only as a gain.
+A rule never advises. It proposes a trial, and the trial decides: both figures of a finding are simulated, with the
+product's scheduler and memory, and differ in one setting only. So an error of the simulation (step times are fitted)
+affects both figures alike. Trials without a gain are reported too, because they answer a question. But if the figures
+depend on more than the log, or leave something out, the trial has a caveat, and is reported only if it is a gain.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LEAST_GAIN: Final = 0.05
 MOST_HARM: Final = 0.10
 """Another figure that gets worse by at least this share is a price."""
 ROOMY: Final = 0.5
-"""A pool of which never more than this share was in use may be smaller."""
+"""A pool that never used more than this share of its blocks may be too large."""
 OFTEN: Final = 0.02
-"""Share of the steps: what happens in fewer is not worth a trial."""
+"""An event in fewer than this share of the steps is not worth a trial."""
 
 
 GAIN, GAIN_AT_A_PRICE, NO_GAIN = "a gain", "a gain, at a price", "no gain"
-"""Verdicts, in the order in which they are told."""
+"""Verdicts, in the order of the report."""
 INT8_CAVEAT: Final = (
     "int8 changes outputs slightly (a mean KL of 0.0009 nat on SmolLM2-135M: benchmarks/RESULTS.md, Quality); "
     "assumes that steps take as long as before"
@@ -46,7 +46,7 @@ INT8_CAVEAT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Something that a setting may better."""
+    """A figure that a setting can improve."""
 
     name: str
     of: Callable[[RecordedRun], float]
@@ -54,7 +54,7 @@ class Figure:
     more_is_better: bool = False
 
     def gain(self, before: RecordedRun, after: RecordedRun) -> float:
-        """Return by which share of what it was the figure has got better; below 0: worse."""
+        """Return the relative improvement of the figure; below 0: it got worse."""
         old, new = self.of(before), self.of(after)
         if old == new:
             return 0.0
@@ -82,12 +82,12 @@ POOL: Final = Figure(
     show_bytes,
 )
 FIGURES: Final = (SERVED, FIRST_TOKEN, BETWEEN, LATENCY, HITS, PREEMPTIONS, RECOMPUTED, WASTE)
-"""Those that every trial is held against."""
+"""The figures that are compared in every trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A setting that is worth a try, and why. `caveat`: what its figures leave out."""
+    """A setting that is worth trying, and why. `caveat`: what its figures leave out."""
 
     setting: str
     evidence: str
@@ -98,9 +98,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a trial has shown, as `preemptions 41 → 0`: the goal, what else got better, and what got worse.
+    """The result of a trial. `goal`, `others` (improved) and `prices` (worse) are texts like `preemptions 41 → 0`.
 
-    `before` and `after` are the goal as numbers: times in seconds, shares of 1. `caveat`: what they leave out.
+    `before` and `after` are the goal as numbers: times in seconds, shares from 0 to 1. `caveat`: what they leave out.
     """
 
     setting: str
@@ -115,7 +115,7 @@ class Finding:
 
     @property
     def is_told(self) -> bool:
-        """Whether a report has it: always, except advice with a caveat and no gain."""
+        """Whether the report includes the finding: always, unless it has a caveat and no gain."""
         return self.verdict != NO_GAIN or not self.caveat
 
 
@@ -123,14 +123,14 @@ Rule = Callable[[RecordedRun, EngineSetup], Iterator[Trial]]
 
 
 def more_memory(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """Requests that yield, wait for blocks or lose what was cached may want a larger pool."""
+    """If requests are preempted, wait for blocks or lose cached blocks, try a larger pool."""
     for goal, evidence in _shortage(run):
         for factor in (1.5, 2.0):
             yield _with_blocks(setup, int(setup.memory.num_blocks * factor), evidence, goal)
 
 
 def int8_numbers(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """They may also want narrower numbers: more blocks in the same bytes."""
+    """In the same cases, try a narrower KV type: more blocks in the same bytes."""
     narrow = replace(setup.spec, dtype="int8")
     if narrow.bytes_per_block < setup.spec.bytes_per_block:
         for goal, evidence in _shortage(run):
@@ -144,13 +144,13 @@ def int8_numbers(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
 
 
 def swap_space(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """Who yields loses what was computed, unless there is somewhere to move it: room for the most that was lost."""
+    """If preempted requests lost computed blocks, try swap space for the most blocks that were lost at once."""
     if not run.most_lost_blocks:
         return
     size, speed = setup.spec.bytes_per_block, setup.scheduler.swap_bytes_per_s
     cost: StepCost = MovingCost(setup.cost, size / speed)
     caveat = f"assumes that blocks move at {show_bytes(speed)} per second, as --preemption auto does"
-    if run.num_swapped:  # then the log knows
+    if run.num_swapped:  # then the log's step times include swapping
         cost, caveat = setup.cost, "assumes that blocks move as fast as the blocks that were swapped"
     num_blocks = setup.memory.num_host_blocks + run.most_lost_blocks
     setting, scheduler = f"--swap-space {_as_option(num_blocks * size)}", setup.scheduler
@@ -163,7 +163,7 @@ def swap_space(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
 
 
 def less_memory(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """A pool that was never half in use may be too large."""
+    """If the pool was never half in use, try a smaller one."""
     num_blocks, most = setup.memory.num_blocks, run.most_used_blocks
     if most < ROOMY * num_blocks and not run.scheduler.num_preemptions:
         evidence = f"never more than {most:,} of {num_blocks:,} blocks were in use"
@@ -171,7 +171,7 @@ def less_memory(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
 
 
 def block_size(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """Smaller blocks waste less and are hit more finely; larger ones are fewer to keep books of."""
+    """Smaller blocks waste less and hit at a finer grain; larger blocks need less bookkeeping. Try both."""
     size = setup.spec.block_size
     for other in (size // 2, size * 2):
         if other in NATIVE_BLOCK_SIZES:
@@ -186,7 +186,7 @@ def block_size(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
 
 
 def prefix_cache(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """Say what the prefix cache brings, or would."""
+    """Measure the benefit of the prefix cache, whether it is on or off."""
     if setup.memory.prefix_index == "none":
         tried = replace(setup, memory=replace(setup.memory, prefix_index="hash_chain"))
         yield Trial("--enable-prefix-caching", "prompts are not cached", FIRST_TOKEN, tried)
@@ -197,7 +197,7 @@ def prefix_cache(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
 
 
 def eviction(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """What was evicted and missed may be kept by another policy."""
+    """If requests missed evicted blocks, try another eviction policy."""
     num_missed = run.missed_requests[MissReason.EVICTED]
     if num_missed:
         evidence = f"{num_missed:,} requests missed blocks that had been evicted"
@@ -207,7 +207,7 @@ def eviction(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
 
 
 def fair_share(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """Tenants that wait much longer than others may be treated unfairly."""
+    """If some tenants wait much longer than others, try fair sharing."""
     waits = sorted(tenant.wait_s.percentile(95.0) for tenant in run.tenants.values())
     if len(waits) > 1 and setup.scheduler.policy != "fair_share" and waits[-1] > 2 * waits[0]:
         evidence = f"tenants wait from {show_seconds(waits[0])} to {show_seconds(waits[-1])} at p95"
@@ -216,7 +216,7 @@ def fair_share(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
 
 
 def more_rows(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """Requests that wait for a row may want more of them."""
+    """If requests wait for a row, try more rows."""
     most = setup.scheduler.max_num_seqs
     if run.num_steps_without_rows > OFTEN * run.num_plans:
         tokens = max(setup.scheduler.max_num_batched_tokens, 2 * most)
@@ -226,7 +226,7 @@ def more_rows(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
 
 
 def step_tokens(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """Prompts make requests in the same step wait: less in smaller pieces, but then the prompts take longer."""
+    """Long prompts delay other requests in the same step. If they do, try smaller chunks, which slow the prompts."""
     p50, p99 = (run.latencies.itl_s.percentile(percent) for percent in (50.0, 99.0))
     half = setup.scheduler.max_num_batched_tokens // 2
     if p99 > 3 * p50 and half >= setup.scheduler.max_num_seqs:
@@ -250,12 +250,12 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 def trials(run: RecordedRun, setup: EngineSetup) -> list[Trial]:
-    """Return what is worth trying after such a run. Does not mutate."""
+    """Return the trials that the rules propose for a run. Does not mutate."""
     return [trial for rule in RULES for trial in rule(run, setup)]
 
 
 def finding(trial: Trial, before: RecordedRun, after: RecordedRun) -> Finding:
-    """Return what a trial has shown. Does not mutate."""
+    """Return the result of a trial. Does not mutate."""
     gains = [(figure.gain(before, after), figure) for figure in FIGURES if figure is not trial.goal]
     others = tuple(_change(figure, before, after) for gain, figure in gains if gain >= LEAST_GAIN)
     prices = tuple(_change(figure, before, after) for gain, figure in gains if gain <= -MOST_HARM)
@@ -279,7 +279,7 @@ def _change(figure: Figure, before: RecordedRun, after: RecordedRun) -> str:
 
 
 def _shortage(run: RecordedRun) -> Iterator[tuple[Figure, str]]:
-    """Yield what speaks for more blocks, and the figure that it is about; nothing where nothing does."""
+    """Yield the figure to improve and the evidence that more blocks are needed, if any."""
     evicted = run.missed_tokens[MissReason.EVICTED]
     if run.scheduler.num_preemptions:
         yield PREEMPTIONS, f"{run.scheduler.num_preemptions:,} preemptions"
@@ -295,5 +295,5 @@ def _with_blocks(setup: EngineSetup, num_blocks: int, evidence: str, goal: Figur
 
 
 def _as_option(size: int) -> str:
-    """Return a size as the command line takes it, rounded up."""
+    """Return a size as an option's value, rounded up."""
     return f"{-(-size // MIB)}MiB" if size >= 64 * MIB else f"{-(-size // 1024)}KiB"

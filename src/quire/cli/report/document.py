@@ -1,4 +1,4 @@
-"""The document of a report: what to change, the memory and the queue over time, and the tables of the text."""
+"""The HTML document of a report: suggested changes, memory and queue over time, and the tables of the text."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""RecordedRun: figures on the requests and the memory of a step log.
+"""RecordedRun: figures about the requests and the memory in a step log.
 
     step log ──► replayed ──► RunReader.note ──► RecordedRun
                  scheduler        │   RequestJournal: admitted, preempted, ended
-                 and memory ◄─────┘   MemoryLedger, Timeline: where the memory was
+                 and memory ◄─────┘   MemoryLedger, Timeline: use of the memory
 
-The log is replayed by the scheduler and the memory that serve, and they are looked at after each record: nothing is
-derived from what was decided, it is decided again. Times are those of the records, by the engine's clock. A token is
-there when the result of its step is in; what the network adds is not in the log. What is held is what is under way,
-histograms, and a timeline of fixed length: a log may be as long as it likes.
+The product's scheduler and memory manager replay the log, and the reader inspects their state after each record: it
+does not interpret recorded decisions, because they are made again. Times are those of the records, by the engine's
+clock. A token counts as arrived with the result of its step; the network's delay is not in the log. The reader keeps
+running requests, histograms and a timeline of fixed length, so a log can have any length.
 
-A step lasts from the end of the one before, or from when the engine got something to do, to its own end: the time
-between two steps is included.
+A step lasts from the end of the previous step, or from when the engine got work, to its own end: the time between two
+steps is included.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from quire.simulate.meter import Latencies
 from quire.simulate.timeline import Timeline, TimelinePoint, mean_over_time
 
 FIRST_INTERVAL_S: Final = 1e-3
-"""Between two points of the timeline, as long as they are few: some logs are of a second."""
+"""The first interval between points of the timeline; it grows with the log, and some logs last one second."""
 
 MOST_STEPS: Final = 1 << 14
-"""The last steps of a log, by which it is judged how long a step takes."""
+"""The number of steps, at the end of a log, to which step times are fitted."""
 
 
 @dataclass(slots=True)
 class TenantFigures:
-    """What one tenant asked, and how it was served. Blocks that several of its requests share count once.
+    """The requests of one tenant, and how they were served. A block that several of them share counts once.
 
-    `block_seconds` are summed over the time of steps: divided by `RecordedRun.busy_s` they are the mean.
+    `block_seconds` are summed over the time of steps: divided by `RecordedRun.busy_s` they give the mean.
     """
 
     num_requests: int = 0
@@ -60,18 +60,19 @@ class TenantFigures:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the tokens of its prompts that the cache served."""
+        """The share of the tenant's prompt tokens that the cache served."""
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 @dataclass(slots=True)
 class RecordedRun:
-    """What a log says: a `RunReader` fills it.
+    """The figures of a log, which a `RunReader` fills in.
 
-    `wait_s` is from arrival to the first step. `num_steps_without_rows` counts the steps in which a request waited
-    because `max_num_seqs` ran, `num_steps_without_room` those in which it waited although rows were free: for blocks,
-    or for a turn in the step. `most_lost_blocks` were given up at once by sequences that yielded by recompute and
-    waited to go on; beams, which never swap, are left out. `torn` says why the log could not be read to its end.
+    `wait_s`: from arrival to the first step. `num_steps_without_rows`: steps in which a request waited because
+    `max_num_seqs` were running; `num_steps_without_room`: steps in which one waited although rows were free, for blocks
+    or for a turn in the step. `most_lost_blocks`: the most blocks missing at one time from sequences that were
+    preempted by recompute and had not resumed; beams, which never swap, are left out. `torn`: why the log could not be
+    read to its end.
     """
 
     scheduler: Scheduler
@@ -100,23 +101,23 @@ class RecordedRun:
     tenants: dict[str, TenantFigures] = field(default_factory=dict)
 
     def mean(self, name: str) -> float:
-        """Return the mean of a count of the timeline, over the time of steps."""
+        """Return the mean of a count in the timeline, weighted by the time of the steps."""
         return mean_over_time(self.timeline.points, attrgetter(name))
 
     def most(self, name: str) -> float:
-        """Return the largest count of the timeline."""
+        """Return the largest value of a count in the timeline."""
         return max((getattr(point, name) for point in self.timeline.points), default=0.0)
 
     @property
     def waste(self) -> float:
-        """Share of the slots of blocks in use that held nothing and were meant for nothing, over time."""
+        """The share of slots in used blocks that were neither filled nor reserved, averaged over time."""
         used_slots = self.mean("used_blocks") * self.scheduler.memory.spec.block_size
         return self.mean("fragmented_slots") / used_slots if used_slots else 0.0
 
 
 @dataclass(slots=True)
 class _Track:
-    """One sequence on its way."""
+    """A sequence that has not ended."""
 
     due_s: float
     is_admitted: bool = False
@@ -128,7 +129,7 @@ class _Track:
 
 
 class RunReader:
-    """Takes in the records of one log, in their order."""
+    """Reads the records of one log, in order, into a `RecordedRun`."""
 
     def __init__(self, first: Replayed) -> None:
         self.run = RecordedRun(first.scheduler)
@@ -140,7 +141,7 @@ class RunReader:
         self._steps: deque[RecordedStep] = deque(maxlen=MOST_STEPS)
 
     def note(self, record: Replayed) -> None:
-        """Take in a record that has just taken effect. Mutates; O(sequences in the step)."""
+        """Add a record that has just been replayed. Mutates; O(sequences in the step)."""
         self._now_s = record.at_s
         self.run.duration_s = self._now_s - self._began_s
         self.run.num_records += 1
@@ -187,7 +188,7 @@ class RunReader:
         self.run.busy_s += seconds
         if seconds > 0:
             self._steps.append(RecordedStep(StepFeatures.of(plan), seconds))
-        gaps: Counter[float] = Counter()  # by when the token before came
+        gaps: Counter[float] = Counter()  # by the time of the previous token
         for request in [*outcome.advanced, *outcome.opened]:
             self._note_progress(request, gaps)
         for since_s, count in gaps.items():
@@ -197,9 +198,9 @@ class RunReader:
     def _note_progress(self, request: Request, gaps: Counter[float]) -> None:
         tracks = self._tracks.get(request.request_id, {})
         if not tracks or tracks[0].due_s != request.arrival_s:
-            return  # it ended while the step was under way; perhaps another one has its id now
+            return  # it ended during the step; another request may have its id now
         track = tracks.get(request.branch)
-        if track is None:  # it begins with the first of its request
+        if track is None:  # its times start with those of the request's first sequence
             leader = tracks[0]
             track = tracks[request.branch] = _Track(leader.due_s, True, leader.first_s or self._now_s, self._now_s)
         if request.row >= 0:
@@ -279,5 +280,5 @@ class RunReader:
         return TimelinePoint.of(at_s, busy_s, counts, scheduler.memory.ledger())
 
     def cost(self) -> FittedCost:
-        """Return how long a step takes, by the last steps of the log; raises `InvalidValueError` of too few."""
+        """Fit step times to the last steps of the log; raises `InvalidValueError` if there are too few."""
         return FittedCost.fit(self._steps)

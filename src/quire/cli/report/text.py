@@ -25,7 +25,7 @@ LATENCIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a log says. `simulated`: its requests again, with the same settings; None where `untried` says why."""
+    """The analysis of a log. `simulated`: its requests, simulated with the same settings; None: see `untried`."""
 
     name: str
     recorded: RecordedRun
@@ -44,19 +44,19 @@ class Report:
         return tables + [_tenants(run)] * (len(run.tenants) > 1)
 
     def as_json(self) -> str:
-        """Return everything, the timeline included."""
+        """Return all figures, including the timeline."""
         content = {
             "log": self.name,
             "settings": _settings_as_json(self.recorded),
             "recorded": _run_as_json(self.recorded),
             "simulated": None if self.simulated is None else _run_as_json(self.simulated),
             "untried": self.untried,
-            "findings": [asdict(found) for found in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
         }
         return json.dumps(content, indent=1)
 
     def head(self) -> list[str]:
-        """Return in words what was read."""
+        """Return a description of the log."""
         run, memory, config = self.recorded, self.recorded.scheduler.memory, self.recorded.scheduler.config
         counts = {"aborted": run.num_aborted, "failed": run.num_failed, "steps lost": run.num_lost_steps}
         others = "".join(f", {count:,} {name}" for name, count in counts.items() if count)
@@ -83,11 +83,11 @@ class Report:
         if self.simulated is None:
             return f"what to change: tried nothing ({self.untried})"
         lines = [f"what to change, from simulating {self.simulated.num_requests:,} requests again:"]
-        for found in self.findings:
-            lines += [f"  {found.setting}: {found.verdict}", f"      because {found.evidence}"]
-            lines.append(f"      {', '.join([found.goal, *found.others])}")
-            lines += [f"      but {', '.join(found.prices)}"] * bool(found.prices)
-            lines += [f"      note: {found.caveat}"] * bool(found.caveat)
+        for finding in self.findings:
+            lines += [f"  {finding.setting}: {finding.verdict}", f"      because {finding.evidence}"]
+            lines.append(f"      {', '.join([finding.goal, *finding.others])}")
+            lines += [f"      but {', '.join(finding.prices)}"] * bool(finding.prices)
+            lines += [f"      note: {finding.caveat}"] * bool(finding.caveat)
         return "\n".join(lines)
 
 
@@ -133,7 +133,7 @@ def _cache(run: RecordedRun) -> Rows:
 
 
 def _tenants(run: RecordedRun) -> Rows:
-    """Return a table of those who asked most."""
+    """Return a table of the tenants with the most tokens."""
     head = ["tenant", "requests", "prompts", "found", "outputs", "preempted", "blocks mean / most"]
     rows = [[*head, "waiting p50 / p95 / p99"]]
     tenants = sorted(run.tenants.items(), key=lambda each: -each[1].prompt_tokens - each[1].output_tokens)
@@ -148,24 +148,24 @@ def _tenants(run: RecordedRun) -> Rows:
 
 
 def _one_line(name: str) -> str:
-    """Return a name from outside as a terminal can be shown it."""
+    """Return a client's name in a form that is safe to print on a terminal."""
     return "".join(character if character.isprintable() else "?" for character in name)[:40]
 
 
-def _percentiles(found: Histogram) -> str:
-    return " / ".join(show_seconds(found.percentile(at)) for at in (50.0, 95.0, 99.0)) if found.count else NOTHING
+def _percentiles(times: Histogram) -> str:
+    return " / ".join(show_seconds(times.percentile(at)) for at in (50.0, 95.0, 99.0)) if times.count else NOTHING
 
 
 def _settings_as_json(run: RecordedRun) -> dict[str, Any]:
     memory = asdict(run.scheduler.memory.config)
-    del memory["hash_key"]  # no log has it
+    del memory["hash_key"]  # logs do not contain it
     return {"spec": asdict(run.scheduler.memory.spec), "memory": memory, "scheduler": asdict(run.scheduler.config)}
 
 
 def _run_as_json(run: RecordedRun) -> dict[str, Any]:
     plain = {each.name: getattr(run, each.name) for each in fields(run) if each.type in ("int", "float", "str")}
     ledger = asdict(run.scheduler.memory.ledger())
-    del ledger["misses"]  # told with their tokens
+    del ledger["misses"]  # reported below, with their tokens
     tenants = {}
     for name, tenant in run.tenants.items():
         own = {each.name: getattr(tenant, each.name) for each in fields(tenant)}

@@ -1,11 +1,11 @@
 """A trial: the requests of a log, simulated on an engine with other settings.
 
-They are due when they came, whatever the engine does, and are answered what they were answered: so a chat that repeats
-its answers hits them. How long a step takes is what the log's own steps say. The run is written to a log as well, in a
-file without a name, and read like the first one: the figures of both are made by the same lines.
+Requests arrive at their recorded times, whatever the engine does, and get their recorded answers, so the next turn of a
+chat hits its earlier answers. Step times are fitted to the log's own steps. The simulated run is written to a log too,
+in an unnamed temporary file, and read like the first log: the same code computes the figures of both.
 
-The log is replayed for each trial, up to the record that was the last one when it was first read: nothing is held that
-grows with its length, and a log that is still being written is the same for all.
+Each trial replays the log, up to the record that was last when the log was first read. So memory use does not grow with
+the length of the log, and all trials of a growing log see the same records.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quire.simulate.workload.step_log import RequestsInLog, up_to_tear
 
 @dataclass(frozen=True, slots=True)
 class LoggedTraffic:
-    """The requests of a log: of its first `num_records`, at most `limit`. `progress` is told how far a trial is."""
+    """The first `limit` requests in the first `num_records` of a log. `progress` shows the progress of a trial."""
 
     path: str
     num_records: int
@@ -38,7 +38,7 @@ class LoggedTraffic:
     progress: ProgressLine
 
     def requests(self) -> Iterator[OfferedRequest]:
-        """Yield them in their order, named by number. Reads the log."""
+        """Yield the requests in their order, with numbers as ids. Reads the log."""
         numbered = zip(itertools.count(), self._all(), strict=False)
         for number, request in itertools.islice(numbered, self.limit):
             yield replace(request, request_id=str(number))
@@ -51,7 +51,7 @@ class LoggedTraffic:
         yield from requests.left()
 
     def try_on(self, setup: EngineSetup, name: str) -> RecordedRun:
-        """Return what becomes of them on an engine of these settings, which have a name."""
+        """Simulate the requests on an engine; `name` names its settings in the progress line."""
         self.progress.begin(f"simulating {name}")
         source = _AnsweredRequests(self.requests())
         with tempfile.TemporaryFile(prefix="quire-report-") as log:
@@ -63,7 +63,7 @@ class LoggedTraffic:
 
 
 class _AnsweredRequests(OpenLoop):
-    """A source that says, of each request under way, what it is to be answered."""
+    """A source that knows the recorded outputs of each running request."""
 
     def __init__(self, requests: Iterable[OfferedRequest]) -> None:
         super().__init__(requests)
@@ -76,12 +76,12 @@ class _AnsweredRequests(OpenLoop):
         return taken
 
     def ended(self, request_id: str, output: array[int], now_s: float) -> None:
-        """Forget what it was to be answered. Mutates."""
+        """Forget the outputs of a request. Mutates."""
         self.outputs.pop(request_id, None)
 
 
 def read_run(file: BinaryIO) -> RunReader:
-    """Read a log to its end, or to where it is torn; raises `StepLogError` for one in which nothing happens."""
+    """Read a log to its end, or up to a torn record; raises `StepLogError` if it has no records."""
     torn: list[str] = []
     records = up_to_tear(replayed(file), torn.append)
     first = next(records, None)

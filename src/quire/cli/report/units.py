@@ -1,4 +1,4 @@
-"""Figures as texts."""
+"""Formats figures as texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NOTHING = "−"
 
 
 def show_seconds(value: float) -> str:
-    """Return a time in the unit that suits it.
+    """Return a time in a suitable unit.
 
     >>> show_seconds(0.0123), show_seconds(12.3)
     ('12.3 ms', '12.3 s')
@@ -36,7 +36,7 @@ def show_count(value: float) -> str:
 
 
 def show_bytes(value: float) -> str:
-    """Return a size in the unit that suits it.
+    """Return a size in a suitable unit.
 
     >>> show_bytes(6 << 30)
     '6.00 GiB'

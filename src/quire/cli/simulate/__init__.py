@@ -1,7 +1,7 @@
 """`quire simulate`: hours of traffic in seconds, on the real scheduler and memory manager.
 
-Settings are those of the engine, so what is simulated can be started. Only the settings of a model are read; how long a
-step takes is a roofline's answer, or that of recorded steps. `--what-if` runs the same requests once for each choice.
+Settings are those of the engine, so a server can use them as they are. Only the settings of a model are read; step
+times come from a roofline model or from recorded steps. `--what-if` runs the same requests once for each choice.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         default="nvidia-a100-40gb",
         help=f"here (measured), a YAML file, {', '.join(known_hardware())}; default: nvidia-a100-40gb, the paper's",
     )
-    group.add_argument("--memory", metavar="SIZE", help="memory of the machine; default: all the machine has")
-    group.add_argument("--steps", metavar="FILE", help="recorded steps to take step times from, in place of --hardware")
+    group.add_argument("--memory", metavar="SIZE", help="memory of the machine; default: all its memory")
+    group.add_argument("--steps", metavar="FILE", help="fit step times to these recorded steps, not to --hardware")
     group.add_argument(
         "--disk-bandwidth",
         metavar="GB/S",
@@ -79,20 +79,20 @@ def _add_replicas(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         type=int,
         default=0,
-        help="from N to --replicas engines, as the load asks for; default: 0, always all",
+        help="scale between N and --replicas engines with the load; default: 0, always all",
     )
     group.add_argument(
         "--prompt-replicas",
         metavar="N",
         type=int,
         default=0,
-        help="how many of --replicas only compute prompts, for the others to generate; default: 0, no such split",
+        help="of --replicas, N only compute prompts, and the others generate; default: 0, no such split",
     )
     group.add_argument(
         "--link-bandwidth",
         metavar="GB/S",
         type=float,
-        help="speed of the link between accelerators or replicas; default: what is known of the machine",
+        help="speed of the link between accelerators or replicas; default: the machine's own",
     )
     group.add_argument(
         "--router",
@@ -105,7 +105,7 @@ def _add_replicas(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         type=float,
         default=0.0,
-        help="seconds until the router learns what engines hold",
+        help="seconds until the router learns which blocks the engines hold; default: 0",
     )
     group.add_argument(
         "--report-loss",
@@ -207,13 +207,13 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         metavar="FIGURE",
         nargs="*",
         choices=tuple(FIGURES),
-        help=f"instead: reproduce figures of the PagedAttention paper (all, or: {', '.join(FIGURES)})",
+        help=f"only reproduce figures of the PagedAttention paper (all, or: {', '.join(FIGURES)})",
     )
-    group.add_argument("--replay", metavar="FILE", help="instead: replay a step log and compare every plan")
+    group.add_argument("--replay", metavar="FILE", help="only replay a step log and compare every plan")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulate, and print. Returns the exit status."""
+    """Simulate, and print the results. Returns the exit status."""
     from quire.cli.simulate.paper import make_paper
     from quire.cli.simulate.progress import ProgressLine
 

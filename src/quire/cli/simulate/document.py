@@ -1,7 +1,7 @@
 """The document of `quire simulate`: the results of all runs side by side, and the blocks over time.
 
-Runs are compared at common moments, at each of which a run stands as the last point of its timeline says. So lines of
-different lengths share an axis, and the document does not grow with the length of a run.
+Runs are compared at common moments; the state of a run at a moment is the last point of its timeline before it. So
+runs of different lengths share an axis, and the document does not grow with the length of a run.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MEMORY = (
     ("only cached", "cached_blocks", "cached"),
     ("free", "free_blocks", "free"),
 )
-"""What the memory is divided into: its name, its count in the timeline, its colour."""
+"""The uses of the memory: name, count in the timeline, colour."""
 
 Standing = Sequence[tuple[ReplicaResult, TimelinePoint]]
-"""The replicas of a run at one moment, those that have begun; none of a run that is over."""
+"""The replicas of a run that have started at one moment; empty if the run is over."""
 
 
 def simulation_document(title: str, facts: Sequence[tuple[str, str]], runs: Sequence[Run]) -> Document:
     """Return the document of a study. Does not mutate."""
     table = Table(("", *(run.name for run in runs)), tuple(result_rows(runs)))
-    left_out = (f"The block map is shown of the first {MAX_FILMS} runs.",) if len(runs) > MAX_FILMS else ()
+    left_out = (f"Block maps are shown for the first {MAX_FILMS} runs only.",) if len(runs) > MAX_FILMS else ()
     moments = _moments(runs)
     sections = (
         Section("Results", (table, *left_out)),
@@ -48,7 +48,7 @@ def simulation_document(title: str, facts: Sequence[tuple[str, str]], runs: Sequ
 
 
 def main_chart(runs: Sequence[Run]) -> Chart:
-    """Return the one picture of a study: where the memory was, or of several runs how long the first tokens took."""
+    """Return the main chart of a study: memory over time or, for several runs, time to first token."""
     return _memory_chart(runs[0], _moments(runs), "") if len(runs) == 1 else _curves(runs, *LATENCIES[0])
 
 
@@ -137,7 +137,7 @@ def _through_time(runs: Sequence[Run], moments: Sequence[float]) -> Iterator[Cha
     if any(run.result.hit_tokens for run in runs):
         yield chart("Prompt tokens from the cache, of all so far", SHARE, _hit_share)
     else:
-        yield "No token of a prompt came from the cache."
+        yield "No prompt token came from the cache."
 
 
 # ---- how long users wait --------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _percentiles(runs: Sequence[Run]) -> Chart:
 
 
 def _curves(runs: Sequence[Run], name: str, label: str) -> Chart:
-    """Return the distribution of a latency: which share of the values is at most so long."""
+    """Return the cumulative distribution of a latency."""
     curves = [dict(zip(run.result.latencies[name].curve, CURVE_PERCENTS, strict=False)) for run in runs]
     x = sorted({value for curve in curves for value in curve if value > 0})
     series = (Series(run.name, tuple(map(curve.get, x))) for run, curve in zip(runs, curves, strict=True))

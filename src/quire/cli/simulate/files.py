@@ -16,19 +16,19 @@ def write_text(path: str, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, in a folder that is made: after a long run it is too late to be told that there is none."""
+    """Write a file, and create its folder: a long run must not end with an error about a missing folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
 
 def remark_torn(path: str, why: str, progress: ProgressLine) -> None:
-    """Say that the end of a step log is missing."""
+    """Report that the end of a step log is missing."""
     progress.remark(f"{path}: {why}; everything before that was read")
 
 
 @contextmanager
 def named_after(path: str) -> Iterator[None]:
-    """Let what is wrong with a step log say which file that is."""
+    """Add the name of the file to errors about a step log."""
     try:
         yield
     except StepLogError as error:

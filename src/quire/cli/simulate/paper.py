@@ -31,7 +31,7 @@ WIDTH = 100
 
 
 def make_paper(arguments: argparse.Namespace, line: StatusLine) -> int:
-    """Make the figures that a command line asks for, and write what it says. Returns the exit status."""
+    """Make the requested figures and write the requested files. Returns the exit status."""
     plot = None if arguments.plot is None else PlotFile(arguments.plot)
     sites = paper_sites(find_shape, find_hardware(arguments.hardware))
     num_requests = NUM_REQUESTS if arguments.limit is None else arguments.limit
@@ -57,7 +57,7 @@ def make_paper(arguments: argparse.Namespace, line: StatusLine) -> int:
 
 
 def _show(figure: Figure, seed: int) -> Iterator[str]:
-    """Yield a figure in paragraphs."""
+    """Yield the paragraphs of a figure."""
     yield f"{figure.title} (seed {seed})"
     tables = [comparison_table(figure.comparisons)] if figure.comparisons else []
     for table in [*tables, *figure.tables]:

@@ -14,7 +14,7 @@ SVG, PNG = ".svg", ".png"
 
 
 class PlotFile:
-    """A file for one chart. What cannot be written is refused when this is made, before anything is run."""
+    """A file for one chart. The constructor refuses a file that cannot be written, before anything runs."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)

@@ -1,8 +1,8 @@
-"""The progress of a run as a line on a terminal, and nothing elsewhere; and remarks, everywhere.
+"""The progress of a run, as a line on a terminal only; and remarks, on any stream.
 
     simulating block_size=16  [########------------] 40 %
 
-What there is to do is known as a time, where requests are drawn for so long, or as the bytes of a file that is read.
+The total is a duration if requests are drawn, or the size of a file that is read.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ WIDTH = 20
 
 
 class ProgressLine(StatusLine):
-    """Says how much of a run is done."""
+    """Shows how much of a run is done."""
 
     def __init__(self, stream: TextIO, clock: Clock) -> None:
         super().__init__(stream, clock)
         self._what = ""
 
     def begin(self, what: str) -> None:
-        """Say what is done from now on. Mutates."""
+        """Set the name of the current task. Mutates."""
         self._what = what
 
     def note(self, share: float) -> None:
-        """Draw now and then. Mutates the stream."""
+        """Redraw the line, if it is due. Mutates the stream."""
         if self.is_due:
             done = min(1.0, share)
             num_drawn = int(WIDTH * done)
             self.draw(f"{self._what}  [{'#' * num_drawn}{'-' * (WIDTH - num_drawn)}] {100 * done:.0f} %")
 
     def remark(self, text: str) -> None:
-        """Write a line that stays, on a terminal or not. Mutates the stream."""
+        """Write a permanent line, on any stream. Mutates the stream."""
         self.close()
         print(f"quire: note: {text}", file=self._stream)
 
     def until(self, end_s: float) -> Callable[[int, SimulatedEngine], None]:
-        """Return a watcher of a simulation whose requests come until a time."""
+        """Return a watcher of a simulation whose requests arrive until a time."""
         return lambda _, engine: self.note(engine.clock.now() / end_s)
 
     def follow(self, file: str | int) -> io.BufferedReader:
-        """Open a file, by its path or by a descriptor to be closed, and report how much has been read."""
+        """Open a file by its path or descriptor, which closes with it, and report how much has been read."""
         return io.BufferedReader(_FollowedFile(file, self.note))
 
 
 class _FollowedFile(io.FileIO):
     def __init__(self, file: str | int, note: Callable[[float], None]) -> None:
         super().__init__(file)
-        self._size = os.fstat(self.fileno()).st_size  # 0 of a pipe, of which nobody knows the end
+        self._size = os.fstat(self.fileno()).st_size  # 0 for a pipe, whose size is unknown
         self._num_read = 0
         self._note = note
 

@@ -1,4 +1,4 @@
-"""What `quire simulate` prints: a column for each variant; the same as JSON; memory and queue over time as CSV."""
+"""The output of `quire simulate`: a column for each variant; the same as JSON; memory and queue over time as CSV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATENCIES = (
     ("tpot_s", "per token of a request"),
     ("normalised_latency_s", "normalised latency"),
 )
-"""What users wait for: its name in a result, and in words."""
+"""Latencies: the name in a result, and the label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class SimulationReport:
         return f"{self._title}\n\n{show_table([head, *result_rows(self._runs)])}"
 
     def as_json(self) -> str:
-        """Return everything, timelines included."""
+        """Return all results, including timelines."""
         results = {run.name: run.result.as_json() for run in self._runs}
         return json.dumps({"title": self._title, "seed": self._seed, "results": results}, indent=1)
 
@@ -64,13 +64,13 @@ class SimulationReport:
 
 
 def result_rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """Return a row for everything that is known of one run or more: its label, and a cell for each."""
+    """Return a row, with a label and a cell for each run, for every figure that at least one run has."""
     rows = [(label, *(show(run.result) for run in runs)) for label, show in ROWS]
     return [row for row in rows if set(row[1:]) != {NOTHING}]
 
 
 def show_blocks(num_blocks: int, bytes_per_block: int) -> str:
-    """Return how many blocks there are, and how large.
+    """Return the number of blocks and their size.
 
     >>> show_blocks(8118, 2 << 20)
     '8,118 blocks of 2.0 MiB'
@@ -79,7 +79,7 @@ def show_blocks(num_blocks: int, bytes_per_block: int) -> str:
 
 
 def blocks_of(result: SimulationResult) -> str:
-    """Return what the KV memory of each replica was divided into."""
+    """Return the number and size of the KV blocks of each replica."""
     ledger = result.replicas[0].ledger
     return show_blocks(ledger.num_blocks, ledger.bytes_per_block)
 
@@ -103,10 +103,10 @@ def show_table(rows: Sequence[Sequence[str]]) -> str:
 
 def _times(name: str) -> Callable[[SimulationResult], str]:
     def show(result: SimulationResult) -> str:
-        found = result.latencies[name]
+        latency = result.latencies[name]
         return (
-            " / ".join(show_number(value, "s") for value in (found.p50, found.p95, found.p99))
-            if found.count
+            " / ".join(show_number(value, "s") for value in (latency.p50, latency.p95, latency.p99))
+            if latency.count
             else NOTHING
         )
 

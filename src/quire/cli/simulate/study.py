@@ -1,6 +1,6 @@
 """Study: the arguments of `quire simulate` as engines and sources of requests.
 
-A variant is one choice of what `--what-if` names; each variant has engines of its own and is asked the same requests.
+A variant is one combination of the `--what-if` values; each variant has its own engines and serves the same requests.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ MAX_VARIANTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One choice of settings. `name` says what was chosen."""
+    """One combination of settings. `name` lists the chosen values."""
 
     name: str
     config: EngineConfig
@@ -72,7 +72,7 @@ class Variant:
 
 
 class Study:
-    """Everything that a command line says. Reads the settings of the model when it is made. Tells how far a run is."""
+    """The variants and requests of a command line. The constructor reads the model's settings. Reports progress."""
 
     def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str], progress: ProgressLine) -> None:
         self._arguments = arguments
@@ -100,13 +100,13 @@ class Study:
 
     @property
     def title(self) -> str:
-        """Say in words what was run; with the seed, so that it can be run again."""
+        """A description of the study, with the seed, so that it can be repeated."""
         model, machine, memory, asked, seed = (value for _, value in self.facts)
         return f"{model} on {machine} ({memory}); {asked}; seed {seed}"
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """Say the same in pairs: what it is, and which."""
+        """The same description as pairs of label and value."""
         arguments = self._arguments
         machines = dict.fromkeys(self._machine(variant.config).name for variant in self.variants)
         where = "steps as recorded in " + arguments.steps if arguments.steps else " or ".join(machines)
@@ -127,12 +127,12 @@ class Study:
             return f"trace {arguments.trace}{skipped}{', its end is missing' if self._is_torn else ''}"
         rate = f"{arguments.rate:g} a second, {arguments.arrivals}"
         source = f"{arguments.users:,} users" if arguments.users is not None else rate
-        said = arguments.prompt_tokens, arguments.output_tokens
-        lengths = arguments.lengths if said == (None, None) else f"{said[0] or '512'} + {said[1] or '128'} tokens"
+        given = arguments.prompt_tokens, arguments.output_tokens
+        lengths = arguments.lengths if given == (None, None) else f"{given[0] or '512'} + {given[1] or '128'} tokens"
         return f"{source}, for {arguments.duration:g} s, {lengths}"
 
     def simulate(self, variant: Variant, watchers: Sequence[Watcher] = ()) -> SimulationResult:
-        """Run a variant. Writes the log, if one is asked for."""
+        """Run a variant. Writes the step log if --log is given."""
         self._progress.begin(f"simulating {variant.name}")
         if self._arguments.trace is None:
             watchers = (*watchers, self._progress.until(self._arguments.duration))
@@ -180,7 +180,7 @@ class Study:
         return Split(variant.num_prompt_replicas, spec.bytes_per_block / spec.block_size / link)
 
     def _engine_maker(self, variant: Variant, sized: SizedEngine) -> Callable[[Any, bool], SimulatedEngine]:
-        """Return what makes an engine, with a log, and where its requests are begun elsewhere."""
+        """Return a function that makes an engine from a log file, and whether other engines compute its prompts."""
         cost, plan, config = self._cost(sized, self._machine(variant.config)), sized.plan, sized.config
         setup = EngineSetup(
             sized.facts.kv_spec,
@@ -267,7 +267,7 @@ class Study:
 
 
 def _require(arguments: argparse.Namespace) -> None:
-    """Raise `InvalidConfigError` for what nothing else looks at, or what does not go together."""
+    """Raise `InvalidConfigError` for values that nothing else checks, and for options that exclude each other."""
     for name in ("turns", "samples", "beams"):
         require_int(name, getattr(arguments, name), 1, 1 << 20)
     if arguments.limit is not None:
@@ -299,7 +299,7 @@ def _is_step_log(path: str) -> bool:
 
 
 def _variants(arguments: argparse.Namespace, config: EngineConfig) -> Iterator[Variant]:
-    """Yield every combination of what `--what-if` names; one without a name where it names nothing."""
+    """Yield every combination of the `--what-if` values; without --what-if, one variant named after the system."""
     choices = [_choices(text) for text in arguments.what_if]
     require_int("variants of --what-if", math.prod(map(len, choices)), 1, MAX_VARIANTS)
     for chosen in itertools.product(*choices):
@@ -315,7 +315,7 @@ def _variants(arguments: argparse.Namespace, config: EngineConfig) -> Iterator[V
 
 
 def _choices(text: str) -> list[tuple[str, Any]]:
-    """Return the choices of one setting; raises `InvalidConfigError` for what is none."""
+    """Return the choices of one setting; raises `InvalidConfigError` for an unknown setting or value."""
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
     options = options_of(EngineConfig)

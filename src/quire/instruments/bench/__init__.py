@@ -35,10 +35,10 @@ BENCHMARKS = (
     Benchmark("fairness", "fairness", "shares that fair_share gives tenants with different traffic"),
     Benchmark("record", "record", "record steps and fit a cost model"),
     Benchmark("serve", "serve", "a server under load, and the cost of 'HTTP'"),
-    Benchmark("disk", "disk", "first tokens from a cache on disk, and what it costs"),
-    Benchmark("vectors", "vectors", "texts that become vectors, and a reranker with the prefix cache"),
+    Benchmark("disk", "disk", "time to first token with a disk cache, and the cost of the cache"),
+    Benchmark("vectors", "vectors", "speed of embeddings, and of a reranker with the prefix cache"),
     Benchmark("adapters", "adapters", "steps whose rows have adapters"),
-    Benchmark("replicas", "replicas", "several engines behind a server: what is lost with one, and speed"),
+    Benchmark("replicas", "replicas", "several engines behind a server: losses when one fails, and speed"),
     Benchmark("speculation", "speculation", "speed with guessed tokens, and whether texts stay the same"),
     Benchmark("structured", "structured", "cost of structured output"),
     Benchmark("simulator", "simulated", "speed and memory of simulations"),
@@ -47,7 +47,7 @@ BENCHMARKS = (
 
 
 class BenchmarkParser(OneLineParser):
-    """Gets the flags from the module of its benchmark, but only to parse arguments."""
+    """Imports the module of its benchmark, which declares the flags, only when it parses arguments."""
 
     def __init__(self, *, module: str, **settings: Any) -> None:
         super().__init__(**settings)

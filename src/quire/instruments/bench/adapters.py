@@ -1,8 +1,8 @@
-"""`quire bench adapters`: how much slower steps are whose rows have adapters.
+"""`quire bench adapters`: the slowdown of steps by adapters.
 
 none      no row has an adapter
-one       all rows have the same
-each      every row has another
+one       all rows have the same adapter
+each      every row has a different adapter
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEAST_SPEED: Final = {"one": 0.93, "each": 0.80}
 CONTEXT: Final = 256
 OUTPUT: Final = 48
 
-DESCRIPTION = "Measure decode steps and a prompt of which no row, all rows or each row has an adapter."
+DESCRIPTION = "Measure decode steps and a prompt without adapters, with one adapter, and with one for each row."
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -100,14 +100,14 @@ def measure_steps(config: EngineConfig, num_tokens: int, repeat: int, tell: Tell
     rank = max((adapter.rank for adapter in blueprint.model.adapters.values()), default=0)
     text = (
         f"{len(digests)} sequences decode {OUTPUT} tokens after {CONTEXT}; then a prompt of {num_tokens:,}. Adapters "
-        f"of rank {rank} for all matrices, {format_bytes(adapter_bytes)} together. Median of {repeat} runs (min–max)."
+        f"of rank {rank} for all matrices, {format_bytes(adapter_bytes)} in total. Median of {repeat} runs (min–max)."
     )
     header = ("adapters", "decode step, ms", "speed to none", f"prompt of {num_tokens:,}, ms", "speed to none")
     return Section("Steps with adapters", text, header, rows_of_table, {"gap_ms": gaps, "prompt_ms": firsts}, goals)
 
 
 def write_random_adapter(folder: Path, spec: DecoderSpec, rank: int, seed: int) -> None:
-    """Write an adapter with random numbers for every matrix of a model that can have one."""
+    """Write an adapter with random numbers for every matrix of a model that adapters support."""
     folder.mkdir()
     generator = np.random.default_rng(seed)
     tensors: dict[str, tuple[int, int]] = {}

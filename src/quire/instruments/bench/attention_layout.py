@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PANEL_WIDTH = 16
 COMMON = {"bfloat16": 0x3C00, "int8": 0x3C, "k8v4": 0x3C, "int4": 0x3C}
-"""The content everywhere: 0.0078 in bfloat16; 60 in int8, with scales of 0.0115; 12 and 3 in 4 bits."""
+"""The content of every byte: 0.0078 in bfloat16; 60 in int8, with scales of 0.0115; 12 and 3 in 4 bits."""
 SHUFFLED, IN_ORDER, CONTIGUOUS = "shuffled", "in order", "contiguous"
 
 
@@ -37,7 +37,7 @@ class Layout:
 
 
 class PagedLayers:
-    """Sequences of equal length in as many layers as take `num_bytes` in bfloat16.
+    """Sequences of equal length, with enough layers to fill `num_bytes` in bfloat16.
 
     `heads`: query heads, key heads, and their size. `dtype`: bfloat16, int8, k8v4 or int4.
     """
@@ -70,7 +70,7 @@ class PagedLayers:
         used = self._head_dim / stored_dim
         self.num_bytes = round(self.num_layers * num_sequences * num_tokens * spec.bytes_per_layer_token * used)
         try:
-            # Written, so that the system maps the memory.
+            # Write to the memory, so that the system maps it.
             pairs: list[list[CacheArray]] = [
                 [np.full((num_blocks, block_size, num_kv_heads, size), COMMON[dtype], number) for size in sizes]
                 for _ in range(self.num_layers)
@@ -90,7 +90,7 @@ class PagedLayers:
         self._lengths = np.full(num_sequences, num_tokens, np.int64)
 
     def attend(self, kernels: Kernels, team: ThreadTeam, layout: Layout, num_queries: int = 1) -> float:
-        """Return the seconds of one pass over all layers, of the newest tokens of each sequence. Does not mutate."""
+        """Return the seconds of one pass over all layers for the newest tokens of each sequence. Does not mutate."""
         from quire._benchmarks import attention_seconds
 
         heads = self._num_heads, self._head_dim

@@ -28,7 +28,7 @@ ENDS = ("length", "stop string", "stop token", "abort", "failure", "samples", "b
 
 @dataclass(frozen=True)
 class Habit:
-    """The requests of a tenant: tokens of the prompt and of the answer, and how the answer ends."""
+    """The requests of a tenant: tokens of prompt and answer, and the way in which the answer ends."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -36,16 +36,16 @@ class Habit:
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that one of its requests may cost, unless some are computed again."""
+        """The most tokens that one request can cost, unless some are recomputed."""
         return self.num_sequences * (self.num_prompt_tokens + self.num_output_tokens)
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of each of its requests."""
+        """The number of sequences per request."""
         return 2 if self.end in ("samples", "beams") else 1
 
     def sampling(self) -> SamplingParams:
-        """Return the sampling of its requests. Requests that end early ask for more tokens than they get."""
+        """Return the sampling parameters. Requests that end early request more tokens than they get."""
         if self.end in ("stop string", "abort", "failure"):
             return SamplingParams(max_tokens=2 * self.num_output_tokens + 40, ignore_eos=True)
         if self.end == "stop token":  # each token is one of 1,000, so about every tenth ends the text
@@ -78,7 +78,7 @@ class CountingExecutor(SimExecutor):
 
 
 class BusyTenants:
-    """Each tenant always has `at_once` requests in the engine. `acceptance`: of guesses; None: there are none."""
+    """Each tenant always has `at_once` requests in the engine. `acceptance` of guesses; None: no guesses."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class BusyTenants:
         self._numbers = itertools.count()
 
     def run(self, num_tokens: int) -> Counter[str]:
-        """Step until this many tokens are computed for all tenants together; return the count of each. Mutates."""
+        """Step until this many tokens are computed for all tenants in total; return the count of each. Mutates."""
         while self.executor.computed.total() < num_tokens:
             for tenant in self.habits:
                 self._ask(tenant)
             outcome = self.engine.step()
             if outcome is None:
-                raise InvariantError("there is always something to do")
+                raise InvariantError("the engine ran out of requests")
             for request in outcome.finished:
                 self._note_ended(request)
             self._end()
@@ -127,7 +127,7 @@ class BusyTenants:
             self.engine.add_request(request)
 
     def _end(self) -> None:
-        """End the requests whose habit says so: by a stop string, an abort or a failure."""
+        """End the requests that should end by a stop string, an abort or a failure."""
         for tenant, habit in self.habits.items():
             if habit.end not in ("stop string", "abort", "failure"):
                 continue

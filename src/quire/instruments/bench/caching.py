@@ -20,14 +20,14 @@ from quire.reporting.samples import summarize
 from quire.scheduler.scheduler import Scheduler
 
 MAX_PERCENT = 1.0
-STEP_US = 20_000.0  # time of a model's step, to compare the control plane with
+STEP_US = 20_000.0  # a model's step, for comparison
 
 NUM_RUNNING = 32
 PROMPT_TOKENS = 512
 OUTPUT_TOKENS = 64
 NUM_WARM_UP = 96  # requests that end before the clock starts: enough to fill the small pool
 NUM_TIMED = 512
-NUM_PROMPTS = NUM_WARM_UP + NUM_TIMED + 2 * NUM_RUNNING  # there is always another request waiting
+NUM_PROMPTS = NUM_WARM_UP + NUM_TIMED + 2 * NUM_RUNNING  # another request always waits
 POOLS = {"no eviction": 100_000, "cache full, every block evicted": 2_048}
 INDEXES = ("none", "hash_chain", "radix_tree")
 
@@ -54,9 +54,9 @@ def measure_caching(repeat: int, tell: Callable[[str], None]) -> Section:
         goals.append(Goal(f"caching at 0 % hits, {name}: % of a 20 ms step", percent, MAX_PERCENT))
     text = (
         f"{NUM_RUNNING} running requests, random prompts of {PROMPT_TOKENS} tokens, outputs of {OUTPUT_TOKENS}, at "
-        f"most 2,048 tokens a step. A request comes when one ends, so a step has about {NUM_RUNNING} decodes and "
+        f"most 2,048 tokens a step. A request arrives when one ends, so a step has about {NUM_RUNNING} decodes and "
         f"{NUM_RUNNING * PROMPT_TOKENS // OUTPUT_TOKENS} tokens of prefill. Mean time of a step in the control plane "
-        f"until {NUM_TIMED} requests have ended, after {NUM_WARM_UP} that warm up. Median of {repeat} "
+        f"until {NUM_TIMED} requests have ended, after {NUM_WARM_UP} warm-up requests. Median of {repeat} "
         "runs (min–max); the extra time is taken within each run."
     )
     header = ("prefix index", "µs per step", "extra µs per step", "of a 20 ms step")
@@ -76,14 +76,14 @@ def _mean_step_s(sizes: Sizes, prompts: list[array[int]]) -> float:
 
 
 def _requests(prompts: list[array[int]]) -> Iterator[Request]:
-    """Requests one after another; the first ones have shorter outputs, so that they do not all end at once."""
+    """Yield the requests; the first have outputs of increasing length, so that they do not all end at once."""
     for index, prompt in enumerate(prompts):
         num_tokens = min(OUTPUT_TOKENS, (index + 1) * OUTPUT_TOKENS // NUM_RUNNING)
         yield Request(str(index), prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True))
 
 
 def _run_until(scheduler: Scheduler, waiting: Iterator[Request], num_finished: int) -> list[float]:
-    """Step until this many requests have ended, adding one for each; returns the seconds of each step."""
+    """Step until this many requests have ended, adding a new one for each; returns the seconds of each step."""
     step_s = []
     while num_finished > 0:
         seconds, outcome = timed_step(scheduler)

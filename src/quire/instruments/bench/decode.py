@@ -1,8 +1,8 @@
 """A step of many decodes in quire, compared with the peer's.
 
-Runs of quire and of the peer alternate, and ratios are between neighbours. The peer's script runs unchanged for the
-numbers that it prints, and through `peer_probe` for those that it does not (means, staggered borders, adding a prompt
-that was drawn before).
+Runs of quire and of the peer alternate, and ratios are between neighbouring runs. The peer's script runs unchanged for
+the numbers that it prints, and through `peer_probe` for other numbers (means, staggered borders, adding a prompt
+without drawing it).
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def measure_decode(options: DecodeOptions, peer: Peer | None, tell: Callable[[st
     table = {name: _collect(runs, options, measurement) for name, measurement in _MEASUREMENTS.items()}
     text = (
         f"{options.running} running requests, prompts of {options.prompt} tokens, {options.blocks:,} blocks of "
-        f"{BLOCK_SIZE}, {options.steps} steps a run. Lockstep: all prompts are equally long, so all requests reach the "
-        f"border of a block in the same step and a median hides those steps. Staggered: the lengths are spread over "
-        f"{BLOCK_SIZE} tokens, so every step has its share of borders. Median of {options.repeat} runs (min–max); the "
-        "ratio is taken within each run. Rows marked † are the peer's script as it is. A prompt is hashed when "
-        "it is added there, when it is admitted here."
+        f"{BLOCK_SIZE}, {options.steps} steps a run. Lockstep: all prompts have the same length, so all requests reach "
+        f"the border of a block in the same step and a median hides those steps. Staggered: the lengths are spread "
+        f"over {BLOCK_SIZE} tokens, so every step has its share of borders. Median of {options.repeat} runs (min–max); "
+        "the ratio is taken within each run. Rows marked † are from the peer's unchanged script. vLLM hashes a prompt "
+        "when it is added, quire when it is admitted."
     )
     rows = [(name, cell(summarize(found.ours)), *_beside(found)) for name, found in table.items()]
     return Section(
@@ -78,7 +78,7 @@ def measure_decode(options: DecodeOptions, peer: Peer | None, tell: Callable[[st
 
 
 def _run_ours(options: DecodeOptions, *, staggered: bool) -> dict[str, Any]:
-    """One run, in the form of the peer's probe. In lockstep, `add_s` includes drawing prompts, as in the script."""
+    """Return one run, in the form of the peer's probe. In lockstep, `add_s` includes drawing, as in the script."""
     gc.collect()
     scheduler = make_scheduler(Sizes(options.running, options.blocks))
     drawn = draw_prompts(prompt_lengths(options.running, options.prompt, staggered=staggered))
@@ -92,7 +92,7 @@ _Measurement = Callable[[dict[str, Any], DecodeOptions, str], "float | None"]
 
 
 def _of_steps(mode: str, statistic: Callable[[list[float]], float], script_key: str = "") -> _Measurement:
-    """A statistic of the steps of a run, in microseconds; with `script_key`, the one that the peer's script prints."""
+    """Return a statistic of a run's steps, in µs; with `script_key`, the peer's value is from its script."""
 
     def measure(run: dict[str, Any], options: DecodeOptions, who: str) -> float | None:
         if who == "peer" and script_key:
@@ -104,7 +104,7 @@ def _of_steps(mode: str, statistic: Callable[[list[float]], float], script_key: 
 
 
 def _of_prompts(mode: str, keys: tuple[str, ...], script_key: str = "") -> _Measurement:
-    """The sum of some times of a run, in nanoseconds per prompt token."""
+    """Return the sum of some times of a run, in nanoseconds per prompt token."""
 
     def measure(run: dict[str, Any], options: DecodeOptions, who: str) -> float | None:
         if who == "peer" and script_key:

@@ -1,7 +1,7 @@
-"""`quire bench disk`: what a cache on disk saves, and what it costs those who do not hit it.
+"""`quire bench disk`: the savings of a disk cache, and its cost for requests that do not hit it.
 
-cold      nothing is cached                          page cache   the store, as the system still holds it
-device    a request before had the same prefix       disk         the store, after the system has dropped it
+cold      nothing is cached                          page cache   the store, still in the system's page cache
+device    an earlier request had the same prefix     disk         the store, after the system has dropped it
                                                      killed       the same, written by a process that was killed
 """
 
@@ -39,7 +39,7 @@ from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import percentile, ratios, summarize
 
 TAIL: Final = 16
-"""Tokens of each prompt behind the shared prefix."""
+"""Tokens of each prompt after the shared prefix."""
 TIERS: Final = ("cold", "device", "page cache", "disk", "killed")
 MOST_TO_COLD: Final = {"device": 0.01, "page cache": 0.06, "disk": 0.10}
 MOST_KILLED_TO_DISK: Final = 1.1
@@ -51,13 +51,13 @@ MOST_START_S: Final = 0.2
 QUIET_STEPS: Final = 32
 
 DESCRIPTION = (
-    "Measure the first token of a shared prefix from each tier, and what a disk cache costs: throughput, the time "
-    "between others' tokens during loads, and the start with a full store."
+    "Measure the time to first token with a shared prefix in each tier, and the cost of a disk cache: throughput, the "
+    "time between tokens of other requests during loads, and the start with a full store."
 )
 
 
 class Answers(NamedTuple):
-    """What one process took for its prompts."""
+    """The times of one process for its prompts."""
 
     first_token_s: list[float]
     disk_tokens: list[int]
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure_tiers(config: EngineConfig, num_tokens: int, repeat: int, tell: Tell) -> Section:
-    """Measure the first token of a prefix from each tier, in a new process for each state of the disk."""
+    """Measure the first token with a prefix in each tier, in a new process for each state of the disk."""
     found: dict[str, list[float]] = {tier: [] for tier in TIERS}
     blueprint = plan_engine(replace(config, skip_tokenizer_init=True))
     spec = blueprint.backend.facts.kv_spec
@@ -121,16 +121,16 @@ def measure_tiers(config: EngineConfig, num_tokens: int, repeat: int, tell: Tell
     goals.append(Goal("first token, after kill -9 to disk", again.median, MOST_KILLED_TO_DISK))
     size = format_bytes(num_blocks * spec.bytes_per_block)
     text = (
-        f"A prefix of {num_tokens:,} tokens, {size} of keys and values, and {TAIL} tokens behind it. Each state of the "
-        f"disk has a process of its own; its KV memory was touched before. Median of {repeat} runs (min–max)."
+        f"A prefix of {num_tokens:,} tokens, {size} of keys and values, and {TAIL} tokens after it. Each state of the "
+        f"disk has its own process, whose KV memory was touched before. Median of {repeat} runs (min–max)."
     )
     return Section("First token by tier", text, ("from", "first token, ms", "to cold"), rows, {"s": found}, goals)
 
 
 def measure_throughput(config: EngineConfig, path: str, limit: int, repeat: int, tell: Tell) -> Section:
-    """Measure a workload without a disk, and with both rules of what is written to it.
+    """Measure a workload without a disk, and with both rules for writing to the disk.
 
-    Each rule has a pair of processes that take turns, so that both see the same machine.
+    For each rule, a pair of processes take turns, so that both see the same state of the machine.
     """
     workload = read_workload(path, limit)
     found: dict[str, dict[str, list[float]]] = {}
@@ -159,15 +159,15 @@ def measure_throughput(config: EngineConfig, path: str, limit: int, repeat: int,
     ]
     text = (
         f"{len(workload.requests)} requests of {workload.name}, {workload.num_prompt_tokens:,} tokens of prompts and "
-        f"{workload.num_output_tokens:,} of outputs. An engine with a disk and one without, in a process each, take "
-        f"turns. Median of {repeat} turns (min–max)."
+        f"{workload.num_output_tokens:,} of outputs. An engine with a disk and one without, each in its own process, "
+        f"take turns. Median of {repeat} turns (min–max)."
     )
     heads = ("--disk-write", "tok/s", "without a disk", "to that", "blocks stored")
     return Section("Throughput with a disk", text, heads, rows, {"tok/s": found, "stored": stored}, goals)
 
 
 def measure_loads(config: EngineConfig, num_tokens: int, num_chats: int, repeat: int, tell: Tell) -> Section:
-    """Measure the time between tokens of chats while a prefix is loaded from the disk."""
+    """Measure the time between tokens of chats while a prefix is loaded from disk."""
     own = replace(config, disk_cache=str(_folder(config, "loads")), disk_write="always")
     with MeasuredEngine(own) as engine:
         block_size = engine.blueprint.backend.facts.kv_spec.block_size
@@ -184,7 +184,7 @@ def measure_loads(config: EngineConfig, num_tokens: int, num_chats: int, repeat:
             runs.append(disturbed_run(engine, (num_chats, len(prompt), QUIET_STEPS), _Draws(prompt, engine.vocab_size)))
         loaded = engine.client.stats().disk_hit_tokens_total
     quiet = [percentile(run.quiet_s, 0.99) for run in runs]
-    # In the last step, the prompt's last tokens are computed.
+    # The last step computes the prompt's last tokens.
     meanwhile = [percentile(run.disturbed_s[:-num_chats] or run.disturbed_s, 0.99) for run in runs]
     ratio = summarize(ratios(meanwhile, quiet))
     rows = [
@@ -194,16 +194,16 @@ def measure_loads(config: EngineConfig, num_tokens: int, num_chats: int, repeat:
         ("first token of the prompt, ms", cell(summarize([1e3 * run.first_token_s for run in runs]))),
     ]
     text = (
-        f"{num_chats} chats decode; a prompt whose first {num_tokens:,} tokens are on the disk arrives. {loaded:,} "
-        f"tokens came from there in {repeat} runs, of which this is the median (min–max). The step that computes the "
-        "prompt's last tokens is left out."
+        f"{num_chats} chats decode; a prompt whose first {num_tokens:,} tokens are on disk arrives. {loaded:,} tokens "
+        f"came from disk in {repeat} runs; median of the runs (min–max). The step that computes the prompt's last "
+        "tokens is left out."
     )
     goals = [Goal("between others' tokens during a load, p99", ratio.median, MOST_GAP)]
     return Section("Chats during a load", text, ("what", "value"), rows, {"runs": [asdict(run) for run in runs]}, goals)
 
 
 def measure_start(config: EngineConfig, size: int, repeat: int, tell: Tell) -> Section:
-    """Measure how much longer an engine takes to load with a full store than with an empty one."""
+    """Measure the extra time to load an engine with a full store, compared with an empty one."""
     found: dict[str, list[float]] = {"empty": [], "full": []}
     own = {
         kind: replace(config, disk_cache=str(_folder(config, kind)), disk_cache_size=size, touch_kv_memory="use")
@@ -224,7 +224,7 @@ def measure_start(config: EngineConfig, size: int, repeat: int, tell: Tell) -> S
 
 
 def fill(config: EngineConfig) -> int:
-    """Fill the store of an engine with one long text; returns the blocks."""
+    """Fill the store of an engine with one long text; returns the number of blocks."""
     blueprint = plan_engine(replace(config, skip_tokenizer_init=True))
     spec, store = blueprint.backend.facts.kv_spec, blueprint.open_store()
     if store is None:
@@ -243,7 +243,7 @@ def fill(config: EngineConfig) -> int:
 
 
 class _Draws:
-    """Chats' prompts are random; the prompt that is loaded is given."""
+    """Draws random prompts for chats; the prompt to load is given."""
 
     def __init__(self, prompt: Sequence[int], vocab_size: int) -> None:
         self._random, self._vocab_size = random.Random(0), vocab_size
@@ -260,7 +260,7 @@ def _folder(config: EngineConfig, name: str) -> Path:
 
 
 def _prompts(seed: int, num_tokens: int, vocabulary: int, count: int) -> list[list[int]]:
-    """Return prompts that share a prefix of `num_tokens`, each with other tokens behind it."""
+    """Return prompts that share a prefix of `num_tokens`, each with different tokens after it."""
     draw = partial(random.Random(seed).randrange, vocabulary)
     prefix = [draw() for _ in range(num_tokens)]
     return [prefix + [draw() for _ in range(TAIL)] for _ in range(count)]
@@ -269,14 +269,14 @@ def _prompts(seed: int, num_tokens: int, vocabulary: int, count: int) -> list[li
 def _from_disk(config: EngineConfig, prompt: Sequence[int], num_tokens: int) -> float:
     found = _answers(config, [prompt], 0)
     if found.disk_tokens[0] < num_tokens:
-        raise ExecutionError(f"only {found.disk_tokens[0]} of {num_tokens} tokens came from the disk")
+        raise ExecutionError(f"only {found.disk_tokens[0]} of {num_tokens} tokens came from disk")
     return found.first_token_s[0]
 
 
 def _answers(
     config: EngineConfig, prompts: Sequence[Sequence[int]], to_store: int, *, is_killed: bool = False
 ) -> Answers:
-    """Answer prompts in a new process, which then ends by itself or is killed."""
+    """Answer prompts in a new process, which then ends normally or is killed."""
     wanted = {"settings": asdict(config), "prompts": prompts, "to_store": to_store}
     pipe = subprocess.PIPE
     with start_python(
@@ -295,7 +295,7 @@ def _answers(
 
 
 def _drop(config: EngineConfig) -> None:
-    """Have the system write a store to the disk and drop it from memory."""
+    """Make the system write a store to disk and drop it from memory."""
     for path in Path(str(config.disk_cache)).glob("*/blocks.bin"):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,10 +1,10 @@
-"""Runs in a separate process: answers prompts one after another with a disk cache, and prints what each took.
+"""Runs in a separate process: answers prompts one after another with a disk cache, and prints the time of each.
 
     {"settings": {"model": …}, "prompts": [[1, 2, …], …], "to_store": 256}     the first line of its input
     {"first_token_s": [1.5, …], "disk_tokens": [0, …]}                         its output
 
-It answers when as many blocks are on the disk as are asked for, and then waits for the end of its input. So who started
-it chooses how it ends: by closing the input, or by a `kill -9`.
+It prints its output when `to_store` blocks are on disk, and then waits for the end of its input. So its parent chooses
+how it ends: by closing the input, or by a `kill -9`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ STORE_S: Final = 120.0
 
 
 def first_token_s(engine: MeasuredEngine, prompt: Sequence[int]) -> float:
-    """Return the seconds to the first token of a prompt that is alone. Mutates the engine."""
+    """Return the seconds to the first token of a single prompt. Mutates the engine."""
     (seconds,) = engine.run([WorkloadRequest(tuple(prompt), 1)]).first_token_s.values()
     return seconds
 
 
 def wait_stored(engine: MeasuredEngine, num_blocks: int) -> None:
-    """Wait until `num_blocks` are on the disk; raises `ExecutionError` if that takes too long. Mutates the engine."""
+    """Wait until `num_blocks` are on disk; raises `ExecutionError` if that takes too long. Mutates the engine."""
     end = time.perf_counter() + STORE_S
     while (num_stored := engine.client.stats().disk_blocks.get("stored", 0)) < num_blocks:
         if time.perf_counter() > end:

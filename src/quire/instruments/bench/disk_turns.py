@@ -1,11 +1,11 @@
-"""Runs in a separate process: an engine that runs a workload each time that it is told to.
+"""Runs in a separate process: an engine that runs a workload for each line of its input.
 
     {"settings": {"model": …}, "workload": "…/workload_mixed.jsonl", "limit": 0}     the first line of its input
     1                                                                               a turn: the number of the repeat
     {"tokens_per_s": 312.5, "stored": 118}                                          the answer to each line
 
-Two such processes take turns, one without a disk and one with it. Whatever slows the machine down slows both, and
-neither pays for the start of the other. A turn ends when everything is written: no write falls into the other's.
+Two such processes take turns, one without a disk and one with it. A slow phase of the machine slows both, and neither
+pays for the start of the other. A turn ends when everything is written, so that no write disturbs the other's turn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.instruments.bench.workload_file import read_workload
 
 
 class TurnProcess:
-    """A process that runs a workload on an engine of its own."""
+    """A process that runs a workload on its own engine."""
 
     def __init__(self, config: EngineConfig, workload: str, limit: int) -> None:
         wanted = {"settings": asdict(config), "workload": workload, "limit": limit}
@@ -66,7 +66,7 @@ class TurnProcess:
 def run_turns(
     configs: dict[str, EngineConfig], workload: str, limit: int, repeats: range
 ) -> list[dict[str, dict[str, Any]]]:
-    """Return for each repeat the answers of engines that take turns; who begins changes from repeat to repeat."""
+    """Return the answers of engines that take turns, for each repeat; the order changes from repeat to repeat."""
     found = []
     with ExitStack() as stack:
         processes = {
@@ -80,7 +80,7 @@ def run_turns(
 
 
 def main() -> None:
-    """Load, and answer line by line."""
+    """Load the engine, and answer line by line."""
     wanted = json.loads(sys.stdin.readline())
     workload = read_workload(wanted["workload"], wanted["limit"])
     with MeasuredEngine(EngineConfig(**wanted["settings"])) as engine:

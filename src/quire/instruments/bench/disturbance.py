@@ -1,9 +1,9 @@
-"""How much a long prompt disturbs running requests: the time between their tokens, before the prompt and during it.
+"""The effect of a long prompt on running requests: the time between their tokens, before the prompt and during it.
 
     chats     ├ token ┼ token ┼ token ┼──── token ────┼──── token ────┼ …
     prompt                             ├ chunk ────────┼ chunk ────────┤ first token
 
-A chunk of the prompt takes the budget of a step that the chats leave. So the result depends mainly on the settings
+A chunk of the prompt uses the rest of a step's budget after the chats. So the result depends mainly on the settings
 `max_num_batched_tokens` and `itl_slo_ms`.
 """
 
@@ -29,7 +29,7 @@ DrawPrompt = Callable[[int], tuple[int, ...]]
 
 @dataclass(slots=True)
 class DisturbedRun:
-    """Seconds between two tokens of one chat, before the prompt arrived and until its first token; and until that."""
+    """Seconds between tokens of one chat, before the prompt and during it; and seconds to the prompt's first token."""
 
     quiet_s: list[float] = field(default_factory=list)
     disturbed_s: list[float] = field(default_factory=list)
@@ -58,7 +58,7 @@ def measure_disturbance(
         ("first token of the prompt, s", cell(summarize([run.first_token_s for run in runs]))),
     ]
     config = engine.blueprint.config
-    allowed = "" if config.itl_slo_ms is None else f", and {config.itl_slo_ms:g} ms are allowed between tokens"
+    allowed = "" if config.itl_slo_ms is None else f"; the target is {config.itl_slo_ms:g} ms between tokens"
     text = (
         f"{num_chats} chats decode; after {num_steps} steps a prompt of {prompt_tokens:,} tokens arrives; a step "
         f"computes at most {config.max_num_batched_tokens:,} tokens{allowed}. Median of {repeat} runs (min–max)."
@@ -78,7 +78,7 @@ def disturbed_run(engine: MeasuredEngine, sizes: tuple[int, int, int], draw_prom
         engine.add(str(index), WorkloadRequest(draw_prompt(CHAT_TOKENS), most - CHAT_TOKENS), seed=index)
 
     def step(gaps: list[float]) -> bool:
-        """Do a step; return whether the prompt has its first token."""
+        """Run a step; return whether the prompt has its first token."""
         updates, now = client.receive(), time.perf_counter()
         for update in updates:
             if update.request_id != LONG_PROMPT:

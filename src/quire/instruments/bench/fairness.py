@@ -1,7 +1,7 @@
 """`quire bench fairness`: the shares that fair_share gives tenants with different traffic, and a newcomer's wait.
 
-Uses the real scheduler and memory over a simulated model. So everything is counted in tokens and steps, and is the same
-on any machine.
+Uses the real scheduler and memory over a simulated model. So all results are counts of tokens and steps, and are the
+same on any machine.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ FLOODS = (
 
 
 DESCRIPTION = (
-    "Count the tokens that fair share computes for tenants whose requests differ in length and in how they end, and "
+    "Count the tokens that fair_share gives tenants whose requests differ in length and in the way they end, and "
     "the steps that a small request waits for its first token while another tenant's requests fill the engine."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare no flags: counting needs none."""
+    """Declare no flags: this benchmark has none."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def measure_shares(tell: Tell) -> Section:
         rows.append((name, *shares, *(f"{busy.ended[tenant]:,}" for tenant in "ab")))
     about = (
         f"Two tenants, each with {4 * NUM_ROWS} requests in an engine of {NUM_ROWS} rows, until {NUM_TOKENS:,} tokens "
-        "are computed. The row says what the first asks for; the second asks for answers that end by their length."
+        "are computed. The row describes the first tenant's requests; the second tenant's answers end by their length."
     )
     header = ("what the first asks", "its share", "the other's", "its answers", "the other's")
     goals = [Goal(f"{name}: share misses the half by, %", 100 * miss, 100 * FAIR) for name, miss in misses.items()]
@@ -74,7 +74,7 @@ def measure_shares(tell: Tell) -> Section:
 
 
 def measure_newcomers(tell: Tell) -> Section:
-    """Let one tenant fill the engine, then another send a small request; return how many steps that waits."""
+    """Fill the engine with one tenant's requests, then send a small one of another; return the steps that it waits."""
     rows, waits = [], {}
     for name, count, num_prompt_tokens, sampling in FLOODS:
         tell(f"fairness: {name}")
@@ -82,8 +82,8 @@ def measure_newcomers(tell: Tell) -> Section:
         waits[name] = {policy: _steps_to_first_token(policy, prompts, sampling) for policy in POLICIES}
         rows.append((name, *(f"{waits[name][policy]:,}" for policy in POLICIES)))
     about = (
-        "Steps of 512 tokens until a prompt of 100 tokens has its first token. Another tenant sent the requests of the "
-        "row 20 steps before. There are 64 rows, and memory for all of them."
+        "Steps of 512 tokens until a prompt of 100 tokens has its first token. 20 steps earlier, another tenant sent "
+        "the requests named in the row. The engine has 64 rows, and memory for all of them."
     )
     header = ("what the other tenant asked", *POLICIES)
     goals = [Goal(f"during {name}: steps", wait["fair_share"], 5) for name, wait in waits.items()]

@@ -1,4 +1,4 @@
-"""The flags that benchmarks share, and checks of their values."""
+"""The flags that benchmarks share, and the checks of their values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Attention on a GPU: points that are measured, and what they are compared with.
+"""Attention on a GPU: measures points, and compares them with limits and with each other.
 
-A point that fails is named in its row, and the others are measured.
+A failed point is reported in its row, and the others are still measured.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ratio:
 
 
 def small(step: AttentionStep) -> AttentionStep:
-    """Return a step with little of everything, in float16: Triton's interpreter knows no bfloat16."""
+    """Return a small version of a step, in float16: Triton's interpreter does not support bfloat16."""
     return replace(
         step,
         contexts=tuple(min(context, SMALL_CONTEXT) for context in step.contexts[:SMALL_SEQUENCES]),
@@ -61,11 +61,11 @@ class GpuKernelBench:
         self._failures = failures
 
     def tried(self, name: str, measure: Callable[[], Measured]) -> tuple[Measured | None, str]:
-        """Return what is measured; or None, and why it failed. Mutates the failures."""
+        """Return the measurement; or None, and the reason of the failure. Mutates the failures."""
         self.tell(name)
         try:
             return measure(), ""
-        except Exception as error:  # any failure is of this point alone, and the others are measured
+        except Exception as error:  # a failure affects only this point
             why = reason_of(error)
             self.tell(f"failed: {why}")
             self._failures.append(name)
@@ -151,11 +151,11 @@ class GpuKernelBench:
         return [list(seconds) for seconds in zip(*turns, strict=True)]
 
     def text(self) -> str:
-        """Return how it was measured."""
+        """Return a description of the measurement."""
         size_mib = self.options.working_set / 2**20
-        small = " **Small: only to try the command.**" if self.options.small else ""
+        small = " **Small sizes: only a test of the command.**" if self.options.small else ""
         return (
             f"{self.limits.name}; head_dim 128, blocks of 16 in random order unless stated. Median of "
-            f"{self.options.repeat} runs (min–max) of a graph over layers of {size_mib:,.0f} MiB together, the time of "
-            f"one layer.{small}"
+            f"{self.options.repeat} runs (min–max) of a graph over layers of {size_mib:,.0f} MiB in total; time of one "
+            f"layer.{small}"
         )

@@ -1,11 +1,11 @@
 """`quire bench gpu-engine`: whole runs on a GPU, compared with the roofline of the same requests.
 
-    requests ──► the engine itself            seconds from handing over all requests to the last token
+    requests ──► the engine itself            seconds from adding all requests to the last token
             └──► the simulator, same scheduler, steps at the device's measured ceilings: the bound
 
 The ceilings are measured in the same run. The runs are those that `quire bench gpu-predictions` predicts. Work of the
-processor while the device computes costs nothing. If the device has to wait for the processor, the results of a step
-are ready before the engine asks for them.
+CPU while the device computes costs nothing. If the device has to wait for the CPU, the results of a step are ready
+before the engine asks for them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TEMPERATURES: Final = {"nano-vllm": 0.6}
 
 
 def workload(run: WholeRun) -> Workload:
-    """Return the requests of a run as an engine takes them."""
+    """Return the requests of a run as a workload for an engine."""
     temperature = TEMPERATURES.get(run.name)
     requests = (
         WorkloadRequest(tuple(each.prompt), each.num_output_tokens, temperature=temperature) for each in run.requests
@@ -55,7 +55,7 @@ def workload(run: WholeRun) -> Workload:
 
 
 def few_requests() -> WholeRun:
-    """Return a run that asks little, to try this command."""
+    """Return a small run, to try this command."""
     prompts = (array("i", range(number, 40)) for number in range(3))
     requests = tuple(OfferedRequest(str(number), 0.0, prompt, 8) for number, prompt in enumerate(prompts))
     return WholeRun("few", "a few short requests", GUIDE, requests, 0.0, None)
@@ -126,7 +126,7 @@ def write_workloads(own: Sequence[WholeRun], folder: Path) -> None:
 def measure_model(
     config: EngineConfig, own: Sequence[WholeRun], options: argparse.Namespace, tell: Tell, failures: list[str]
 ) -> Iterator[Section]:
-    """Run the cases of one model `repeat` times; each run has different token ids. Adds the cases that fail."""
+    """Run the cases of one model `repeat` times, each with different token ids. Adds failed cases to `failures`."""
     tell(f"loading {config.model}")
     with MeasuredEngine(config) as engine:
         engine.warm_up()
@@ -135,9 +135,9 @@ def measure_model(
         text = (
             "nano-vllm: the 256 requests of its benchmark; 256x1k-1k: as many of 1,024 tokens and 1,024 of output; "
             f"single: one of 1,024 and {SINGLE_TOKENS}. {limits.name}. Median of {options.repeat} runs (min–max). The "
-            "bound is the roofline of the same requests, scheduled likewise, with the ceilings that were measured "
-            "right before; predicted: likewise a share. The processor was late in steps whose results it did not "
-            "have to wait for: then the device may have waited for it."
+            "bound is the roofline of the same requests, with the same scheduler and the ceilings measured right "
+            "before; predictions are shares of the roofline, too. The processor was late in steps whose results it did "
+            "not have to wait for: the device may have waited for it."
         )
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
@@ -147,7 +147,7 @@ def measure_model(
                 bandwidth, rate = limits.bandwidth(), limits.arithmetic() or float("inf")
                 runs = _runs(engine, case, number * options.repeat, options, tell)
                 bound = bound_s(list(case.requests), find_shape(config.model), ceilings(bandwidth, rate))
-            except Exception as error:  # any failure is of this case alone, and the others are measured
+            except Exception as error:  # a failure affects only this case
                 failures.append(case.name)
                 tell(f"failed: {reason_of(error)}")
                 rows.append((case.name, reason_of(error), *("–",) * (len(HEADER) - 2)))

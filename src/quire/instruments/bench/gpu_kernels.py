@@ -1,8 +1,8 @@
 """`quire bench gpu-kernels`: attention and products on a GPU, compared with the limits of its memory and matrices.
 
 The points are those that `quire bench gpu-predictions` predicts. Every step of attention is checked before it is timed.
-Compared steps take turns; a time is that of one layer, in a graph over more layers than the caches hold. A point that
-fails is named in its row, and the others are measured.
+Compared steps take turns; times are per layer, in a graph over more layers than the caches hold. A failed point is
+reported in its row, and the others are still measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROMPTS: Final = (4096, 8192, 16384)
 PARTS: Final = ("decodes", "prompts", "ratios", "flashinfer", "products", "tiles")
 DESCRIPTION = (
     "Measure paged attention and matrix products on a GPU, compared with its memory bandwidth and matrix rate, and "
-    "with what was predicted; with --only tiles, find the fastest shapes of attention's tiles. Needs no model."
+    "with predictions; with --only tiles, find the fastest shapes of attention's tiles. Needs no model."
 )
 
 
@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write the requested files; returns the exit status, 1 if a point has failed."""
+    """Measure, print, and write the requested files; returns the exit status, 1 if a point failed."""
     from quire.compute.torch.device import choose_device, look
 
     if options.device == "cuda":

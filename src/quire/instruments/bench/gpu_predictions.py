@@ -3,10 +3,10 @@
     bound        bytes / bandwidth, or operations / rate: ceilings measured on one such device
     expected     also launches, the warm-up of a stream of loads, waves of programs, shares of the ceilings
 
-All assumptions are in `Assumptions` and in the report. They were made before the engine ran, and again after a review
-of what was compiled: loads that wait for one another, kernels that start slowly, draws, and narrow products of
-attention were too cheap. If a measurement differs, either one of these numbers is wrong or the engine is, and one can
-find out which: `quire bench gpu-kernels` and `gpu-engine` print both.
+All assumptions are in `Assumptions` and in the report. They were made before the engine ran. A review of the compiled
+code revised them, because they underestimated loads that wait for each other, slow starts of kernels, draws, and narrow
+products of attention. If a measurement differs, either one of these numbers or the engine is wrong. To find out which,
+compare prediction and measurement: `quire bench gpu-kernels` and `gpu-engine` print both.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ HEAD_DIM: Final = 128
 INVARIANT_ROWS: Final = 128
 """The rows of a product's tile, see `quire.compute.torch.products`."""
 PROMPT_ROWS: Final = 128
-"""Of a tile of scores of a prompt, see `quire.compute.torch.kernels.tile_shape`."""
+"""The rows of a tile of a prompt's scores, see `quire.compute.torch.kernels.tile_shape`."""
 NANO_SEQUENCES: Final = 256
 SINGLE_TOKENS: Final = 512
 RATIOS: Final = (
-    "Keys and values that rows share are read once, and multiplied with all of these rows. Two launches always cost "
-    "the same, so little work gains less than its bytes. Ids of blocks are loaded a tile ahead, so they cost only "
-    "their bytes: four for each block and head, in addition to the content. In attention of prompts each score needs "
-    "an exponent and some float32 operations between two products. The expected share assumes that none of them "
-    "overlaps with a product; the bound counts only the products. Batch-invariant products have tiles of 128 rows, "
-    "and each tile reads the weights."
+    "Keys and values that rows share are read once, and multiplied with all of these rows. The two launches have a "
+    "fixed cost, so small steps gain less than their bytes suggest. Block ids are loaded a tile ahead, so they cost "
+    "only their bytes: four for each block and head, in addition to the content. In attention of prompts each score "
+    "needs an exponent and some float32 operations between two products. The expected share assumes that none of these "
+    "overlap with products; the bound counts only the products. Batch-invariant products have tiles of 128 rows, and "
+    "each tile reads the weights."
 )
 
 
@@ -54,7 +54,7 @@ class Assumptions:
     """The assumptions about an H200 and an engine on it."""
 
     bandwidth: float = 4.3e12  # bytes per second of a copy, both directions: measured once on such a device
-    rate: float = 790e12  # bfloat16 operations per second on random numbers: likewise
+    rate: float = 790e12  # bfloat16 operations per second on random numbers: also measured once
     num_multiprocessors: int = 132
     programs_each: int = 2  # as shared memory allows, see the compiled kernels
     multiprocessor_bandwidth: float = 100e9  # loads in flight / their latency: 80 KB / 0.8 µs
@@ -62,25 +62,25 @@ class Assumptions:
     launch_s: float = 2.5e-6  # of a kernel in a graph, until it loads at full speed
     latency_s: float = 0.7e-6  # of a load whose address is the result of another
     loads_in_a_row: int = 3  # such loads at the start of a task: its row, its tokens, its blocks
-    parts_at_once: int = 16  # of a row, that a merge loads before it waits
+    parts_at_once: int = 16  # parts of a row that a merge loads before it waits
     split_tokens: int = 512
     product_read_share: float = 0.80  # of the bandwidth, in products of few rows
-    product_rate_share: float = 0.65  # of the rate, in products of many: tiles of narrow matrices leave some idle
+    product_rate_share: float = 0.65  # of the rate, in products of many rows: narrow matrices leave some SMs idle
     attention_rate_share: float = 0.5  # of the rate, in attention of many rows to the same keys
-    attention_product_share: float = 0.70  # of the rate, in only the two products of such attention: 64 keys at a time
+    attention_product_share: float = 0.70  # of the rate, in the two products of such attention alone: 64 keys at a time
     clock: float = 1.755e9  # cycles per second
-    exponents_per_turn: int = 16  # of a multiprocessor
-    floats_per_turn: int = 128  # operations on float32, likewise
+    exponents_per_turn: int = 16  # per cycle of a multiprocessor
+    floats_per_turn: int = 128  # float32 operations per cycle of a multiprocessor
     floats_per_score: int = 6  # the highest, the difference, the sum, the conversion; sums of 128, rescaled for 64 keys
-    draw_bytes: int = 24  # of a logit, float32: read twice; its weight, an integer, written and read
+    draw_bytes: int = 24  # per logit, float32: read twice; its weight, an integer, written and read
     kernels_per_layer: int = 10
-    eager_launch_s: float = 24e-6  # of the processor, for each kernel launched separately: see tests/gpu/host_time.py
-    host_s: float = 1.0e-3  # of the processor, a step of decodes: scheduling 0.15, inputs and draws 0.75, a graph 0.1
+    eager_launch_s: float = 24e-6  # CPU time for each kernel launched separately: see tests/gpu/host_time.py
+    host_s: float = 1.0e-3  # CPU time of a step of decodes, in ms: scheduling 0.15, inputs and draws 0.75, a graph 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A step of decodes of one layer: contexts of its sequences, heads, bytes of a number; and the goal."""
+    """A step of decodes in one layer: contexts of the sequences, heads, bytes per number; and the goal."""
 
     name: str
     contexts: tuple[int, ...]
@@ -91,12 +91,12 @@ class Point:
 
     @property
     def token_bytes(self) -> float:
-        """Bytes of the key and the value of a token in one KV head, with their scales."""
+        """The bytes of a token's key and value in one KV head, with their scales."""
         return 2 * (HEAD_DIM * self.number_bytes + (4 if self.number_bytes < 2 else 0))
 
     @property
     def num_bytes(self) -> float:
-        """Bytes read and written: every key and value once, queries and outputs."""
+        """The bytes read and written: every key and value once, queries and outputs."""
         rows = 2 * 2 * len(self.contexts) * self.num_heads * HEAD_DIM
         return sum(self.contexts) * self.num_kv_heads * self.token_bytes + rows
 
@@ -136,7 +136,7 @@ def expected_s(point: Point, assumed: Assumptions) -> float:
     num_programs, slots = len(lengths) * point.num_kv_heads, assumed.num_multiprocessors * assumed.programs_each
     num_busy = min(num_programs, assumed.num_multiprocessors)
     speed = min(assumed.full_share * assumed.bandwidth, num_busy * assumed.multiprocessor_bandwidth)
-    # Long programs are launched first, so the last wave is as long as a mean one.
+    # Long programs are launched first, so the last wave takes as long as an average one.
     waves = math.ceil(num_programs / slots) * slots / num_programs if num_programs > slots else 1.0
     partial_bytes = 2 * 4 * len(lengths) * point.num_heads * (HEAD_DIM + 2) if len(lengths) > len(point.contexts) else 0
     most_parts = math.ceil(max(point.contexts) / assumed.split_tokens) if partial_bytes else 0
@@ -152,15 +152,15 @@ def _attention(assumed: Assumptions) -> Section:
         shown = f"{point.num_bytes / 1e6:,.1f}", f"{1e6 * bound:,.1f}", f"{1e6 * expected:,.1f}"
         rows.append((point.name, *shown, f"{100 * bound / expected:.0f} %", point.goal))
     text = (
-        "A step of decodes in one layer, head_dim 128, blocks of 16, bfloat16 unless said. The bound is the bytes over "
-        "the bandwidth."
+        "A step of decodes in one layer, head_dim 128, blocks of 16, bfloat16 unless stated. The bound is the bytes "
+        "over the bandwidth."
     )
     header = ("sequences × context", "MB", "bound, µs", "expected, µs", "% of the bandwidth", "goal")
     return Section("Decode attention", text, header, rows, {})
 
 
 def paged_over(block_size: int, other: float = math.inf) -> float:
-    """Return the bytes of a decode in blocks of one size over those in blocks of another; infinite: no ids.
+    """Return the ratio of a decode's bytes with blocks of one size to those with another size; infinite: no ids.
 
     >>> round(paged_over(16), 4), round(paged_over(16, 128), 4)
     (1.0005, 1.0004)
@@ -170,7 +170,7 @@ def paged_over(block_size: int, other: float = math.inf) -> float:
 
 
 def invariant_over_fastest(num_sequences: int, context: int) -> float:
-    """Return the bytes of a batch-invariant step of decodes of 8B, whose tiles each read the weights, over a usual one.
+    """Return the ratio of bytes of a batch-invariant step of 8B, whose tiles each read the weights, to a normal step.
 
     >>> round(invariant_over_fastest(128, 1024), 2), round(invariant_over_fastest(256, 1024), 2)
     (1.0, 1.3)
@@ -182,7 +182,7 @@ def invariant_over_fastest(num_sequences: int, context: int) -> float:
 
 
 def prompt_share(assumed: Assumptions, context: int) -> float:
-    """Return the share of the rate in causal attention of a prompt, if no other operation overlaps with products.
+    """Return the share of the rate that a prompt's attention reaches if no other operation overlaps with products.
 
     >>> round(prompt_share(Assumptions(), 4096), 2), round(prompt_share(Assumptions(), 16384), 2)
     (0.45, 0.46)
@@ -190,7 +190,7 @@ def prompt_share(assumed: Assumptions, context: int) -> float:
     products_s = 4 * HEAD_DIM / assumed.rate
     turns = 1 / assumed.exponents_per_turn + assumed.floats_per_score / assumed.floats_per_turn
     rest_s = turns / (assumed.clock * assumed.num_multiprocessors)
-    # Half of the work in tiles on the diagonal is wasted.
+    # Tiles on the diagonal waste half of their work.
     needed = context / (context + PROMPT_ROWS)
     return needed * products_s / (products_s / assumed.attention_product_share + rest_s)
 
@@ -235,7 +235,7 @@ def _ratios(assumed: Assumptions) -> Section:
 
 
 class ExpectedCost:
-    """The time of a step: of the device with the starts of its kernels, or of the processor if that is longer."""
+    """The time of a step: the device's time with kernel launches, or the CPU's time if that is longer."""
 
     def __init__(self, roofline: Roofline, assumed: Assumptions, host_s: float) -> None:
         hardware = roofline.hardware
@@ -251,7 +251,7 @@ class ExpectedCost:
         self._host_s = host_s
 
     def step_s(self, plan: StepPlan) -> float:
-        """Return the seconds that the plan takes."""
+        """Return the seconds of a plan."""
         device_s = self._cost.step_s(plan) + self._launches_s + sum(plan.samples) * self._draw_s
         return max(device_s, self._host_s)
 
@@ -271,14 +271,14 @@ def nano_requests() -> list[OfferedRequest]:
 
 
 def even_requests(num_tokens: int) -> list[OfferedRequest]:
-    """Return 256 requests of this many prompt tokens, and as many output tokens."""
+    """Return 256 requests, each with this many prompt tokens and the same number of output tokens."""
     prompts = (array("i", [number] * num_tokens) for number in range(NANO_SEQUENCES))
     return [OfferedRequest(str(number), 0.0, prompt, num_tokens) for number, prompt in enumerate(prompts)]
 
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """Requests to a model, all at once, and the percentages of their roofline: the goal, and what is expected."""
+    """Requests to a model, all at once, with two percentages of their roofline: the goal and the expectation."""
 
     name: str
     text: str
@@ -308,7 +308,7 @@ def ceilings(bandwidth: float, rate: float) -> Hardware:
 
 
 def bound_s(requests: list[OfferedRequest], shape: ModelShape, hardware: Hardware) -> float:
-    """Return the seconds of requests by their roofline: the real scheduler, with steps as fast as the hardware."""
+    """Return the roofline time of requests: the real scheduler, with steps as fast as the hardware allows."""
     return _served_s(requests, shape, RooflineCost(Roofline(hardware, shape, Numbers())))
 
 
@@ -337,16 +337,16 @@ def _engine(assumed: Assumptions, hardware: Hardware, tell: Tell) -> Section:
     rows.append(_unhidden(hardware, assumed))
     text = (
         "Whole runs by the real scheduler on a virtual clock, all requests at once, at most 256 sequences and 16,384 "
-        "tokens in a step. The bound is the roofline of the same steps. With graphs and a step ahead the processor "
-        "costs nothing unless its share of a step is longer than the device's; launched one by one, every kernel costs "
-        "its launch. The performance of transformers is measured in the same run, not predicted."
+        "tokens in a step. The bound is the roofline of the same steps. With graphs and a step ahead, the CPU's work "
+        "costs nothing unless it takes longer than the device's; launched one by one, every kernel adds its launch. "
+        "The performance of transformers is measured in the same run, not predicted."
     )
     header = ("what", "bound", "expected with graphs", "expected, launched one by one", "goal")
     return Section("Whole engine", text, header, rows, {})
 
 
 def _unhidden(hardware: Hardware, assumed: Assumptions) -> tuple[str, ...]:
-    """The share of a step of 256 decodes when only the processor works: none with a step ahead, all without."""
+    """Return the share of a step of 256 decodes in which only the CPU works: none with a step ahead, all without."""
     roofline = Roofline(hardware, find_shape("qwen3-0.6b"), Numbers())
     ones = array("i", [1] * 256)
     plan = StepPlan(0, array("i", range(256)), array("i", [800] * 256), ones, array("b", [1] * 256))
@@ -361,7 +361,7 @@ def _unhidden(hardware: Hardware, assumed: Assumptions) -> tuple[str, ...]:
 
 
 def _hosts(shape: ModelShape, assumed: Assumptions) -> tuple[float, float]:
-    """Return the seconds of the processor in a step: with graphs, and with separate launches."""
+    """Return the CPU's seconds in a step: with graphs, and with separate launches."""
     launches_s = shape.num_layers * assumed.kernels_per_layer * assumed.eager_launch_s
     return assumed.host_s, assumed.host_s + launches_s
 
@@ -373,7 +373,7 @@ DESCRIPTION = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare no flags: predicting needs none."""
+    """Declare no flags: predictions have none."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -384,10 +384,10 @@ def run(options: argparse.Namespace) -> int:
     def predict(tell: Tell) -> Iterator[Section]:
         rows = [(field.name.replace("_", " "), f"{getattr(assumed, field.name):g}") for field in fields(assumed)]
         text = (
-            "**Predictions, not measurements**, made again when the first run below was known, after a review of what "
-            "was compiled. It expects 66 to 72 % of decode attention of 1 × 32,768, 42 to 50 % of that of prompts, 58 "
-            "to 66 % of nano-vllm, 67 to 74 % of 8B. Percentages are of the ceilings of the same device. Each "
-            "assumption is explained in src/quire/instruments/bench/gpu_predictions.py."
+            "**Predictions, not measurements**, revised when the first run below was known, after a review of the "
+            "compiled code. It expects 66 to 72 % for decode attention of 1 × 32,768, 42 to 50 % for attention of "
+            "prompts, 58 to 66 % for nano-vllm, 67 to 74 % for 8B. Percentages are of the ceilings of the same device. "
+            "Each assumption is explained in src/quire/instruments/bench/gpu_predictions.py."
         )
         yield Section("Assumed of an H200", text, ("what", "value"), rows, {})
         yield _attention(assumed)

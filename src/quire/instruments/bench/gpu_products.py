@@ -1,6 +1,6 @@
-"""Products of a step by torch's own library, for `quire bench gpu-kernels`: the part of a step that is not ours.
+"""Products of a step by torch's own library, for `quire bench gpu-kernels`: the part of a step that is not quire's.
 
-Every matrix of a model by itself, in a graph over as many copies as no cache holds.
+Every matrix of a model is measured alone, in a graph over more copies than the caches hold.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def measure_products(bench: GpuKernelBench) -> Iterator[Section]:
     options = bench.options
     header = ("matrix", "rows", "µs", "% of the bandwidth", "% of the matrix rate", "in a step")
     text = (
-        f"{bench.limits.name}; the library's product by itself, median of {options.repeat} runs (min–max) of a graph "
-        "over copies of the matrix. The bandwidth counts the weights alone."
+        f"{bench.limits.name}; the library's product alone, median of {options.repeat} runs (min–max) of a graph over "
+        "copies of the matrix. The bandwidth counts only the weights."
     )
     for name in ("tiny",) if options.small else MODELS:
         shape = kernel_shape(name) if options.small else KernelShape.of(name, read_model(find_settings(name)).spec)

@@ -1,7 +1,7 @@
-"""`quire bench gpu-kernels --only tiles`: which shape of attention's tiles is the fastest here, and where to set it.
+"""`quire bench gpu-kernels --only tiles`: finds the fastest shape of attention's tiles, and names the place to set it.
 
-Each shape takes turns with the one that engines use. All compile for sm_90 with loads under way; how fast they are,
-only a GPU can say. A shape decides the order of sums: to change it changes the bits of answers, once.
+Each shape takes turns with the shape that engines use. All compile for sm_90 with pipelined loads; only a GPU can show
+their speed. A shape determines the order of sums, so a change of shape changes the bits of answers once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEW: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows of a product, tokens of a tile of keys, warps, stages of the loop, and positions of a split."""
+    """Rows of a product, tokens of a key tile, warps, stages of the loop, and positions of a split."""
 
     rows: int
     tokens: int
@@ -37,7 +37,7 @@ class Tile:
     split: int = LONG_SPLIT
 
     def shape(self, present: TileShape) -> TileShape:
-        """Return the shape of this tile, otherwise the present one."""
+        """Return the present shape with the values of this tile."""
         return replace(
             present,
             rows=max(self.rows, present.group),
@@ -69,8 +69,8 @@ PROMPT_TILES: Final = (
     Tile(128, 32, 8, 4),
     Tile(64, 128, 8, 2),
 )
-"""With 64 × 64 and four warps two programs fit on a multiprocessor, not one; but a thread spills 32 bytes, which the
-compile gate would have to let pass."""
+"""With 64 × 64 and four warps, two programs fit on a multiprocessor instead of one; but a thread spills 32 bytes, which
+the compile gate would have to allow."""
 
 
 def measure_tiles(bench: GpuKernelBench) -> Iterator[Section]:
@@ -118,22 +118,22 @@ def _measured(
 
 
 def _timed(bench: GpuKernelBench, steps: Sequence[AttentionStep], shape: TileShape) -> list[list[list[float]]]:
-    """Return the seconds of each step with a shape, and with the one that is used."""
+    """Return the seconds of each step with a shape, and with the shape in use."""
     return [bench.timed(replace(step, shape=shape), step) for step in steps]
 
 
 def _advice(use: Use, used: Tile, found: Mapping[Tile, float]) -> str:
-    """Return which tile is the best so far, and where to set it."""
+    """Return a text that names the best tile so far, and the place to set it."""
     best = min(found, key=lambda tile: found[tile])
     if best == used:
-        return f"Best of {len(found)}: the one that is used. Ratios of times to those of the tile that is used."
+        return f"Best of {len(found)}: the tile in use. Ratios of times to those of the tile in use."
     form = f"rows {best.rows}, tokens {best.tokens}, warps {best.num_warps}, stages {best.num_stages}"
     twice = ", where TWICE_THE_ROWS doubles the rows" if use.value == "prompt" else ""
     split = f"; SPLIT = {best.split}, for decodes and prompts" if best.split != used.split else ""
     return (
         f"**Best of {len(found)}: {form}, split {best.split}: {found[best]:.2f} of the time.** Set it in {PLACE}: "
         f"FORMS, the entry ({use.value == 'decode'}, False, False){twice}{split}. Then run the compile gate and "
-        "tests/gpu. Ratios of times to those of the tile that is used."
+        "tests/gpu. Ratios of times to those of the tile in use."
     )
 
 

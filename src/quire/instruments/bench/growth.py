@@ -22,11 +22,11 @@ POOLS = (1_000, 10_000, 100_000, 1_000_000)
 NUM_RUNNING = 32
 NUM_STEPS = 21 * BLOCK_SIZE  # the first period is left out
 POOL_PROMPT = 128  # 32 of these and their outputs just fit into the smallest pool
-POOL_FOR_CONTEXTS = NUM_RUNNING * max(CONTEXTS) // BLOCK_SIZE * 17 // 16  # enough for the longest, with room to spare
+POOL_FOR_CONTEXTS = NUM_RUNNING * max(CONTEXTS) // BLOCK_SIZE * 17 // 16  # a little more than the longest contexts need
 
 
 def measure_growth(repeat: int, tell: Callable[[str], None]) -> Section:
-    """Measure a decoded token at each size, run by run through all sizes."""
+    """Measure a decoded token at each size; each run measures all sizes."""
     by_context: dict[int, list[float]] = {context: [] for context in CONTEXTS}
     by_pool: dict[int, list[float]] = {pool: [] for pool in POOLS}
     for index in range(repeat):
@@ -38,7 +38,7 @@ def measure_growth(repeat: int, tell: Callable[[str], None]) -> Section:
             values.append(_token_us(Sizes(NUM_RUNNING, pool), POOL_PROMPT))
     text = (
         f"Mean over {NUM_STEPS - BLOCK_SIZE} steps with {NUM_RUNNING} running requests, staggered, per decoded "
-        f"token. Contexts share one size of pool ({POOL_FOR_CONTEXTS:,} blocks); pools at prompts of {POOL_PROMPT}. "
+        f"token. All contexts have the same pool ({POOL_FOR_CONTEXTS:,} blocks), all pools prompts of {POOL_PROMPT}. "
         f"Median of {repeat} runs (min–max); ratios to the smallest are taken within each run."
     )
     return Section(

@@ -1,10 +1,10 @@
 """The cost of HTTP: the same requests through the engine alone and through a server, in turn.
 
     engine alone     ids ──► scheduler, decoder ──► ids                       in this process
-    over HTTP        JSON ──► server ──► engine's process ──► text ──► SSE    in others; this one is the client
+    over HTTP        JSON ──► server ──► engine's process ──► text ──► SSE    in other processes; this is the client
 
 The order changes from run to run, and ratios are within each run. Unlike a real client, this one shares the processors
-with the server. So a second ratio subtracts its processor time, as if spread over all processors.
+with the server. So a second ratio subtracts the client's processor time, as if spread over all processors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUM_FIRST_TOKENS = 5
 class OneWay:
     """The result of one way: seconds to the last token of all requests, and to the first token of a single prompt.
 
-    `client_s` and `front_s` are processor time: of the client, and of the server's front process.
+    `client_s` and `front_s`: processor time of the client, and of the server's front process.
     """
 
     wall_s: float
@@ -85,7 +85,7 @@ def _over_http(server: MeasuredServer, requests: list[WorkloadRequest]) -> OneWa
 
 
 def _first_tokens(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-    """Prompts of the same length with other first tokens, for one output token each, to send one after another."""
+    """Return prompts of the same length with different first tokens, for one output token each."""
     return [WorkloadRequest(tuple(reversed(each.prompt_token_ids)), 1) for each in requests[:NUM_FIRST_TOKENS]]
 
 
@@ -95,7 +95,7 @@ def _run(server: MeasuredServer, requests: list[WorkloadRequest]) -> LoadResult:
         if not outcome.is_done:
             raise ExecutionError(f"a request over HTTP has failed: {outcome.error}")
         if outcome.num_output_tokens != requests[0].max_tokens:
-            raise ExecutionError(f"{outcome.num_output_tokens} tokens came, not {requests[0].max_tokens}")
+            raise ExecutionError(f"the server sent {outcome.num_output_tokens} tokens, not {requests[0].max_tokens}")
     return result
 
 
@@ -126,7 +126,7 @@ def _section(runs: Sequence[tuple[OneWay, OneWay]], options: argparse.Namespace)
     text = (
         f"{options.streams} requests at once, {options.prompt_tokens} tokens of prompt and {options.output_tokens} of "
         f"output each, streamed; then {NUM_FIRST_TOKENS} prompts, one after another. Both ways in turn, median of "
-        f"{len(runs)} runs (min–max). The client's time is taken off as if spread over {processors} processors."
+        f"{len(runs)} runs (min–max). The client's time is subtracted as if spread over {processors} processors."
     )
     samples: dict[str, object] = {"alone": [asdict(a) for a, _ in runs], "over HTTP": [asdict(h) for _, h in runs]}
     return Section("What HTTP costs", text, ("what", "value"), rows, samples, goals)

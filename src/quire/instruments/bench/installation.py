@@ -1,4 +1,4 @@
-"""What pip installs with quire: the size of its files and of its dependencies in this environment."""
+"""The size of an installation: quire's files and its dependencies in this environment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def installed_bytes() -> dict[str, int]:
-    """Return the bytes of quire, and of every distribution that it needs except numpy, by name."""
+    """Return the bytes of quire and of each required distribution except numpy, by name."""
     needed = _requirements("quire", {"quire", BESIDE}) - {"quire", BESIDE}
     return {"quire": _own_bytes()} | {name: _bytes_of(metadata.distribution(name)) for name in sorted(needed)}
 
 
 def _own_bytes() -> int:
-    """The bytes of the imported package and the compiled core, which is elsewhere if sources are used in place."""
+    """Return the bytes of the package and the compiled core, which is elsewhere if sources are used in place."""
     package = Path(quire.__file__).resolve().parent
     files = {path.resolve() for path in package.rglob("*") if path.is_file()}
     core = util.find_spec("quire._native")
@@ -31,7 +31,7 @@ def _own_bytes() -> int:
 
 
 def _requirements(name: str, seen: set[str]) -> set[str]:
-    """Return the names of all distributions that one needs here, without extras. Mutates `seen`."""
+    """Return the names of all distributions that a distribution requires here, without extras. Mutates `seen`."""
     try:
         lines = metadata.requires(name) or []
     except metadata.PackageNotFoundError:  # for other systems or versions of Python

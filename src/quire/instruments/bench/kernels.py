@@ -1,7 +1,7 @@
 """`quire bench kernels`: the loops of a step alone, compared with the limits of the machine.
 
 As in a step, the data exceeds the caches: products use many copies of a matrix, attention many layers. A time is the
-median of its calls. Bandwidth and arithmetic are measured again before each measurement that is compared with them.
+median of several calls. Bandwidth and arithmetic are measured again before each measurement that is compared with them.
 Measurements that are compared with each other take turns.
 """
 
@@ -38,12 +38,12 @@ MAX_PAGED = {16: 1.03, 32: 1.01, 64: 1.01, 128: 1.01}
 INT8_BLOCK, INT8_GOAL_TOKENS, MAX_INT8 = 16, 4096, 0.62
 PROMPT_BLOCK, PROMPT_BYTES, MIN_PROMPT_SHARE = 16, 64 << 20, 70.0
 MAX_HEAD_ROWS = 64
-"""Steps of more rows are prompts, and only the last token of a prompt goes through the head."""
+"""Steps with more rows are prompts, and only the last token of a prompt needs the head."""
 
 STEP = "all of a step"
 BFLOAT16: Final = "bfloat16"
 KINDS: Final = MappingProxyType({BFLOAT16: "", "int8": "int8_groups", "int4": "int4"})
-"""Types of weights, and what the compiled core calls those that are made of floats."""
+"""Types of weights, and the compiled core's names for float types."""
 BITS: Final = "int8 with 8.5 bits for each weight, int4 with 5"
 GOAL_BYTES = 256 << 20
 """A smaller working set fits into caches, so it has no goals."""
@@ -51,7 +51,7 @@ GOAL_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProductRun:
-    """Products with one matrix, or all of a step: median seconds, and the machine's limits measured right before."""
+    """Products with one matrix, or of a whole step: median seconds, and the machine's limits measured right before."""
 
     seconds: float
     num_bytes: int
@@ -71,12 +71,12 @@ class ProductRun:
 
     @property
     def bound_share(self) -> float:
-        """Percent of the nearer bound: the greater one of the shares."""
+        """Percent of the nearer bound: the greater of the two shares."""
         return max(self.read_share, self.arithmetic_share or 0.0)
 
 
 def together(runs: Sequence[tuple[int, ProductRun]]) -> ProductRun:
-    """Return several products, each repeated, as one, whose bound is the sum of their bounds."""
+    """Return several repeated products as one, whose bound is the sum of their bounds."""
     num_bytes = sum(count * run.num_bytes for count, run in runs)
     num_operations = sum(count * run.num_operations for count, run in runs)
     rates = [(count * run.num_operations, run.arithmetic) for count, run in runs if run.arithmetic is not None]
@@ -163,7 +163,7 @@ class KernelBench:
         self.seconds: Seconds = {}
 
     def measure_shapes(self, shapes: Sequence[KernelShape]) -> Iterator[Section]:
-        """Measure the parts of every shape that were asked for."""
+        """Measure the requested parts of every shape."""
         for shape in shapes:
             if "products" in self._options.only:
                 yield self.measure_products(shape)
@@ -193,7 +193,7 @@ class KernelBench:
         ]
         text = (
             f"Reading {options.read_size / 2**20:,.0f} MiB, and {self._limits.kernels.name} multiplying and adding on "
-            f"registers. Median of {self._repeat} runs (min–max), each with its best pass."
+            f"registers. Median of {self._repeat} runs (min–max), the best pass of each."
         )
         samples: dict[str, object] = {
             f"{size} threads": {"read_gb_s": bandwidth, "gflop_s": arithmetic}
@@ -217,8 +217,8 @@ class KernelBench:
         rows = [self._product_row(matrix, num_rows, found) for (matrix, num_rows), found in runs.items()]
         text = (
             f"{self._limits.kernels.name}, bfloat16 weights, {self._limits.team.size} threads; copies of each matrix "
-            f"in turn, {self._options.working_set / 2**20:,.0f} MiB together. Median of {self._repeat} runs (min–max). "
-            f"“{STEP}” is every matrix as often as a step needs it, the head up to {MAX_HEAD_ROWS} rows."
+            f"in turn, {self._options.working_set / 2**20:,.0f} MiB in total. Median of {self._repeat} runs (min–max). "
+            f"“{STEP}”: every matrix as often as a step needs it, the head up to {MAX_HEAD_ROWS} rows."
         )
         header = (
             "matrix",
@@ -248,12 +248,12 @@ class KernelBench:
         return [together([(count, each[index]) for count, each in found]) for index in range(self._repeat)]
 
     def _products(self, matrix: Matrix, kinds: Sequence[str]) -> dict[tuple[str, int], list[ProductRun]]:
-        """Measure products with the weights of a matrix as each of `kinds`, in turn, for each number of rows."""
+        """Measure products with a matrix stored as each of `kinds`, in turn, for each number of rows."""
         from quire._benchmarks import ProductBenchmark
 
         limits, num_outputs, num_inputs = self._limits, matrix.num_outputs, matrix.num_inputs
         num_copies = max(1, -(-self._options.working_set // (2 * num_outputs * num_inputs)))
-        # 0.0078 in bfloat16: any normal number would do.
+        # 0.0078 in bfloat16; any normal number works.
         rows = np.full((num_outputs, num_inputs), 0x3C00, np.uint16)
         products = {
             kind: ProductBenchmark(limits.kernels, limits.team, rows, num_copies, codes=KINDS[kind]) for kind in kinds
@@ -333,7 +333,7 @@ class KernelBench:
     # ---- attention --------------------------------------------------------------------------------------------
 
     def measure_attention(self, shape: KernelShape) -> Section:
-        """Measure steps of decodes over shuffled blocks and over contiguous memory, for every size of blocks."""
+        """Measure steps of decodes over shuffled blocks and over contiguous memory, for every block size."""
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []
@@ -364,8 +364,8 @@ class KernelBench:
                     goals += _attention_goals(label, block_size, summarize(shares).median, paged.median)
         text = (
             f"{shape.num_heads} heads over {shape.num_kv_heads}, head_dim {shape.head_dim}, bfloat16, a decode of "
-            f"every sequence; times of one layer, blocks shuffled. Median of {self._repeat} runs (min–max). The same "
-            f"kernel reads the same memory as blocks in order, and contiguous, a sequence in one piece; "
+            f"every sequence; times of one layer, blocks shuffled. Median of {self._repeat} runs (min–max). For the "
+            f"ratios, the same kernel reads the same memory with blocks in order, and with each sequence contiguous; "
             f"{ATTENTION_PASSES} passes each, in turn."
         )
         header = ("decodes", "block", "ms", "GB/s", "% of the bandwidth", "to in order", "to contiguous")
@@ -426,7 +426,7 @@ class KernelBench:
         return Section(f"Attention with int8: {shape.name}", text, header, rows, samples, goals)
 
     def measure_prompt_attention(self, shape: KernelShape) -> Section:
-        """Measure attention of whole prompts, in which keys and values are used by many rows."""
+        """Measure attention of whole prompts, in which many rows use the same keys and values."""
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []
@@ -455,8 +455,8 @@ class KernelBench:
                 goals.append(Goal(label, summarize(shares).median, MIN_PROMPT_SHARE, at_least=True))
         text = (
             f"{shape.num_heads} heads over {shape.num_kv_heads}, head_dim {shape.head_dim}, bfloat16, a whole prompt "
-            f"at once over shuffled blocks of {PROMPT_BLOCK}; times of one layer. Only scores up to a token's own are "
-            f"counted as work. Median of {self._repeat} runs (min–max)."
+            f"at once over shuffled blocks of {PROMPT_BLOCK}; times of one layer. Only scores up to a token's own "
+            f"position count as work. Median of {self._repeat} runs (min–max)."
         )
         header = ("tokens", "ms", "GFLOP/s", "% of the arithmetic")
         return Section(f"Attention of prompts: {shape.name}", text, header, rows, samples, goals)

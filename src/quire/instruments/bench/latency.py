@@ -31,7 +31,7 @@ from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import percentile, summarize
 
 LARGE_MODEL_BYTES = 256 << 20
-"""A model from this size on fits into no cache: the bandwidth bounds it, and there are goals."""
+"""A model of at least this size fits into no cache: the bandwidth bounds it, and goals apply."""
 
 MIN_DECODE_SHARE = {1: 82.0, 4: 82.0, 16: 82.0, 64: 75.0}
 MIN_DECODE_SHARE_AVX2 = {1: 70.0}
@@ -39,12 +39,12 @@ MAX_ENGINE_SHARE = {32: 3.0}
 MIN_PREFILL_SHARE = 40.0
 
 HEADROOM = 1.03
-"""More blocks than needed, because admission keeps some free."""
+"""The factor by which the pool exceeds the need, because admission keeps some blocks free."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """Steps of decodes: seconds of each, also outside of the executor and in the decoder; and their bound."""
+    """Steps of decodes: seconds of each, in total, outside of the executor and in the decoder; and their bound."""
 
     step_s: list[float]
     engine_s: float
@@ -83,7 +83,7 @@ class PrefillRun:
 
     @property
     def arithmetic_share(self) -> float | None:
-        """Percent of the machine's arithmetic that it reached."""
+        """Percent of the machine's arithmetic that the prompt reached."""
         if self.num_operations is None or self.arithmetic is None:
             return None
         return 100 * self.num_operations / self.first_token_s / self.arithmetic
@@ -91,8 +91,7 @@ class PrefillRun:
 
 DESCRIPTION = (
     "Measure steps of decodes for contexts and numbers of sequences, compared with the time to read weights and KV "
-    "memory "
-    "once, and the time to the first token of prompts."
+    "memory once, and the time to the first token of prompts."
 )
 
 
@@ -148,7 +147,7 @@ class LatencyBench:
     # ---- decode -----------------------------------------------------------------------------------------------
 
     def measure_decode(self) -> Section:
-        """Measure every context with every number of sequences; these numbers take turns."""
+        """Measure every context with every number of sequences, in turn."""
         cases = [
             (context, count)
             for context in self._options.contexts
@@ -175,7 +174,7 @@ class LatencyBench:
         return Section("Decode", text, (*header, *shares), rows, samples, self._decode_goals(runs))
 
     def _decode(self, context: int, num_sequences: int) -> DecodeRun:
-        """Run prompts until all sequences decode, then time steps; in the middle one, the context has its length."""
+        """Run prompts until all sequences decode, then time steps; the middle step has the nominal context length."""
         engine, num_steps = self._engine, self._options.steps
         bandwidth, arithmetic = self._limits.bandwidth(), self._limits.arithmetic()
         started = set[str]()
@@ -210,7 +209,7 @@ class LatencyBench:
         )
 
     def _check_step(self, num_sequences: int) -> list[int]:
-        """Return how many tokens each token of the last step attended to; raises unless it was a step of decodes."""
+        """Return the number of tokens that each row of the last step attended to; raises unless all were decodes."""
         plan = self._engine.watch.last_plan
         if plan is None or len(plan.rows) != num_sequences or plan.num_tokens != num_sequences:
             raise ExecutionError(f"{num_sequences} sequences do not decode together")
@@ -310,10 +309,10 @@ class LatencyBench:
         return tuple(self._random.randrange(self._engine.vocab_size) for _ in range(length))
 
     def _require_room(self, context: int, num_sequences: int) -> None:
-        """Raise unless this many sequences can decode together: waiting ones would not be measured."""
+        """Raise unless this many sequences can decode together: waiting sequences would not be measured."""
         report = self._engine.blueprint.report
         plan, spec = report.plan, self._engine.blueprint.backend.facts.kv_spec
-        # The first ones decode while the prompts of the others are computed.
+        # The first sequences decode while the prompts of the others are computed.
         waiting = num_sequences * context // report.max_num_batched_tokens + num_sequences
         num_tokens = min(context + self._options.steps + waiting, plan.max_model_len)
         needed = math.ceil(HEADROOM * num_sequences * spec.num_blocks_for(num_tokens)) + 1

@@ -1,7 +1,7 @@
 """The cost of the dashboard: the same load on a server without a reader of /live, and with one.
 
     no reader          requests ──► server ──► engine
-    one reader         requests ──► server ──► engine      and GET /live, read as fast as it comes
+    one reader         requests ──► server ──► engine      and GET /live, read as fast as it arrives
 
 The order of the two changes from run to run, and ratios are within each run. The reader is a thread of this process
 that only counts lines.
@@ -56,18 +56,18 @@ class LiveReading:
         self._begun = threading.Event()
 
     def __enter__(self) -> LiveReading:
-        """Start, and wait for the first line. Raises `ExecutionError` if none comes."""
+        """Start, and wait for the first line. Raises `ExecutionError` if no line arrives."""
         host = urlsplit(self._target.url)
         self._connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=PATIENCE_S)
         headers = {"Authorization": f"Bearer {self._target.api_key}"} if self._target.api_key else {}
         self._connection.request("GET", "/live", headers=headers)
         answer = self._connection.getresponse()
         if answer.status != http.client.OK:
-            raise ExecutionError(f"{self._target.url}/live answers {answer.status}")
+            raise ExecutionError(f"{self._target.url}/live answered {answer.status}")
         self._thread = threading.Thread(target=self._read, args=(answer,), daemon=True)
         self._thread.start()
         if not self._begun.wait(PATIENCE_S):
-            raise ExecutionError(f"{self._target.url}/live sends nothing")
+            raise ExecutionError(f"{self._target.url}/live sent nothing")
         return self
 
     def __exit__(
@@ -94,7 +94,7 @@ def measure_live_cost(server: MeasuredServer, options: argparse.Namespace, tell:
     _run(server.target, [next(source)])
     runs: list[tuple[Watched, Watched]] = []
     for index in range(options.repeat):
-        tell(f"what watching costs: run {index + 1} of {options.repeat}")
+        tell(f"cost of the dashboard: run {index + 1} of {options.repeat}")
         mine, others = ([next(source) for _ in range(options.streams)] for _ in range(2))
         if index % 2:
             watched = _run_watched(server.target, others)

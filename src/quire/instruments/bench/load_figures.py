@@ -1,8 +1,8 @@
 """The figures of a load: rates in its steady middle, percentiles of times, and goodput.
 
-    0 ── warm-up ──┬────────── window ──────────┬─ duration ─── the rest ends
-                   rates: of requests that ended here
-                   times: of requests that were due here
+    0 ── warm-up ──┬────────── window ──────────┬─ duration ─── remaining requests end
+                   rates: requests that ended here
+                   times: requests that were due here
 
 Rates count only the window, without the times when the server fills or empties. A request is good if it was completed
 and met every given objective; goodput is good requests per second.
@@ -28,7 +28,7 @@ FIRST_TOKEN, PER_TOKEN, BETWEEN_TOKENS, WHOLE = (
     "whole request",
 )
 MEASURES = {"ttft": FIRST_TOKEN, "tpot": PER_TOKEN, "itl": BETWEEN_TOKENS, "e2el": WHOLE}
-"""The measures of objectives, by the names that similar tools use."""
+"""The measures that objectives can limit, by the names that similar tools use."""
 
 REJECTION = "rejection"
 
@@ -56,15 +56,15 @@ class LoadFigures:
     num_failed: int
     num_cut_off: int
     times_ms: dict[str, Percentiles]
-    lateness_ms: float  # p99 of how late this process sent requests
+    lateness_ms: float  # p99 of the delay with which this process sent requests
     processor_share: float  # of one processor, used by this process
     first_error: str
 
     @property
     def summary(self) -> str:
         """The level in one line."""
-        found = self.times_ms.get(FIRST_TOKEN)
-        first = "no first token" if found is None else f"first token p99 {found.p99:,.0f} ms"
+        times = self.times_ms.get(FIRST_TOKEN)
+        first = "no first token" if times is None else f"first token p99 {times.p99:,.0f} ms"
         return f"{self.name}: {self.completed:.2f} completed/s, {self.output_tokens:,.0f} tok/s, {first}"
 
 
@@ -94,7 +94,7 @@ def is_good(outcome: Outcome, objectives: Mapping[str, float]) -> bool:
 
 
 def times_of(outcome: Outcome, measure: str) -> list[float]:
-    """Return the times of a measure in milliseconds, if there are any.
+    """Return the times of a measure in milliseconds; empty if the request has none.
 
     >>> times_of(Outcome(due_s=1.0, events_s=[1.5]), "ttft")
     [500.0]
@@ -139,7 +139,7 @@ def summarize_load(name: str, result: LoadResult, objectives: Mapping[str, float
 
 
 def percentiles(times: Sequence[float]) -> Percentiles:
-    """Return the percentiles of one or more times.
+    """Return the percentiles of at least one time.
 
     >>> percentiles([float(value) for value in range(100)])
     Percentiles(p50=50.0, p90=90.0, p99=99.0)
@@ -148,7 +148,7 @@ def percentiles(times: Sequence[float]) -> Percentiles:
 
 
 def tokens_between(outcome: Outcome, start_s: float, end_s: float) -> float:
-    """Return how many output tokens came between two moments, if each event had the same number.
+    """Return the number of output tokens between two moments, if all events have the same number of tokens.
 
     >>> tokens_between(Outcome(0.0, events_s=[1.0, 2.0, 3.0], num_output_tokens=6), 1.5, 9.0)
     4.0

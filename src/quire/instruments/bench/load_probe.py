@@ -1,4 +1,4 @@
-"""Runs in a separate process: loads an engine once, and prints the time and the memory that it took.
+"""Runs in a separate process: loads an engine once, and prints the time and the memory of the load.
 
     python -m quire.instruments.bench.load_probe '{"model": "guide", "kv_memory": "8MiB"}'
 
@@ -16,7 +16,7 @@ from quire.instruments.bench.process_memory import process_memory, reset_peak
 
 
 def main(settings: str) -> None:
-    """Load, print one line of JSON, and give everything back."""
+    """Load an engine, print one line of JSON, and close the engine."""
     reset_peak()
     with MeasuredEngine(EngineConfig(**json.loads(settings))) as engine:
         memory = process_memory()

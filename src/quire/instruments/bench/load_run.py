@@ -1,9 +1,9 @@
 """LoadRun: sends requests to a server, in an open or a closed loop, and records each result.
 
     0 ──────────── duration ──────────── duration + patience
-      requests begin       running requests may end   the rest is cut off: its client disconnects
+      requests start       running requests can end   the rest is cut off: its client disconnects
 
-A request that fails has an outcome, and raises no exception: overload is part of the measurement.
+A failed request has an outcome and raises no exception: overload is part of the measurement.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.instruments.bench.workload_file import WorkloadRequest
 from quire.instruments.http.connection import HttpClient, Reply
 
 MAX_PAUSE_S = 1.0
-"""The longest wait of a closed loop's client before it retries, whatever the server asked for."""
+"""The longest wait of a closed loop's client before it retries, whatever the server requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LoadResult:
 
     outcomes: list[Outcome]
     duration_s: float
-    processor_s: float  # of this process, which only sends the load
+    processor_s: float  # processor time of this process, which only sends the load
 
     @property
     def wall_s(self) -> float:
@@ -97,7 +97,7 @@ class LoadRun:
         return LoadResult(sorted(self.outcomes, key=lambda found: found.due_s), self._duration_s, processor_s)
 
     async def _wait_for(self, tasks: Sequence[asyncio.Task[Any]], patience_s: float) -> None:
-        """Wait until all have ended; cut off the rest after the patience."""
+        """Wait until all tasks have ended; after the patience, cancel the rest."""
         if not tasks:
             return
         left_s = self._duration_s + patience_s - self.now()
@@ -109,14 +109,14 @@ class LoadRun:
                 raise found
 
     async def _repeat(self) -> None:
-        """Send one request after another until the time is over."""
+        """Send one request after another until the duration is over."""
         while self.now() < self._duration_s:
             reply = await self._send(self.now(), self._next_request())
             if reply is not None and reply.status in (429, 503):
                 await asyncio.sleep(min(retry_after_s(reply), MAX_PAUSE_S))
 
     async def _send(self, due_s: float, request: bytes) -> Reply | None:
-        """Send a request and read its answer; None if there was none."""
+        """Send a request and read its answer; None without an answer."""
         outcome = Outcome(due_s, self.now())
         self.outcomes.append(outcome)
         reading = StreamReading(outcome)
@@ -127,7 +127,7 @@ class LoadRun:
             if reply.status != 200:
                 outcome.error = error_message(reply)
             elif not reading.is_ended:
-                outcome.error = outcome.error or "the stream ended before its end"
+                outcome.error = outcome.error or "the stream ended early"
         except asyncio.CancelledError:
             outcome.is_cut_off = True
             raise
@@ -147,7 +147,7 @@ class LoadRun:
 
 
 def retry_after_s(reply: Reply) -> float:
-    """Return the time after which a busy server wants a retry; 0.1 s if it does not say.
+    """Return the time after which a busy server requests a retry; 0.1 s by default.
 
     >>> retry_after_s(Reply(503, {"retry-after": "2"})), retry_after_s(Reply(503, {"retry-after-ms": "250"}))
     (2.0, 0.25)

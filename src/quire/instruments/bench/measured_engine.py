@@ -3,8 +3,8 @@
     client.receive ── scheduler, memory, commit ──► executor.submit ── batch, sampling ──► runner.run
     └─ wall time                                    └─ in the executor                     └─ in the decoder
 
-The time outside of the executor is the engine's own share of a step. There is no tokenizer and no text: token ids go
-in, and token ids come out.
+The time outside of the executor is the engine's own share of a step. Requests and outputs are token ids, without a
+tokenizer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ AWAITED_S: Final = 100e-6
 
 @dataclass(slots=True)
 class StepWatch:
-    """Seconds in the executor and in the decoder, and the submitted plans. All grow until `reset`.
+    """Seconds in the executor and in the decoder, and the submitted plans. All accumulate until `reset`.
 
     `unawaited_s`: if the executor launches ahead, the seconds of steps whose results were ready without waiting.
     `blocks`, if it is a set, collects every block of KV memory that a plan writes or reads.
@@ -83,8 +83,7 @@ class WatchedRunner:
 class WatchedWorker:
     """A worker with a timer.
 
-    If it launches steps ahead, the decoder runs in parallel with the host: its time is then the time that the host
-    waits.
+    If it launches steps ahead, the decoder runs in parallel with the host: its time is then the host's waiting time.
     """
 
     def __init__(self, watch: StepWatch, parts: WorkerParts) -> None:
@@ -96,11 +95,11 @@ class WatchedWorker:
         )
 
     def start(self) -> None:
-        """Get ready to take plans."""
+        """Prepare for plans."""
         self._executor.start()
 
     def submit(self, plan: StepPlan) -> None:
-        """Take a plan."""
+        """Submit a plan."""
         started = time.perf_counter()
         self._executor.submit(plan)
         self._watch.executor_s += time.perf_counter() - started
@@ -155,7 +154,7 @@ class MeasuredEngine:
         self.plan_s = time.perf_counter() - started
 
     def load(self) -> MeasuredEngine:
-        """Load the weights and take the memory; `load_s` is then the time to ready. Mutates."""
+        """Load the weights and allocate the memory; sets `load_s` to the time until ready. Mutates."""
         started = time.perf_counter()
         clock = SystemClock()
         with closing(LoadingLine(sys.stderr, clock)) as progress:
@@ -178,7 +177,7 @@ class MeasuredEngine:
         self.client.send(Add(request_id, tokens, sampling, scope, pooling=request.pooling))
 
     def run(self, requests: Sequence[WorkloadRequest], watch_step: Callable[[], None] | None = None) -> Run:
-        """Run requests to their end; calls `watch_step` whenever tokens have come. Mutates the engine."""
+        """Run requests to their end; calls `watch_step` after each step with tokens. Mutates the engine."""
         run, last_s = Run(), dict[tuple[str, int], float]()
         self.watch.reset()
         preemptions = self.core.scheduler.num_preemptions
@@ -205,7 +204,7 @@ class MeasuredEngine:
         self.run([WorkloadRequest(tuple(tokens[:count]), 4) for count in (24, 25)])
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.client.close()
 
     def __enter__(self) -> MeasuredEngine:

@@ -20,7 +20,7 @@ from quire.reporting.results import Tell
 
 SCHEMES = ("http://", "https://")
 ASSUMED_VOCAB_SIZE = 32_000
-"""For a model on another server: nearly all have at least as many tokens."""
+"""The vocabulary size assumed for a model on another server: nearly all models have at least this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class MeasuredServer:
 
 @contextmanager
 def measured_server(options: argparse.Namespace, tell: Tell) -> Iterator[MeasuredServer]:
-    """Return the server of the options: by its URL, or a new one for their model, stopped at the end."""
+    """Yield the server that the options name by URL, or a new one for their model, which is stopped at the end."""
     url = getattr(options, "model", "")
     if url.startswith(SCHEMES):
         _refuse_engine_options(options)
@@ -46,7 +46,7 @@ def measured_server(options: argparse.Namespace, tell: Tell) -> Iterator[Measure
         vocab_size = blueprint.vocab_size
         if options.shape is not None:
             write_byte_tokenizer(Path(config.model), vocab_size)
-        tell(f"starting a server of {config.model}")
+        tell(f"starting a server for {config.model}")
         with ServerProcess(config) as process:
             tell(f"{process.url} is ready after {process.ready_s:.2f} s")
             yield MeasuredServer(
@@ -62,7 +62,7 @@ def _target(options: argparse.Namespace, url: str) -> Target:
 def _api_key(name: str) -> str:
     """Return the API key from the environment: on the command line, other users and the report would show it."""
     if name and not os.environ.get(name):
-        raise InvalidConfigError("api-key-env", name, "a name in the environment that holds the key")
+        raise InvalidConfigError("api-key-env", name, "the name of an environment variable that holds the key")
     return os.environ[name] if name else ""
 
 
@@ -71,7 +71,7 @@ def first_model(url: str, api_key: str = "") -> str:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     answer = ask(f"{url}/v1/models", headers=headers)
     if answer.status != 200:
-        raise ExecutionError(f"{url}/v1/models answers {answer.status}: {answer.body[:200].decode(errors='replace')}")
+        raise ExecutionError(f"{url}/v1/models answered {answer.status}: {answer.body[:200].decode(errors='replace')}")
     try:
         return str(answer.json()["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
@@ -86,7 +86,7 @@ def _refuse_engine_options(options: argparse.Namespace) -> None:
         raise InvalidConfigError(
             "only",
             " ".join(options.only),
-            "load: the cost of HTTP and of the dashboard needs a server that the benchmark starts",
+            "load: the costs of HTTP and of the dashboard need a server that the benchmark starts",
         )
     if given:
         raise InvalidConfigError(given[0], getattr(options, given[0]), "none with the URL of a running server")

@@ -1,10 +1,10 @@
-"""`quire bench memory`: memory use, as planned and as held by the process.
+"""`quire bench memory`: memory use, planned and actual.
 
     start ──plan──► load ─────────────► ready ──workload──► done
                     peak, weights               peak, KV blocks written, waste by the ledger
 
-The system grants KV memory when a block is written for the first time. So the memory of the process grows with the
-blocks that were ever used, up to the whole pool of the plan.
+The system grants KV memory when a block is first written. So the memory of the process grows with the number of blocks
+that were ever used, up to the planned pool.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import show
 
 MAX_BESIDE_BYTES = 400_000_000
-"""Memory that may be held in addition to weights and KV blocks."""
+"""The memory limit in addition to weights and KV blocks."""
 
 
 @dataclass(slots=True)
@@ -68,8 +68,8 @@ class Stages:
 
 
 DESCRIPTION = (
-    "Compare planned memory with the memory of the process, at the peak of loading and in service, and measure how "
-    "much of the KV memory in use is empty."
+    "Compare planned memory with the memory of the process, at the peak of loading and in service, and measure the "
+    "empty share of the KV memory in use."
 )
 
 
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     def measure(tell: Tell) -> Iterator[Section]:
         with measured_config(options) as config:
             tell(f"loading {config.model}")
-            # Written blocks are counted, so memory has to come as it is used.
+            # Written blocks are counted, so the system must grant memory on use.
             engine = MeasuredEngine(replace(config, touch_kv_memory="use"))
             yield from measure_memory(engine, read, options.limit, tell)
 
@@ -147,10 +147,10 @@ def _memory_section(engine: MeasuredEngine, stages: Stages) -> Section:
     text = (
         f"Planned from settings, and held by the process: weights {format_bytes(weights)}, activations "
         f"{format_bytes(activations)}, {plan.num_blocks:,} KV blocks of {format_bytes(plan.bytes_per_block)}, of which "
-        f"{stages.num_written_blocks:,} were written."
+        f"{stages.num_written_blocks:,} have been written."
     )
     if not stages.peaks_are_of_stages:
-        text += " The system cannot reset the peak: peaks are since the start of the process."
+        text += " The system cannot reset the peak, so peaks count from the start of the process."
     goals = []
     if ready is not None and done is not None:
         beside = max(ready.peak - weights, done.peak - weights - written)
@@ -175,6 +175,6 @@ def _waste_section(engine: MeasuredEngine, workload: Workload, waste: KVWaste) -
     text = (
         f"Workload {workload.name}: {len(workload.requests)} requests, {workload.num_prompt_tokens:,} tokens of "
         f"prompts, {workload.num_output_tokens:,} of outputs, blocks of {block_size}. From the ledger, after each of "
-        f"{waste.num_steps} steps that brought tokens."
+        f"{waste.num_steps} steps with tokens."
     )
     return Section("KV waste", text, ("what", "value"), rows, asdict(waste))

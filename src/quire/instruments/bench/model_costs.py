@@ -1,9 +1,9 @@
-"""The least that a step of a model must read and compute: the bounds to compare measurements with.
+"""The minimum that a step of a model must read and compute: the bounds for measurements.
 
-    a step of decodes   reads every weight once, and the keys and values of its sequences; multiplies as a prompt does
-    a prompt            multiplies every weight with every token, and queries with the keys and values before them
+    a step of decodes   reads every weight once, and the keys and values of its sequences; multiplies like a prompt
+    a prompt            multiplies every weight with every token, and queries with all earlier keys and values
 
-A model with experts has no bound, because its tokens determine which experts a step reads. Plans and simulations use
+A model with experts has no bound, because the tokens determine which experts a step reads. Plans and simulations use
 the same counts (`ModelShape`).
 """
 
@@ -38,7 +38,7 @@ class ModelCosts:
         return self._operations(num_tokens, 1, pairs)
 
     def vector_operations(self, num_tokens: int) -> int:
-        """Return the operations of a text that becomes a vector: no logits."""
+        """Return the operations to embed a text, which needs no logits."""
         pairs = sum(num_pairs(0, num_tokens, window) for window in self.shape.windows)
         return self._operations(num_tokens, 0, pairs)
 

@@ -1,10 +1,10 @@
-"""The load for a server: when requests are due, and what they ask for.
+"""The load for a server: requests, and the times when they are due.
 
     open loop      requests are due at times that do not depend on the server, like those of many users
-    closed loop    a fixed number of concurrent requests; the next one begins when one ends
+    closed loop    a fixed number of concurrent requests; the next one starts when one ends
 
-An open loop shows the effects of overload; a closed one never overloads. Everything is drawn from seeds, so the same
-load can be offered again. Token ids are shifted from level to level, so that a level has no cache hits from another.
+An open loop shows the effects of overload; a closed loop never overloads. Everything is drawn from seeds, so the same
+load can be repeated. Token ids are shifted from level to level, so that a level has no cache hits from another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORDS = ("block", "table", "page", "memory", "token", "cache", "request", "prefi
 
 @dataclass(frozen=True, slots=True)
 class DrawnShape:
-    """Requests of these lengths, in tokens; each is drawn from `1 - spread` to `1 + spread` times the length."""
+    """Requests with these lengths in tokens; each length is drawn from `1 - spread` to `1 + spread` times the value."""
 
     prompt_tokens: int
     output_tokens: int
@@ -33,7 +33,7 @@ class DrawnShape:
 
 
 def workload_requests(workload: Workload, vocab_size: int, first_shift: int = 0) -> Iterator[WorkloadRequest]:
-    """Yield the requests of a workload over and over, each time with other token ids."""
+    """Yield the requests of a workload repeatedly, each time with other token ids."""
     shift = first_shift
     while True:
         yield from workload.shifted(shift, vocab_size).requests
@@ -41,7 +41,7 @@ def workload_requests(workload: Workload, vocab_size: int, first_shift: int = 0)
 
 
 def drawn_requests(shape: DrawnShape, vocab_size: int, seed: int) -> Iterator[WorkloadRequest]:
-    """Yield endless requests of drawn token ids."""
+    """Yield an endless stream of requests with drawn token ids."""
     rng = random.Random(seed)
     most = max(int(vocab_size * MAX_ID_SHARE), 1)
     least = LOWEST_ID if most > 2 * LOWEST_ID else 0

@@ -58,9 +58,9 @@ class Peer:
 
 @contextmanager
 def peer_at(python: str, script: str | Path, options: dict[str, int]) -> Iterator[Peer]:
-    """Return the peer, with a model folder that lasts as long as the context."""
+    """Yield the peer, with a model folder that exists during the context."""
     if not Path(script).is_file():
-        raise PeerError(f"there is no peer script {script}; name it with --peer-script")
+        raise PeerError(f"the peer script {script} does not exist; name it with --peer-script")
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(QWEN3), encoding="utf-8")
         arguments = ["--model", folder]

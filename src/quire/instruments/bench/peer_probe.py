@@ -2,10 +2,10 @@
 
     python peer_probe.py SCRIPT STAGGER [options of SCRIPT]
 
-The script prints medians. With all requests in lockstep, a median hides the steps in which they reach the borders of
-blocks, and the script's time to add a prompt includes drawing it at random. So this probe calls the script's own `make`
-and `step`, draws the prompts first, staggers their lengths by up to STAGGER - 1 tokens, and prints every sample.
-Otherwise it measures exactly as the script does. It imports nothing from quire.
+The script prints medians. With all requests in lockstep, a median hides the steps in which they reach block borders,
+and the script's time to add a prompt includes drawing it. So this probe calls the script's own `make` and `step`, draws
+the prompts first, staggers their lengths by up to STAGGER - 1 tokens, and prints every sample. Otherwise it measures
+exactly like the script. It imports nothing from quire.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load(path: str) -> ModuleType:
 
 
 def measure(script: Any, options: argparse.Namespace, stagger: int) -> dict[str, object]:
-    """Measure as the script does."""
+    """Measure like the script."""
     script.init_none_hash(script.sha256)
     hasher = script.get_request_block_hasher(16, script.sha256)
     scheduler = script.make(options)
@@ -62,7 +62,7 @@ def measure(script: Any, options: argparse.Namespace, stagger: int) -> dict[str,
 
 
 def time_hashing(script: Any, hasher: Any, prompts: list[list[int]]) -> float:
-    """Return the seconds to hash the blocks of prompts, and nothing else."""
+    """Return the seconds to hash the blocks of prompts."""
     requests = [
         script.Request(
             request_id="", prompt_token_ids=prompt, sampling_params=script.SamplingParams(), pooling_params=None

@@ -46,7 +46,7 @@ def measure_prefix(repeat: int, tell: Callable[[str], None]) -> Section:
         if name.endswith(": hit")
     ]
     text = (
-        f"`match_prefix` of {NUM_PROMPTS} prompts of {NUM_TOKENS} tokens in turn, all of them cached "
+        f"`match_prefix` of {NUM_PROMPTS} prompts of {NUM_TOKENS} tokens in turn, all cached "
         f"({NUM_PROMPTS * NUM_TOKENS // BLOCK_SIZE:,} blocks of {BLOCK_SIZE}), per token of the prompt. A miss at the "
         f"first block ends the lookup there. Median of {repeat} runs (min–max)."
     )
@@ -59,14 +59,14 @@ def _draw(rng: random.Random) -> list[array[int]]:
 
 
 def _changed(prompt: array[int], index: int) -> array[int]:
-    """A copy with another token at `index`."""
+    """Return a copy with another token at `index`."""
     copy = prompt[:]
     copy[index] ^= 1
     return copy
 
 
 def _filled(index: str, prompts: Sequence[array[int]]) -> KVCacheManager:
-    """A manager that has all prompts cached."""
+    """Return a manager that has cached all prompts."""
     num_blocks = NUM_PROMPTS * NUM_TOKENS // BLOCK_SIZE
     manager = KVCacheManager(SPEC, MemoryConfig(num_blocks=num_blocks, prefix_index=index))
     for number, prompt in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""The memory of this process, as Linux counts it; None if the system does not report it."""
+"""The memory of this process, as Linux reports it; None on other systems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLEAR_REFERENCES = Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes in memory now, in total, of files and private; and the most since the last reset."""
+    """Bytes in memory now: total, of files, and private; and the peak since the last reset."""
 
     resident: int
     of_files: int

@@ -3,9 +3,9 @@
     every prompt ──► float32 (the reference) ──► logits of each position ──┐
                  └─► each other setting       ──► logits of each position ─┴─► perplexity, KL divergence, agreement
 
-Texts are token ids, preferably ones that the model was not trained on. They are computed like prompts, and nothing is
-generated. The perplexity shows how well the model predicts the next token of the text. The divergence of the setting's
-distribution from the reference shows how much changes, whatever the text. Another setting is another line in SETTINGS.
+Texts are token ids, preferably of texts that the model was not trained on. They are computed like prompts; nothing is
+generated. The perplexity shows how well the model predicts the text. The divergence of a setting's distribution from
+the reference shows the change, whatever the text. To add a setting, add a line to SETTINGS.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SETTINGS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("bfloat16", "int4"): {"dtype": "bfloat16", "weights": "widened", "kv_dtype": "int4"},
     ("int8", "int8"): {"dtype": "bfloat16", "weights": "int8", "kv_dtype": "int8"},
 }
-"""The number types of weights, and of keys and values, with their settings. The first one is the reference."""
+"""The number types of weights and of keys and values, with their settings. The first is the reference."""
 
 
 class EveryLogit:
@@ -83,7 +83,7 @@ class ReadingEngine:
         self._core = blueprint.build(SystemClock(), make_executor=self._make_worker)
 
     def read(self, prompt: Sequence[int]) -> Numbers:
-        """Return the log-probabilities of every token after each token of the prompt: `[length, vocab_size]`."""
+        """Return the log-probabilities of all next tokens after each token of the prompt: `[length, vocab_size]`."""
         self._watched.found.clear()
         self._core.add_request(Request("text", list(prompt), SamplingParams(temperature=0.0, max_tokens=1)))
         for request in self._core.run():
@@ -108,7 +108,7 @@ class ReadingEngine:
 class Quality:
     """The results of a setting, position by position. Grows with `note`."""
 
-    surprises: list[float] = field(default_factory=list)  # -log of the probability of the token that came
+    surprises: list[float] = field(default_factory=list)  # -log of the probability of the text's next token
     divergences: list[float] = field(default_factory=list)
     agreements: list[bool] = field(default_factory=list)
 
@@ -120,7 +120,7 @@ class Quality:
 
     @property
     def perplexity(self) -> float:
-        """The number e to the power of the mean surprise."""
+        """The exponential of the mean surprise."""
         return math.exp(math.fsum(self.surprises) / len(self.surprises))
 
     def row(self) -> tuple[str, ...]:
@@ -156,8 +156,8 @@ def divergences(reference: Numbers, other: Numbers) -> Numbers:
 
 
 DESCRIPTION = (
-    "Read texts with narrower weights, keys and values, and measure perplexity, how far the next-token "
-    "distribution is from float32's, and how often the likeliest token is the same."
+    "Read texts with narrower weights, keys and values, and measure perplexity, the divergence of the next-token "
+    "distribution from float32's, and how often the likeliest token is the same."
 )
 
 
@@ -202,8 +202,8 @@ def measure_quality(model: str, prompts: Sequence[Sequence[int]], tell: Tell) ->
         rows = [(*names, format_bytes(engines[names].weight_bytes), *found[names].row()) for names in SETTINGS]
     text = (
         f"`{model}` reads {len(prompts)} texts, {sum(map(len, prompts)):,} tokens. The "
-        "perplexity is that of the tokens that came. The divergence is that of the setting's distribution of the next "
-        "token from that of the first row, in thousandths of a nat: its mean, and what 99 of 100 positions lie below. "
+        "perplexity is that of the texts. The divergence is from the first row's distribution of the next token to the "
+        "setting's, in thousandths of a nat: its mean, and the value below which 99 of 100 positions lie. "
         "The last column is how often the likeliest token is the same."
     )
     header = ("weights", "keys and values", "bytes of weights", "perplexity", "mean KL", "99 % of KL", "same token")

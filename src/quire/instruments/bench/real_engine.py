@@ -2,8 +2,8 @@
 
     Simulation ── add, step ──► EngineCore ── Worker, the model ──► seconds measured ──► the clock moves by them
 
-The clock skips idle time, so an hour of light traffic takes only as long as its steps. The same code counts the figures
-of this engine and of a simulation. Tokenizing and text are left out.
+The clock skips idle time, so an hour of light traffic takes only as long as its steps. The same code computes the
+figures of this engine and of a simulation. Tokenizing and text are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.simulate.replica import EngineSetup, ScheduledEngine
 
 
 class RealEngine(ScheduledEngine):
-    """A `SimulatedEngine` that computes. Starts with an empty cache; `steps` has the measurements."""
+    """A `SimulatedEngine` that really computes. Starts with an empty cache; `steps` has the measurements."""
 
     def __init__(self, measured: MeasuredEngine) -> None:
         super().__init__(measured.core.scheduler)
@@ -51,7 +51,7 @@ class RealEngine(ScheduledEngine):
         self._measured.core.add_request(request)
 
     def step(self) -> StepOutcome | None:
-        """Compute a step, and move the clock by its seconds. Mutates."""
+        """Compute a step, and advance the clock by its duration. Mutates."""
         began = time.perf_counter()
         outcome = self._measured.core.step()
         seconds = time.perf_counter() - began

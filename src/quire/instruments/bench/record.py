@@ -1,12 +1,12 @@
-"""`quire bench record`: measure the steps of an engine, fit a cost model to them, and test its predictions.
+"""`quire bench record`: measures the steps of an engine, fits a cost model to them, and tests its predictions.
 
     fitted on     closed loops of few and of many users, uniform lengths
-    predicted     Poisson arrivals at a share of the engine's capacity by the fit, lengths of another kind
+    predicted     Poisson arrivals at a share of the fitted capacity, with another distribution of lengths
 
     ── record ── serve at 40 % ── serve at 70 % ── record ──► fit ──► simulate both
 
-The same `Simulation` drives both engines: the real one with the measured seconds of its steps, the other with those of
-the fit. So only the cost model differs, and the report compares the effects that users would notice. Steps are recorded
+The same `Simulation` drives both engines: the real engine with measured step times, the simulated one with fitted step
+times. So only the cost model differs, and the report compares the effects that users would notice. Steps are recorded
 before and after the predicted traffic, because the speed of a machine varies over time.
 """
 
@@ -120,7 +120,7 @@ def describe_fit(cost: FittedCost, steps: Sequence[RecordedStep]) -> Section:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Traffic that was really served, and its steps."""
+    """The result of traffic on the real engine, and its steps."""
 
     result: SimulationResult
     steps: Sequence[RecordedStep]
@@ -171,9 +171,9 @@ class Traffic:
             rows.append((name, _show(ours), _show(theirs), f"{errors[name]:+.1%}"))
         lengths, load = self.prompts.longest, f"{self.load:.0%}"
         text = (
-            f"{measured.result.num_requests:,} requests at {self.rate:.2f} a second ({load} of what the fit says is "
-            f"served), Poisson, log-normal lengths with means {lengths / 12:.0f} and {lengths / 16:.0f}; none of them "
-            f"was fitted to. The engine computed {measured.result.replicas[0].busy_s / measured.result.duration_s:.0%} "
+            f"{measured.result.num_requests:,} requests at {self.rate:.2f} a second ({load} of the fitted capacity), "
+            f"Poisson, log-normal lengths with means {lengths / 12:.0f} and {lengths / 16:.0f}; the fit has not seen "
+            f"them. The engine computed {measured.result.replicas[0].busy_s / measured.result.duration_s:.0%} "
             "of the time."
         )
         goals = [

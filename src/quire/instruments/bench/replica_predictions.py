@@ -1,12 +1,12 @@
-"""Predictions: what a simulation says of two engines behind a server, compared with what they really do.
+"""Predictions: a simulation of two engines behind a server, compared with measurements.
 
     closed loops of drawn requests ──► step logs of both engines ──► FittedCost ──┐
     a workload ──┬──► the server: HTTP, router, two engines ──► measured          │
                  └──► Simulation: the same router, two PagedEngines ◄─────────────┘ ──► predicted
 
-The step logs also say which settings the simulated engines get. Steps are recorded before and after the workload,
-because the speed of a machine varies over time, and while both engines compute, as they do under the workload. Its own
-steps are in the logs, too, and are not fitted to.
+The simulated engines get the settings in the step logs. Steps are recorded before and after the workload, because the
+speed of a machine varies over time, and while both engines compute, as under the workload. The workload's own steps are
+in the logs, too, but the fit does not use them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NAMES: Final = ("output tokens a second", "first token, p50, s", "first token, p
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What users and the memory notice of a run."""
+    """The figures of a run that users notice, and the computed prompt tokens."""
 
     tokens_per_s: float
     first_p50_s: float
@@ -55,7 +55,7 @@ class Figures:
 
     @classmethod
     def measured(cls, result: LoadResult) -> Figures:
-        """Return those of requests that were really sent; raises `ExecutionError` if one has failed."""
+        """Return the figures of requests to a real server; raises `ExecutionError` if one has failed."""
         outcomes = result.outcomes
         for outcome in outcomes:
             if not outcome.is_done:
@@ -70,7 +70,7 @@ class Figures:
 
     @classmethod
     def predicted(cls, setups: Sequence[EngineSetup], requests: Sequence[OfferedRequest]) -> Figures:
-        """Return those of a simulation with an engine of each setup behind the product's router."""
+        """Return the figures of a simulation with one engine per setup behind the product's router."""
         memory = setups[0].memory
         router = Router(setups[0].spec.block_size, memory.hash_key, LEAST_WORK)
         result = Simulation([PagedEngine(setup) for setup in setups], OpenLoop(requests), router=router).run()
@@ -80,7 +80,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A run of the workload: its requests, when they were due, and what was measured."""
+    """A run of the workload: its requests, when they were due, and the measured figures."""
 
     requests: Sequence[WorkloadRequest]
     arrivals: Sequence[float]
@@ -96,7 +96,7 @@ class Turn:
 
 @dataclass(slots=True)
 class ServedWorkload:
-    """Serves a workload at once and as it comes, and records steps before and after. Mutable."""
+    """Serves a workload all at once and with arrivals over time, and records steps before and after. Mutable."""
 
     target: Target
     workload: Workload
@@ -106,7 +106,7 @@ class ServedWorkload:
     """When steps were recorded, by the clock of the step logs."""
 
     def record(self, duration_s: float) -> None:
-        """Send requests as long as those of the workload on average, and of evenly spread lengths. Mutates."""
+        """Send requests with the workload's mean lengths, evenly spread. Mutates."""
         began_s, requests = time.monotonic(), len(self.workload.requests)
         lengths = self.workload.num_prompt_tokens // requests, self.workload.num_output_tokens // requests
         for users in USERS:
@@ -115,7 +115,7 @@ class ServedWorkload:
         self.windows.append((began_s, time.monotonic()))
 
     def serve(self, number: int) -> None:
-        """Serve the workload once in each manner, each time with other tokens, of which none is cached. Mutates."""
+        """Serve the workload once in each manner, each time with other tokens, so that none is cached. Mutates."""
         for name in self.turns:
             shift = 2 * number + 1 + (name != "at once")
             requests = self.workload.shifted(shift, self.vocab_size).requests
@@ -128,14 +128,14 @@ class ServedWorkload:
             self.turns[name].append(Turn(requests, arrivals, Figures.measured(result)))
 
     def compared(self, logs: Sequence[Path], seed: int = 0) -> Section:
-        """Simulate the same, with step times of the logs, and return both."""
+        """Simulate the same requests with step times from the logs, and return both results."""
         recorded = [read_log(path, self.windows) for path in logs]
         steps = [step for each in recorded for step in each[1]]
         cost = FittedCost.fit(steps)
         ratios = cost.ratios(steps)
 
         def setups(number: int) -> list[EngineSetup]:
-            """Return the engines of a run, whose steps are now slower and now faster than in other runs."""
+            """Return the engines of a run; their steps vary from run to run."""
             seeds = count(seed + number * len(recorded))
             return [replace(setup, cost=UnsteadyCost(cost, ratios, next(seeds))) for setup, _ in recorded]
 
@@ -161,7 +161,7 @@ class ServedWorkload:
 
 
 def read_log(path: Path, windows: Sequence[tuple[float, float]]) -> tuple[EngineSetup, list[RecordedStep]]:
-    """Return the settings of an engine by its step log, and its steps within windows of its clock."""
+    """Return the settings of an engine from its step log, and its steps within windows of its clock."""
     plans, steps, since_s, setup = deque[StepFeatures](), list[RecordedStep](), 0.0, None
     with path.open("rb") as file:
         for record in replayed(file):
@@ -169,7 +169,7 @@ def read_log(path: Path, windows: Sequence[tuple[float, float]]) -> tuple[Engine
                 memory = record.scheduler.memory
                 setup = EngineSetup(memory.spec, memory.config, record.scheduler.config)
             if isinstance(record.command, Add) and len(record.scheduler.requests) == 1:
-                since_s = record.at_s  # it was idle
+                since_s = record.at_s  # the engine was idle
             elif record.plan is not None:
                 plans.append(StepFeatures.of(record.plan))
             elif record.outcome is not None:
@@ -177,5 +177,5 @@ def read_log(path: Path, windows: Sequence[tuple[float, float]]) -> tuple[Engine
                 if seconds > 0 and any(begin_s <= since_s <= end_s for begin_s, end_s in windows):
                     steps.append(RecordedStep(features, seconds))
     if setup is None:
-        raise ExecutionError(f"an engine has done nothing: {path} is empty")
+        raise ExecutionError(f"an engine has served nothing: {path} is empty")
     return setup, steps

@@ -1,4 +1,4 @@
-"""Routing, in simulation: what the product's router saves and costs, compared with engines that take turns."""
+"""Routing, in simulation: savings and costs of the product's router, compared with engines that take turns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOADS: Final = {
     "chats of 4 turns": "--rate 8 --turns 4",
 }
 LEAST_SAVED: Final = 1.5
-"""How many times as many prompt tokens are computed at the least, if engines take turns."""
+"""The least factor by which taking turns computes more prompt tokens."""
 
 
 def measure_routing(duration_s: float, tell: Tell) -> Section:

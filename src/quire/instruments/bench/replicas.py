@@ -1,12 +1,12 @@
-"""`quire bench replicas`: what several engines behind one server lose, and what they bring.
+"""`quire bench replicas`: losses and gains with several engines behind one server.
 
     loss           streams from three engines while one is killed, then while all are restarted one after another:
                    streams lost, texts changed, and the longest pause of each stream
     speed          a workload on two engines with a thread each, and on one engine with two threads, in turn
     predictions    the same workload on two engines and in a simulation of them
-    routing        in simulation: tokens computed and first tokens, by the router and in turns
+    routing        in simulation: computed tokens and first tokens, with the router and in turns
 
-The texts are compared with those of the same requests on engines that nobody disturbs.
+The texts are compared with those of the same requests on undisturbed engines.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from quire.reporting.samples import percentile, ratios, summarize
 PARTS: Final = ("loss", "speed", "predictions", "routing")
 NUM_ENGINES: Final = 3
 MAX_PAUSE_S: Final = 1.0
-"""The p99 of pauses while an engine is lost, beyond that of the calm run."""
+"""The limit for the p99 of pauses while an engine is lost, beyond that of the calm run."""
 MIN_SPEED: Final = 0.95
 MAX_FRONT: Final = 5.0
-"""Processor time of the process that listens, in percent of one processor."""
+"""The limit for the processor time of the front process, in percent of one processor."""
 ROWS: Final = 32
 """Sequences that each of two engines computes at once."""
 ANY_QUEUE: Final = ("--max-queued-sequences", "10000", "--max-queued-tokens", "10000000", "--max-wait-s", "3600")
-"""All requests come at once, and none shall be refused."""
+"""All requests arrive at once, and none must be refused."""
 
 DESCRIPTION = (
-    "Measure what several engines behind one server lose when one is lost, how fast they are, how well a simulation "
-    "predicts them, and what their router saves."
+    "Measure several engines behind one server: losses when one engine fails, speed, predictions by simulation, and "
+    "savings by the router."
 )
 
 
@@ -62,11 +62,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_choices(parser, "only", PARTS, PARTS, "measure only these")
     add_count(parser, "streams", 300, "streams at once while an engine is lost")
-    add_count(parser, "output-tokens", 150, "tokens of each of them")
+    add_count(parser, "output-tokens", 150, "tokens per stream")
     parser.add_argument("--workload", metavar="FILE", help="requests for speed and predictions, which need it")
     parser.add_argument("--limit", metavar="N", type=count, default=0, help="only the first N requests")
     parser.add_argument(
-        "--shape", metavar="NAME", choices=SHAPES, default="qwen3-0.6b", help="of their model; default: qwen3-0.6b"
+        "--shape", metavar="NAME", choices=SHAPES, default="qwen3-0.6b", help="model shape; default: qwen3-0.6b"
     )
     add_seconds(parser, "record", 60.0, "seconds of traffic to record steps for predictions, before and after")
     add_seconds(parser, "duration", 120.0, "simulated seconds of traffic for routing")
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Disturbed:
-    """Streams among which something happened: their texts by request, and the longest pause of each after that."""
+    """Streams with a disturbance: their texts by request, and the longest pause of each after it."""
 
     texts: list[str]
     pauses_s: list[float]
@@ -104,7 +104,7 @@ class Disturbed:
 
 
 def measure_loss(options: argparse.Namespace, tell: Tell) -> Section:
-    """Kill one of three engines, then restart all, each time among streams; the texts are those of a calm run."""
+    """Kill one of three engines, then restart all, each time during streams; compare texts with a calm run."""
     config = EngineConfig(model="guide", kv_memory="48MiB", num_threads=1, max_num_seqs=128)
     found: dict[str, list[Disturbed]] = {"calm": [], "killed": [], "restarted": []}
     with ServerProcess(config, options=("--replicas", str(NUM_ENGINES), *ANY_QUEUE)) as server:
@@ -142,21 +142,21 @@ def _questions(number: int, options: argparse.Namespace) -> list[WorkloadRequest
 def _restart_all(server: ServerProcess) -> None:
     answer = ask(f"{server.url}/restart_engines", b"")
     if answer.status // 100 != 2:
-        raise ExecutionError(f"/restart_engines answers {answer.status}: {answer.body[:200].decode(errors='replace')}")
+        raise ExecutionError(f"/restart_engines answered {answer.status}: {answer.body[:200].decode(errors='replace')}")
 
 
 async def _disturbed(
     target: Target, requests: Sequence[WorkloadRequest], happening: Callable[[], object], calm: Sequence[str] | None
 ) -> Disturbed:
-    """Send all requests, let something happen once each has brought text, and wait for all to end."""
+    """Send all requests, disturb the engines once every stream has text, and wait for all to end."""
     load = LoadRun(target, iter(requests), 0.0)
     running = asyncio.create_task(load.run([0.0] * len(requests), 0, float("inf")))
     while not running.done() and not _have_begun(load, len(requests)):
         await asyncio.sleep(0.005)
     if running.done():
         refused = next((outcome.error for outcome in load.outcomes if outcome.error), "")
-        why = refused or "take longer ones (--output-tokens), or fewer"
-        raise ExecutionError(f"streams ended before all had begun: {why}")
+        why = refused or "use longer streams (--output-tokens), or fewer"
+        raise ExecutionError(f"streams ended before all had started: {why}")
     happened_s = load.now()
     await asyncio.to_thread(happening)
     result = await running
@@ -197,9 +197,9 @@ def _loss_section(found: dict[str, list[Disturbed]], options: argparse.Namespace
     ]
     text = (
         f"{options.streams} streams of the guide at once, {options.output_tokens} tokens each at temperature 0.8, on "
-        f"{NUM_ENGINES} engines with one thread each. When each has begun, one engine is killed "
-        "(kill -9), or all are restarted one after another. Pauses are the longest of each stream after that, with the "
-        f"time to compute its tokens again. Median of {options.repeat} runs (min–max)."
+        f"{NUM_ENGINES} engines with one thread each. When all have started, one engine is killed "
+        "(kill -9), or all are restarted one after another. A pause is the longest of a stream after that, including "
+        f"the time to recompute its tokens. Median of {options.repeat} runs (min–max)."
     )
     header = ("", "streams lost", "texts changed", "pause, median, ms", "pause, p99, ms", "longest, ms", "all, s")
     samples: dict[str, object] = {
@@ -213,7 +213,7 @@ def _loss_section(found: dict[str, list[Disturbed]], options: argparse.Namespace
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One run of the workload: seconds, and processor time of the process that listens."""
+    """One run of the workload: seconds, and processor time of the front process."""
 
     wall_s: float
     front_s: float
@@ -228,7 +228,7 @@ def measure_speed(options: argparse.Namespace, tell: Tell) -> Section:
             "one engine": stack.enter_context(ServerProcess(config, options=ANY_QUEUE)),
             "two engines": stack.enter_context(_two_engines(config)),
         }
-        for number in range(-1, options.repeat):  # the first does not count
+        for number in range(-1, options.repeat):  # the first run does not count
             tell(f"speed: run {number + 1} of {options.repeat}")
             requests = workload.shifted(number + 2, vocab_size).requests
             for name in sorted(servers, reverse=bool(number % 2)):
@@ -254,7 +254,7 @@ def _offered(options: argparse.Namespace) -> Iterator[tuple[EngineConfig, Worklo
 
 
 def _two_engines(config: EngineConfig) -> ServerProcess:
-    """Return a server of two engines that share what one would take: threads and memory by themselves, and rows."""
+    """Return a server of two engines that share the threads, memory and rows of one."""
     return ServerProcess(replace(config, max_num_seqs=ROWS), options=("--replicas", "2", *ANY_QUEUE))
 
 
@@ -295,7 +295,7 @@ def _speed_section(turns: dict[str, list[Turn]], num_requests: int, options: arg
 
 
 def measure_predictions(options: argparse.Namespace, tell: Tell) -> Section:
-    """Run a workload on two engines with a thread each, record other steps of them, and simulate the workload."""
+    """Run a workload on two engines with a thread each, record steps of other requests, and simulate the workload."""
     with _offered(options) as (config, workload, vocab_size):
         log = Path(str(config.model)).parent / "steps"
         with _two_engines(replace(config, step_log=str(log))) as server:

@@ -1,7 +1,7 @@
-"""Vectors of real texts next to sentence-transformers: the same folder, the same texts, as users of each call it.
+"""Embeddings of real texts, compared with sentence-transformers: the same folder and texts, each with its usual calls.
 
-The texts are paragraphs of documents, so their lengths differ. Both tokenize, both have the same threads, and each run
-of one is followed by runs of the other. The vectors are compared too: both must compute the same.
+The texts are paragraphs of documents, so their lengths differ. Both tokenize, both have the same number of threads, and
+their runs alternate. The vectors are compared, too: both must compute the same.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SCRIPT: Final = Path(quire.__file__).parents[2] / "benchmarks" / "bench_sentence
 LEAST_SPEED: Final = 2.0
 LEAST_CHARACTERS, MOST_CHARACTERS = 40, 2000
 KINDS: Final = {"as users call it": "", "float32": "float32", "bfloat16": "bfloat16"}
-"""What the peer computes in."""
+"""The types in which the peer computes."""
 
 MODULES: Final = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
 
 
 def paragraphs(folder: Path, count: int) -> list[str]:
-    """Return paragraphs of the Markdown files below a folder, spread over all of them."""
+    """Return paragraphs of the Markdown files below a folder, spread over all files."""
     texts = [part.strip() for path in sorted(folder.rglob("*.md")) for part in re.split(r"\n\s*\n", path.read_text())]
     found = [text for text in dict.fromkeys(texts) if LEAST_CHARACTERS <= len(text) <= MOST_CHARACTERS]
     if len(found) < count:
@@ -49,7 +49,7 @@ def paragraphs(folder: Path, count: int) -> list[str]:
 
 
 def complete_folder(folder: Path, settings: Mapping[str, object]) -> None:
-    """Add to a folder of random weights what sentence-transformers reads: the guide's tokenizer, and the pooling."""
+    """Add the files that sentence-transformers needs to a folder of random weights: the guide's tokenizer, pooling."""
     guide = GUIDE_FOLDER
     for name in (TOKENIZER_FILE, "tokenizer_config.json"):
         shutil.copy(guide / name, folder / name)
@@ -111,8 +111,8 @@ def _section(
             goals.append(Goal("vectors, speed to sentence-transformers", speed.median, LEAST_SPEED, at_least=True))
     versions = ", ".join(f"{name} {version}" for name, version in next(iter(notes.values()))["versions"].items())
     text = (
-        f"{len(lengths)} paragraphs of {min(lengths)} to {max(lengths)} tokens, {total:,} together, one call each, "
-        f"tokenized and pooled from the last token; the peer's batches are of 32. {versions}. Median of "
+        f"{len(lengths)} paragraphs of {min(lengths)} to {max(lengths)} tokens, {total:,} in total, one call each, "
+        f"tokenized and pooled from the last token; the peer uses batches of 32. {versions}. Median of "
         f"{len(seconds['quire'])} runs (min–max); the cosine is the least of any text."
     )
     header = ("engine", "computes in", "tok/s", "quire's speed to it", "cosine to quire's")

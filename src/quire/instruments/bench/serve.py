@@ -5,7 +5,7 @@
     --concurrency 8    a closed loop with 8 concurrent requests
 
 Each request is sent when it is due, whatever the state of the server, and its times count from then on. Overload is
-part of the measurement: rejections are counted and timed, and so are the requests that are served meanwhile.
+part of the measurement: rejections are counted and timed, as are the requests that are still served.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEFAULT_STREAMS = 64
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of load: an open loop at a rate, or a closed one if `rate` is None."""
+    """One level of load: an open loop at a rate, or a closed loop if `rate` is None."""
 
     name: str
     rate: float | None
@@ -65,8 +65,8 @@ class MeasuredLevel:
 PARTS = ("load", "http", "live")
 DESCRIPTION = (
     "Put load on a server, at given rates or with a fixed number of concurrent requests, and measure time to first "
-    "token, time between tokens, goodput, rejections and errors. MODEL may be the URL of any OpenAI-compatible "
-    "server; otherwise quire serves the model meanwhile. Without --rates and --concurrency it measures the "
+    "token, time between tokens, goodput, rejections and errors. MODEL can be the URL of any OpenAI-compatible "
+    "server; otherwise the benchmark starts a server for the model. Without --rates and --concurrency it measures the "
     "capacity of the server, and offers half, all and twice that load."
 )
 
@@ -80,8 +80,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--arrivals", choices=("poisson", "fixed"), default="poisson", help="default: poisson")
     add_seconds(parser, "duration", 30.0, "seconds per load level")
-    add_seconds(parser, "patience", 30.0, "seconds that requests may take to finish after that")
-    parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions", help="what is asked")
+    add_seconds(parser, "patience", 30.0, "seconds that running requests have to finish after a level")
+    parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions", help="the API to call")
     parser.add_argument(
         "--workload", metavar="FILE", help="workload file; default: generated requests with the lengths below"
     )
@@ -103,7 +103,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plot", metavar="FILE", help="write latency over offered load as SVG")
     add_count(parser, "streams", 64, "concurrent requests when measuring the cost of HTTP and of the dashboard")
-    add_count(parser, "repeat", 5, "repetitions of that measurement")
+    add_count(parser, "repeat", 5, "repetitions of the measurements of HTTP and of the dashboard")
     parser.add_argument("--name", metavar="NAME", default="", help="model name on the server; default: its first model")
     parser.add_argument("--api-key-env", metavar="NAME", default="", help="environment variable that holds the API key")
     parser.add_argument("--vocab-size", metavar="N", type=count, help="token ids of generated prompts are below this")
@@ -210,8 +210,8 @@ class ServeBench:
         text = (
             f"{options.endpoint}, {lengths}, {options.duration:g} s a level, {options.arrivals} arrivals; rates are "
             f"those of the last four fifths. Good: completed{objectives}. Cut off: not complete "
-            f"{options.patience:g} s after the level. The last columns are of this process: how late 1 of 100 requests "
-            "was sent, and its processor time."
+            f"{options.patience:g} s after the level. The last columns are of the benchmark's own process: the p99 of "
+            "its delay in sending requests, and its processor time."
         )
         header = ("level", "offered/s", "completed/s", "good/s", "output tok/s", "requests", "rejected", "failed")
         more = ("cut off", "server's memory, MB", "late, ms", "% of a processor")
@@ -227,7 +227,7 @@ class ServeBench:
 
 
 def request_rate(result: LoadResult, figures: LoadFigures) -> float:
-    """Return the requests per second that a server can serve: its tokens per second over the tokens of a request."""
+    """Return the requests per second that a server can serve: its tokens per second over the tokens per request."""
     lengths = [outcome.num_output_tokens for outcome in result.outcomes if outcome.is_done]
     if not lengths or not sum(lengths) or not figures.output_tokens:
         raise ExecutionError(f"no request was completed: {figures.first_error or 'see --duration'}")
@@ -272,5 +272,5 @@ def _times_section(levels: Sequence[MeasuredLevel]) -> Section:
         for level in levels
         for what, times in level.figures.times_ms.items()
     ]
-    text = "Milliseconds, of requests that were due in the last four fifths of a level, from when they were due."
+    text = "Milliseconds from when a request was due, for requests that were due in the last four fifths of a level."
     return Section("Times", text, ("level", "what", "p50, ms", "p90, ms", "p99, ms"), rows, {})

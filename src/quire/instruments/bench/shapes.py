@@ -1,7 +1,7 @@
 """Shapes: the matrices and heads of a model, without its weights.
 
 A named shape is only a `config.json`, which is enough to measure kernels. To measure whole steps, a checkpoint of that
-shape is written, whose weights repeat a few random numbers: the time of a step does not depend on them.
+shape is written, whose weights repeat a few random numbers: the time of a step does not depend on their values.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ RANDOM_NUMBERS = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix [outputs, inputs], and how often a step multiplies by one of this shape."""
+    """A matrix [outputs, inputs], and the number of matrices of this shape in a step."""
 
     num_outputs: int
     num_inputs: int
@@ -105,7 +105,7 @@ class KernelShape:
     def of(cls, name: str, spec: DecoderSpec) -> KernelShape:
         """Return the shape of a model. Matrices with the same input count as one."""
         if spec.experts is not None:
-            raise InvalidConfigError("shape", name, "a model without experts: which of them are read depends on tokens")
+            raise InvalidConfigError("shape", name, "a model without experts: tokens decide which experts are read")
         attention, hidden, mlp = spec.attention, spec.hidden_size, spec.mlp
         num_layers = len(spec.layers)
         joined = attention.num_heads + 2 * attention.num_kv_heads
@@ -121,7 +121,7 @@ class KernelShape:
 
 
 def kernel_shape(name: str) -> KernelShape:
-    """Return a named shape, or that of a model folder; reads only its settings."""
+    """Return a named shape, or the shape of a model folder; reads only its settings."""
     if name not in CONFIGS:
         return KernelShape.of(name, read_model(ModelFolder(Path(name))).spec)
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
@@ -131,7 +131,7 @@ def kernel_shape(name: str) -> KernelShape:
 
 @contextmanager
 def measured_config(options: argparse.Namespace) -> Iterator[EngineConfig]:
-    """Return the settings of an engine; with `--shape`, for a checkpoint that exists during the context."""
+    """Yield the settings of an engine; with `--shape`, for a checkpoint that exists during the context."""
     config = engine_config(options, os.environ)
     if options.shape is None:
         yield config
@@ -173,7 +173,7 @@ def _write_config(folder: Path, name: str, changes: Mapping[str, object] | None 
 
 
 def write_byte_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a tokenizer in which every id has a text: the 256 bytes, and words that encoding never uses."""
+    """Write a tokenizer in which every id has a text: the 256 bytes, and words that encoding never produces."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocab = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

@@ -1,9 +1,9 @@
-"""`quire bench sharing`: the blocks that several texts of one prompt save by sharing.
+"""`quire bench sharing`: the blocks that several texts for one prompt save by sharing.
 
 Prompts and lengths are drawn once, and are the same for samples and beams. A prompt is a piece of a text that the model
 itself has written, so that its continuations are realistic. Requests share no blocks: the prefix cache is off. In every
-step the ledger counts the blocks in use, and those needed if each sequence had its own. The share saved is over all
-steps, so a long request counts for as long as it runs.
+step the ledger counts the blocks in use, and the blocks needed without sharing. The saved share is over all steps, so a
+long request counts for as long as it runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Lengths like those of a trace, and the paper's ranges of the saved share for two to six sequences of OPT-13B."""
+    """Lengths like those of a trace, and the paper's ranges of the saved share for 2 to 6 sequences of OPT-13B."""
 
     lengths: LognormalLengths
     samples: str
@@ -40,10 +40,10 @@ TRACES = (
 )
 NUM_SEQUENCES = (2, 4, 6)
 WHERE_IT_DIFFERS = (
-    "Where the share lies above the paper's range: a small model that knows its text is sure of nearly every token, so "
-    "its beams part late and share all but their last blocks, and samples happen to write the same text for a while, "
-    "whose full blocks are merged. A short prompt, too, gives its partly filled block away only when it is written to. "
-    "With such lengths six sequences could share up to 5/6 of all blocks; beams of a model that is less sure part "
+    "Why shares can lie above the paper's range: a small model that knows its text is sure of nearly every token, so "
+    "its beams diverge late and share all except their last blocks, and samples sometimes write the same text for a "
+    "while, whose full blocks are merged. Also, a short prompt's partly filled block is shared until it is written. "
+    "With such lengths six sequences could share up to 5/6 of all blocks; beams of a less certain model diverge "
     "earlier."
 )
 
@@ -88,10 +88,10 @@ def measure_sharing(model: str, num_requests: int, tell: Tell) -> Section:
     header = ("lengths like", "mean tokens", "side by side", *map(str, NUM_SEQUENCES), "the paper's range")
     title = "Blocks saved"
     about = (
-        f"Share of blocks that {num_requests} requests save because the sequences of each share theirs, from the "
-        f"ledger, over all steps; blocks of {BLOCK_SIZE}, model `{model}`. Lengths are log-normal with the means that "
-        f"the paper names and a standard deviation of {SPREAD} of their logarithm (the traces themselves are not "
-        "there); samples at temperature 1, no end before the length drawn. The paper's figures are for 2 to 6 "
+        f"Share of blocks that {num_requests} requests save because the sequences of a request share blocks, from the "
+        f"ledger, over all steps; blocks of {BLOCK_SIZE}, model `{model}`. Lengths are log-normal with the paper's "
+        f"means and a standard deviation of {SPREAD} of their logarithm (the traces themselves are not "
+        "available); samples at temperature 1, no end before the drawn length. The paper's figures are for 2 to 6 "
         f"sequences of OPT-13B on the traces.\n\n{WHERE_IT_DIFFERS}"
     )
     return Section(title, about, header, rows, {"share_saved": shares})

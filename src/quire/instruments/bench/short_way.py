@@ -1,7 +1,7 @@
-"""The cost of a step of decodes in Python, by the short way and by the long way, in turn.
+"""The cost of a step of decodes in Python, by the short way and the long way, in turn.
 
 The model computes nothing, so the time is Python's: scheduling, the arrays of the step, the draws, the commit. A worker
-takes the long way if its plans name no decodes.
+takes the long way if its plans count no decodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quire.reporting.samples import ratios, summarize
 
 ROWS = (1, 32, 256)
 MAX_CALLS = 60
-PROMPT_TOKENS, NUM_WARM_UP, NUM_TIMED = 20, 4, 160  # whole blocks, because steps that fill a block cost more
+PROMPT_TOKENS, NUM_WARM_UP, NUM_TIMED = 20, 4, 160  # multiples of a block, because steps that fill a block cost more
 SHORT, LONG = "short", "long"
 
 
@@ -52,7 +52,7 @@ class InstantRunner:
 
 
 class LongWayWorker(Worker):
-    """A worker whose plans name no decodes."""
+    """A worker that takes every plan as one without decodes."""
 
     def submit(self, plan: StepPlan) -> None:
         """Compute a plan, the long way."""
@@ -81,9 +81,10 @@ def measure_short_way(repeat: int, tell: Callable[[str], None]) -> Section:
         for rows in ROWS
     ]
     text = (
-        "Steps in which every row decodes. The model computes nothing, so this is what Python takes. Calls: of Python "
-        "functions, from the start of a step to the model, the fewest of three steps. Times: of whole steps, mean of "
-        f"{NUM_TIMED}. The long way is what every step took before. Median of {repeat} runs (min–max), in turn."
+        "Steps in which every row decodes. The model computes nothing, so this is the time of Python. Calls: Python "
+        "function calls from the start of a step to the model, the fewest of three steps. Times: whole steps, mean of "
+        f"{NUM_TIMED}. The long way is the general path, without the shortcut for decodes. Median of {repeat} runs "
+        "(min–max), in turn."
     )
     header = ("rows", "calls", "calls, long way", "µs", "µs, long way", "long to short")
     samples = {f"{rows} rows, {way}": values for (rows, way), values in step_us.items()}
@@ -118,7 +119,7 @@ def _step_us(engine: EngineCore) -> float:
 
 
 def _num_calls(engine: EngineCore) -> int:
-    """Return how many Python functions a step calls before the model runs."""
+    """Return the number of Python function calls in a step before the model runs."""
     count, is_counting = 0, True
 
     def note(frame: FrameType, event: str, _: Any) -> None:

@@ -1,10 +1,10 @@
-"""`quire bench simulator`: how fast a simulation runs, and that its memory does not grow with its trace.
+"""`quire bench simulator`: the speed of simulations, and their memory, which must not grow with the trace.
 
     256 users at once    ShareGPT-like requests in a closed loop; and prompts of one block with long answers, to
                          measure decodes alone
     an hour              10 requests per second with `quire simulate`, in a separate process; and a quarter of an hour
 
-A simulated token is a token of a prompt or an answer that was scheduled, stored and computed in a step.
+A simulated token is a token of a prompt or an answer that a step scheduled, stored and computed.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def measure_speed(repeat: int, duration_s: float, tell: Tell) -> Section:
         for name, values in speeds.items()
     ]
     text = (
-        f"{NUM_USERS} users in a closed loop, {duration_s:g} simulated seconds and until the last has ended, all "
-        f"checks on, one process. Tokens of prompts and answers. Median of {repeat} runs (min–max)."
+        f"{NUM_USERS} users in a closed loop for {duration_s:g} simulated seconds and until the last request ends, "
+        f"with all checks, in one process. Tokens of prompts and answers. Median of {repeat} runs (min–max)."
     )
     header = ("load", "running, mean", "million tokens a second")
     return Section("Simulated tokens a second", text, header, rows, {"tokens_per_s": speeds}, goals)
@@ -118,7 +118,7 @@ def measure_hour(repeat: int, hour_s: int, tell: Tell) -> Section:
         for duration_s, values in wall_s.items()
     ]
     text = (
-        f"`quire simulate {' '.join(TRAFFIC)}`, Poisson, ShareGPT-like, start of the process included. Median of "
+        f"`quire simulate {' '.join(TRAFFIC)}`, Poisson, ShareGPT-like, including the start of the process. Median of "
         f"{repeat} runs (min–max)."
     )
     goals = [

@@ -1,15 +1,15 @@
-"""`quire bench speculation`: how much sooner texts come with guesses, and that they are the same texts.
+"""`quire bench speculation`: the speed-up by guesses, and a check that the texts stay the same.
 
-    edit    a text is to be repeated with a small change: n-grams of the prompt
-    json    a record with fixed keys, held to a schema: what the grammar forces
+    edit    repeat a text with a small change: guesses from n-grams of the prompt
+    json    a record with fixed keys, held to a schema: guesses from tokens that the grammar forces
     chat    an explanation, and
     free    a story: nothing repeats; for a draft model (`--speculation MODEL`)
 
-`--questions FILE` asks the questions of a file in place of made ones, for a pair of models that know one subject.
+`--questions FILE` uses the questions of a file instead of generated ones, for a pair of models that know one subject.
 
-Two engines, one without guesses and one with them, answer the same requests in turn; no prompt is asked twice, so no
-answer is known from before. Every pair of answers is compared, to the token. No prefix cache: each request is computed
-alike.
+Two engines, one without guesses and one with guesses, answer the same requests in turn. No prompt is used twice, so no
+earlier answer helps. Every pair of answers is compared token by token. The prefix cache is off, so that both engines
+compute each request in full.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ WORKLOADS: Final = ("edit", "json", "chat", "free")
 TEMPERATURES: Final = (0.0, 0.8)
 MANY: Final = 32
 LEAST_GAINS: Final = {"edit": 2.0, "json": 1.3, "chat": 0.98, "free": 0.98}
-"""Of one sequence; of `MANY` sequences it is that of free text, whatever they say."""
+"""The least speed-up of one sequence; for `MANY` sequences the limit of free text applies to all workloads."""
 LEAST_WITH_MODEL: Final = 1.6
-"""Of one sequence, a chat, with a draft model."""
+"""The least speed-up of one sequence, a chat, with a draft model."""
 FORESEEN: Final = (0.85, 1.15)
-"""How far the gain that the budget foresees may be from the one that is measured."""
+"""The allowed ratio of the gain that the budget predicts to the measured gain."""
 QUESTIONS: Final = (
     "Explain what a {} is.",
     "Write a short text about a {} and a {}.",
@@ -66,17 +66,17 @@ PERSON: Final = {
     "additionalProperties": False,
 }
 
-DESCRIPTION = "Measure how much sooner texts come with guesses of their next tokens, and compare the texts."
+DESCRIPTION = "Measure the speed-up by guesses of the next tokens, and check that the texts stay the same."
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     parser.add_argument("model", nargs="?", default="smollm2", metavar="MODEL", help="a chat model; default: smollm2")
-    parser.add_argument("--speculation", default="auto", metavar="NAME", help="or a draft model; default: auto")
-    add_choices(parser, "workloads", WORKLOADS, WORKLOADS, "what is asked for")
-    parser.add_argument("--questions", metavar="FILE", help="questions for chat, one a line; default: made ones")
+    parser.add_argument("--speculation", default="auto", metavar="NAME", help="auto, or a draft model; default: auto")
+    add_choices(parser, "workloads", WORKLOADS, WORKLOADS, "kinds of requests")
+    parser.add_argument("--questions", metavar="FILE", help="questions for chat, one per line; default: generated")
     add_counts(parser, "sequences", (1, 4, 8, 16, MANY), "sequences at once")
-    add_count(parser, "output-tokens", 96, "most tokens of an answer")
+    add_count(parser, "output-tokens", 96, "maximum tokens per answer")
     add_count(parser, "repeat", 5, "repetitions of each kind")
 
 
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def conversation(workload: str, rng: random.Random) -> list[dict[str, str]]:
-    """Return a question of a workload that has not been asked before.
+    """Return a question of a workload, different at each call.
 
     >>> conversation("json", random.Random(0))[0]["content"]
     'Describe Frances the scientist, number 885440, as JSON.'
@@ -106,7 +106,7 @@ def conversation(workload: str, rng: random.Random) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The same requests without and with guesses: seconds, and what the steps of the latter brought."""
+    """The same requests without and with guesses: seconds, and the results of the steps with guesses."""
 
     off_s: float
     on_s: float
@@ -117,11 +117,11 @@ class Turn:
     foreseen_off_s: float
     foreseen_on_s: float
     taken_s: float
-    """Of `on_s`, by the steps for which a time was foreseen."""
+    """The part of `on_s` in steps whose time was predicted."""
 
     @property
     def foreseen_gain(self) -> float:
-        """How many times as fast with guesses by what was foreseen; what was not, as for prompts, is as measured.
+        """The predicted speed-up; steps without a prediction, such as those of prompts, count as measured.
 
         >>> Turn(2.0, 1.0, 9, 9, 9, 9, foreseen_off_s=1.5, foreseen_on_s=0.5, taken_s=0.5).foreseen_gain
         2.0
@@ -147,7 +147,7 @@ def measure_speculation(options: argparse.Namespace, tell: Tell) -> Section:
                     if workload == "json":
                         sampling = replace(sampling, grammar=Grammar.json_schema(PERSON))
                     turns = list[Turn]()
-                    for number in range(-1, options.repeat):  # the first does not count
+                    for number in range(-1, options.repeat):  # the first run does not count
                         asked = [_next_question(questions, workload, rng) for _ in range(count)]
                         draws = [replace(sampling, seed=rng.randrange(1 << 30)) for _ in range(count)]
                         turns.append(_turn(off, on, asked, draws, guesses_first=number % 2 == 0))
@@ -196,23 +196,23 @@ def _cells(turns: Sequence[Turn], gains: Sequence[float]) -> tuple[str, ...]:
 
 
 def _questions(options: argparse.Namespace) -> list[str]:
-    """Return the questions of the file that the options name, in any order; empty without one."""
+    """Return the questions of --questions in random order; empty without a file."""
     if options.questions is None:
         return []
     try:
         found = [line for line in Path(options.questions).read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError("questions", options.questions, "a text file in UTF-8, one question a line") from error
+        raise InvalidConfigError("questions", options.questions, "a UTF-8 text file, one question per line") from error
     num_asked = len(TEMPERATURES) * (1 + options.repeat) * sum(options.sequences)
     if len(found) < num_asked:
-        allowed = f"a file of {num_asked} questions or more, not {len(found)}: none is asked twice"
+        allowed = f"a file of {num_asked} questions or more, not {len(found)}: no question is used twice"
         raise InvalidConfigError("questions", options.questions, allowed)
     random.Random(0).shuffle(found)
     return found
 
 
 def _next_question(questions: list[str], workload: str, rng: random.Random) -> list[dict[str, str]]:
-    """Return a question of a workload; for chat, one of those from a file if there are any. Mutates `questions`."""
+    """Return a question of a workload; for chat, from `questions` if it is not empty. Mutates `questions`."""
     if workload == "chat" and questions:
         return [{"role": "user", "content": questions.pop()}]
     return conversation(workload, rng)
@@ -221,7 +221,7 @@ def _next_question(questions: list[str], workload: str, rng: random.Random) -> l
 def _turn(
     off: LLM, on: LLM, asked: list[list[dict[str, str]]], draws: Sequence[SamplingParams], *, guesses_first: bool
 ) -> Turn:
-    """Ask both engines the same."""
+    """Run the same requests on both engines."""
     times: dict[bool, float] = {}
     texts: dict[bool, list[list[int]]] = {}
     before, foreseen = on.stats(), replace(on.engine.scheduler.drafts.foreseen)

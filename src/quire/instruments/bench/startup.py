@@ -48,8 +48,8 @@ class LoadRun:
 
 
 DESCRIPTION = (
-    "Measure, each time in a new process, the guide's time to its first token and a model's time to ready; and add up "
-    "the size of an installation."
+    "Measure the guide's time to first token and a model's time to ready, each in new processes, and the size of an "
+    "installation."
 )
 
 
@@ -121,9 +121,8 @@ def measure_installation() -> Section:
     total = sum(found.values())
     rows = [(name, f"{size / 1e6:.1f}") for name, size in sorted(found.items(), key=lambda each: -each[1])]
     text = (
-        "The files of quire and of its requirements except numpy, as installed in this environment. Where "
-        "quire "
-        "is used in place, the files of its sources are counted."
+        "The files of quire and of its requirements except numpy, as installed in this environment. If quire is used "
+        "in place, its source files count."
     )
     goals = [Goal("installed without numpy, MB", total / 1e6, MAX_INSTALLED_BYTES / 1e6)]
     samples: dict[str, object] = {"bytes": found}
@@ -138,7 +137,7 @@ def load_once(config: EngineConfig, bandwidth: float) -> LoadRun:
 
 
 def _run(arguments: Sequence[str]) -> tuple[float, str, float]:
-    """Return the seconds until a process prints, what it prints, and the seconds until it ends."""
+    """Return the seconds until a process prints, its output, and the seconds until it ends."""
     started = time.perf_counter()
     with start_python(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None

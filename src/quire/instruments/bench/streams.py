@@ -1,9 +1,9 @@
-"""StreamReading: one streamed answer as a client sees it, event by event, with the time of each.
+"""StreamReading: one streamed answer as a client sees it, with the time of each event.
 
 The definitions are those of other tools for OpenAI-compatible servers. The time to first token ends with the first
 event that has a token. The latency between tokens is the time between two events of one text. The time per output token
 is the time after the first event, divided by the remaining tokens of the usage. If a request is sent late, its time
-still counts from when it was due: a late load generator hides nothing.
+still counts from when it was due, so a slow load generator does not hide delays.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Choice(msgspec.Struct):
 
     @property
     def content(self) -> str:
-        """The text that it brings; empty if none."""
+        """The text of the event; empty if it has none."""
         return self.text or (self.delta.content if self.delta is not None else None) or ""
 
     @property
     def brings_token(self) -> bool:
-        """Whether it has a token, and is not only the beginning or the end of a text."""
+        """Whether the event has a token, and is not only the beginning or the end of a text."""
         if self.content:
             return True
         return self.finish_reason is None and (self.delta is None or self.delta.role is None)
@@ -91,17 +91,17 @@ class Outcome:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was completed."""
+        """Whether the request was completed."""
         return self.status == 200 and not self.error and not self.is_cut_off
 
     @property
     def is_rejected(self) -> bool:
-        """Whether the server rejected it because it was busy."""
+        """Whether the server was busy and rejected the request."""
         return self.status in (429, 503)
 
     @property
     def first_token_s(self) -> float | None:
-        """Seconds from when it was due to its first token."""
+        """Seconds from when the request was due to its first token."""
         return self.events_s[0] - self.due_s if self.events_s else None
 
     @property
@@ -113,7 +113,7 @@ class Outcome:
 
     @property
     def whole_s(self) -> float:
-        """Seconds from when it was due to its end."""
+        """Seconds from when the request was due to its end."""
         return self.end_s - self.due_s
 
 
@@ -129,7 +129,7 @@ class StreamReading:
         self.is_ended = False
 
     def take(self, piece: bytes, now: float) -> None:
-        """Read a piece that came now. Mutates; never raises, whatever a server sends."""
+        """Read a piece that has just arrived. Mutates; never raises, whatever a server sends."""
         for data in self._events.feed(piece):
             if data == DONE:
                 self.is_ended = True

@@ -1,12 +1,12 @@
-"""`quire bench structured`: cost of structured output, over HTTP.
+"""`quire bench structured`: the cost of structured output, over HTTP.
 
     throughput     many streams at once, without and with a schema that no text of this length can complete, in turn
     first token    one prompt at a time, without and with a schema that is new to the server, in turn
 
 Both kinds draw tokens in the same way (temperature 1, seeds), from prompts without cache hits, and write the same
 number of tokens; ratios are within each run. The schema is typical of programs: records with texts, numbers, choices
-and lists. Most of its strings have no maximum length, as usual: a mask within a string that has one costs several times
-as much. The very first schema is reported separately, because only then is the table of the vocabulary made.
+and lists. As usual, most of its strings have no maximum length: with one, a mask within the string costs several times
+as much. The very first schema is reported separately, because it also builds the table of the vocabulary.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_COST_PERCENT = 5.0
 MAX_MORE_MS = 100.0
 LEAST_VOCABULARY = 512
 LEAST_RECORDS = 1000
-"""More records than fit into any text here: none is completed."""
+"""More records than fit into any text here, so that no text is complete."""
 
 Schema = dict[str, Any]
 TEXT: Final[Schema] = {"type": "string"}
@@ -53,7 +53,7 @@ class Pair:
 
 
 def usual_schema(name: str, least_records: int = 1) -> Schema:
-    """Return a schema of typical size; another name gives another schema.
+    """Return a schema of typical size, different for each name.
 
     >>> usual_schema("order")["properties"]["order_list"]["minItems"]
     1
@@ -83,8 +83,8 @@ LONG_SCHEMA: Final = usual_schema("order", LEAST_RECORDS)
 
 DESCRIPTION = (
     "Serve a model and measure the throughput of many streams with and without a schema, and the time to first "
-    "token with and without a schema that is new to the server, alternating. A --shape gets a tokenizer with as "
-    "many tokens as the shape has."
+    "token with and without a schema that is new to the server, alternating. A --shape gets a tokenizer with the "
+    "shape's number of tokens."
 )
 
 
@@ -117,15 +117,15 @@ def _serving(options: argparse.Namespace, tell: Tell) -> Iterator[tuple[Target, 
         if options.shape is not None:
             if vocab_size < LEAST_VOCABULARY:
                 raise InvalidConfigError("shape", options.shape, f"one of {LEAST_VOCABULARY} tokens or more")
-            tell(f"making a tokenizer of {vocab_size:,} tokens")
+            tell(f"making a tokenizer with {vocab_size:,} tokens")
             write_wide_tokenizer(Path(config.model), vocab_size)
-        tell(f"starting a server of {config.model}")
+        tell(f"starting a server for {config.model}")
         with ServerProcess(config) as process:
             yield Target(process.url, first_model(process.url), COMPLETIONS), vocab_size
 
 
 class StructuredBench:
-    """Sends requests to one server, without and with a schema in turn; `options`: those of the command."""
+    """Sends requests to one server, without and with a schema in turn; `options` are those of the command."""
 
     def __init__(self, target: Target, vocab_size: int, options: argparse.Namespace) -> None:
         self._target = target
@@ -178,7 +178,7 @@ class StructuredBench:
             if not outcome.is_done:
                 raise ExecutionError(f"a request has failed: {outcome.error}")
             if outcome.num_output_tokens != request.max_tokens:
-                raise ExecutionError(f"{outcome.num_output_tokens} tokens came, not {request.max_tokens}")
+                raise ExecutionError(f"the server sent {outcome.num_output_tokens} tokens, not {request.max_tokens}")
         first = result.outcomes[0]
         return result.wall_s, first.first_token_s or first.whole_s
 
@@ -207,7 +207,8 @@ class StructuredBench:
         text = (
             f"{options.streams} streams at once, {options.prompt_tokens} tokens of prompt and {options.output_tokens} "
             f"of output each, over a vocabulary of {self._vocab_size:,}; then {options.schemas} prompts, one after "
-            f"another, each with a schema that is new. Free and held in turn, median of {len(pairs)} runs (min–max)."
+            f"another, each with a new schema. Without and with a schema in turn, median of {len(pairs)} runs "
+            "(min–max)."
         )
         rows = [(name, cell(summarize(values))) for name, values in measures.items()]
         samples: dict[str, object] = {"runs": [asdict(pair) for pair in pairs], "very_first_s": very_first_s}

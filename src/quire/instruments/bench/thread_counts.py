@@ -1,4 +1,4 @@
-"""What more threads bring: the same work, timed with several numbers of threads."""
+"""The speed-up by threads: the same work, timed with several numbers of threads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from quire.reporting.report import Section, cell
 from quire.reporting.samples import summarize
 
 Seconds: TypeAlias = dict[str, list[float]]
-"""Times by what was done, one entry per run."""
+"""Times by the name of the work, one entry per run."""
 
 
 def compare_threads(seconds: Mapping[int, Seconds]) -> Section:
-    """Return the times for each number of threads, and how many times as fast the others are as the smallest one.
+    """Return the times for each number of threads, and the speed-up over the smallest number.
 
     >>> compare_threads({1: {"a product": [0.004]}, 2: {"a product": [0.0025]}}).rows
     [('a product', '4.00 (4.00–4.00)', '2.50 (2.50–2.50)', '1.60')]
@@ -27,7 +27,7 @@ def compare_threads(seconds: Mapping[int, Seconds]) -> Section:
         rows.append((name, *times, *(f"{ratio:.2f}" for ratio in faster)))
     header = ("what", *(f"ms, threads: {n}" for n in seconds), *(f"speed-up, threads: {n}" for n in others))
     text = (
-        f"The times of the tables above, and how many times as fast the work is as with {fewest} "
-        f"{'thread' if fewest == 1 else 'threads'}. Where memory is the limit, the threads share what it gives."
+        f"The times of the tables above, and the speed-up over {fewest} {'thread' if fewest == 1 else 'threads'}. If "
+        "memory is the limit, the threads share its bandwidth."
     )
     return Section("Threads", text, header, rows, {str(number): found for number, found in seconds.items()})

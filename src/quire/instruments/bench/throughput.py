@@ -1,7 +1,7 @@
 """`quire bench throughput`: whole workloads, like the runners of other engines, with times for every token.
 
-All requests are added at once, after loading and a warm-up. Wall time is from there to the last token. The time to
-first token also counts from there, including the wait for a free row.
+All requests are added at once, after loading and a warm-up. Wall time runs from there to the last token. The time to
+first token also starts there, and includes the wait for a free row.
 """
 
 from __future__ import annotations

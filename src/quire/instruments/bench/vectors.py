@@ -1,8 +1,8 @@
-"""`quire bench vectors`: how fast texts become vectors, and what a reranker saves by the prefix cache.
+"""`quire bench vectors`: the speed of embeddings, and the savings of a reranker by the prefix cache.
 
-vectors    texts of one length, as many as fill many steps: tokens a second, compared with the machine's arithmetic
+vectors    texts of one length, enough for many steps: tokens a second, compared with the machine's arithmetic
 rerank     a long query with each of many documents: with the prefix cache, and without
-peer       paragraphs of documents, next to sentence-transformers, if there is an interpreter that has it
+peer       paragraphs of documents, compared with sentence-transformers, if an interpreter has it
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ DOCUMENT: Final = 64
 PARTS: Final = ("vectors", "rerank", "peer")
 LAST: Final = Pooling("last")
 
-DESCRIPTION = "Measure how fast texts become vectors, and a reranker with and without the prefix cache."
+DESCRIPTION = "Measure the speed of embeddings, and of a reranker with and without the prefix cache."
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_count(parser, "repeat", 5, "runs of each kind")
-    add_count(parser, "texts", 64, "texts of a run")
+    add_count(parser, "texts", 64, "texts per run")
     add_count(parser, "length", 128, "tokens of each text")
     add_count(parser, "documents", 50, "documents that a reranker reads")
-    add_count(parser, "query", 512, "tokens of its query")
-    add_count(parser, "peer-texts", 64, "paragraphs that both engines make vectors of")
+    add_count(parser, "query", 512, "tokens of the reranker's query")
+    add_count(parser, "peer-texts", 64, "paragraphs that both engines embed")
     parser.add_argument(
         "--peer-python", metavar="PATH", help="Python interpreter with sentence-transformers; none: quire only"
     )
@@ -96,7 +96,7 @@ def measure_vectors(config: EngineConfig, options: argparse.Namespace, tell: Tel
     if share is not None:
         goals.append(Goal("vectors: % of the arithmetic", share.median, LEAST_ARITHMETIC, at_least=True))
     text = (
-        f"{count} texts of {length} tokens, the last token's state of each; steps of at most "
+        f"{count} texts of {length} tokens, pooled from the last token; steps of at most "
         f"{config.resolved().max_num_batched_tokens} tokens. The arithmetic is that of {limits.name} on registers, "
         f"measured right before. Median of {options.repeat} runs (min–max)."
     )
@@ -106,7 +106,7 @@ def measure_vectors(config: EngineConfig, options: argparse.Namespace, tell: Tel
 
 
 def measure_rerank(config: EngineConfig, options: argparse.Namespace, tell: Tell) -> Section:
-    """Measure one query with all documents, with a cache that is empty before and without one, in turn."""
+    """Measure one query with all documents, in turn with an initially empty cache and without a cache."""
     found: dict[str, list[float]] = {"without": [], "with": []}
     for index in range(options.repeat):
         tell(f"rerank: run {index + 1} of {options.repeat}")
@@ -126,7 +126,7 @@ def measure_rerank(config: EngineConfig, options: argparse.Namespace, tell: Tell
     ]
     text = (
         f"A query of {options.query} tokens with each of {options.documents} documents of {DOCUMENT}; the cache is "
-        f"empty before. Median of {options.repeat} runs (min–max)."
+        f"empty at the start. Median of {options.repeat} runs (min–max)."
     )
     goals = [Goal("rerank with the cache to without, speed", gain.median, LEAST_GAIN, at_least=True)]
     return Section("A reranker and the prefix cache", text, ("prefix cache", "s", "speed"), rows, {"s": found}, goals)

@@ -3,7 +3,7 @@
 A vocabulary of bytes and numbered words would make masks too cheap: the first letters distinguish nearly all of its
 tokens. So this one is trained on the Python sources that every machine with quire has: a byte-level BPE that splits
 texts like Qwen's tokenizers. If that gives too few tokens, the same words are added in other forms (Capitals, UPPER
-CASE, after a space), as in real vocabularies. Nothing is random: one interpreter always gives the same vocabulary.
+CASE, after a space), as in real vocabularies. Nothing is random: an interpreter always gives the same vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.engine.text.tokenizer_files import TOKENIZER_FILE
 END: Final = "<|endoftext|>"
 SPACE: Final = "Ġ"
 MAX_TOKEN_LENGTH: Final = 16
-"""Longer ones are numbers and keys in sources, not words."""
+"""Longer words in sources are numbers and keys, not words."""
 
 MAX_CORPUS_CHARACTERS: Final = 32_000_000
 PIECES: Final = (
@@ -29,7 +29,7 @@ PIECES: Final = (
 
 
 def write_wide_tokenizer(folder: Path, vocab_size: int, *, max_corpus_characters: int = MAX_CORPUS_CHARACTERS) -> None:
-    """Write a tokenizer of exactly this many tokens, the last of which ends a text; takes some seconds."""
+    """Write a tokenizer of exactly this many tokens; the last token ends a text. Takes some seconds."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -70,7 +70,7 @@ def _corpus(max_characters: int) -> Iterator[str]:
 
 
 def _other_words(words: Iterable[str]) -> Iterator[str]:
-    """Yield endless new words: other forms of the given ones, then numbered ones."""
+    """Yield endless new words: other forms of the given words, then numbered words."""
     known = set(words)
     plain = [word.removeprefix(SPACE) for word in known if word.isascii() or word.startswith(SPACE)]
     letters = sorted({word for word in plain if word.isalpha() and word.isascii()})

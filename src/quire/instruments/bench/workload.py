@@ -1,8 +1,8 @@
 """The load of the control-plane benchmark: schedulers driven without a model.
 
-The time is that of `schedule()` and `update()`, as in the peer's script. The result of the step, which an executor
-would return, is made between the two and does not count. Every sampled token is the same; prompts are random, so that
-blocks are shared only to measure sharing.
+Times cover `schedule()` and `update()`, as in the peer's script. The result of a step, which an executor would return,
+is made between the two and does not count. All sampled tokens are equal; prompts are random, so that blocks are shared
+only where sharing is measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VOCAB_SIZE = 151_936
 SAMPLED_TOKEN = 7
 MAX_DRAWN_TOKEN = 150_000  # as in the peer's script
 
-# The shape of Qwen3-0.6B, as for the peer. The control plane does not depend on it.
+# The shape of Qwen3-0.6B, as for the peer. The control plane's speed does not depend on it.
 SPEC = KVCacheSpec.from_layers([None] * 28, block_size=BLOCK_SIZE, num_kv_heads=8, head_dim=128, dtype="bfloat16")
 
 
@@ -46,7 +46,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """One run: seconds to add all requests, to admit and prefill them, and of each decode step after that."""
+    """One run: seconds to add all requests, to admit and prefill them, and of each later decode step."""
 
     add_s: float
     admit_s: float
@@ -117,7 +117,7 @@ def hash_prompts(prompts: Iterable[Sequence[int]]) -> float:
 
 
 def timed_step(scheduler: Scheduler) -> tuple[float, StepOutcome]:
-    """Do one step; returns the seconds of `schedule` and `update`, and the outcome. Mutates the scheduler."""
+    """Run one step; returns the seconds of `schedule` and `update`, and the outcome. Mutates the scheduler."""
     started = time.perf_counter()
     plan = scheduler.schedule()
     planned = time.perf_counter()

@@ -3,9 +3,9 @@
     {"id": 0, "prompt_token_ids": [300, 301, …], "max_tokens": 64, "n": 1}
 
 Prompts are token ids, so that no tokenizer is needed. The end of text is ignored, so that every output has the length
-of its line. A single output is greedy, several are drawn at temperature 1. All requests are added at once. Ids are
-shifted from repeat to repeat, so that a repeat has no cache hits from another, while prompts of one repeat keep their
-shared prefixes.
+in its line. A single output is greedy, several outputs are drawn at temperature 1. All requests are added at once. Ids
+are shifted from repeat to repeat, so that repeats do not hit each other's blocks, while prompts of one repeat keep
+their shared prefixes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class WorkloadError(InvalidValueError):
 class WorkloadRequest:
     """One line of a workload. `fields` are further fields of the HTTP request, which override the others.
 
-    `adapter`: the digest of the adapter that an engine computes it with. `pooling`: it becomes a vector.
-    `temperature`: None: 0 for a single output, 1 for several.
+    `adapter`: the digest of the request's adapter. `pooling`: the request embeds its prompt. `temperature` None: 0 for
+    a single output, 1 for several.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -89,7 +89,7 @@ class Workload:
 
 
 def read_workload(path: str | Path, limit: int = 0) -> Workload:
-    """Return the requests of a file, the first `limit` of them if it is not 0.
+    """Return the requests of a file; only the first `limit`, unless it is 0.
 
     Raises `WorkloadError`, with file and line, if a line is not a request; `OSError` if the file cannot be read.
     """
@@ -97,7 +97,7 @@ def read_workload(path: str | Path, limit: int = 0) -> Workload:
     try:
         lines = place.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
-        raise WorkloadError("workload", str(place), "a text in UTF-8, one JSON object a line") from None
+        raise WorkloadError("workload", str(place), "a text in UTF-8, one JSON object per line") from None
     found = [_request(f"{place}, line {number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise WorkloadError("workload", str(place), "a file with one request or more")
@@ -130,7 +130,7 @@ def _is_integer(value: object, least: int) -> bool:
 
 
 def single_request(workload: Workload) -> WorkloadRequest | None:
-    """Return the request of a workload that measures decoding: one request, one output, several tokens."""
+    """Return the request of a workload that measures decoding: one request with one output of several tokens."""
     requests: Sequence[WorkloadRequest] = workload.requests
     if len(requests) == 1 and requests[0].n == 1 and requests[0].max_tokens > 1:
         return requests[0]

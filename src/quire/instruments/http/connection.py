@@ -1,11 +1,11 @@
 """HttpClient: many exchanges with one server at once, in an event loop, on connections that it reuses.
 
     exchange ──► an idle connection, or a new one ──► request bytes, written at once
-             ◄── status, headers; pieces of the body as they come; then the connection is idle again
+             ◄── status, headers; pieces of the body as they arrive; then the connection is idle again
 
-A client on the server's machine takes processor time from it, so this is only a parser in C between two callbacks: no
-library for requests, no task per connection, no copies of bodies that a caller takes as they come. Cancelling an
-exchange closes its connection, like a client that disconnects.
+A client on the server's machine takes processor time from the server, so this is only a parser in C between two
+callbacks: no request library, no task per connection, no copies of bodies that a caller takes piece by piece.
+Cancelling an exchange closes its connection, like a client that disconnects.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class HttpConnection(asyncio.Protocol):
         self._reply = Reply()
         self._take: TakePiece | None = None
         self._done: asyncio.Future[None] | None = None
-        self.has_received = False  # anything of the reply
+        self.has_received = False  # any byte of the reply
         self._has_head = False
 
     @property
     def is_open(self) -> bool:
-        """Whether another exchange may follow."""
+        """Whether another exchange can follow."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def exchange(self, request: bytes, take: TakePiece | None) -> Reply:
@@ -74,7 +74,7 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # ---- what the transport calls -------------------------------------------------------------------------------
+    # ---- called by the transport --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport."""
@@ -91,7 +91,7 @@ class HttpConnection(asyncio.Protocol):
             self.close()
 
     def eof_received(self) -> None:
-        """End a reply whose body has no length: it ends where the server ends the connection (RFC 9112, 6.3)."""
+        """End a reply without a length: it ends when the server closes the connection (RFC 9112, 6.3)."""
         has_length = self._reply.headers.keys() & {"content-length", "transfer-encoding"}
         if self._has_head and not self._reply.is_complete and not has_length:
             self.on_message_complete()
@@ -101,7 +101,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = None
         self._end(ConnectionResetError(f"the connection ended before the reply{f': {error}' if error else ''}"))
 
-    # ---- what the parser calls ----------------------------------------------------------------------------------
+    # ---- called by the parser -----------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
@@ -143,7 +143,7 @@ class HttpClient:
             self._host = parts.hostname or ""
             self._port = parts.port or (443 if parts.scheme == "https" else 80)
             is_one = parts.scheme in ("http", "https") and self._host and not (parts.query or parts.fragment)
-        except ValueError:  # a port that is none, half an address of IPv6
+        except ValueError:  # an invalid port, an incomplete IPv6 address
             is_one = False
         if not is_one:
             raise InvalidValueError("url", url, "http://HOST:PORT, or https://")

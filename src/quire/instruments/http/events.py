@@ -1,4 +1,4 @@
-"""EventReader: reads the data of server-sent events from pieces that were cut anywhere."""
+"""EventReader: reads the data of server-sent events from pieces of any size."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class EventReader:
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the data of the events that this piece completes. Mutates."""
         text = self._rest + piece
-        if b"\r" in text:  # one at the end waits for its line feed
+        if b"\r" in text:  # a final one waits for its line feed
             text = text.replace(b"\r\n", b"\n")
         *events, self._rest = text.split(b"\n\n")
         return [data for event in events if (data := _data(event)) is not None]
 
 
 def _data(event: bytes) -> bytes | None:
-    if event.startswith(b"data: ") and b"\n" not in event:  # nearly all of them
+    if event.startswith(b"data: ") and b"\n" not in event:  # nearly all events
         return event[6:]
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None

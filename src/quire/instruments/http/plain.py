@@ -1,4 +1,4 @@
-"""A client that blocks, with one request at a time, for everything that is not measured."""
+"""A blocking client, with one request at a time, for everything that is not measured."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""ServerProcess: a `quire serve` process that begins and ends with a `with` block.
+"""ServerProcess: a `quire serve` process that starts and ends with a `with` block.
 
     with ServerProcess(config) as server:         started, listening, ready
         ask(f"{server.url}/v1/models")
-                                                  SIGTERM, waited for; killed if it does not end
+                                                  SIGTERM, then killed if it does not end in time
 
-The system chooses the port, and the server prints it, so two servers never want the same one. The output goes to a
-file, not to a pipe: a full pipe would stop the server.
+The system chooses the port, and the server prints it, so two servers never conflict. The output goes to a file, not to
+a pipe: a full pipe would stop the server.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PROCESSES = Path("/proc")
 
 
 class ServerProcess:
-    """A server for a model. `options` are those of `quire serve`; `environment` is added to that of this process.
+    """A server for a model. `options`: options of `quire serve`; `environment`: added to this process's environment.
 
-    `python`: the interpreter; by default that of this process. Another one runs the quire installed with it.
-    `folder`: the server's working directory; None: that of this process.
+    `python`: the interpreter; by default this process's own. Another interpreter runs the quire installed with it.
+    `folder`: the server's working directory; None: the current one.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class ServerProcess:
         return self
 
     def stop(self, timeout_s: float = 30.0) -> int:
-        """Ask the server to stop, and kill it if it does not; return its exit status. May be called twice. Mutates."""
+        """Ask the server to stop, and kill it if it does not; return its exit status. Can be called twice. Mutates."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                self._process.send_signal(signal.SIGTERM)  # the second one ends it at once
+                self._process.send_signal(signal.SIGTERM)  # a second signal ends it at once
                 try:
                     self._process.wait(5.0)
                 except subprocess.TimeoutExpired:
@@ -111,7 +111,7 @@ class ServerProcess:
         return list(_descendants(self.pid))
 
     def engines(self) -> list[int]:
-        """Return the processes of engines, by number; there may be others, such as those that make masks."""
+        """Return the processes of engines, by number. Others, such as those that compute masks, are left out."""
         return [child for child in sorted(self.children()) if b"engine_host" in _command_line(child)]
 
     def metric(self, name: str, headers: Mapping[str, str] | None = None) -> float | None:

@@ -25,11 +25,11 @@ def head(method: str, path: str, headers: Mapping[str, str] | None = None, host:
 def send_raw(address: Address, data: bytes, *, timeout_s: float = 30.0) -> Answer:
     """Send bytes and return the answer; raises `OSError` if there is none, or if it is not HTTP.
 
-    A server may answer before it has read everything, so failing to send the rest is no error.
+    A server may answer before it has read everything, so a failure to send the rest is not an error.
     """
     started = time.perf_counter()
     with socket.create_connection(address, timeout=timeout_s) as connection:
-        with suppress(BrokenPipeError, ConnectionResetError):  # there may still be an answer
+        with suppress(BrokenPipeError, ConnectionResetError):  # the server may still have answered
             connection.sendall(data)
         return read_answer(connection, started)
 
@@ -49,7 +49,7 @@ def read_answer(connection: socket.socket, started_s: float) -> Answer:
 
 
 class Stream:
-    """A request whose answer is read as it comes, or not at all. A context manager, which disconnects at its end."""
+    """A request whose answer is read as it arrives, or not at all. A context manager that disconnects at its end."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Stream:
         fields = {"Content-Type": "application/json", "Content-Length": str(len(payload)), **(headers or {})}
         self.connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.connection.settimeout(timeout_s)
-        if receive_bytes is not None:  # before it connects, or the window is larger
+        if receive_bytes is not None:  # before connecting: afterwards it cannot reduce the window
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.connection.connect(address)
         self.connection.sendall(head("POST", path, fields) + payload)
@@ -91,7 +91,7 @@ class Stream:
         return found
 
     def read_answer(self) -> Answer:
-        """Read the whole answer, and return it."""
+        """Read the complete answer, and return it."""
         return read_answer(self.connection, time.perf_counter())
 
     def leave(self) -> None:

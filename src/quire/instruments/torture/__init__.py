@@ -5,9 +5,9 @@
     I25 … I28   model folders that must be refused, quickly and with little memory
     I30 … I39   bodies that are cheap to send and expensive to read: the memory held, and the service of others
     I40 … I43   hosts, pages, keys and tenants that must be refused
-    I44, I45    bundles of KV blocks that lie, or come cut, slowly and without an end
+    I44, I45    bundles of KV blocks that are wrong, truncated, slow or endless
     L1 … L9     load: more than the server can serve, thousands of connections, too little memory, expensive grammars
-    L10, L11    tenants: large texts of one, and one at its limits, while another sends small calls
+    L10, L11    tenants: one sends large texts or uses all of its limits, while another sends small calls
 
 Bystanders send requests to the same servers throughout, and their tokens must be those of an undisturbed run, to the
 bit. A case without an implementation counts as failed.
@@ -24,8 +24,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "torture",
         help="attack a server and check that it copes",
-        description="Start servers of the built-in guide, attack them in ways known to bring servers down, and count "
-        "what they survive. The outputs of other requests must not change by a bit.",
+        description="Start servers with the built-in guide, attack them in ways known to bring servers down, and count "
+        "the attacks that they survive. The outputs of other requests must not change by a bit.",
     )
     parser.add_argument(
         "--only", metavar="CASE", nargs="+", default=(), help="only these cases, such as F1 I7 L4, or F"

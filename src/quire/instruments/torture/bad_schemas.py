@@ -1,8 +1,8 @@
 """I20: malicious schemas and expressions. Some are refused; some are served, at a limited cost.
 
 refused     schemas with dangling or remote references, without any text, or too expensive to compile
-served      schemas that are only heavy: they may also be refused, but the cost is limited and hurts no one else
-different   a thousand of them: each is enforced, and the memory for them stops growing
+served      schemas that are only expensive: they can also be refused; other requests must not suffer
+different   a thousand schemas: each is enforced, and their memory stops growing
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.instruments.torture.stage import Stage, TortureServer
 MAX_HEAVY_S: Final = 10.0
 MAX_GROWTH_BYTES: Final = 100e6
 NUM_VALUES: Final = 2_000
-"""Size of a different schema. The cache keeps ten of them (64 MiB, by its own estimate); more must evict others."""
+"""The size of each different schema. The cache keeps ten (64 MiB, by its own estimate); others must be evicted."""
 
 Form = dict[str, Any]
 
@@ -51,7 +51,7 @@ HEAVY: Final[tuple[Form, ...]] = (
 
 
 def schemas(stage: Stage) -> str:
-    """I20: schemas that cannot be enforced are refused, heavy ones hurt no one else, and memory does not grow."""
+    """I20: unenforceable schemas are refused, expensive ones hurt no other request, and memory does not grow."""
     probes = [_probe(form) for form in REFUSED]
     probes += [
         bad_chat({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}})
@@ -74,7 +74,7 @@ def _probe(form: Form) -> Probe:
 
 
 def _serve(server: TortureServer, form: Form) -> float:
-    """Ask for a text of a heavy form; it must be served or refused in time. Returns the seconds."""
+    """Request a text with an expensive schema; it must be served or refused in time. Returns the seconds."""
     started = time.perf_counter()
     answer = server.complete(structured_outputs=form, max_tokens=16, temperature=1.0, seed=1)
     seconds = time.perf_counter() - started
@@ -86,7 +86,7 @@ def _serve(server: TortureServer, form: Form) -> float:
 
 
 def _serve_different(server: TortureServer, first: int, end: int) -> None:
-    """Ask for texts of new schemas."""
+    """Request texts with new schemas."""
     for number in range(first, end):
         schema = {"enum": [f"{number} {value}" for value in range(NUM_VALUES)]}
         answer = server.complete(structured_outputs={"json": schema}, max_tokens=16)

@@ -24,7 +24,7 @@ BODY = json.dumps({"prompt": "A block is", "max_tokens": 4}).encode()
 
 
 def status(number: int, name: str, **more: Any) -> Probe:
-    """Return a probe of a valid completion with these changes, which must get this status."""
+    """Return a probe: a valid completion with these changes, which must get this status."""
     return Probe(name, frozenset({number}), **{"body": BODY, **more})
 
 

@@ -18,7 +18,7 @@ from quire.instruments.torture.stage import KEY, OTHER_KEY, PLAIN, ServerSpec, S
 
 MAX_GROWTH_BYTES: Final = 64 * MEBIBYTE
 MAX_HELD_S: Final = 2.0
-"""The longest delay of the event loop. Usually milliseconds, but more on a busy machine."""
+"""The longest allowed delay of the event loop. Usually milliseconds, but more on a busy machine."""
 
 MIN_SERVED: Final = 3
 """Bystanders that must be served during a case."""
@@ -39,7 +39,7 @@ Act = Callable[[TortureServer], str]
 
 
 def watched(stage: Stage, act: Act, spec: ServerSpec = PLAIN) -> str:
-    """Repeat an act until bystanders were served meanwhile; raises if the server holds too much memory."""
+    """Repeat an act until bystanders have been served; raises if the server holds too much memory."""
     with stage.serving(spec) as server:
         assert server.bystanders is not None
         counts, begun = server.bystanders.counts, time.monotonic()
@@ -47,7 +47,7 @@ def watched(stage: Stage, act: Act, spec: ServerSpec = PLAIN) -> str:
             served = counts.num_same
             remark = act(server)
             while counts.num_same < served + MIN_SERVED or time.monotonic() < begun + LEAST_S:
-                require(time.monotonic() < begun + MOST_S, "nobody else was served meanwhile")
+                require(time.monotonic() < begun + MOST_S, "no bystander was served meanwhile")
                 act(server)
         require(found.num_answers > 0, "/livez was not answered")
         growth, held_ms = found.growth_bytes / MEBIBYTE, 1e3 * found.slowest_s
@@ -70,7 +70,7 @@ def flood_case(number: str, name: str, floods: Sequence[Flood]) -> Case:
             for path, body in bodies:
                 answer = send_flood(server.address, path, body, server.headers)
                 require(answer.status in (400, 413), f"{len(body)} bytes to {path} got {answer.status}")
-                require(len(answer.body) < 1500, f"the refusal of {len(body)} bytes has {len(answer.body)}")
+                require(len(answer.body) < 1500, f"the refusal of {len(body)} bytes has {len(answer.body)} bytes")
             return f"{len(bodies)} bodies of up to {max(len(body) for _, body in bodies) / MEBIBYTE:.0f} MiB"
 
         return watched(stage, act)
@@ -89,7 +89,7 @@ def probe_case(number: str, name: str, make_probes: Callable[[], Sequence[Probe]
                 answer = send(server, probe)
                 check_answer(probe, answer)
                 shown = max(answer.body.count(sign) for sign in (b"x", b"9", b"["))
-                require(shown < 250, f"{probe.name}: the refusal shows {shown} characters of what came")
+                require(shown < 250, f"{probe.name}: the refusal shows {shown} characters of the input")
             return f"{len(probes)} inputs"
 
         return watched(stage, act)
@@ -98,7 +98,7 @@ def probe_case(number: str, name: str, make_probes: Callable[[], Sequence[Probe]
 
 
 def slow_senders(stage: Stage) -> str:
-    """I34: many senders hold bytes and stop sending: a key fills only its own share, others go on, memory is freed."""
+    """I34: many senders stop in mid-body: a key fills only its own share, others are served, memory is freed."""
     body = b'{"prompt": "' + b"x" * (400 << 10)
 
     def act(server: TortureServer) -> str:
@@ -124,7 +124,7 @@ def slow_senders(stage: Stage) -> str:
             finally:
                 server.headers = kept
             require(other.status == 200, f"the large call of another key got {other.status}")
-        wait_until(lambda: server.metric("quire_body_bytes") == 0, "rid of what they sent")
+        wait_until(lambda: server.metric("quire_body_bytes") == 0, "rid of the senders' bytes")
         return f"{NUM_SENDERS} senders, {statuses.count(429)} refused"
 
     return watched(stage, act, SLOW)

@@ -1,4 +1,4 @@
-"""Bundles of KV blocks as bodies: those that lie, those of the wrong caller, and those that are cut or come slowly."""
+"""Bundles of KV blocks as bodies: wrong contents, wrong callers, truncated bodies and slow senders."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from quire.instruments.torture.stage import KEY, OTHER_KEY, ServerSpec, Stage, T
 IMPORT, EXPORT, WARM = "/cache/import", "/cache/export", "/cache/warm"
 BUNDLE: Final = {"Content-Type": "application/octet-stream"}
 PROMPT: Final = [5 + index % 50 for index in range(100)]
-NUM_BLOCKS: Final = 6  # full ones of the prompt
+NUM_BLOCKS: Final = 6  # full blocks of the prompt
 BODY_S: Final = 2
 NUM_CUTS = 24
 TERABYTE: Final = 1 << 40
 
 
 def bundles_that_lie(stage: Stage) -> str:
-    """I44: bundles with wrong bytes, lengths, counts and callers; none reaches the engine, none leaves a file."""
+    """I44: bundles with wrong bytes, lengths, counts and callers: none may reach the engine or leave a file."""
     with stage.serving(_spec(stage)) as server:
         bundle = _exported(server)
         remark = refuse_all(server, [*_lies(bundle, random.Random(stage.seed)), *_callers(bundle), *_prompts()])
         require(not _spools(stage), "a refused bundle has left a file")
         taken = _import(server, bundle)
-        require(taken.status == 200 and taken.json()["known"] == NUM_BLOCKS, f"the true one got {taken.body[:99]!r}")
+        require(taken.status == 200 and taken.json()["known"] == NUM_BLOCKS, f"the true bundle got {taken.body[:99]!r}")
     return remark
 
 
 def cut_and_slow_bundles(stage: Stage) -> str:
-    """I45: senders that leave, stop, trickle and never end: others are served, and their turn comes."""
+    """I45: senders disconnect, stop, trickle and never end: others are served, and the next bundle gets its turn."""
     bundles: list[bytes] = []
 
     def act(server: TortureServer) -> str:
@@ -48,30 +48,30 @@ def cut_and_slow_bundles(stage: Stage) -> str:
         bundles[:] = [bundle]
         for cut in range(0, len(bundle), len(bundle) // NUM_CUTS):
             _sending(server, bundle[:cut], len(bundle)).close()
-        wait_until(lambda: not _spools(stage), "rid of the bodies that were cut")
+        wait_until(lambda: not _spools(stage), "rid of the truncated bodies")
         with _sending(server, bundle[: len(bundle) // 2], TERABYTE) as announced:
-            require(read_answer(announced, time.perf_counter()).status == 413, "a terabyte was let in")
+            require(read_answer(announced, time.perf_counter()).status == 413, "an announced terabyte was not refused")
         seconds = 0.0
         for trickles in (False, True):
             wait_until(lambda: _import(server, b"").status == 400, "free for the next bundle")
             with _sending(server, bundle[: len(bundle) // 2], len(bundle)) as slow:
                 wait_until(lambda: bool(_spools(stage)), "at the slow body")
-                require(_import(server, bundle).status == 429, "two bundles are under way")
+                require(_import(server, bundle).status == 429, "a second bundle was accepted at the same time")
                 seconds = max(seconds, _until_refused(slow, trickles=trickles))
         answer = send_raw(server.address, _endless(bundle, server))
         require(answer.status == 400, f"a body without an end got {answer.status}")
         wait_until(lambda: _import(server, bundle).status == 200, "ready for a true bundle")
         require(not _spools(stage), "a body has left a file")
-        return f"{NUM_CUTS} cut, the slow ones refused after {seconds:.1f} s"
+        return f"{NUM_CUTS} truncated, the slow ones refused after {seconds:.1f} s"
 
     return watched(stage, act, _spec(stage))
 
 
-# ---- what is sent ---------------------------------------------------------------------------------------------------
+# ---- requests -------------------------------------------------------------------------------------------------------
 
 
 def _lies(bundle: bytes, rng: random.Random) -> list[Probe]:
-    """Return bundles that are not what was exported."""
+    """Return bundles that differ from the exported one."""
     bad = {"nothing": b"", "JSON": b"{}" * 500, "zeros": bytes(len(bundle)), "twice": bundle * 2}
     bad |= {f"cut at {at}": bundle[:at] for at in (1, 8, 19, 20, 300, len(bundle) // 2, len(bundle) - 1)}
     bad |= {"one byte more": bundle + b"x", "from the middle": bundle[len(bundle) // 2 :]}
@@ -90,7 +90,7 @@ def _lies(bundle: bytes, rng: random.Random) -> list[Probe]:
 
 
 def _callers(bundle: bytes) -> list[Probe]:
-    """Return calls of those who may not make them, and for what is not there."""
+    """Return calls with keys that do not allow them, and calls for a model that does not exist."""
     body, probes = json.dumps({"prompt": PROMPT}).encode(), []
     for path, sent, kind in ((IMPORT, bundle, BUNDLE), (EXPORT, body, {}), (WARM, body, {})):
         refused = {f"{path} of a tenant": (OTHER_KEY, 403), f"{path} with a wrong key": ("torture-key-none", 401)}
@@ -105,7 +105,7 @@ def _callers(bundle: bytes) -> list[Probe]:
 
 
 def _prompts() -> list[Probe]:
-    """Return prompts that can be neither warmed nor exported."""
+    """Return prompts that are invalid for warming and export."""
     fields: list[tuple[str, dict[str, Any]]] = [
         (WARM, {"prompt": [[7]] * 129}),
         (WARM, {"prompt": [1 << 40]}),
@@ -123,7 +123,7 @@ def _probe(name: str, body: bytes, status: int, fields: dict[str, str] | None = 
 
 
 def _endless(bundle: bytes, server: TortureServer) -> bytes:
-    """Return a bundle in a body whose end never comes, and 4 MiB after it."""
+    """Return a bundle in a body without an end, with 4 MiB after the bundle."""
     piece = b"%x\r\n%b\r\n"
     start = head("POST", IMPORT, {**BUNDLE, **server.headers, "Transfer-Encoding": "chunked"})
     return start + piece % (len(bundle), bundle) + (piece % (1 << 20, bytes(1 << 20))) * 4
@@ -133,7 +133,7 @@ def _endless(bundle: bytes, server: TortureServer) -> bytes:
 
 
 def _spec(stage: Stage) -> ServerSpec:
-    """Return a server with a disk cache, two operators, of whom one is not kept, and a tenant."""
+    """Return a server with a disk cache, a tenant, and two operators, one with `persist` and one without."""
     path = stage.folder / "bundle-keys.yaml"
     owners = [{"name": "owner", "key": KEY, "operator": True, "persist": True}]
     owners += [{"name": "third", "key": THIRD_KEY, "operator": True}, {"name": "other", "key": OTHER_KEY}]
@@ -147,7 +147,7 @@ def _folder(stage: Stage) -> Path:
 
 
 def _spools(stage: Stage) -> list[Path]:
-    """Return the files of bundles that are under way."""
+    """Return the files of bundles in transfer."""
     return list(_folder(stage).glob("incoming-*"))
 
 
@@ -162,16 +162,16 @@ def _import(server: TortureServer, bundle: bytes) -> Answer:
 
 
 def _sending(server: TortureServer, body: bytes, num_announced: int) -> socket.socket:
-    """Return a connection on which a body has begun."""
+    """Return a connection on which the beginning of a body was sent."""
     connection = socket.create_connection(server.address, timeout=30.0)
     fields = {**BUNDLE, **server.headers, "Content-Length": str(num_announced)}
-    with suppress(BrokenPipeError, ConnectionResetError):  # it may be refused before it has come
+    with suppress(BrokenPipeError, ConnectionResetError):  # it may be refused before it has arrived
         connection.sendall(head("POST", IMPORT, fields) + body)
     return connection
 
 
 def _until_refused(connection: socket.socket, *, trickles: bool) -> float:
-    """Send nothing more, or a byte now and then, until the server gives up; returns after how many seconds."""
+    """Send nothing more, or a byte now and then, until the server gives up; returns the seconds."""
     started = time.monotonic()
     connection.settimeout(0.25)
     while time.monotonic() < started + 10 * BODY_S:

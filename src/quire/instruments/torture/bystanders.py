@@ -71,7 +71,7 @@ def outcome_of(answer: Answer) -> Outcome:
 
 @dataclass(slots=True)
 class BystanderCounts:
-    """The results of bystanders. `lost` got no answer, or an answer that the server failed."""
+    """The results of bystanders. `lost`: no answer, or a server error."""
 
     num_same: int = 0
     num_turned_away: int = 0
@@ -96,7 +96,7 @@ class Bystanders:
         self.counts = BystanderCounts()
 
     def start(self) -> None:
-        """Begin to send requests. Mutates."""
+        """Start sending requests. Mutates."""
         self._over.clear()
         self._threads = [threading.Thread(target=self._ask_on, daemon=True) for _ in range(NUM_THREADS)]
         for thread in self._threads:

@@ -10,7 +10,7 @@ from quire.instruments.torture.stage import Stage
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case: `run` returns a remark, and raises if the server does not cope; None: not implemented."""
+    """A case. `run` returns a remark, and raises if the server does not cope; None: not implemented."""
 
     number: str
     name: str

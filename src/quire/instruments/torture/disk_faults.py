@@ -1,4 +1,4 @@
-"""Faults of the disk cache: a server is killed, its files are torn, and the next one has to answer as ever."""
+"""Faults of the disk cache: a server is killed, its files are damaged, and the next server must answer the same."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TAILS = (" And?", " So?", " Then?")
 
 
 def torn_disk(stage: Stage) -> str:
-    """F14: what a disk cache keeps is torn in every way; a block is as written or a miss, and the server goes on."""
+    """F14: the files of a disk cache are damaged; each block is intact or a miss, and the server still serves."""
     with stage.serving() as server:
         expected = [_answer(server, tail)[0] for tail in TAILS]
-    found: list[str] = []
+    counts: list[str] = []
     for name, (damage, may_hit) in list(DAMAGES.items())[: 3 if stage.is_quick else None]:
         folder = stage.folder / "disk cache"
         shutil.rmtree(folder, ignore_errors=True)
@@ -38,15 +38,15 @@ def torn_disk(stage: Stage) -> str:
         with stage.serving(spec) as server:
             answers = [_answer(server, tail) for tail in TAILS]
             server.is_spoiled = True
-        require([text for text, _ in answers] == expected, f"{name}: the texts are others")
+        require([text for text, _ in answers] == expected, f"{name}: the texts have changed")
         num_hit = sum(count for _, count in answers)
         require(num_hit > 0 if may_hit else num_hit == 0, f"{name}: {num_hit} tokens came from disk")
-        found.append(f"{name} {num_hit}")
-    return f"tokens from disk: {', '.join(found)}"
+        counts.append(f"{name} {num_hit}")
+    return f"tokens from disk: {', '.join(counts)}"
 
 
 def _answer(server: TortureServer, tail: str) -> tuple[str, int]:
-    """Return the text after the shared prompt, and how many tokens came from disk."""
+    """Return the text after the shared prompt, and the number of tokens that came from disk."""
     answer = server.complete(prompt=PROMPT + tail)
     require(answer.status == 200, f"a completion got {answer.status}")
     value: dict[str, Any] = answer.json()
@@ -77,6 +77,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], bool]] = {
     "no meta.json": (lambda folder: _each(folder, "meta.json", lambda data: b""), False),
     "no folder": (shutil.rmtree, False),
 }
-"""How the files are damaged, and whether some blocks are whole after it."""
+"""The damages to the files, and whether some blocks stay intact."""
 
 DISK_FAULTS = (Case("F14", "a disk that tears what is kept on it", torn_disk),)

@@ -20,11 +20,11 @@ GONE_S = 1.0
 """The time until the requests of a disconnected client must be gone; their texts would take longer."""
 
 MAX_HELD_BYTES = 128e6
-"""A text that no client reads piles up in the engine's form, up to the length that the request asked for."""
+"""A text that no client reads is kept in the engine's form, up to the requested length."""
 
 
 def failing_forward(stage: Stage) -> str:
-    """F1: every step that computes one certain token raises; only the request with that token fails."""
+    """F1: every step with a certain token raises; only the request with that token fails."""
     token = stage.rare_token()
     with stage.serving(ServerSpec.of({"QUIRE_FAILPOINTS": f"error:token={token}"})) as server:
         answers = [_poisoned(server, token) for _ in range(3)]
@@ -32,17 +32,17 @@ def failing_forward(stage: Stage) -> str:
         for answer in answers:
             require(answer.status == 500, f"the culprit got {answer.status}")
             require(answer.error.get("type") == "server_error", f"its error is {answer.error}")
-            require(answer.headers.get("x-should-retry") == "false", "it is told to try again")
+            require(answer.headers.get("x-should-retry") == "false", "the answer tells the client to retry")
         ended = status == 500 or (bool(events) and b'"error"' in events[-1])
         require(ended, f"the culprit's stream got {status} and ended with {events[-1:]}")
         failed = server.wait_for_metric("quire_failed_steps_total", 1)
-        require(failed > 0, "no step has failed: the fault was not there")
+        require(failed > 0, "no step has failed: the fault was not injected")
         _wait_for_bystanders(server, 4)
     return f"{failed:.0f} steps failed, {len(answers) + 1} culprits ended alone"
 
 
 def not_finite(stage: Stage) -> str:
-    """F2: the numbers of one sequence are not finite."""
+    """F2: the logits of one sequence are not finite."""
     token = stage.rare_token()
     with stage.serving(ServerSpec.of({"QUIRE_FAILPOINTS": f"nan:token={token}"})) as server:
         answer = _poisoned(server, token)
@@ -65,13 +65,13 @@ def pool_exhausted(stage: Stage) -> str:
     with stage.serving(ServerSpec.of(kv_memory="1MiB")) as server:
         found = _token_ids(server, bodies)
         preemptions = server.metric("quire_preemptions_total")
-        require(preemptions > 0, "nobody had to yield: the pool is too large for this case")
-        require(found == expected, "who yielded got other tokens")
+        require(preemptions > 0, "no request was preempted: the pool is too large for this case")
+        require(found == expected, "a preempted request got other tokens")
     return f"{preemptions:.0f} preemptions, the same tokens"
 
 
 def larger_than_the_pool(stage: Stage) -> str:
-    """F4: a request that never fits is refused at once."""
+    """F4: a request that can never fit is refused at once."""
     with stage.serving(ServerSpec.of(kv_memory="1MiB")) as server:
         answer = server.complete(prompt=[5] * 1500, max_tokens=400, timeout_s=10.0)
         require(answer.status == 400, f"it got {answer.status}")
@@ -81,12 +81,12 @@ def larger_than_the_pool(stage: Stage) -> str:
 
 
 def out_of_memory(stage: Stage) -> str:
-    """F5: every step of 64 tokens or more runs out of memory; the engine tries smaller steps, and remembers that."""
+    """F5: every step of 64 tokens or more runs out of memory; the engine keeps to smaller steps."""
     with stage.serving(ServerSpec.of({"QUIRE_FAILPOINTS": "memory:tokens=64"})) as server:
         answers = _at_once(lambda index: server.complete(prompt=[7 + index] * 100, max_tokens=4), range(4))
         require(all(answer.status == 200 for answer in answers), f"statuses: {[a.status for a in answers]}")
         failed = server.wait_for_metric("quire_failed_steps_total", 1)
-        require(failed > 0, "no step has failed: the fault was not there")
+        require(failed > 0, "no step has failed: the fault was not injected")
         _wait_for_bystanders(server, 2)
         failed = server.metric("quire_failed_steps_total")
         again = _at_once(lambda index: server.complete(prompt=[70 + index] * 100, max_tokens=4), range(4))
@@ -116,7 +116,7 @@ def failing_allocation(stage: Stage) -> str:
 
 
 def client_leaves(stage: Stage) -> str:
-    """F7: clients disconnect while they wait, in prefill, in decode, at the end, and without a stream."""
+    """F7: clients disconnect while waiting, in prefill, in decode, at the end, and without a stream."""
     spec = ServerSpec.of(max_num_seqs=4)
     seconds = []
     with stage.serving(spec) as server:
@@ -149,7 +149,7 @@ def children_of_a_client(stage: Stage) -> str:
 
 
 def slow_reader(stage: Stage) -> str:
-    """F9: a client asks for megabytes and reads nothing; it is cut off, and others do not notice."""
+    """F9: a client requests megabytes and reads nothing; it is disconnected, and other clients are not affected."""
     spec = ServerSpec.of({"QUIRE_WRITE_TIMEOUT_S": "1"}, touch_kv_memory="start")
     body = {"prompt": [29] * 8, "n": 32, "max_tokens": 1900, "logprobs": 20, "temperature": 1.0, **STREAM}
     with stage.serving(spec) as server:
@@ -160,7 +160,7 @@ def slow_reader(stage: Stage) -> str:
             held = (server.process.resident_bytes() or 0) - before
         _wait_for_bystanders(server, 4)
         require(held < MAX_HELD_BYTES, f"{held / 1e6:.0f} MB wait for a client that does not read")
-    return f"cut off after {waited:.1f} s, {max(held, 0) / 1e6:.0f} MB held"
+    return f"disconnected after {waited:.1f} s, {max(held, 0) / 1e6:.0f} MB held"
 
 
 def _poisoned(server: TortureServer, token: int) -> Answer:
@@ -168,7 +168,7 @@ def _poisoned(server: TortureServer, token: int) -> Answer:
 
 
 def _poisoned_stream(server: TortureServer, token: int) -> tuple[int, list[bytes]]:
-    """Make the token the first of a text: the step after it fails, whether or not the token was sent before."""
+    """Make the token the first of a text: the next step fails, whether or not the token has been sent."""
     body = {"model": server.model, "prompt": [31, 37, 43], "max_tokens": 8, "temperature": 0.0, **STREAM}
     body |= {"allowed_token_ids": [token], "min_tokens": 8}
     with Stream(server.address, "/v1/completions", body) as stream:

@@ -87,12 +87,12 @@ FLOODS: Final = (
 
 
 def limit_of(address: Address, path: str, headers: dict[str, str]) -> int:
-    """Return the largest allowed body: the answer to the announcement of a larger one names it."""
+    """Return the size of the largest allowed body, which the refusal of a larger one names."""
     announced = head("POST", path, {**JSON_TYPE, **headers, "Content-Length": str(1 << 40)})
     answer = send_raw(address, announced)
     found = _LIMIT.search(str(answer.error.get("message")))
     if answer.status != 413 or found is None:
-        raise CaseFailedError(f"a terabyte that is announced to {path} got {answer.status}: {answer.body[:120]!r}")
+        raise CaseFailedError(f"an announced terabyte to {path} got {answer.status}: {answer.body[:120]!r}")
     return int(found[1])
 
 
@@ -104,7 +104,7 @@ def send_flood(address: Address, path: str, body: bytes, headers: dict[str, str]
 
 @dataclass(slots=True)
 class Watched:
-    """The effects on a process while it was watched."""
+    """The effects on a watched process."""
 
     growth_bytes: int = 0
     slowest_s: float = 0.0
@@ -117,7 +117,7 @@ def watching(pid: int, url: str) -> Iterator[Watched]:
     process, found = Path("/proc") / str(pid), Watched()
     prober = start_prober(f"{url}/livez")
     try:
-        time.sleep(1.0)  # until the prober asks
+        time.sleep(1.0)  # until the prober has started
         (process / "clear_refs").write_text("5")  # resets the peak
         before = _memory(process, "VmRSS")
         yield found

@@ -1,7 +1,7 @@
-"""L9: grammars that are expensive to follow, while another tenant's texts keep their rate.
+"""L9: grammars whose masks are expensive, while another tenant's texts keep their rate.
 
-alone     the other tenant asks for texts, with and without a schema, in a closed loop
-together  at the same time a tenant sends grammars whose masks take seconds, each of them new
+alone     the other tenant requests texts, with and without a schema, in a closed loop
+together  at the same time a tenant sends grammars whose masks take seconds, a new grammar each time
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.instruments.torture.failure import require
 from quire.instruments.torture.stage import KEY, KEYED, OTHER_KEY, Stage, TortureServer
 
 LEAST_SHARE: Final = 0.2
-"""Share of the rate without those grammars, which keep a core busy. It was 0.005 when steps waited for masks."""
+"""Share of the rate without these grammars, which keep a core busy. It was 0.005 when steps waited for masks."""
 NUM_HOSTILE: Final = 4
 TURNED_AWAY: Final = (429, 503)
 GIVEN_UP: Final = 0
@@ -56,13 +56,13 @@ def dear_grammars(stage: Stage) -> str:
         require(set(statuses) <= {GIVEN_UP, 200, 400, *TURNED_AWAY}, f"the grammars got {sorted(set(statuses))}")
         for _ in range(2):  # the second time from the cache
             status = _ask(server, KEY, _dear_body(server, 999_999)).status
-            require(status == 400, f"a grammar that is too dear got {status}")
+            require(status == 400, f"a grammar that is too expensive got {status}")
         alone = [(first + last) / 2 for first, last in zip(before, after, strict=True)]
         shares = [rate / most for rate, most in zip(beside, alone, strict=True)]
         for share, what in zip(shares, ("free texts", "texts held to a schema"), strict=True):
-            require(share >= LEAST_SHARE, f"{what} of another tenant came at {share:.2f} of their rate")
+            require(share >= LEAST_SHARE, f"{what} of another tenant kept only {share:.2f} of their rate")
     rates = f"free texts {beside[0]:.1f}/s of {alone[0]:.1f}/s, with a schema {beside[1]:.1f}/s of {alone[1]:.1f}/s"
-    return f"{rates}; of {len(statuses)} dear calls {statuses.count(400)} were refused"
+    return f"{rates}; {statuses.count(400)} of {len(statuses)} expensive calls were refused"
 
 
 def _text(server: TortureServer, form: Form) -> str:
@@ -98,7 +98,7 @@ def _rates(server: TortureServer, expected: Sequence[str], seconds: float) -> li
 
 @contextmanager
 def _dear_texts(server: TortureServer, statuses: list[int]) -> Iterator[None]:
-    """Send requests with dear grammars meanwhile; no grammar twice, because the second would be refused at once."""
+    """Send requests with expensive grammars in the background; each is new, because a second use is refused at once."""
     over, numbers = threading.Event(), itertools.count()
 
     def ask_on() -> None:
@@ -120,7 +120,7 @@ def _dear_texts(server: TortureServer, statuses: list[int]) -> Iterator[None]:
 
 
 def _dear_body(server: TortureServer, number: int) -> Form:
-    """Return a request with a grammar that no other number has."""
+    """Return a request with a grammar that is different for each number."""
     kind, text = DEAR[number % len(DEAR)]
     body = {"model": server.model, "prompt": "A block", "max_tokens": 400, "temperature": 1.0, "seed": number}
     return body | {"n": 1 + number % 3, "structured_outputs": {kind: text.replace("{}", str(number))}}

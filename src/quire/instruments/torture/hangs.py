@@ -26,29 +26,29 @@ SLEEP_S, MAX_SILENCE_S, MAX_STEP_S = 6, 5, 9
 MODULES = ("queue", "json", "numpy", "quire", "socket", "logging", "msgspec", "sitecustomize")
 MAX_CONNECTIONS = 64
 NUM_CALLS = 1000
-"""Each writes a line of more than a hundred bytes to the log, and a pipe holds 64 KiB."""
+"""Enough calls to fill a pipe of 64 KiB: each logs a line of more than 100 bytes."""
 
 
 def engine_stopped(stage: Stage) -> str:
-    """F17: the engine freezes while idle; readiness reports it, and the engine goes on or is restarted."""
+    """F17: the engine freezes while idle; readiness reports it, and the engine continues or is restarted."""
     with stage.serving(ServerSpec.of({"QUIRE_MAX_SILENCE_S": "8"}, max_num_seqs=28)) as server:
         server.may_lose_bystanders = True
         engine = engine_process(server.process)
         os.kill(engine, signal.SIGSTOP)
-        told = wait_until(lambda: not server.is_ready(), "telling that it is not ready", NOT_READY_S)
+        noticed_s = wait_until(lambda: not server.is_ready(), "reporting that it is not ready", NOT_READY_S)
         os.kill(engine, signal.SIGCONT)
         wait_until(server.is_ready, "ready again", NOT_READY_S)
-        require(engine_process(server.process) == engine, "an engine that went on was started again")
+        require(engine_process(server.process) == engine, "an engine that continued was restarted")
         os.kill(engine, signal.SIGSTOP)
-        wait_until(lambda: not server.is_ready(), "telling that it is not ready", NOT_READY_S)
+        wait_until(lambda: not server.is_ready(), "reporting that it is not ready", NOT_READY_S)
         back = wait_until(server.is_ready, "back", BACK_S)
         require(engine_process(server.process) != engine, "the engine's process is the old one")
         require(server.complete().status == 200, "the new engine does not serve")
-    return f"not ready after {told:.1f} s, started again and ready after {back:.1f} s"
+    return f"not ready after {noticed_s:.1f} s, restarted and ready after {back:.1f} s"
 
 
 def idle_then_busy(stage: Stage) -> str:
-    """F18: the engine is idle for longer than it may be silent, then a step takes as long; then one never ends."""
+    """F18: the engine idles for longer than the silence limit, then a step takes that long; then one never ends."""
     token, endless = 1999, 1998
     variables = {
         "QUIRE_MAX_SILENCE_S": str(MAX_SILENCE_S),
@@ -59,9 +59,9 @@ def idle_then_busy(stage: Stage) -> str:
         engine = engine_process(process)
         time.sleep(SLEEP_S)
         require(_complete(process.url, token) == 200, "a long step after an idle time was not served")
-        require(engine_process(process) == engine, "a healthy engine was started again")
+        require(engine_process(process) == engine, "a healthy engine was restarted")
         began = time.monotonic()
-        require(_complete(process.url, endless) in (500, 503), "a step that does not end was not ended")
+        require(_complete(process.url, endless) in (500, 503), "an endless step was not ended")
         ended_s = time.monotonic() - began
         wait_until(lambda: ask(f"{process.url}/readyz").status == 200, "back", BACK_S)
         require(engine_process(process) != engine, "the engine's process is the old one")
@@ -70,7 +70,7 @@ def idle_then_busy(stage: Stage) -> str:
 
 
 def modules_in_the_folder(stage: Stage) -> str:
-    """F19: the model folder, the current folder, has a queue.py, a json.py …: none of them may run."""
+    """F19: the model folder is the current folder and has a queue.py, a json.py …: none of these must run."""
     from quire.guide import GUIDE_FOLDER
 
     folder, marks = stage.folder / "modules", stage.folder / "imported"
@@ -84,11 +84,11 @@ def modules_in_the_folder(stage: Stage) -> str:
             ended = run_python("-m", "quire", *arguments, folder=folder)
             require(ended.returncode == 0, f"{arguments[0]} ended with {ended.returncode}: {ended.stderr[-200:]!r}")
     require(not marks.exists(), f"these were run: {marks.read_text() if marks.exists() else ''}")
-    return f"{len(MODULES)} modules, none was run"
+    return f"{len(MODULES)} modules, none ran"
 
 
 def no_more_files(stage: Stage) -> str:
-    """F20: the most connections, then no file can be opened: probes are still answered, and the log stays short."""
+    """F20: connections up to the limit, then no free files: probes are still answered, and the log stays short."""
     with stage.serving(ServerSpec.of({"QUIRE_MAX_CONNECTIONS": str(MAX_CONNECTIONS)})) as server, ExitStack() as stack:
         server.may_lose_bystanders = True
         for _ in range(4 * MAX_CONNECTIONS):
@@ -101,16 +101,16 @@ def no_more_files(stage: Stage) -> str:
             stack.enter_context(socket.create_connection(server.address, timeout=30.0))
         time.sleep(3.0)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
-        told = server.process.said()
+        log = server.process.said()
         wait_until(server.is_ready, "ready once files can be opened", NOT_READY_S)
-        require("out of system resource" in told, "the log does not tell that no file can be opened")
-        require(told.count("out of system resource") == 1, "the log tells it over and over")
-        num_lines = told.count("\n") - num_lines
+        require("out of system resource" in log, "the log does not report that no file can be opened")
+        require(log.count("out of system resource") == 1, "the log reports it repeatedly")
+        num_lines = log.count("\n") - num_lines
     return f"ready with {4 * MAX_CONNECTIONS} idle connections after {waited:.1f} s; {num_lines} lines of log"
 
 
 def unread_log(stage: Stage) -> str:
-    """F21: the server's stdout and stderr are not read: it goes on, and stops when asked."""
+    """F21: the server's stdout and stderr are not read: it keeps serving, and stops on SIGTERM."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     url, arguments = f"http://127.0.0.1:{port}", ("--port", str(port), "--kv-memory", "8MiB", "--num-threads", "1")
@@ -122,18 +122,18 @@ def unread_log(stage: Stage) -> str:
         try:
             wait_until(lambda: ask(f"{url}/readyz").status == 200, "ready", BACK_S)
             for number in range(NUM_CALLS):
-                require(ask(f"{url}/nothing/{number}").status == 404, "a path that is not there was found")
-            require(_complete(url, 5) == 200, "it does not serve")
+                require(ask(f"{url}/nothing/{number}").status == 404, "an unknown path did not get 404")
+            require(_complete(url, 5) == 200, "the server does not serve")
             process.send_signal(signal.SIGTERM)
             ended = wait_until(lambda: process.poll() is not None, "at its end", BACK_S)
             require(process.returncode == 0, f"the exit status is {process.returncode}")
         finally:
             process.kill()
-    return f"{NUM_CALLS} calls, and an end after {ended:.1f} s"
+    return f"{NUM_CALLS} calls, ended after {ended:.1f} s"
 
 
 def _complete(url: str, token: int, **fields: object) -> int:
-    """Ask for a short completion of a prompt with a token in it; returns the status."""
+    """Request a short completion of a prompt with this token; returns the status."""
     asked = {"model": ask(f"{url}/v1/models").json()["data"][0]["id"], "prompt": [7, token, 9], "max_tokens": 3}
     return ask(f"{url}/v1/completions", {**asked, "temperature": 0.0, **fields}, timeout_s=120.0).status
 

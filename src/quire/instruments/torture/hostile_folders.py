@@ -1,4 +1,4 @@
-"""Hostile model folders: a server started with one ends with one line, quickly and with little memory."""
+"""Hostile model folders: a server that loads one must end with a one-line error, quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from quire.instruments.torture.failure import require
 from quire.instruments.torture.stage import ServerSpec, Stage
 
 MAX_SECONDS: Final = 20.0
-MAX_BYTES: Final = 4 << 30  # of address space; threads and libraries take most of that
+MAX_BYTES: Final = 4 << 30  # address space, mostly for threads and libraries
 Damage = Callable[[Path], None]
 
 
 def hostile(name: str, damages: Mapping[str, Damage]) -> Callable[[Stage], str]:
-    """Return a case that starts a server with each damaged folder; it must end with one line."""
+    """Return a case that starts a server with each damaged folder; it must end with a one-line error."""
 
     def run(stage: Stage) -> str:
         slowest = 0.0
@@ -37,16 +37,16 @@ def hostile(name: str, damages: Mapping[str, Damage]) -> Callable[[Stage], str]:
                 require(ended.returncode not in (0, None), f"{what}: the exit status is {ended.returncode}")
                 require(ended.returncode > 0, f"{what}: it was killed by signal {-ended.returncode}")
                 one_line = len(lines) == 1 and "Traceback" not in ended.stderr and "MemoryError" not in ended.stderr
-                require(one_line, f"{what}: it said {ended.stderr[-200:]!r}")
+                require(one_line, f"{what}: it printed {ended.stderr[-200:]!r}")
                 shutil.rmtree(folder)
-        require(slowest < MAX_SECONDS, f"it took {slowest:.1f} s to say so")
+        require(slowest < MAX_SECONDS, f"the error took {slowest:.1f} s")
         return f"{len(damages)} folders, {slowest:.1f} s at most"
 
     return run
 
 
 def templates(stage: Stage) -> str:
-    """I28: chat templates that loop or grow: the chat is refused in one line, and the server goes on."""
+    """I28: chat templates that loop or grow: the chat is refused in one line, and the server keeps serving."""
     slowest = 0.0
     for index, (what, source) in enumerate(TEMPLATES.items()):
         folder = guide_copy(stage.folder / f"template-{index}")
@@ -59,7 +59,7 @@ def templates(stage: Stage) -> str:
                 require(answer.status == 400, f"{what}: a chat got {answer.status}")
                 require("\n" not in str(answer.error.get("message")), f"{what}: the refusal has several lines")
             held = (server.process.resident_bytes() or 0) - before
-            require(held < MAX_HELD_BYTES, f"{what}: {held / 1e6:.0f} MB are held afterwards")
+            require(held < MAX_HELD_BYTES, f"{what}: {held / 1e6:.0f} MB are still held afterwards")
             require(server.complete().status == 200, f"{what}: the server does not serve afterwards")
     require(slowest < MAX_SECONDS, f"a refusal took {slowest:.1f} s")
     return f"{len(TEMPLATES)} templates, refused after {slowest:.1f} s at most"
@@ -74,7 +74,7 @@ def guide_copy(folder: Path) -> Path:
 
 
 def _start(folder: Path) -> tuple[float, subprocess.CompletedProcess[str]]:
-    """Start a server that may not take much memory, and wait for its end."""
+    """Start a server with a memory limit, and wait for its end."""
     started = time.monotonic()
     command = ("-m", "quire", "serve", str(folder), "--port", "0", "--kv-memory", "8MiB")
     ended = run_python("-c", LIMITED, str(MAX_BYTES), *command, timeout_s=6 * MAX_SECONDS)

@@ -25,7 +25,7 @@ EVIL = "evil.example"
 
 
 def pages(stage: Stage) -> str:
-    """I40: foreign host names that resolve to this machine, and pages of other sites, in every form of a browser."""
+    """I40: foreign host names that resolve to this machine, and pages of other sites, as browsers send them."""
     hosts = (EVIL, f"{EVIL}:80", f"localhost.{EVIL}", f"127.0.0.1.{EVIL}", f"localhost@{EVIL}", f"[::1].{EVIL}")
     probes = [
         Probe(f"Host {host} for {path}", frozenset({421}), path, method="GET", host=host, code="unknown_host")
@@ -49,7 +49,7 @@ def pages(stage: Stage) -> str:
 
 
 def empty_keys(stage: Stage) -> str:
-    """I41: empty keys: the server must refuse to start rather than be open."""
+    """I41: empty keys: the server must refuse to start, not run without keys."""
     empty_file, blank_file, config = (stage.folder / name for name in ("empty.yaml", "blank.yaml", "config.yaml"))
     empty_file.write_text("\n\n", encoding="utf-8")
     blank_file.write_text("- {name: ada, key: ' '}\n", encoding="utf-8")
@@ -73,7 +73,7 @@ def _require_no_start(what: str, **options: Any) -> None:
 
 
 def neighbours(stage: Stage) -> str:
-    """I42: a tenant asks for facts about others, for a higher priority, and with two keys at once."""
+    """I42: a tenant requests facts about others and a higher priority, and sends two keys at once."""
     other = {"Authorization": f"Bearer {OTHER_KEY}"}
     two = b"".join(f"Authorization: Bearer {key}\r\n".encode() for key in (KEY, OTHER_KEY))
     probes = [
@@ -88,24 +88,24 @@ def neighbours(stage: Stage) -> str:
         ),
     ]
     with stage.serving(_spec(stage)) as server:
-        require(server.wait_for_metric("quire_steps_total", 1) > 0, "an operator is not told what is counted")
+        require(server.wait_for_metric("quire_steps_total", 1) > 0, "an operator does not see the counters")
         load = ask(f"{server.url}/load", headers=other).json()
-        require(not any(load.values()), f"/load tells a tenant of others: {load}")
+        require(not any(load.values()), f"/load shows a tenant other tenants: {load}")
         with _watching(server, OTHER_KEY) as answer:
             require(answer.status == 200, f"a tenant that watches got {answer.status}")
             lines = [json.loads(answer.readline()) for _ in range(4)]
         for line in lines[1:]:
             told = [line[name] for name in ("step", "blocks", "requests", "events", "ttft_ms", "itl_ms", "running")]
             told += [*line["ledger"].values(), *line["totals"].values()]
-            require(not any(told), f"/live tells a tenant of others: {line}")
+            require(not any(told), f"/live shows a tenant other tenants: {line}")
         remark = refuse_all(server, probes)
         fine = [ask(server.url + COMPLETIONS, _body(server, priority), headers=other) for priority in (None, 0, 9)]
-        require([answer.status for answer in fine] == [200] * 3, "a tenant may not ask for a later place")
+        require([answer.status for answer in fine] == [200] * 3, "a tenant may not request a lower priority")
     return remark
 
 
 def places(stage: Stage) -> str:
-    """I43: a tenant opens as many /live streams as it can: another tenant and an operator still get places."""
+    """I43: a tenant opens /live streams up to its limit: another tenant and an operator still get places."""
     with stage.serving(_spec(stage)) as server, ExitStack() as stack:
         statuses = [stack.enter_context(_watching(server, OTHER_KEY)).status for _ in range(3 * NUM_PLACES)]
         taken = statuses.count(200)
@@ -118,7 +118,7 @@ def places(stage: Stage) -> str:
 
 
 def _spec(stage: Stage) -> ServerSpec:
-    """Return a server with two tenants and an operator, whose key the bystanders use."""
+    """Return a server with two tenants and an operator; bystanders use the operator's key."""
     path = stage.folder / "keys.yaml"
     tenants: list[dict[str, Any]] = [
         {"name": "owner", "key": KEY, "operator": True},

@@ -23,7 +23,7 @@ MAX_STEPS = 2000
 
 @dataclass(slots=True)
 class FailingAllocations:
-    """Makes a pool whose allocations `first` to `first + count - 1` fail, though there are free blocks."""
+    """Makes a pool whose allocations `first` to `first + count - 1` fail despite free blocks."""
 
     first: int
     count: int
@@ -54,9 +54,9 @@ def run_prompts(
     memory: Mapping[str, Any],
     make_pool: Callable[..., BlockPool] = BlockPool,
 ) -> tuple[list[list[int]], int]:
-    """Run prompts on the guide; returns the tokens of each, and the blocks that are still held afterwards.
+    """Run prompts on the guide; returns the tokens of each, and the number of blocks still held afterwards.
 
-    `memory`: settings of `MemoryConfig`. Raises `InvariantError` if the books do not agree at the end.
+    `memory`: settings of `MemoryConfig`. Raises `InvariantError` if the memory is inconsistent at the end.
     """
     settings = EngineConfig(model="guide", kv_memory="4MiB", num_threads=1, max_num_seqs=8, skip_tokenizer_init=True)
     blueprint = plan_engine(settings)

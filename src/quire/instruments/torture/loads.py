@@ -53,7 +53,7 @@ SLOW_MODEL: dict[str, object] = {
 
 WARM_UP_CYCLES = 1000
 NUM_FLOODS = 24
-"""Enough clients that there is always another request waiting in front."""
+"""Enough clients that other requests always wait ahead."""
 
 
 def overload(stage: Stage) -> str:
@@ -72,7 +72,7 @@ def overload(stage: Stage) -> str:
         growth = (server.process.resident_bytes() or 0) - before
         found = summarize_load("2×", result, {})
         require(found.num_failed == 0, f"{found.num_failed} requests failed: {found.first_error}")
-        require(found.num_rejected > 0, "nothing was turned away: the queue is not bounded, or this was no overload")
+        require(found.num_rejected > 0, "no request was rejected: the queue has no limit, or this was not an overload")
         slowest = found.times_ms[REJECTION].p99
         require(found.good >= 0.95 * peak, f"goodput is {found.good:.1f}/s, and the peak is {peak:.1f}/s")
         require(slowest < 50.0, f"the p99 of rejections is {slowest:.0f} ms")
@@ -139,7 +139,7 @@ def connect_and_leave(stage: Stage) -> str:
 
 
 def soak(stage: Stage) -> str:
-    """L5: an hour of everything: requests, bad ones, clients that disconnect, steps that fail."""
+    """L5: an hour of mixed load: valid requests, bad requests, clients that disconnect, steps that fail."""
     seconds = 20.0 if stage.is_quick else 3600.0
     token, rng = stage.rare_token(), random.Random(stage.seed)
     never = {str(token): -100.0}  # other requests must not draw the failing token
@@ -159,7 +159,7 @@ def soak(stage: Stage) -> str:
 
 
 def cache_thrash(stage: Stage) -> str:
-    """L6: prompts that together need three times the memory, over and over: the right tokens, and always progress."""
+    """L6: prompts that together need three times the memory, repeatedly: the right tokens, and always progress."""
     rounds = 2 if stage.is_quick else 10
     rng = random.Random(stage.seed)
     prompts = [[rng.randrange(300, 1900) for _ in range(120)] for _ in range(32)]
@@ -176,7 +176,7 @@ def cache_thrash(stage: Stage) -> str:
 
 
 def priorities(stage: Stage) -> str:
-    """L7: requests of higher priority never stop; the lowest one is served even so, because waiting counts."""
+    """L7: requests of higher priority never stop; the lowest one is still served, because waiting raises priority."""
     spec = ServerSpec.of({"QUIRE_MAX_QUEUED_SEQUENCES": "64"}, policy="priority", max_num_seqs=2)
     with stage.serving(spec) as server:
         over = threading.Event()
@@ -190,7 +190,7 @@ def priorities(stage: Stage) -> str:
             over.set()
             for thread in floods:
                 thread.join()
-        require(answer.status == 200, f"the last in order got {answer.status}")
+        require(answer.status == 200, f"the lowest request got {answer.status}")
     return f"served after {answer.seconds:.1f} s"
 
 
@@ -218,14 +218,14 @@ def rolling_restart(stage: Stage) -> str:
                 thread.join()
     require(not client.failures, f"{len(client.failures)} calls failed: {client.failures[:1]}")
     require(client.num_served > 20, f"only {client.num_served} calls were served")
-    return f"{client.num_served} calls over {num_restarts} restarts, {client.num_retries} tries more"
+    return f"{client.num_served} calls over {num_restarts} restarts, {client.num_retries} retries"
 
 
-# ---- what they do ---------------------------------------------------------------------------------------------------
+# ---- steps of the cases ---------------------------------------------------------------------------------------------
 
 
 def _allow_files(count: int) -> None:
-    """Let this process, and the servers that it starts from now on, open this many files."""
+    """Allow this process, and servers that it starts later, to open this many files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
@@ -236,7 +236,7 @@ def _idle_connection(server: TortureServer) -> socket.socket:
 
 
 def _random_model(stage: Stage, name: str, settings: dict[str, object]) -> str:
-    """Return a folder with a model of random weights; makes it only once."""
+    """Return a folder with a model of random weights; each folder is made only once."""
     folder = stage.folder / name
     if not folder.exists():
         write_random_checkpoint(folder, "tiny", settings)

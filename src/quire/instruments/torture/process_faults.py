@@ -25,24 +25,24 @@ TRUTH_S = 1.0
 
 
 def engine_killed(stage: Stage) -> str:
-    """F10: the engine's process is killed; readiness reports it, it restarts, and the stream goes on, unchanged."""
+    """F10: the engine's process is killed; readiness reports it, it restarts, and the stream continues unchanged."""
     with stage.serving(ServerSpec.of(max_num_seqs=32)) as server:
         server.may_lose_bystanders = True
         calm, engine = _text(server), engine_process(server.process)
         with _stream(server) as stream:
             events = stream.read_events(3)
             os.kill(engine, signal.SIGKILL)
-            told = wait_until(lambda: not server.is_ready(), "telling that it is not ready", TRUTH_S)
+            noticed_s = wait_until(lambda: not server.is_ready(), "reporting that it is not ready", TRUTH_S)
             events += stream.read_events(10_000)
-        require(_text_of(events) == calm, "the text is another one than without the kill")
+        require(_text_of(events) == calm, "the text differs from the text without the kill")
         back = wait_until(server.is_ready, "back", READY_S)
         require(engine_process(server.process) != engine, "the engine's process is the old one")
         require(server.complete().status == 200, "the new engine does not serve")
-    return f"not ready after {1e3 * told:.0f} ms, back after {back:.1f} s, no text lost"
+    return f"not ready after {1e3 * noticed_s:.0f} ms, back after {back:.1f} s, no text lost"
 
 
 def worker_lost(stage: Stage) -> str:
-    """F13: of three engines one is killed, then one stands still: no text is lost or changed, and none refused."""
+    """F13: of three engines one is killed, then one freezes: no text is lost, changed or refused."""
     with stage.serving(ServerSpec.of({"QUIRE_REPLICAS": "3"}, kv_memory="48MiB")) as server:
         wait_until(lambda: len(server.process.engines()) == 3, "three engines", READY_S)
         calm, waits = _text(server), []
@@ -55,13 +55,13 @@ def worker_lost(stage: Stage) -> str:
             for stream, first in zip(streams, begun, strict=True):
                 with stream:
                     events = [*first, *stream.read_events(10_000)]
-                require(_text_of(events) == calm, f"after {number.name} a text is another one")
+                require(_text_of(events) == calm, f"after {number.name} a text has changed")
             waits.append(time.monotonic() - began_s)
         wait_until(lambda: server.metric("quire_replica_ready") == 3, "ready in each engine", READY_S)
         num_continued = server.metric("quire_texts_continued_total")
-        require(num_continued > 0, "no text went on in another engine")
+        require(num_continued > 0, "no text continued in another engine")
     ended = f"all ended {waits[0]:.1f} s after a kill, {waits[1]:.1f} s after a stop"
-    return f"{num_continued:.0f} texts went on elsewhere; {ended}"
+    return f"{num_continued:.0f} texts continued elsewhere; {ended}"
 
 
 def _stream(server: TortureServer) -> Stream:
@@ -100,10 +100,10 @@ def stopped_under_load(stage: Stage) -> str:
         with Stream(server.address, "/v1/completions", body) as stream:
             stream.read_events(3)
             os.kill(server.process.pid, signal.SIGTERM)
-            told = wait_until(lambda: not server.is_ready(), "telling that it is not ready", TRUTH_S)
+            noticed_s = wait_until(lambda: not server.is_ready(), "reporting that it is not ready", TRUTH_S)
             refused = server.complete()
             require(refused.status == 503, f"a new request got {refused.status}")
-            require("retry-after" in refused.headers, "it was not told when to come again")
+            require("retry-after" in refused.headers, "the rejection has no Retry-After")
             events = stream.read_events(10_000)
         require(events[-1:] == [b"[DONE]"], "the stream was not served to its end")
         wait_until(lambda: server.process.exit_status is not None, "at its end", 40.0)
@@ -116,11 +116,11 @@ def stopped_under_load(stage: Stage) -> str:
                 os.kill(server.process.pid, signal.SIGTERM)
                 time.sleep(0.2)
             ended = wait_until(lambda: server.process.exit_status is not None, "at its end", 5.0)
-    return f"not ready after {1e3 * told:.0f} ms; at the second signal it ended after {ended:.1f} s"
+    return f"not ready after {1e3 * noticed_s:.0f} ms; at the second signal it ended after {ended:.1f} s"
 
 
 def broken_folders(stage: Stage) -> str:
-    """F15: model folders, each broken in another way: one line names the fault, in less than five seconds."""
+    """F15: model folders, each broken in a different way: one line names the fault, in less than five seconds."""
     from quire.guide import GUIDE_FOLDER
 
     slowest = 0.0
@@ -134,13 +134,13 @@ def broken_folders(stage: Stage) -> str:
             slowest = max(slowest, time.monotonic() - started)
             lines = [line for line in (ended.stdout + ended.stderr).splitlines() if "error:" in line]
             require(ended.returncode not in (0, None), f"{name}: the exit status is {ended.returncode}")
-            require(len(lines) == 1 and "Traceback" not in ended.stderr, f"{name}: it said {ended.stderr[-200:]!r}")
-    require(slowest < 5.0, f"it took {slowest:.1f} s to say so")
+            require(len(lines) == 1 and "Traceback" not in ended.stderr, f"{name}: it printed {ended.stderr[-200:]!r}")
+    require(slowest < 5.0, f"the error took {slowest:.1f} s")
     return f"{len(DAMAGES)} folders, {slowest:.1f} s at most"
 
 
 def frozen(stage: Stage) -> str:
-    """F16: the front process freezes for 2 s, then the engine's does; and a prompt takes long to encode."""
+    """F16: the front process freezes for 2 s, then the engine process does; then a prompt takes long to encode."""
     with stage.serving() as server:
         for pid in (server.process.pid, engine_process(server.process)):
             with Stream(
@@ -219,7 +219,7 @@ def _tensors(header: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _retype(header: dict[str, Any]) -> None:
-    """Give a tensor integers of as many bytes as its numbers have."""
+    """Change the type of a tensor to integers of the same size."""
     first = next(iter(_tensors(header).values()))
     first["dtype"] = {"F32": "I32", "BF16": "I16", "F16": "I16"}[first["dtype"]]
 
@@ -231,7 +231,7 @@ def _overlap(header: dict[str, Any]) -> None:
 
 
 def _drop(header: dict[str, Any]) -> None:
-    """Leave out the tensor at the end: any other would leave a gap."""
+    """Remove the last tensor: removing another would leave a gap."""
     tensors = _tensors(header)
     del header[max(tensors, key=lambda name: tensors[name]["data_offsets"][1])]
 

@@ -1,4 +1,4 @@
-"""Probes: single bad requests with their required answers, and the check of those."""
+"""Probes: single bad requests with their required answers, and the check of the answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JSON_TYPE = {"Content-Type": "application/json"}
 class Probe:
     """A request and its required answer: one of these statuses, and this code and this parameter unless empty.
 
-    `data` are its bytes; if empty, they are made from the other fields. A `large` one may take longer.
+    `data`: the bytes of the request; if empty, they are made from the other fields. A `large` request may take longer.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Probe:
 
 
 def bad(fields: Mapping[str, Any] | bytes, *, param: str = "", code: str = "", **more: Any) -> Probe:
-    """Return a probe of a completion with these fields, or this body, which must be refused with 400."""
+    """Return a probe: a completion with these fields, or this body, which must be refused with 400."""
     return _probe(
         fields, {"prompt": "A block is", "max_tokens": 4}, COMPLETIONS, {"param": param, "code": code, **more}
     )
 
 
 def bad_chat(fields: Mapping[str, Any], *, param: str = "", code: str = "", **more: Any) -> Probe:
-    """Return a probe of a chat with these fields, which must be refused with 400."""
+    """Return a probe: a chat with these fields, which must be refused with 400."""
     messages = [{"role": "user", "content": "Hi"}]
     return _probe(fields, {"messages": messages, "max_tokens": 4}, CHAT, {"param": param, "code": code, **more})
 
@@ -60,7 +60,7 @@ def _probe(fields: Mapping[str, Any] | bytes, beside: dict[str, Any], path: str,
 
 
 def refuse_all(server: TortureServer, probes: Sequence[Probe]) -> str:
-    """Send every probe while bystanders run, then again without them; none may reach the engine."""
+    """Send every probe while bystanders run, then again without them; none must reach the engine."""
     slowest = max(_check(server, probe) for probe in probes)
     assert server.bystanders is not None
     server.bystanders.stop()
@@ -87,7 +87,7 @@ def send(server: TortureServer, probe: Probe) -> Answer:
 
 
 def _check(server: TortureServer, probe: Probe) -> float:
-    """Raise unless a probe is refused as required; returns the seconds that it took, 0 for a large one."""
+    """Raise unless a probe is refused as required; returns the seconds that it took, or 0 for a large probe."""
     fastest = math.inf
     for _ in range(NUM_TRIES):  # a busy machine may be late once
         answer = _sent(server, probe)

@@ -15,7 +15,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 8.0
 
 
 class RetryingClient:
-    """A client for several threads. `urls` are the present servers: a call goes to one, its retry to another."""
+    """A client for several threads. `urls`: the current servers; a retry goes to another server than the first try."""
 
     def __init__(self, urls: Callable[[], Sequence[str]], *, seed: int) -> None:
         self._urls = urls
@@ -50,15 +50,15 @@ class RetryingClient:
             try:
                 answer = ask(f"{url}/v1/completions", {"prompt": "A block is", "max_tokens": 16}, timeout_s=60.0)
             except OSError as error:
-                why, told = f"{type(error).__name__}: {error}", None
+                why, wait_s = f"{type(error).__name__}: {error}", None
             else:
                 if answer.status == 200:
                     return ""
-                why, told = f"{answer.status}: {answer.error.get('message')}", retry_after_s(answer)
+                why, wait_s = f"{answer.status}: {answer.error.get('message')}", retry_after_s(answer)
                 if not should_retry(answer):
                     return why
             if attempt < MAX_RETRIES:
-                pause.wait(self._pause_s(attempt) if told is None else told)
+                pause.wait(self._pause_s(attempt) if wait_s is None else wait_s)
         return why
 
     def _pause_s(self, attempt: int) -> float:
@@ -74,7 +74,7 @@ def should_retry(answer: Answer) -> bool:
 
 
 def retry_after_s(answer: Answer) -> float | None:
-    """Return the wait that the server asked for; None: it did not say.
+    """Return the wait in Retry-After; None without one.
 
     >>> retry_after_s(Answer(503, {"retry-after": "2"}, b"", 0.0)), retry_after_s(Answer(503, {}, b"", 0.0))
     (2.0, None)

@@ -44,7 +44,7 @@ PARTS = (("F", "faults"), ("I", "refused"), ("L", "load"))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the chosen cases; returns 0 if every one has passed, else 1."""
+    """Run the chosen cases; returns 0 if all have passed, else 1."""
     cases, facts, others = chosen(options.only), start_facts(timed=False), OthersMeter()
     print(f"quire torture: {len(cases)} cases", file=sys.stderr, flush=True)
     results = []
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
     line = figure(results, is_quick=options.quick)
     print(line)
     if options.json:
-        found = {"figure": line, "quick": options.quick, "seed": options.seed, "cases": [asdict(r) for r in results]}
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        content = {"figure": line, "quick": options.quick, "seed": options.seed, "cases": [asdict(r) for r in results]}
+        Path(options.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
         facts["processors_busy_with_others"] = others.num_busy()
         write_part(options.markdown, render_results(facts, options.title or "Torture", [_section(line, results)]))
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _section(line: str, results: Sequence[CaseResult]) -> Section:
-    rows = [(found.number, found.name, found.verdict, f"{found.seconds:.1f}", found.remark) for found in results]
+    rows = [(each.number, each.name, each.verdict, f"{each.seconds:.1f}", each.remark) for each in results]
     return Section("Cases", f"**{line}**", ("case", "what", "verdict", "s", "remark"), rows, {})
 
 
@@ -106,7 +106,7 @@ def run_case(stage: Stage, case: Case) -> CaseResult:
 
 
 def figure(results: Sequence[CaseResult], *, is_quick: bool) -> str:
-    """Return the score in one line; every case of a part counts, whether it ran or not.
+    """Return the score in one line. The totals include cases that did not run.
 
     >>> figure([CaseResult("F1", "a fault", True, True, "", 0.1, 0, 2)], is_quick=True)
     'faults 1/... · refused 0/... · load 0/... · blocks leaked 0 · bystanders changed 2 (quick; 1 of ... cases ran)'

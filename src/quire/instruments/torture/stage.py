@@ -1,11 +1,11 @@
 """Stage: the servers of the cases, with bystanders on each, and the final checks.
 
-    with stage.serving(spec) as server:        a server for these settings; bystanders begin
+    with stage.serving(spec) as server:        a server for these settings; bystanders start
         …                                      the case
-                                               bystanders stop; all blocks must be back, files and threads as before
+                                               bystanders stop; all blocks must be free, files and threads as before
 
 Cases with the same settings share a server as long as it is healthy: a case must have no effect on the next one. A case
-that spoils its server says so, and the server is restarted.
+that damages its server reports that, and the server is restarted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ServerSpec:
 
 
 VOCAB_SIZE = 2048
-"""Of the guide."""
+"""The size of the guide's vocabulary."""
 
 PLAIN = ServerSpec.of()
 KEYED = ServerSpec.of({"QUIRE_API_KEY": f"{KEY},{OTHER_KEY}", "QUIRE_OPEN_METRICS": "yes"})
@@ -107,16 +107,16 @@ class TortureServer:
         return ask(self.url + path, headers=self.headers, timeout_s=timeout_s)
 
     def complete(self, *, path: str = "/v1/completions", timeout_s: float = 120.0, **fields: Any) -> Answer:
-        """Ask for a completion, by default a short greedy one."""
+        """Request a completion, by default a short greedy one."""
         asked = {"model": self.model, "prompt": "A block is", "max_tokens": 8, "temperature": 0.0, **fields}
         body = {name: value for name, value in asked.items() if value is not None}
         return ask(self.url + path, body, headers=self.headers, timeout_s=timeout_s)
 
     def metric(self, name: str) -> float:
         """Return a number of /metrics, summed over its labels."""
-        found = self.process.metric(name, self.headers)
-        require(found is not None, f"/metrics has no {name}")
-        return found or 0.0
+        value = self.process.metric(name, self.headers)
+        require(value is not None, f"/metrics has no {name}")
+        return value or 0.0
 
     def wait_for_metric(self, name: str, least: float) -> float:
         """Wait until a number of /metrics is at least this, because the engine reports with a delay; returns it."""
@@ -131,7 +131,7 @@ class TortureServer:
             return False
 
     def wait_idle(self) -> int:
-        """Wait until no request is served; returns how many blocks are still held."""
+        """Wait until no request is served; returns the number of blocks still held."""
         wait_until(lambda: not self._num_busy(), "idle", IDLE_S, quietly=True)
         time.sleep(STATS_S)  # the engine's report may be this old
         return int(self.metric("quire_kv_blocks_used"))
@@ -163,11 +163,11 @@ class Stage:
 
     @property
     def folder(self) -> Path:
-        """A folder for files of cases."""
+        """A folder for the files of cases."""
         return Path(self._folder.name)
 
     def rare_token(self) -> int:
-        """Return a token that no bystander's text has, so that it can trigger a fault."""
+        """Return a token that is in no bystander's text, so that it can trigger a fault."""
         return next(token for token in range(VOCAB_SIZE - 1, 0, -1) if token not in self._tokens)
 
     def begin_case(self) -> None:
@@ -176,7 +176,7 @@ class Stage:
 
     @contextmanager
     def serving(self, spec: ServerSpec = PLAIN) -> Iterator[TortureServer]:
-        """Yield a server with bystanders; afterwards everything must be as before, or the case has failed."""
+        """Yield a server with bystanders; afterwards its state must be as before, or the case fails."""
         server = self._server(spec)
         headers = dict(server.headers)
         bystanders = server.bystanders = Bystanders(server.url, server.model, server.expected, headers)
@@ -198,7 +198,7 @@ class Stage:
             self._settle(server, bystanders)
 
     def close(self) -> None:
-        """Stop all servers. May be called twice."""
+        """Stop all servers. Can be called twice."""
         for server in list(self._servers.values()):
             self._stop(server)
         self._folder.cleanup()

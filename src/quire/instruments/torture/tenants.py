@@ -1,4 +1,4 @@
-"""Tenants: the effects of one on another by large texts, by disconnecting, and by using all of its limits."""
+"""Tenants: one sends large texts, disconnects or uses all of its limits; another must not be slowed down."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def large_texts(stage: Stage) -> str:
         _send_large_and_leave(server)
         for engine in server.process.children():
             os.kill(engine, signal.SIGKILL)
-        wait_until(lambda: not server.is_ready(), "telling that the engine is gone")
+        wait_until(lambda: not server.is_ready(), "reporting that the engine is gone")
         restart = wait_until(server.is_ready, "ready again", MAX_RESTART_S)
         _send_large_and_leave(server)
         server.is_spoiled = True
@@ -73,11 +73,11 @@ def tenant_at_its_limits(stage: Stage) -> str:
     return remark
 
 
-# ---- what they do ---------------------------------------------------------------------------------------------------
+# ---- steps of the cases ---------------------------------------------------------------------------------------------
 
 
 def _send_large_and_leave(server: TortureServer) -> None:
-    """Send large texts to everything that tokenizes, and disconnect; returns when work on the first has begun."""
+    """Send large texts to every path that tokenizes, and disconnect; returns once the server works on the first."""
     message = [{"role": "user", "content": LARGE_TEXT}]
     calls: tuple[tuple[str, dict[str, Any]], ...] = (
         ("/v1/completions", {"prompt": LARGE_TEXT}),
@@ -91,7 +91,7 @@ def _send_large_and_leave(server: TortureServer) -> None:
 
 
 def _long_guide(stage: Stage) -> str:
-    """Return a folder with the guide and a context length for large texts, so that they are not refused unread."""
+    """Return a folder with the guide and a context length for large texts, which are refused unread otherwise."""
     folder = stage.folder / "long-guide"
     if not folder.exists():
         shutil.copytree(GUIDE_FOLDER, folder)
@@ -102,7 +102,7 @@ def _long_guide(stage: Stage) -> str:
 
 
 def _small_chat(server: TortureServer) -> Answer:
-    """Send a chat, whose template is rendered and tokenized outside of the engine, for a few tokens."""
+    """Request a few tokens for a chat, which the server renders and tokenizes outside of the engine."""
     message = {"role": "user", "content": "What is a block?"}
     body = {"model": server.model, "messages": [message], "max_tokens": 4, "truncate_prompt_tokens": 256}
     return ask(f"{server.url}/v1/chat/completions", body, headers=server.headers, timeout_s=120.0)
@@ -125,7 +125,7 @@ def _all_it_can_get(model: str, seed: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def _waits_beside(server: TortureServer, num_clients: int, bodies: list[dict[str, Any]], seconds: float) -> list[float]:
-    """Return how long small calls waited for their first token while the other tenant used all of its limits."""
+    """Return the times to first token of small calls while the other tenant uses all of its limits."""
     arguments, pipe = (
         ("-m", "quire.instruments.torture.flood", server.url, OTHER_KEY, str(num_clients)),
         subprocess.PIPE,
