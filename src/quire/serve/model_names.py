@@ -1,15 +1,15 @@
-"""The names of models, as clients write them."""
+"""Compares the names of models, as clients write them."""
 
 from __future__ import annotations
 
 from typing import Final
 
 LATEST: Final = ":latest"
-"""The tag of a name that has none: Ollama lists names with it, and some of its clients then call /v1."""
+"""The tag of a name without a tag: Ollama lists names with it, and some of its clients then call /v1."""
 
 
 def same_model(asked: str, served: str) -> bool:
-    """Return whether a client that asks for one name means the other.
+    """Return whether two names mean the same model: the tag `LATEST` counts as no tag.
 
     >>> same_model("guide:latest", "guide"), same_model("qwen3", "qwen3:0.6b")
     (True, False)

@@ -1,7 +1,7 @@
-"""LogprobList: log-probabilities as callers see them, each made when it is read, and kept by nobody here.
+"""LogprobList: log-probabilities in the caller's form, each created when it is read, and not kept.
 
-With the 20 likeliest tokens, an entry is 20 objects, ten times the memory of the arrays that it is made from. A call
-may have hundreds of thousands of entries, and who writes them needs one at a time.
+With the 20 likeliest tokens, an entry is 20 objects and takes ten times the memory of its arrays. A call can have
+hundreds of thousands of entries, and encoding an answer needs them one at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Entry = TypeVar("Entry", bound=dict[int, Logprob] | None)
 
 
 class LogprobList(Sequence[Entry]):
-    """For each token itself and the likeliest ones, by token id; None where there is nothing. Immutable."""
+    """For each token, the log-probabilities of itself and the likeliest tokens, by id; None if unknown. Immutable."""
 
     __slots__ = ("_entries", "_tokenizer", "_tokens")
 
@@ -72,7 +72,7 @@ class JoinedList(Sequence[Entry]):
 
 
 def token_and_likeliest(token: int, entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    """Return how likely a token was, then the likeliest ones, by token id. Does not mutate."""
+    """Return the log-probability of a token, then those of the likeliest ones, by token id. Does not mutate."""
     found = {token: (entry.logprob, entry.rank)}
     for rank, (other, value) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1):
         found[other] = value, rank
