@@ -41,7 +41,7 @@ limits = RequestLimits(
     max_num_seqs=config.max_num_seqs,
     eos_token_ids=tuple(end_of_text),
 )
-scheduler = Scheduler(config, memory, limits, eos_token_ids=end_of_text)
+scheduler = Scheduler(config, memory, limits)
 
 
 def add(name: str, question: str) -> Request:

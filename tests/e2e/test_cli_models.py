@@ -230,7 +230,7 @@ def test_a_request_that_fails_is_one_line_and_status_1(
         ("generate guide --prompt x --temperature -1", "temperature is -1.0; allowed: "),
         (
             "generate guide --prompt x --beams 2 --temperature 1",
-            "temperature is 1.0; allowed: 0 where beam_search is on",
+            "temperature is 1.0; allowed: 0 if beam_search is on",
         ),
         ("generate guide --prompt x --prompt ''", "prompt is ''; allowed: a text of at least one character"),
         ("generate guide", "prompt is ''; allowed: a text of at least one character"),

@@ -245,5 +245,8 @@ def test_an_armed_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_no_failpoint_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidConfigError, match=r"QUIRE_FAILPOINTS is 'sometimes'; allowed: an effect \(error, nan,"):
+    with pytest.raises(
+        InvalidConfigError,
+        match=r"QUIRE_FAILPOINTS is 'sometimes'; allowed: EFFECT:TRIGGER=NUMBER; effects: error, nan,",
+    ):
         engine(monkeypatch, "sometimes").__enter__()

@@ -493,7 +493,10 @@ def test_a_bad_prompt_is_refused_before_anything_is_enqueued(
         ),
         ({"bad_words_ids": [[1, VOCAB_SIZE]]}, "bad_words_ids is 384"),
         ({"allowed_token_ids": []}, r"allowed_token_ids is \(\)"),
-        ({"allowed_token_ids": [VOCAB_SIZE - 1], "min_tokens": 1}, "allowed_token_ids is .*; allowed: one that no"),
+        (
+            {"allowed_token_ids": [VOCAB_SIZE - 1], "min_tokens": 1},
+            "allowed_token_ids is .*; allowed: at least one that",
+        ),
         ({"prompt_logprobs": 21}, "prompt_logprobs is 21"),
         ({"beam_width": 3}, "beam_width is 3"),
     ],

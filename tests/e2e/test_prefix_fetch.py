@@ -17,7 +17,7 @@ from quire.core.request import CacheScope
 from quire.engine.commands import Clear
 from quire.engine.door import Ticket
 from quire.engine.replicas import fetches
-from quire.engine.replicas.fetches import Engines, Errand, StoredBlocks
+from quire.engine.replicas.fetches import Errand, StoredBlocks, StoringEngines
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.supervised import SupervisedLLM
 from quire.serve.replicas.store_courier import StoreCourier
@@ -35,7 +35,7 @@ class Meddler(StoreCourier):
         super().__init__()
         self.meddle: Callable[[], Awaitable[None]] | None = None
 
-    async def move(self, engines: Engines, errand: Errand, stored: StoredBlocks) -> int:
+    async def move(self, engines: StoringEngines, errand: Errand, stored: StoredBlocks) -> int:
         if self.meddle is not None:
             await self.meddle()
         return await super().move(engines, errand, stored)

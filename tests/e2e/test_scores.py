@@ -207,7 +207,7 @@ def test_a_long_query_for_many_documents_makes_no_prompts_larger_than_a_body(ser
         assert answer.status == 400
         return str(answer.error["message"])
 
-    assert "2049 of them" in refusal("/rerank", query="a", documents=["b"] * 2049)
+    assert "2049 texts" in refusal("/rerank", query="a", documents=["b"] * 2049)
     for fields in ({"query": "a" * 5000}, {"query": "a", "instruction": "a" * 5000}):
         assert "the max_body" in refusal("/rerank", documents=["b"] * 2048, **fields)
     assert "the max_body" in refusal("/score", text_1="a" * 5000, text_2=["b"] * 2048)

@@ -135,4 +135,4 @@ def test_a_host_cache_on_a_gpu_saves_what_the_device_evicts(capsys: pytest.Captu
 def test_a_host_cache_is_refused_where_the_device_is_the_host(capsys: pytest.CaptureFixture[str]) -> None:
     line = "simulate qwen3-0.6b --hardware zen5-2-cores --host-cache 1GiB --rate 1 --duration 5"
     assert cli.main(line.split()) == 2
-    assert "give it to kv_memory" in capsys.readouterr().err
+    assert "raise kv_memory instead" in capsys.readouterr().err

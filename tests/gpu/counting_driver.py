@@ -97,7 +97,7 @@ def engine(
     from quire.compute.torch.adapters import AdapterSlots
     from quire.compute.torch.attention.triton import TritonAttention
     from quire.compute.torch.cache import TorchCache
-    from quire.compute.torch.decoder import Engines, TorchDecoder
+    from quire.compute.torch.decoder import Implementations, TorchDecoder
     from quire.compute.torch.fused_experts import FusedExperts
     from quire.compute.torch.fused_operations import FusedOperations
     from quire.compute.torch.fused_products import FusedProduct
@@ -122,7 +122,7 @@ def engine(
     weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], device)
     product = FusedProduct.of(weights.matrices(), weights.dtype, batch_invariant=False)
     experts = FusedExperts(batch_invariant=False)
-    decoder = TorchDecoder(spec, weights, Engines(attention, FusedOperations(attention), product, experts))
+    decoder = TorchDecoder(spec, weights, Implementations(attention, FusedOperations(attention), product, experts))
     rehearsals = largest_steps(kv_spec, settings, context_length=20_000)
     graphs = StepGraphs(decoder, recorder or AgainRecorder(), settings.max_num_seqs)
     room = AdapterRoom.of(spec, 16, ADAPTED, 2, count=num_slots)

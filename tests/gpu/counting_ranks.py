@@ -26,7 +26,7 @@ def runner_of(folder: Path, sums: str, number: int, meeting: Path) -> tuple[Any,
     from quire.compute.models import read_model
     from quire.compute.models.source import ModelFolder
     from quire.compute.torch.attention.triton import TritonAttention
-    from quire.compute.torch.decoder import Engines
+    from quire.compute.torch.decoder import Implementations
     from quire.compute.torch.fused_experts import FusedExperts
     from quire.compute.torch.fused_operations import FusedOperations
     from quire.compute.torch.graphs import StepGraphs
@@ -46,9 +46,9 @@ def runner_of(folder: Path, sums: str, number: int, meeting: Path) -> tuple[Any,
         stored, heads = kv_cache_spec(spec, settings), spec.attention.num_heads
         return TritonAttention(stored, device, num_heads=heads, num_processors=132)
 
-    def engines(weights: Any, settings: Any, cache: Any) -> Engines:
+    def engines(weights: Any, settings: Any, cache: Any) -> Implementations:
         fused = FusedOperations(cache.attention)
-        return Engines(cache.attention, fused, product, FusedExperts(batch_invariant=False))
+        return Implementations(cache.attention, fused, product, FusedExperts(batch_invariant=False))
 
     loading.create_attention, loading.implementations_for = attention, engines  # type: ignore[assignment]
     settings = TorchSettings(

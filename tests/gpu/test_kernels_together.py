@@ -16,7 +16,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.source import ModelFolder
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.cache import TorchCache
-from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.decoder import Implementations, TorchDecoder
 from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.fused_operations import FusedOperations
 from quire.compute.torch.graphs import StepGraphs
@@ -51,7 +51,7 @@ class KernelRun(TorchRun):
         reader = WeightReader(spec, Checkpoint.open(folder), "float32")
         weights = TorchWeights.load(spec, reader, torch.float32, where)
         experts = FusedExperts(batch_invariant=False)
-        engines = Engines(attention, FusedOperations(attention), product, experts)
+        engines = Implementations(attention, FusedOperations(attention), product, experts)
         if kv_dtype == "int4":
             weights = with_key_centres(spec, weights, engines)
         decoder = TorchDecoder(spec, weights, engines)

@@ -260,7 +260,7 @@ def test_splitting_takes_time_in_proportion_to_the_text(pattern: str) -> None:
     for name, run in RUNS.items():
         for end in ("", "1", "a", " "):
             text = run * (8192 // len(run))
-            assert is_linear(lambda size, text=text, end=end: pieces_of(pattern, text[:size] + end), 4096), (name, end)
+            assert is_linear(lambda size, text=text, end=end: pieces_of(pattern, text[:size] + end), 2048), (name, end)
 
 
 def test_space_at_the_end_is_split_off_as_by_the_slow_pattern() -> None:
@@ -284,9 +284,9 @@ def test_a_folder_with_the_slow_pattern_gets_the_fast_one(tmp_path: Path) -> Non
     for text in strange_texts(300, 2):
         assert ours.encode(text) == library.encode(text).ids
     assert ours.token_text(len(TOKENS)) == r"\s+$"
-    assert is_linear(lambda size: ours.encode(" " * size + "1"), 4096)
+    assert is_linear(lambda size: ours.encode(" " * size + "1"), 2048)
 
 
 def test_long_texts_are_looked_for_in_time_in_proportion_to_the_file() -> None:
-    assert is_linear(lambda size: LONG_TEXT.findall((b"a" * size + b'","') * 50), 2000)
+    assert is_linear(lambda size: LONG_TEXT.findall((b"a" * size + b'","') * 50), 1000)
     assert [len(each) for each in LONG_TEXT.findall(b'{"a": "' + b"b" * 5000 + b'", "c": "d"}')] == [5000]

@@ -153,7 +153,7 @@ def test_an_answer_of_a_tool_belongs_to_a_call_that_has_none() -> None:
 def whole_of(generation: Generation, **fields: Any) -> Any:
     async def whole() -> Any:
         results = await generation.collect()
-        return msgspec.to_builtins(OllamaReply(OllamaChatRequest(**fields), generation).whole(results))
+        return json.loads(msgspec.json.encode(OllamaReply(OllamaChatRequest(**fields), generation).whole(results)))
 
     return asyncio.run(whole())
 
