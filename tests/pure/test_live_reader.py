@@ -368,6 +368,14 @@ def test_engine_settings_are_told_first() -> None:
     assert (hello["scope"], hello["tenant"], hello["model"]) == ("tenant", "a", "made up")
 
 
+def test_only_operators_see_the_folder_of_the_disk_cache() -> None:
+    model = WatchedModel()
+    model.report = replace(model.report, disk_cache="/home/ada/blocks")
+    live, _ = make_live(model)
+    operator, other = (live.hello(live.join(who)) for who in (ANYBODY, tenant("a")))
+    assert "/home/ada/blocks" in json.dumps(operator) and "/home/ada" not in json.dumps(other)
+
+
 def test_a_block_that_goes_to_somebody_else_is_free_and_its_number_is_the_next() -> None:
     model = WatchedModel()
     live, _ = make_live(model)

@@ -205,6 +205,7 @@ class Live:
         """Return a reader's first line. Does not mutate."""
         report, config, tokenizer = self._model.report, self._model.config, self._model.tokenizer
         plan, name = report.plan, self.name_for(reader.tenant)
+        disk_cache = report.disk_cache if reader.name is None else ""  # a tenant must not see the operator's folders
         calls = example_calls(
             ADDRESS,
             name,
@@ -225,7 +226,7 @@ class Live:
             "scope": "operator" if reader.name is None else "tenant",
             "tenant": reader.tenant.name,
             "max_num_seqs": config.max_num_seqs,
-            "facts": replace(report, model=name).facts(),
+            "facts": replace(report, model=name, disk_cache=disk_cache).facts(),
             "calls": {where: "\n".join(each) for where, each in calls.items()},
             "history": self._history.rows() if reader.name is None else [],
         }
