@@ -24,6 +24,7 @@ from pathlib import Path
 from bar_plot import draw
 from comparison import QUIRE, Comparison, Line
 
+from quire._native import cpu_features
 from quire.compute.models import read_model
 from quire.compute.models.hub import resolve_settings
 from quire.reporting.machine import MAX_IDLE_LOAD, OthersMeter
@@ -104,15 +105,17 @@ def engines_of(options: argparse.Namespace) -> Iterator[Engine]:
         yield Engine("vLLM", command, with_options(how, options.vllm_args), environment)
     if options.openvino_python:
         narrow = "int8" if options.openvino_int8 else ""
+        # On a processor without bfloat16, OpenVINO refuses it.
+        computes, keeps = ("bf16", "bf16") if cpu_features()["avx512_bf16"] else ("f32", "f16")
+        if narrow:
+            keeps = "u8"
         model = options.openvino_model or options.model
         command = [options.openvino_python, str(runners / "bench_openvino.py"), "--model", model]
         command += ["--dtype", narrow or "fp16 weights", "--cache-gb", str(gib)]
-        command += ["--kv-precision", "u8" if narrow else "bf16"]
-        how = f"8 bits, {gib} GiB" if narrow else f"bfloat16, {gib} GiB; weights are stored in fp16"
+        command += ["--precision", computes, "--kv-precision", keeps]
         command += shlex.split(options.openvino_args)
-        yield Engine(
-            f"OpenVINO {narrow}".strip(), command, with_options(f"{how}, computed in bfloat16", options.openvino_args)
-        )
+        how = f"{keeps}, {gib} GiB" + ("" if narrow else "; weights are stored in fp16") + f", computed in {computes}"
+        yield Engine(f"OpenVINO {narrow}".strip(), command, with_options(how, options.openvino_args))
     if options.llamacpp_python:
         model, tokens = options.llamacpp_model or options.model, pool_tokens(options.model, gib)
         command = [options.llamacpp_python, str(runners / "bench_llamacpp.py"), "--model", model]

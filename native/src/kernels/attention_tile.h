@@ -9,7 +9,6 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kGroups = kAttentionTile / kLanes;  // of 16 tokens, in a tile
-constexpr int kLineBytes = 64;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // The largest number that a query or a weight is rounded to for int8 keys and values: a sum over 1024

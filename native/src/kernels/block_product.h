@@ -44,28 +44,70 @@ struct Tile {
     Fetch fetch;
 };
 
+// The inputs of one step, of all rows of a tile. Two addresses move from step to step; the others are these plus a
+// multiple of the stride, which an instruction adds by itself.
+template <int kRows, typename Input>
+class StepInputs {
+  public:
+    StepInputs(const Input* first, std::size_t stride)
+        : upper_(first), lower_(first + kUpperRows * stride), stride_(stride) {}
+
+    const Input* of(int row) const {
+        return row < kUpperRows ? upper_ + row * stride_ : lower_ + (row - kUpperRows) * stride_;
+    }
+
+    void advance() {
+        ++upper_;
+        ++lower_;
+        // Otherwise gcc computes the address of every row in every step.
+        asm volatile("" : "+r"(upper_), "+r"(lower_));
+    }
+
+  private:
+    static constexpr int kUpperRows = (kRows + 1) / 2;
+
+    const Input *upper_, *lower_;
+    const std::size_t stride_;
+};
+
 template <int kRows, int kPanels, typename Number>
 void multiply(const Tile<Number>& tile) {
     using Each = Step<Number>;
+    constexpr int kPanelNumbers = kPanelWidth * Each::kInputs;
+    // Prefetches after so many steps. With few rows memory is the limit: one for each step and panel. bfloat16 then
+    // asks twice for most lines, which helps, because a busy processor drops prefetches. With more rows fewer
+    // instructions count: one for each line.
+    constexpr bool kFewRows = kRows <= 2;
+    constexpr int kSteps = kFewRows ? 1 : 4;
+    constexpr int kPrefetches = kFewRows ? kPanels : kSteps * kPanels * kPanelNumbers * sizeof(Number) / kLineBytes;
+    StepInputs<kRows, typename Each::Input> inputs(tile.rows, tile.row_stride);
     const Number* from = tile.weights;
-    std::size_t fetched = tile.fetch.offset;
     typename Each::Sum sums[kRows][kPanels];
     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
         QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::sum_from(tile.sums[r][p]);
     }
-    for (int i = 0; i < tile.num_steps; ++i) {
+    const auto step = [&]() __attribute__((always_inline)) {
         typename Each::Vector weights[kPanels];
-        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-            weights[p] = Each::weights(from + p * kPanelWidth * Each::kInputs);
-            __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, 3);
-            fetched += tile.fetch.pace;
-        }
+        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) weights[p] = Each::weights(from + p * kPanelNumbers);
         from += tile.weight_step;
         QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-            const auto input = Each::input(tile.rows + r * tile.row_stride + i);
+            const auto input = Each::input(inputs.of(r));
             QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::add(sums[r][p], input, weights[p]);
         }
+        inputs.advance();
+    };
+    std::size_t fetched = tile.fetch.offset;
+    const std::size_t pace = tile.fetch.pace * kSteps * kPanels / kPrefetches;
+    int left = tile.num_steps;
+    for (; left >= kSteps; left -= kSteps) {
+        // Two at a time: with more, gcc 12 keeps some sums in memory.
+        _Pragma("GCC unroll 2") for (int i = 0; i < kSteps; ++i) step();
+        QUIRE_UNROLLED for (int i = 0; i < kPrefetches; ++i) {
+            __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, 3);
+            fetched += pace;
+        }
     }
+    for (; left > 0; --left) step();
     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
         QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) tile.sums[r][p] = to_floats(sums[r][p]);
     }

@@ -9,13 +9,13 @@
 // So all instruction sets with fma compute the same bits.
 #pragma once
 
+#include <type_traits>
+
 #include "block_product.h"
 #include "coded.h"
 #include "round_rows.h"
 
 namespace quire::QUIRE_ISA {
-
-constexpr std::size_t kLineBytes = 64;
 
 // A tag for matrices with codes, next to float and std::uint16_t.
 struct Coded {};
@@ -87,20 +87,22 @@ class TileScales {
     Floats outer_[kPanels];
 };
 
-// The sums of a tile are in registers twice: as integers of a group, and as floats. kCodedRows: the most rows of a
-// tile. Blocks of up to kMostFewRows rows wait for memory rather than for arithmetic: their tiles have at most kFewRows
-// rows, but more panels, so that memory is read line after line.
+// A tile has its sums twice: as integers of a group, in registers, and as floats. kTotalsStay: the floats are in
+// registers, too. kCodedRows: the most rows of a tile. Blocks of up to kMostFewRows rows wait for memory rather than
+// for arithmetic: their tiles have at most kFewRows rows, but more panels, so that memory is read line after line.
 #if defined(__AVX512F__)
-constexpr int kCodedSums = 12, kCodedRows = 6, kFewRows = 3, kMostFewRows = 8;
-#else
-constexpr int kCodedSums = 2, kCodedRows = 2, kFewRows = 1, kMostFewRows = 1;
-#endif
-
+constexpr bool kTotalsStay = true;
+constexpr int kCodedRows = 6, kFewRows = 3, kMostFewRows = 8;
 // The most panels of a tile. With three, the last panel of a group would be alone.
 constexpr int coded_panels(int num_rows) {
-    const int most = least(kGroupPanels, kCodedSums / num_rows);
+    const int most = least(kGroupPanels, 12 / num_rows);
     return most == 3 ? 2 : most;
 }
+#else
+constexpr bool kTotalsStay = false;
+constexpr int kCodedRows = 6, kFewRows = 1, kMostFewRows = 1;
+constexpr int coded_panels(int num_rows) { return num_rows == 1 ? 2 : 1; }
+#endif
 
 // The lines of codes from a panel on; in bytes from one to the next.
 struct CodeLines {
@@ -119,22 +121,50 @@ struct CodedTile {
     CodedFetch fetch;
 };
 
+// The float sums of a tile in registers.
+template <int kRows, int kPanels>
+struct TileSums {
+    const CodedTile& tile;
+    Floats of[kRows][kPanels];
+
+    explicit TileSums(const CodedTile& tile) : tile(tile) {
+        QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
+            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) of[r][p] = tile.sums[r][p];
+        }
+    }
+    void store() const {
+        QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
+            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) tile.sums[r][p] = of[r][p];
+        }
+    }
+};
+
+// The same, left in memory.
+struct StoredSums {
+    Floats (*of)[kBlockPanels];
+
+    explicit StoredSums(const CodedTile& tile) : of(tile.sums) {}
+    void store() const {}
+};
+
 // Adds the minimums of a chunk, times the totals of the rows' groups.
 template <typename AnyForm, int kRows, int kPanels>
-inline void add_minimums(const CodedTile& tile, Floats (&sums)[kRows][kPanels]) {
+inline void add_minimums(const CodedTile& tile) {
     constexpr int kGroups = kUnitInputs / AnyForm::kGroup, kOfRow = kChunkInputs / AnyForm::kGroup;
     const TileScales<AnyForm, kPanels> minimums(tile.minimums);
     const float* totals = AnyForm::kGroup == kUnit ? tile.rows.unit_totals : tile.rows.totals;
+    TileSums<kRows, kPanels> sums(tile);
     for (int u = 0; u < tile.num_units; ++u) {
         for (int g = 0; g < kGroups; ++g, ++totals) {
             Floats own[kPanels];
             QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) own[p] = minimums.at(u, g, p);
             QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
                 const Floats total = broadcast(totals[r * kOfRow]);
-                QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = fma(total, own[p], sums[r][p]);
+                QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums.of[r][p] = fma(total, own[p], sums.of[r][p]);
             }
         }
     }
+    sums.store();
 }
 
 template <typename AnyForm, int kRows, int kPanels>
@@ -148,10 +178,7 @@ void multiply_codes(const CodedTile& tile) {
     const std::int8_t* rows = tile.rows.numbers;
     std::size_t reached = tile.fetch.reached, fetched = reached >> 8;
     const TileScales<AnyForm, kPanels> all_scales(tile.scales);
-    Floats totals[kRows][kPanels];
-    QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) totals[r][p] = tile.sums[r][p];
-    }
+    std::conditional_t<kTotalsStay, TileSums<kRows, kPanels>, StoredSums> totals(tile);
     for (int u = 0; u < tile.num_units; ++u, codes += tile.codes.unit, rows += kUnitInputs) {
         const std::byte *at = codes, *high = codes + 4 * line_bytes;
         QUIRE_UNROLLED for (int g = 0; g < kGroups; ++g) {
@@ -201,15 +228,13 @@ void multiply_codes(const CodedTile& tile) {
                 const Floats row_scale = broadcast(tile.rows.scales[r * RoundedChunk::kScales + u]);
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
                     const Floats sum = to_floats(Each::total(sums[r][p], correction_of(r)));
-                    totals[r][p] = fma(sum, scales[p] * row_scale, totals[r][p]);
+                    totals.of[r][p] = fma(sum, scales[p] * row_scale, totals.of[r][p]);
                 }
             }
         }
     }
-    if (tile.has_minimums) add_minimums<AnyForm>(tile, totals);
-    QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) tile.sums[r][p] = totals[r][p];
-    }
+    totals.store();
+    if (tile.has_minimums) add_minimums<AnyForm, kRows, kPanels>(tile);
 }
 
 // A chunk of some panels, as it is in memory.

@@ -12,6 +12,8 @@
 
 namespace quire::QUIRE_ISA {
 
+constexpr std::size_t kLineBytes = 64;  // of a cache
+
 constexpr int least(int a, int b) { return a < b ? a : b; }
 inline int pieces_of(int count, int per_piece) { return (count + per_piece - 1) / per_piece; }
 
