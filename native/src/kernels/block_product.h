@@ -74,12 +74,12 @@ template <int kRows, int kPanels, typename Number>
 void multiply(const Tile<Number>& tile) {
     using Each = Step<Number>;
     constexpr int kPanelNumbers = kPanelWidth * Each::kInputs;
-    // Prefetches after so many steps. With few rows memory is the limit: one for each step and panel. bfloat16 then
-    // asks twice for most lines, which helps, because a busy processor drops prefetches. With more rows fewer
-    // instructions count: one for each line.
-    constexpr bool kFewRows = kRows <= 2;
-    constexpr int kSteps = kFewRows ? 1 : 4;
-    constexpr int kPrefetches = kFewRows ? kPanels : kSteps * kPanels * kPanelNumbers * sizeof(Number) / kLineBytes;
+    // How often to prefetch. With few rows memory is the limit: once for each step and panel. bfloat16 then asks twice
+    // for most lines, which helps, because a busy processor drops prefetches. With more rows fewer instructions count:
+    // once for each line, after every fourth step.
+    constexpr bool kMemoryBound = kRows <= 2;
+    constexpr int kSteps = kMemoryBound ? 1 : 4;
+    constexpr int kPrefetches = kMemoryBound ? kPanels : kSteps * kPanels * kPanelNumbers * sizeof(Number) / kLineBytes;
     StepInputs<kRows, typename Each::Input> inputs(tile.rows, tile.row_stride);
     const Number* from = tile.weights;
     typename Each::Sum sums[kRows][kPanels];
