@@ -54,11 +54,14 @@ def measure(folder: Path) -> tuple[dict[str, list[int]], int]:
     for adapter in adapters:
         runner.load_adapter(adapter)
     rehearsed = counting_driver.compiled()
-    graphs, plain = runner._graphs, counting_driver.inputs_of([(600, 1)] * NUM_ROWS, len(cache.spec.groups))
+    recorded, plain = (
+        (runner._graphs, runner._draw_graphs),
+        counting_driver.inputs_of([(600, 1)] * NUM_ROWS, len(cache.spec.groups)),
+    )
     some = (adapters[0].digest, *[""] * (NUM_ROWS - 1))
     every = tuple(adapters[row % len(adapters)].digest for row in range(NUM_ROWS))
     found = {}
-    for how, runner._graphs in (("launched", None), ("recorded", graphs)):
+    for how, (runner._graphs, runner._draw_graphs) in (("launched", (None, None)), ("recorded", recorded)):
         for kind, digests in (("no adapter", ()), ("one adapter", some), ("all adapters", every)):
             operations, before = _Operations(), counting_driver.num_launches()
             with operations:

@@ -98,12 +98,13 @@ def engine(
     from quire.compute.torch.attention.triton import TritonAttention
     from quire.compute.torch.cache import TorchCache
     from quire.compute.torch.decoder import Implementations, TorchDecoder
+    from quire.compute.torch.draw_graphs import DrawGraphs
     from quire.compute.torch.fused_experts import FusedExperts
     from quire.compute.torch.fused_operations import FusedOperations
     from quire.compute.torch.fused_products import FusedProduct
     from quire.compute.torch.graphs import StepGraphs
     from quire.compute.torch.rehearsal import largest_steps
-    from quire.compute.torch.runner import TorchRunner
+    from quire.compute.torch.runner import Graphs, TorchRunner
     from quire.compute.torch.sampling import TorchSampler
     from quire.compute.torch.settings import TorchSettings, kv_cache_spec
     from quire.compute.torch.weights import DTYPES, TorchWeights
@@ -125,10 +126,12 @@ def engine(
     decoder = TorchDecoder(spec, weights, Implementations(attention, FusedOperations(attention), product, experts))
     rehearsals = largest_steps(kv_spec, settings, context_length=20_000)
     graphs = StepGraphs(decoder, recorder or AgainRecorder(), settings.max_num_seqs)
+    draw_graphs = DrawGraphs(decoder, graphs.recorder, settings.max_num_seqs)
     room = AdapterRoom.of(spec, 16, ADAPTED, 2, count=num_slots)
     slots = AdapterSlots(spec, room, decoder.dtype, device) if num_slots else None
     sampler = TorchSampler(spec.vocab_size)
-    return TorchRunner(decoder, sampler, device, graphs=graphs, rehearsals=rehearsals, slots=slots), cache
+    recorded = Graphs(graphs, draw_graphs)
+    return TorchRunner(decoder, sampler, graphs=recorded, rehearsals=rehearsals, slots=slots), cache
 
 
 def steps(num_groups: int) -> Iterator[Any]:

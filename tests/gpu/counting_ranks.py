@@ -36,6 +36,7 @@ def runner_of(folder: Path, sums: str, number: int, meeting: Path) -> tuple[Any,
     from quire.compute.torch.parallel.split import Rank
     from quire.compute.torch.products import product
     from quire.compute.torch.rehearsal import largest_steps
+    from quire.compute.torch.runner import Graphs
     from quire.compute.torch.sampling import TorchSampler
     from quire.compute.torch.settings import TorchSettings, kv_cache_spec
     from support.recorders import AgainRecorder
@@ -60,11 +61,11 @@ def runner_of(folder: Path, sums: str, number: int, meeting: Path) -> tuple[Any,
     cache.allocate()
     recorder = AgainRecorder()
     options = {
-        "graphs": StepGraphs(decoder, recorder, MOST_ROWS),
+        "graphs": Graphs(StepGraphs(decoder, recorder, MOST_ROWS)),
         "rehearsals": largest_steps(cache.spec, settings, context_length=20_000),
     }
     sampler = TorchSampler(decoder.spec.vocab_size)
-    return RankRunner(group, decoder, sampler, device, **options), cache, recorder
+    return RankRunner(group, decoder, sampler, **options), cache, recorder
 
 
 def main(folder: str, sums: str, number: int, meeting: Path) -> None:

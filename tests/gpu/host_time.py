@@ -45,6 +45,7 @@ MOST_SHORT, MOST_TOKENS = 256, 600
 
 def measure(folder: Path, repeat: int) -> list[tuple[str, list[float], list[float]]]:
     """Return for each case the seconds of steps that are launched, and of steps that are recorded."""
+    from quire.compute.torch.draw_graphs import DrawGraphs
     from quire.compute.torch.graphs import StepGraphs
     from quire.compute.torch.rehearsal import filtered_draws
 
@@ -52,13 +53,15 @@ def measure(folder: Path, repeat: int) -> list[tuple[str, list[float], list[floa
     torch.set_num_threads(1)
     runner, cache = counting_driver.engine(folder, max_num_seqs=MOST_SHORT)
     graphs = StepGraphs(runner._decoder, _NoReplay(), MOST_SHORT, MOST_TOKENS)
-    graphs.record(cache.pairs(), torch.device("cpu"))
+    graphs.record(cache.pairs(), runner._last_tokens)
+    draw_graphs = DrawGraphs(runner._decoder, _NoReplay(), MOST_SHORT)
+    draw_graphs.record(runner._last_tokens, torch.device("cpu"))
     found = []
     for name, sequences in CASES.items():
         inputs, draws = _step(sequences), filtered_draws(len(sequences))
         launch = partial(runner.launch, inputs, draws, cache)
         both: list[list[float]] = []
-        for runner._graphs in (None, graphs):
+        for runner._graphs, runner._draw_graphs in ((None, None), (graphs, draw_graphs)):
             both.append([_timed(launch) for _ in range(repeat + 3)][3:])
         found.append((name, *both))
     return found  # type: ignore[return-value]

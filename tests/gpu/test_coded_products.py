@@ -155,7 +155,7 @@ class CodedRun(TorchRun):
         chosen = FusedProduct.of(self.weights.matrices(), torch.float32, batch_invariant=False)
         engines = Implementations(attention, PlainOperations(attention), chosen, PlainExperts(chosen))
         sampler = TorchSampler(spec.vocab_size)
-        self.runner = EveryLogit(TorchRunner(TorchDecoder(spec, self.weights, engines), sampler, where))  # type: ignore[assignment]
+        self.runner = EveryLogit(TorchRunner(TorchDecoder(spec, self.weights, engines), sampler))  # type: ignore[assignment]
         self.worker = Worker(WorkerParts(self.runner, cache, sampler))
         self.worker.start()
 

@@ -106,6 +106,24 @@ def test_any_filters_on_any_logits(case: tuple[NDArray[np.float32], dict[str, An
     assert chosen.tolist() == REFERENCE.sample(row[None], draws).tokens.tolist()
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rules", [{}, {"seen": {2: 1}, "repetition_penalty": 1.5}, {"top_n_sigma": 1.0}], ids=str)
+def test_a_row_that_is_not_finite_has_no_token(number: float, rules: dict[str, Any], device: str) -> None:
+    rows = np.stack([LOGITS] * 4)
+    rows[1, VOCAB - 1], rows[2, 0] = number, number
+    draws = replace(make_draws(4, temperature=0.9, **rules), logit_rows=np.arange(4))
+    sampler = TorchSampler(VOCAB)
+    chosen = sampler.choose(rows_of(*rows), draws)
+    expected = REFERENCE.sample(np.stack([LOGITS] * 4), draws).tokens
+    assert chosen.tolist() == [expected[0], -1, -1, expected[3]]
+    for tile in (64, 2048):
+        settings = torch.from_numpy(draw_settings(draws, draws.logit_rows)).to(device)
+        found = choose_tokens(rows_of(*rows)[:, :VOCAB], settings, tile=tile)
+        assert (found < 0).tolist() == [False, True, True, False]
+    # Where the host waits, it learns from elsewhere that the row has failed; any token will do.
+    assert sampler.sample(rows_of(*rows), replace(draws, num_logprobs=np.full(4, 2))).tokens.min() >= 0
+
+
 def test_tiles_change_no_token(device: str) -> None:
     random = np.random.default_rng(11)
     row = torch.from_numpy(random.standard_normal((1, 700)).astype(np.float32)).to(device)

@@ -57,7 +57,7 @@ class ChosenRun(TorchRun):
         weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
         operations, experts = chosen
         engines = Implementations(cache.attention, operations(cache.attention), product, experts)
-        self.launcher = TorchRunner(TorchDecoder(spec, weights, engines), sampler, cache.device)
+        self.launcher = TorchRunner(TorchDecoder(spec, weights, engines), sampler)
         self.runner = EveryLogit(self.launcher)
         self.worker = Worker(WorkerParts(self.runner, cache, sampler))
         self.worker.start()

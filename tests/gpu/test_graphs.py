@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,10 +27,12 @@ from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.count_table import Counted
 from quire.compute.torch.decoder import DecoderOutputs
+from quire.compute.torch.draw_graphs import DrawGraphs
 from quire.compute.torch.graphs import PROMPT_SIZES, SIZES, StepGraphs
 from quire.compute.torch.load import LoadedModel, load_decoder, load_model
 from quire.compute.torch.rehearsal import largest_steps, rehearsed_draws
 from quire.compute.torch.runner import TorchRunner
+from quire.compute.torch.sampling import TorchSampler
 from quire.compute.torch.settings import kv_cache_spec
 from quire.compute.torch.step_upload import uploaded
 from quire.compute.weights.checkpoint import Checkpoint
@@ -38,9 +40,10 @@ from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.model_runner import StepInputs
 from quire.compute.worker.worker import Worker
 from quire.core.errors import CheckpointError, ExecutionError
+from quire.core.sampling_params import SamplingParams
 from support.adapters import adapter_tensors, write_adapter
 from support.recorders import recorder_of
-from support.step_plans import PlanDriver, Work
+from support.step_plans import GREEDY, PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32
 
@@ -81,10 +84,11 @@ class Run:
         parts = LoadedModel(decoder, cache, settings, frozenset()).parts(128)
         self.worker = Worker(parts)
         self.runner: TorchRunner = parts.runner  # type: ignore[assignment]
-        self.recorder = recorder_of(device)
+        self.recorder, self.draw_recorder = recorder_of(device), recorder_of(device)
         self.noted: list[tuple[int, int, str]] = []
         if records:
             self.runner._graphs = StepGraphs(decoder, self.recorder, MAX_SEQUENCES, most, note_loaded=self.note)
+            self.runner._draw_graphs = DrawGraphs(decoder, self.draw_recorder, MAX_SEQUENCES)
         for adapter in adapters:
             self.runner.load_adapter(adapter)
         self.worker.start()
@@ -113,10 +117,16 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_qwen3(tmp_path_factory.mktemp("model"), settings=SETTINGS["full"])
 
 
-def steps_of(run: Run, num_rows: int, num_steps: int, adapters: Sequence[str] = ()) -> list[list[int]]:
+def steps_of(
+    run: Run,
+    num_rows: int,
+    num_steps: int,
+    adapters: Sequence[str] = (),
+    sampling: Sequence[SamplingParams] = (GREEDY,),
+) -> list[list[int]]:
     """Return the tokens of the prompts of so many rows, and of decodes of all of them."""
     for row in range(num_rows):
-        run.driver.open(row, PROMPT[row:], adapter=adapters[row] if adapters else "")
+        run.driver.open(row, PROMPT[row:], sampling[row % len(sampling)], adapter=adapters[row] if adapters else "")
     run.worker.submit(run.driver.plan(*(Work(row, 0, 40 - row, 1) for row in range(num_rows))))
     for step in range(num_steps):
         run.worker.submit(run.driver.plan(*(Work(row, 40 - row + step, 1, 1) for row in range(num_rows))))
@@ -134,6 +144,73 @@ def test_replayed_decodes_are_those_computed(num_rows: int, folder: Path, device
     # What is in memory is the same as well: rows that count for nothing have stored nothing.
     for mine, theirs in zip(pools_of(replayed), pools_of(computed), strict=True):
         assert torch.equal(mine, theirs)
+
+
+WARM = [
+    GREEDY,
+    SamplingParams(temperature=1.5, seed=3),
+    SamplingParams(temperature=2.0, top_k=5, top_p=0.8, seed=4),
+    SamplingParams(temperature=0.9, min_p=0.05, seed=5),
+]
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, MAX_SEQUENCES])
+def test_replayed_draws_are_those_launched(num_rows: int, full: Path, device: str) -> None:
+    texts = []
+    for records in (False, True):
+        run = Run(full, device, records=records)
+        run.runner._sampler = TorchSampler(run.runner.vocab_size)
+        texts.append(steps_of(run, num_rows, 4, sampling=WARM[-num_rows:]))
+    assert run.draw_recorder.num_recorded == 3  # of 1, 2, 4 draws
+    assert run.draw_recorder.num_replayed == 5  # also after the prompts, which are not recorded
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"repetition_penalty": 1.7}, {"logit_bias": {5: 9.0}}, {"top_n_sigma": 1.0}],
+    ids=["penalty", "bias", "top_n_sigma"],
+)
+def test_draws_with_rules_are_launched(rule: dict[str, Any], full: Path, device: str) -> None:
+    """The last tokens that they leave on the device are those that a replayed step reads, and the other way round."""
+    texts = []
+    for records in (False, True):
+        run = Run(full, device, records=records)
+        run.runner._sampler = TorchSampler(run.runner.vocab_size)
+        texts.append(steps_of(run, 2, 1, sampling=[WARM[1], replace(WARM[2], **rule)]))
+        lengths = [41, 40]
+        for rows in ((0,), (0, 1), (1,), (0,), (0, 1)):
+            run.worker.submit(run.driver.plan(*(Work(row, lengths[row], 1, 1) for row in rows)))
+            lengths = [length + (row in rows) for row, length in enumerate(lengths)]
+        texts[-1] += [run.worker.collect().tokens.tolist() for _ in range(5)]
+    assert run.draw_recorder.num_replayed == 2
+    assert texts[0] == texts[1]
+
+
+def test_a_chunk_without_draws_replays_none(full: Path, device: str) -> None:
+    run = Run(full, device, records=True)
+    run.driver.open(0, PROMPT)
+    run.worker.submit(run.driver.plan(Work(0, 0, 3)))
+    assert run.worker.collect().num_tokens.tolist() == [0]
+    assert (run.recorder.num_replayed, run.draw_recorder.num_replayed) == (1, 0)
+
+
+def test_a_replayed_row_whose_numbers_are_not_finite_fails_alone(full: Path, device: str) -> None:
+    found = []
+    for poisoned in (False, True):
+        run = Run(full, device, records=True)
+        steps_of(run, 3, 1)
+        if poisoned:
+            block = run.driver.tables[1, 0][0]
+            for pool in pools_of(run):
+                pool[block] = torch.nan
+        run.worker.submit(run.driver.plan(*(Work(row, 41 - row, 1, 1) for row in range(3))))
+        run.worker.submit(run.driver.plan(*(Work(row, 42 - row, 1, 1) for row in (0, 2))))
+        found.append([run.worker.collect() for _ in range(2)])
+    (whole, rest), (broken, rest_of_broken) = found
+    assert dict(broken.failures) == {1: "the model's output is not finite"}
+    assert broken.tokens.tolist() == [whole.tokens[0], whole.tokens[2]]
+    assert rest.tokens == rest_of_broken.tokens
 
 
 @pytest.mark.parametrize("invariant", [True, False])
@@ -408,7 +485,7 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
     assert drawn == [
         count for count in (3, 1, 1, 24, 1, 1) for _ in rehearsed_draws(count)
     ]  # what draws is compiled as well
-    batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in steps]
+    batches: list[StepBatch] = [uploaded(each, 16, torch.device(device)) for each in steps]
     assert [batch.shape.num_decodes for batch in batches] == [0, 0, 0, 24, 1, 0]
     assert [batch.shape.num_short for batch in batches] == [0, 0, 0, 24, 1, 0]
     assert np.array_equal(batches[3].logit_indices.cpu().numpy(), np.arange(24))

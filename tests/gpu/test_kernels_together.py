@@ -19,10 +19,11 @@ from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Implementations, TorchDecoder
 from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.fused_operations import FusedOperations
+from quire.compute.torch.draw_graphs import DrawGraphs
 from quire.compute.torch.graphs import StepGraphs
 from quire.compute.torch.load import with_key_centres
 from quire.compute.torch.products import product
-from quire.compute.torch.runner import TorchRunner
+from quire.compute.torch.runner import Graphs, TorchRunner
 from quire.compute.torch.sampling import TorchSampler
 from quire.compute.torch.settings import kv_cache_spec
 from quire.compute.torch.weights import TorchWeights
@@ -56,7 +57,7 @@ class KernelRun(TorchRun):
             weights = with_key_centres(spec, weights, engines)
         decoder = TorchDecoder(spec, weights, engines)
         sampler = TorchSampler(spec.vocab_size)
-        runner = TorchRunner(decoder, sampler, where)
+        runner = TorchRunner(decoder, sampler)
         self.decoder = decoder
         self.runner = EveryLogit(runner)  # type: ignore[assignment]
         self.worker = Worker(WorkerParts(self.runner, cache, sampler))
@@ -121,8 +122,11 @@ def test_replayed_decodes_are_those_computed(kv_dtype: str, tmp_path: Path, devi
     for records in (False, True):
         run = KernelRun(tmp_path, spec, device, kv_dtype)
         sampler = TorchSampler(spec.vocab_size)
-        graphs = StepGraphs(run.decoder, recorder_of(device), 4) if records else None
-        run.launching(TorchRunner(run.decoder, sampler, torch.device(device), graphs=graphs), sampler)
+        graphs = Graphs()
+        if records:
+            steps = StepGraphs(run.decoder, recorder_of(device), 4)
+            graphs = Graphs(steps, DrawGraphs(run.decoder, steps.recorder, 4))
+        run.launching(TorchRunner(run.decoder, sampler, graphs=graphs), sampler)
         for row in range(3):
             run.driver.open(row, TOKENS[row : 6 + row], GREEDY)
         # A row that fills the recording up holds whatever its memory held: that may be what is no number.

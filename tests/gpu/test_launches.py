@@ -108,6 +108,8 @@ def test_a_recorded_step_launches_as_much_with_adapters_as_without(kind: str, tm
     assert sum(found["launched, one adapter"]) > 2 * sum(found["launched, no adapter"])
     assert found["recorded, one adapter"] == found["recorded, all adapters"]
     kernels, operations = found["recorded, no adapter"]
+    # Work of attention, tables, columns, rows before the head and settings of draws go in; tokens and flags come out.
+    assert (kernels, operations) == (0, 7)
     assert found["recorded, one adapter"][0] == kernels
     # Upload of the slots of rows, and their copy to where the recording reads them.
     assert operations < found["recorded, one adapter"][1] <= operations + 4

@@ -13,8 +13,7 @@ from tests.gpu.counting_driver import inputs_of
 
 from quire.compute.models.base import Activation, RopeSpec
 from quire.compute.torch.attention.base import MOST_SHORT, KVPair
-from quire.compute.torch.decoder import _are_finite
-from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations, activated, rotated
+from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations, activated, are_finite, rotated
 from quire.compute.torch.products import Matrix, TiledProduct, product
 from quire.compute.torch.step_upload import step_shape, uploaded
 from quire.compute.torch.upload import ALIGNMENT, apart, joined, together
@@ -165,7 +164,7 @@ def test_rows_with_a_number_that_is_not_finite_are_flagged(dtype: torch.dtype) -
     largest = torch.finfo(dtype).max
     rows = torch.tensor([[0.0, largest, -largest, -1.0]] * 5, dtype=dtype)
     rows[1, 2], rows[2, 0], rows[3, 3], rows[4] = torch.inf, -torch.inf, torch.nan, -0.0
-    assert _are_finite(rows).tolist() == [True, False, False, False, True]
+    assert are_finite(rows).tolist() == [True, False, False, False, True]
 
 
 def test_an_expert_is_a_view_of_its_matrix_and_scales() -> None:
@@ -261,7 +260,7 @@ def test_the_shape_of_a_step_is_that_of_a_walk_through_its_sequences(inputs: Ste
 
 def test_one_long_context_makes_no_long_tables_of_the_others() -> None:
     inputs = inputs_of([(131_072, 1), *[(600, 1)] * 255], 1)
-    batch, _ = uploaded(inputs, 16, CPU)
+    batch = uploaded(inputs, 16, CPU)
     assert sum(table.numel() for table in batch.block_tables) == 131_072 // 16 + 255 * 38
 
 

@@ -83,6 +83,9 @@ class NarrowDecoder:
             raise torch.OutOfMemoryError("no more")
         return self._decoder.run(batch, pairs)
 
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._decoder.logits(rows)
+
 
 def narrowed(run: TorchRun, max_tokens: int) -> NarrowDecoder:
     """Let a run's device have little memory; return what stands before its decoder."""

@@ -283,7 +283,7 @@ def test_same_bits_in_a_plan_that_stands(model, invariant, size, steps, device, 
         batch, pair = step.batch(), step.pair()
         count = batch.shape.num_tokens
         wanted = bits(step.run(backend, pair))
-        place = standing.plan(batch)
+        place = standing.plan(batch.shape)
         places.append(place)
         standing.planned[place].batch.positions[:count].copy_(batch.positions)
         queries = torch.full((size, model.num_heads, model.head_dim), torch.nan, dtype=model.dtype, device=device)
@@ -298,18 +298,18 @@ def test_what_has_no_room_is_not_planned(device):
     model = Model(num_kv_heads=1)
     backend = attention(model, device, num_processors=1000)
     steps = [Step(model, sequences, device=device) for sequences in (((600, 1), (40, 1)), ((600, 1), (600, 1)))]
-    standing = backend.reserve(standing_batch(2, 80, device), model.dtype)
-    assert standing.plan(steps[0].batch()) == 0
+    standing = backend.reserve(standing_batch(2, 6000, device), model.dtype)
+    assert standing.plan(steps[0].batch().shape) == 0
     kept = [planned.launches[0][0].work.tasks.clone() for planned in standing.planned]
     narrow, few = (backend.reserve(standing_batch(*sizes, device), model.dtype) for sizes in ((2, 40), (1, 400)))
-    assert narrow.plan(steps[0].batch()) is None  # tables of 38 and 3 ids
-    assert few.plan(steps[1].batch()) is None  # merges of two decodes
+    assert narrow.plan(steps[0].batch().shape) is None  # tables of 38 and 3 ids
+    assert few.plan(steps[1].batch().shape) is None  # merges of two decodes
     far = replace(steps[0].batch().shape, lengths=np.array([80_000, 40]), block_tables=(np.zeros((2, 5000), int),))
-    assert standing.plan(replace(steps[0].batch(), shape=far)) is None  # 157 tasks
+    assert standing.plan(far) is None  # 157 tasks
     now = [planned.launches[0][0].work.tasks for planned in standing.planned]
     assert all(torch.equal(*pair) for pair in zip(kept, now, strict=True))
     farther = replace(steps[0].batch().shape, lengths=np.array([12_000, 40]), block_tables=(np.zeros((2, 750), int),))
-    assert standing.plan(replace(steps[0].batch(), shape=farther)) == 1  # 25 tasks
+    assert standing.plan(farther) == 1  # 25 tasks
 
 
 @pytest.mark.parametrize("num_decodes", (1, 8, 31, 32, 100))
@@ -319,7 +319,7 @@ def test_usual_decodes_have_a_place_without_many_programs_that_do_nothing(num_de
     standing = backend.reserve(replace(room, shape=replace(room.shape, num_short=num_decodes)), torch.float32)
     for length in (100, 3_000):
         batch = host_step([(length, 1)] * num_decodes, device)
-        assert standing.plan(batch) == (num_decodes == 8 and length == 3_000)  # 8 × 6 tasks
+        assert standing.plan(batch.shape) == (num_decodes == 8 and length == 3_000)  # 8 × 6 tasks
 
 
 WIDE = Model(num_kv_heads=8, group=2, head_dim=128, dtype=torch.bfloat16, kv_dtype="bfloat16")
@@ -331,7 +331,7 @@ def host_step(sequences: list[tuple[int, int]], device: str, shared_tokens: int 
     [tables] = inputs.block_tables
     tables[:] = np.arange(tables.size).reshape(tables.shape)
     tables[:, : shared_tokens // 16] = tables[0, : shared_tokens // 16]
-    return uploaded(inputs, 16, torch.device(device))[0]
+    return uploaded(inputs, 16, torch.device(device))
 
 
 def recorded(attention: TritonAttention, size: int, device: str, num_short: int = 256) -> StandingWork:
@@ -353,7 +353,7 @@ def test_recorded_prompts_launch_few_programs_that_do_nothing(num_decodes, chunk
     prompts = [(17, 17)] * 30 if chunk == 17 * 30 else [(chunk, chunk)]
     batch = host_step([(600, 1)] * num_decodes + prompts, device)
     standing = recorded(backend, next(size for size in PROMPT_SIZES if size >= num_decodes + chunk), device)
-    place = standing.plan(batch)
+    place = standing.plan(batch.shape)
     assert place == wanted
     [launches] = standing.planned[place].launches
     tasks, heads = torch.cat([launch.work.tasks for launch in launches]), (WIDE.num_kv_heads, WIDE.num_heads)
@@ -370,10 +370,10 @@ def test_parts_of_a_recorded_step_are_in_its_scratch(count, shared, invariant, d
     """Prompts whose last tokens share a cached prefix, next to tiles that are cut because they are long."""
     backend = attention(WIDE, device, num_processors=132, batch_invariant=invariant)
     batch = host_step([(shared + 65, 65)] * count, device, shared)
-    works = [work for _, work in backend.work(batch)[0]]
+    works = [work for _, work in backend.work(batch.shape)[0]]
     assert works[0].num_parts > MOST_PARTS or len(works) > 1 or invariant
     standing = recorded(backend, 128 * -(-65 * count // 128), device)
-    place = standing.plan(batch)
+    place = standing.plan(batch.shape)
     assert (place is None) == (len(works) > 1)
     for launch in [] if place is None else standing.planned[place].launches[0]:
         assert launch.work.parts.max() < max(1, launch.num_parts)
@@ -385,7 +385,7 @@ def test_parts_of_a_recorded_step_are_in_its_scratch(count, shared, invariant, d
 def test_tokens_behind_a_long_prefix_are_cut(count, context, group, device):
     backend = attention(replace(WIDE, group=group), device, num_processors=132)
     batch = host_step([(context + count, count)], device)
-    works = [work for _, work in backend.work(batch)[0]]
+    works = [work for _, work in backend.work(batch.shape)[0]]
     each = backend.shapes[Use.PROMPT].tokens_per_task
     stops = np.minimum(np.arange(context, context + count, each) + each, context + count)
     longest_task = int(LONGEST_SHARE * stops.sum() * WIDE.num_kv_heads / 132)
@@ -393,7 +393,7 @@ def test_tokens_behind_a_long_prefix_are_cut(count, context, group, device):
     assert all(work.num_parts <= max(MOST_PARTS, each * -(-stops[-1] // SPLIT)) for work in works)
     assert sum(len(work.tokens) for work in works) == sum(work.num_parts for work in works) or longest_task > SPLIT
     is_recorded = len(works) == 1 and works[0].num_parts <= 512 + MOST_PARTS
-    assert (recorded(backend, 512, device).plan(batch) is not None) == is_recorded
+    assert (recorded(backend, 512, device).plan(batch.shape) is not None) == is_recorded
 
 
 def test_twice_the_same(device):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.compute.torch.decoder import Rows
-from quire.compute.torch.graphs import CudaRecorder, Replay
+from quire.compute.torch.graphs import CudaRecorder, Replay, Tensors
 
 
 def recorder_of(device: str) -> AgainRecorder | CountingRecorder:
@@ -20,7 +19,7 @@ class AgainRecorder:
         self.num_recorded = 0
         self.num_replayed = 0
 
-    def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
+    def record(self, work: Callable[[], Tensors]) -> tuple[Tensors, Replay]:
         self.num_recorded += 1
         kept = work()
 
@@ -40,7 +39,7 @@ class CountingRecorder(CudaRecorder):
         self.num_recorded = 0
         self.num_replayed = 0
 
-    def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
+    def record(self, work: Callable[[], Tensors]) -> tuple[Tensors, Replay]:
         self.num_recorded += 1
         result, replay = super().record(work)
 

@@ -178,7 +178,7 @@ class AttentionRun:
         """Return the plan of a step; for short queries, in the place that a recording uses, if the step fits."""
         if batch.shape.num_short:
             standing = self._attention.reserve(batch, self._queries.dtype)
-            place = None if standing is None else standing.plan(batch)
+            place = None if standing is None else standing.plan(batch.shape)
             if standing is not None and place is not None:
                 return standing.planned[place]
         return self._attention.plan(batch)

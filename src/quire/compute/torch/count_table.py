@@ -49,6 +49,11 @@ class Counted:
         return replace(draws, rules=rules)
 
 
+def has_penalties(draws: Draws) -> bool:
+    """Return whether any draw has a penalty."""
+    return any((draws.parameter(name) != value).any() for name, value in NEUTRAL.items())
+
+
 class CountTable:
     """The counts of rows. `make_room` takes 4 bytes for each row and token of the vocabulary."""
 

@@ -10,7 +10,7 @@ experts are chosen when a decoder is made. On a GPU the host never waits during 
 tokens have the same launches and differ only in the plan of attention. If that plan can stay in one place, `rows` can
 be recorded once and replayed (`quire.compute.torch.graphs`):
 
-    plan ─► rows ─► outputs
+    plan ─► rows ─► logits
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.compute.models.base import DecoderSpec, Part
 from quire.compute.torch.adapters import Add, LowRankSums, part_sizes
 from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StandingPlan, StepBatch
 from quire.compute.torch.experts import ExpertOperations, MLPs
-from quire.compute.torch.operations import Angles, Norm, Operations
+from quire.compute.torch.operations import Angles, Norm, Operations, are_finite
 from quire.compute.torch.products import Product
 from quire.compute.torch.weights import LayerWeights, TorchWeights
 
@@ -42,11 +42,10 @@ class Implementations:
 
 @dataclass(frozen=True, slots=True)
 class DecoderOutputs:
-    """The results of a step, on the device."""
+    """The results of a step before the head, on the device."""
 
-    logits: torch.Tensor  # [num_logits, vocab_size], in the dtype of rows, or float32 if they are scaled or capped
+    rows: torch.Tensor  # [num_logits, hidden_size], the input of `TorchDecoder.logits`
     finite: torch.Tensor  # bool [num_tokens]: the hidden state of the token
-    finite_logits: torch.Tensor  # bool [num_logits]
     states: torch.Tensor | None = None  # [num_states, hidden_size], after the final norm
 
 
@@ -95,7 +94,14 @@ class TorchDecoder:
     def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
         """Compute one step over the KV memory of each layer. Mutates the slots of its tokens there."""
         with torch.inference_mode():
-            return self.outputs(self.rows(batch, pairs, self._attention.plan(batch)), batch)
+            rows = self.rows(batch, pairs, self._attention.plan(batch))
+            states = None if batch.state_indices is None else rows.numbers[batch.state_indices].to(torch.float32)
+            return DecoderOutputs(rows.numbers[batch.logit_indices], rows.finite, states)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes."""
+        return self._weights.embedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,13 +132,18 @@ class TorchDecoder:
             attended = self._attention.run(queries, pair, planned, rule).flatten(1)
             waiting = self._leave_layer(weights, (hidden, rows), attended, batch.slots[pair.group], add)
         rows = self._enter(waiting, self._weights.final_norm)[1]
-        return Rows(rows, _are_finite(rows))
+        return Rows(rows, are_finite(rows))
 
-    def outputs(self, rows: Rows, batch: StepBatch) -> DecoderOutputs:
-        """Return the outputs for the last rows of a step. Does not mutate."""
-        logits = self._logits(rows.numbers[batch.logit_indices])
-        states = None if batch.state_indices is None else rows.numbers[batch.state_indices].to(torch.float32)
-        return DecoderOutputs(logits, rows.finite, _are_finite(logits), states)
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the logits of rows: `[num_rows, vocab_size]`, float32 if scaled or capped, else the rows' dtype."""
+        with torch.inference_mode():
+            if self._weights.embedding_out is not None:
+                rows = self._product(rows, self._weights.embedding_out)
+            logits = self._product(rows, self._weights.head)
+            if self.spec.logit_scale != 1:
+                logits = logits.to(torch.float32) * self.spec.logit_scale
+            cap = self.spec.logit_soft_cap
+            return logits if cap is None else torch.tanh(logits.to(torch.float32) / cap) * cap
 
     def _leave_layer(
         self,
@@ -160,7 +171,8 @@ class TorchDecoder:
 
     def _embed(self, batch: StepBatch) -> torch.Tensor:
         weights = self._weights
-        hidden = weights.embedding.looked_up(batch.token_ids).to(torch.float32) * self.spec.embedding_scale
+        ids = batch.token_ids if batch.last_tokens is None else batch.last_tokens.known(batch.token_ids)
+        hidden = weights.embedding.looked_up(ids).to(torch.float32) * self.spec.embedding_scale
         hidden = hidden.to(weights.dtype)
         if weights.embedding_in is not None:
             hidden = self._product(hidden, weights.embedding_in)
@@ -194,18 +206,3 @@ class TorchDecoder:
     def _normed(self, rows: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """Return the normalised rows, or the rows themselves if the model has no norm here."""
         return rows if norm is None else self._operations.norm(rows, norm)
-
-    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._weights.embedding_out is not None:
-            rows = self._product(rows, self._weights.embedding_out)
-        logits = self._product(rows, self._weights.head)
-        if self.spec.logit_scale != 1:
-            logits = logits.to(torch.float32) * self.spec.logit_scale
-        cap = self.spec.logit_soft_cap
-        return logits if cap is None else torch.tanh(logits.to(torch.float32) / cap) * cap
-
-
-def _are_finite(rows: torch.Tensor) -> torch.Tensor:
-    """Return for each row whether all its numbers are finite. Reads them once: a NaN is both minimum and maximum."""
-    least, most = rows.aminmax(dim=-1)
-    return least * 0 == most * 0  # if one is not finite, its product is NaN, which equals nothing; few small kernels

@@ -3,7 +3,7 @@
     sizes 1, 2, 4, 8, …    a step of 5 tokens is replayed in the graph of 8: its rows, and 3 unused rows
 
     tokens, positions, slots ─► where the recording reads them ─┐
-    work of attention, block tables ─► `StandingPlan` ──────────┴─► replay: embed … all layers … rows ─► head
+    work of attention, block tables ─► `StandingPlan` ──────────┴─► replay: embed … all layers … rows
 
 Some recordings are for short queries alone (decodes, their draft tokens, the ends of prompts), others for steps with
 prompts, in which attention has launches for both. The latter exist up to the size that takes longer to compute than to
@@ -11,10 +11,10 @@ launch. Both are recorded for each place of a standing plan: with few programs f
 decodes in a step with prompts, and for contexts that are cut into many tasks.
 
 A recording repeats the same computation at the same addresses, for the same number of rows. So everything that differs
-between steps is copied to the addresses that it reads, and the resulting rows stay at their address until the next
-replay. Unused rows have slot -1 and no work in attention: they store nothing, and no row reads another. The head is
-launched separately, because otherwise every size would keep memory for its logits. A step whose work does not fit into
-the recording is launched without it. Rejected: a graph for each piece between two attentions. It would work with every
+between steps is copied from the host to the addresses that it reads, and the resulting rows stay at their address until
+the next replay. Unused rows have slot -1 and no work in attention: they store nothing, and no row reads another. The
+head follows separately, with the draws (`draw_graphs.py`) or launched. A step whose work does not fit into the
+recording is launched without it. Rejected: a graph for each piece between two attentions. It would work with every
 attention, but the host would still launch each layer, and recording would take longer by the number of layers.
 
 If the engine has slots for adapters, each size has a second graph, which reads the slot of each row and the adapter
@@ -29,13 +29,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 
-from quire.compute.torch.adapters import AdapterSlots
+from quire.compute.arrays import IntArray
+from quire.compute.torch.adapters import AdaptedStep, AdapterSlots
 from quire.compute.torch.attention.base import KVPair, StandingPlan, StepBatch, StepShape
 from quire.compute.torch.decoder import DecoderOutputs, Rows, TorchDecoder
+from quire.compute.torch.last_tokens import LastTokens, coded_ids
+from quire.compute.torch.upload import apart, fill, joined, num_joined, on_device
+from quire.compute.worker.model_runner import StepInputs
 from quire.core.executor import NoteLoaded
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -50,12 +55,13 @@ MOST_TABLE_IDS: Final = 1 << 22
 """The most block ids in the tables of a replayed step, for each KV group."""
 
 Replay = Callable[[], None]
+Tensors = TypeVar("Tensors", bound=tuple[torch.Tensor, ...])
 
 
 class Recorder(Protocol):
     """Records work on a device."""
 
-    def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
+    def record(self, work: Callable[[], Tensors]) -> tuple[Tensors, Replay]:
         """Return the result of the work, and a function that repeats it at the same addresses."""
         ...
 
@@ -66,7 +72,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], Rows]) -> tuple[Rows, Replay]:
+    def record(self, work: Callable[[], Tensors]) -> tuple[Tensors, Replay]:
         """Return the result of the work, and a function that repeats it. Its kernels must be compiled already."""
         graph = torch.cuda.CUDAGraph()
         # Work of other threads of this process on the GPU is not recorded, and does not break the recording.
@@ -84,11 +90,22 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A recorded step of some rows."""
+    """A recorded step of some rows. `columns`: the token ids, positions and slots of the batch, joined."""
 
+    columns: torch.Tensor
     batch: StepBatch  # read by the recordings
     attention: StandingPlan
     recordings: Sequence[tuple[Rows, Replay]]  # of each place
+
+    def fill(self, inputs: StepInputs, adapted: AdaptedStep | None) -> None:
+        """Copy a step to the first rows; the other rows store nothing. Mutates; does not wait."""
+        count, size = len(inputs.token_ids), len(self.batch.token_ids)
+        slots = [np.concatenate((each, np.full(size - count, -1))) for each in inputs.slots]
+        columns = [coded_ids(inputs), inputs.positions, *slots]
+        fill(self.columns, joined(columns, [(size,)] * len(columns)))
+        if self.batch.adapted is not None and adapted is not None:
+            self.batch.adapted.slot_ids[:count].copy_(adapted.slot_ids)
+            self.batch.adapted.slot_ids[count:].fill_(-1)
 
 
 class StepGraphs:
@@ -107,13 +124,13 @@ class StepGraphs:
         note_loaded: NoteLoaded | None = None,
     ) -> None:
         self._decoder = decoder
-        self._recorder = recorder
+        self.recorder = recorder
         self._note_loaded = note_loaded
-        self._sizes = {False: _up_to(max_short, SIZES), True: _up_to(max_tokens, PROMPT_SIZES)}  # by has_prompts
+        self._sizes = {False: up_to(max_short, SIZES), True: up_to(max_tokens, PROMPT_SIZES)}  # by has_prompts
         self._graphs: dict[tuple[Kind, int], Graph] = {}
         self._num_wanted = 0
 
-    def record(self, pairs: Sequence[KVPair], device: torch.device, slots: AdapterSlots | None = None) -> None:
+    def record(self, pairs: Sequence[KVPair], last_tokens: LastTokens, slots: AdapterSlots | None = None) -> None:
         """Record all sizes, the largest first, whose memory the others reuse; with `slots`, again with adapters.
 
         Mutates. Calls `note_loaded` after each with the number of graphs. Records none if attention cannot be recorded.
@@ -124,106 +141,112 @@ class StepGraphs:
         largest_short = self._sizes[False][-1]
         num_ids = min(largest_short * max_blocks, MOST_TABLE_IDS)
         largest = max([largest_short, *self._sizes[True]])
-        batch = _blank(largest, num_ids, 1 + max(pair.group for pair in pairs), device)
-        adapted = batch if slots is None else replace(batch, adapted=slots.nothing(largest))
+        memory = _Memory.of(largest, num_ids, pairs, slots)
         with torch.inference_mode():
             for kind in kinds:
                 for size in reversed(self._sizes[kind.has_prompts]):
-                    rows = _first_rows(adapted if kind.has_adapters else batch, size)
-                    longest = size if kind.has_prompts else 1
-                    shape = replace(rows.shape, num_short=min(size, largest_short), longest_query=longest)
-                    rows = replace(rows, shape=shape)
-                    attention = self._decoder.reserve(rows)
+                    columns, batch = memory.first_rows(size, kind)
+                    shape = replace(batch.shape, num_short=min(size, largest_short))
+                    batch = replace(batch, shape=shape, last_tokens=last_tokens)
+                    attention = self._decoder.reserve(batch)
                     if attention is None:
                         return
                     self._note()
-                    self._graphs[kind, size] = self._graph(rows, attention, pairs)
+                    self._graphs[kind, size] = Graph(columns, batch, attention, self._recorded(batch, attention, pairs))
         self._note()
 
-    def takes(self, batch: StepBatch) -> bool:
-        """Return whether a step has few enough tokens to be replayed. Does not mutate."""
-        sizes = self._sizes[_has_prompts(batch)]
-        return bool(self._graphs) and bool(sizes) and batch.shape.num_tokens <= sizes[-1]
+    def run(self, inputs: StepInputs, shape: StepShape, adapted: AdaptedStep | None) -> DecoderOutputs | None:
+        """Replay a step, with the results of `TorchDecoder.run`; None if it does not fit into a recording.
 
-    def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
-        """Replay a step, with the results of `TorchDecoder.run`. Mutates the slots of its tokens."""
-        count, kind = batch.shape.num_tokens, Kind(_has_prompts(batch), batch.adapted is not None)
-        graph = self._graphs[kind, next(size for size in self._sizes[kind.has_prompts] if size >= count)]
+        Mutates the slots of its tokens. The results stay valid until the next replay.
+        """
+        kind = Kind(shape.num_short < shape.num_sequences, adapted is not None)
+        size = next((each for each in self._sizes[kind.has_prompts] if each >= shape.num_tokens), 0)
+        graph = self._graphs.get((kind, size))
+        if graph is None:
+            return None
         with torch.inference_mode():
-            place = graph.attention.plan(batch)
+            place = graph.attention.plan(shape)
             if place is None:
-                return self._decoder.run(batch, pairs)
-            rows, replay = graph.recordings[place]
-            _fill(graph.batch, batch, count)
-            replay()
-            return self._decoder.outputs(rows.first(count), batch)
+                return None
+            numbers, finite = graph.recordings[place][0]
+            graph.fill(inputs, adapted)
+            graph.recordings[place][1]()
+            states = None
+            if len(inputs.state_indices):
+                states = numbers[on_device(inputs.state_indices, numbers.device)].to(torch.float32)
+            return DecoderOutputs(_at(numbers, inputs.logit_indices), finite[: shape.num_tokens], states)
 
     def _note(self) -> None:
         if self._note_loaded is not None:
             self._note_loaded(len(self._graphs), self._num_wanted, "graphs")
 
-    def _graph(self, batch: StepBatch, attention: StandingPlan, pairs: Sequence[KVPair]) -> Graph:
+    def _recorded(
+        self, batch: StepBatch, attention: StandingPlan, pairs: Sequence[KVPair]
+    ) -> list[tuple[Rows, Replay]]:
         """Record a size for each place, after computing it once. Does not mutate: its rows have no slots."""
         recordings = []
         for planned in attention.planned:
             work = partial(self._decoder.rows, batch, pairs, planned)
             work()
-            recordings.append(self._recorder.record(work))
-        return Graph(batch, attention, recordings)
+            recordings.append(self.recorder.record(work))
+        return recordings
 
 
-def _up_to(most: int, sizes: Sequence[int]) -> list[int]:
+def up_to(most: int, sizes: Sequence[int]) -> list[int]:
     """Return the sizes to record for steps of up to `most` tokens; none if `most` is below the smallest size.
 
-    >>> _up_to(5, (1, 2, 4, 8)), _up_to(20, (1, 2, 4, 8)), _up_to(20, (32, 64))
+    >>> up_to(5, (1, 2, 4, 8)), up_to(20, (1, 2, 4, 8)), up_to(20, (32, 64))
     ([1, 2, 4, 5], [1, 2, 4, 8], [])
     """
     largest = min(most, sizes[-1])
     return [size for size in sizes if size < largest] + [largest] * (largest >= sizes[0])
 
 
-def _has_prompts(batch: StepBatch) -> bool:
-    return batch.shape.num_short < batch.shape.num_sequences
+def _at(rows: torch.Tensor, indices: IntArray) -> torch.Tensor:
+    """Return some rows; the first ones, as of decodes, as a view."""
+    count = len(indices)
+    return rows[:count] if np.array_equal(indices, np.arange(count)) else rows[on_device(indices, rows.device)]
 
 
-def _blank(size: int, num_ids: int, num_groups: int, device: torch.device) -> StepBatch:
-    """Return a step of this many tokens that store nothing, with room for block tables of this many ids."""
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What recordings of all sizes read, at the same addresses."""
 
-    def column(length: int, value: int) -> torch.Tensor:
-        return torch.full((length,), value, dtype=torch.int32, device=device)
+    columns: torch.Tensor  # of the largest size: token ids, positions, and slots of each KV group
+    block_tables: tuple[torch.Tensor, ...]
+    adapted: AdaptedStep | None
 
-    nothing = column(0, 0)
-    no_shape = StepShape(size, size, 1, 1, *(2 * (nothing.cpu().numpy(),)), ())
-    return StepBatch(
-        token_ids=column(size, 0),
-        positions=column(size, 0),
-        query_starts=nothing,
-        lengths=nothing,
-        slots=tuple(column(size, -1) for _ in range(num_groups)),
-        block_tables=tuple(column(num_ids, 0) for _ in range(num_groups)),
-        logit_indices=nothing,
-        shape=no_shape,
-    )
+    @classmethod
+    def of(cls, largest: int, num_ids: int, pairs: Sequence[KVPair], slots: AdapterSlots | None) -> _Memory:
+        """Return memory for this many tokens, and for block tables of this many ids."""
+        device, num_groups = pairs[0].keys.device, 1 + max(pair.group for pair in pairs)
+        columns = torch.zeros(num_joined([(largest,)] * (2 + num_groups)), dtype=torch.int32, device=device)
+        tables = tuple(torch.zeros(num_ids, dtype=torch.int32, device=device) for _ in range(num_groups))
+        return cls(columns, tables, None if slots is None else slots.nothing(largest))
 
-
-def _first_rows(batch: StepBatch, size: int) -> StepBatch:
-    """Return the first rows of a blank step: views, so that all sizes share the same memory."""
-    return replace(
-        batch,
-        token_ids=batch.token_ids[:size],
-        positions=batch.positions[:size],
-        slots=tuple(slots[:size] for slots in batch.slots),
-        adapted=None if batch.adapted is None else replace(batch.adapted, slot_ids=batch.adapted.slot_ids[:size]),
-    )
-
-
-def _fill(blank: StepBatch, batch: StepBatch, count: int) -> None:
-    """Copy a step to the first rows of a recorded one; the other rows store nothing. Mutates the recorded one."""
-    blank.token_ids[:count].copy_(batch.token_ids)
-    blank.positions[:count].copy_(batch.positions)
-    for slots, given in zip(blank.slots, batch.slots, strict=True):
-        slots[:count].copy_(given)
-        slots[count:].fill_(-1)
-    if blank.adapted is not None and batch.adapted is not None:
-        blank.adapted.slot_ids[:count].copy_(batch.adapted.slot_ids)
-        blank.adapted.slot_ids[count:].fill_(-1)
+    def first_rows(self, size: int, kind: Kind) -> tuple[torch.Tensor, StepBatch]:
+        """Return the columns of a step of this many tokens that store nothing, and the step. Mutates the columns."""
+        shapes = [(size,)] * (2 + len(self.block_tables))
+        columns = self.columns[: num_joined(shapes)]
+        token_ids, positions, *slots = apart(columns, shapes)
+        for each in (token_ids, positions):
+            each.zero_()
+        for each in slots:
+            each.fill_(-1)
+        nothing, adapted = columns[:0], None
+        if kind.has_adapters and self.adapted is not None:
+            adapted = replace(self.adapted, slot_ids=self.adapted.slot_ids[:size])
+        no_sequence = np.zeros(0, np.int64)
+        batch = StepBatch(
+            token_ids=token_ids,
+            positions=positions,
+            query_starts=nothing,
+            lengths=nothing,
+            slots=tuple(slots),
+            block_tables=self.block_tables,
+            logit_indices=nothing,
+            shape=StepShape(size, size, size if kind.has_prompts else 1, 1, no_sequence, no_sequence, ()),
+            adapted=adapted,
+        )
+        return columns, batch

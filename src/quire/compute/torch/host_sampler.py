@@ -13,6 +13,7 @@ import torch
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import Choices, Draws, Sampler
 from quire.compute.torch.count_table import Counted
+from quire.compute.torch.operations import are_finite
 
 
 class HostSampler:
@@ -27,9 +28,13 @@ class HostSampler:
         return self._sampler.sample(rows, replace(draws, logit_rows=places))
 
     def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
-        """Return the token of each draw, on the device of the logits. Waits for them. Does not mutate them."""
+        """Return the token of each draw, on the device of the logits, -1 if they are not finite. Waits for them.
+
+        Does not mutate them.
+        """
         draws = draws if counted is None else counted.applied(draws)
-        return torch.from_numpy(self.sample(logits, draws).tokens).to(logits.device)
+        tokens = torch.from_numpy(self.sample(logits, draws).tokens).to(logits.device)
+        return torch.where(are_finite(logits[torch.from_numpy(draws.logit_rows)]), tokens, -1)
 
     def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens. Does not mutate the logits."""

@@ -26,7 +26,7 @@ from quire.compute.torch.host_sampler import HostSampler
 from quire.compute.torch.operations import Operations, PlainOperations
 from quire.compute.torch.products import Product, choose_tile, keep_sums_whole, product
 from quire.compute.torch.rehearsal import largest_steps
-from quire.compute.torch.runner import DeviceSampler, TorchRunner
+from quire.compute.torch.runner import DeviceSampler, Graphs, TorchRunner
 from quire.compute.torch.settings import TorchSettings, block_spec, kv_cache_spec, most_recorded
 from quire.compute.torch.weights import DTYPES, PartReader, TorchWeights
 from quire.compute.weights.decoder_weights import WeightReader
@@ -112,23 +112,39 @@ class LoadedModel:
 
     def join(self, parts: WorkerParts, vocab_size: int) -> WorkerParts:
         """Return the parts of a model with `vocab_size` tokens, with this model as its draft model. Does not mutate."""
-        runner, spec = self.runner(self.new_graphs(None)), self.decoder.spec
+        runner, spec = self.runner(self.new_graphs(None), launches=False), self.decoder.spec
         sampler = create_sampler(min(vocab_size, spec.vocab_size), self.cache.device)
         draft = DraftParts(
             runner, self.cache, sampler, spec.context_length, most_tokens=self._settings.max_num_batched_tokens
         )
         return replace(parts, draft=draft, on_start=partial(runner.prepare, self.cache))
 
-    def _prepared(self, *, records: bool, note_loaded: NoteLoaded | None = None) -> list[TorchRunner]:
+    def _prepared(
+        self, *, records: bool, launches: bool = True, note_loaded: NoteLoaded | None = None
+    ) -> list[TorchRunner]:
         """Return the runners of the model and of its draft model, after their largest steps."""
-        runner = self.runner(self.new_graphs(note_loaded) if records else None)
+        runner = self.runner(self.new_graphs(note_loaded) if records else None, launches=launches)
         runner.prepare(self.cache)
-        return [runner] if self._draft is None else [runner, *self._draft._prepared(records=records)]
+        return [runner] if self._draft is None else [runner, *self._draft._prepared(records=records, launches=False)]
 
-    def runner(self, graphs: StepGraphs | None) -> TorchRunner:
-        """Return a runner of the model over its KV memory. Does not mutate."""
-        parts = self.decoder, self.sampler, self.cache.device
-        return TorchRunner(*parts, graphs=graphs, rehearsals=self.rehearsals(), slots=self._slots)
+    def runner(self, graphs: StepGraphs | None, *, launches: bool = True) -> TorchRunner:
+        """Return a runner of the model over its KV memory. Does not mutate.
+
+        `launches`: whether it also draws; a runner with graphs then records draws as well.
+        """
+        draws = None
+        if graphs is not None and launches:
+            from quire.compute.torch.draw_graphs import DrawGraphs  # needs Triton
+
+            draws = DrawGraphs(self.decoder, graphs.recorder, self._settings.max_num_seqs)
+        return TorchRunner(
+            self.decoder,
+            self.sampler,
+            graphs=Graphs(graphs, draws),
+            rehearsals=self.rehearsals(),
+            slots=self._slots,
+            num_rows=self._settings.max_num_seqs,
+        )
 
     def rehearsals(self) -> tuple[StepInputs, ...]:
         """Return the largest steps; none on a CPU, which compiles nothing."""
@@ -192,7 +208,7 @@ def with_key_centres(spec: DecoderSpec, weights: TorchWeights, implementations: 
     device, kv_spec = weights.embedding.weight.device, spec.kv_cache_spec(BLOCK)
     attention: AttentionBackend[Any] = PlainAttention(device)
     plain = replace(implementations, attention=attention, operations=PlainOperations(attention))
-    runner = TorchRunner(TorchDecoder(spec, weights, plain), create_sampler(spec.vocab_size, device), device)
+    runner = TorchRunner(TorchDecoder(spec, weights, plain), create_sampler(spec.vocab_size, device))
     memory = TorchCache(kv_spec, attention, device, num_blocks=num_blocks(spec, kv_spec))
     centres = key_centres(spec, memory, runner, _read_keys)
     return weights if centres is None else weights.with_key_centres(centres)

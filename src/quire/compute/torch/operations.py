@@ -150,6 +150,12 @@ class PlainOperations:
         return queries.to(projected.dtype)
 
 
+def are_finite(rows: torch.Tensor) -> torch.Tensor:
+    """Return for each row whether all its numbers are finite. Reads them once: a NaN is both minimum and maximum."""
+    least, most = rows.aminmax(dim=-1)
+    return least * 0 == most * 0  # if one is not finite, its product is NaN, which equals nothing; few small kernels
+
+
 def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return the activation of each number, float32."""
     # On a CPU, torch rounds the last numbers of a tensor differently, so pad to a multiple of `RUN`.

@@ -1,9 +1,12 @@
 """TorchRunner: a decoder and a sampler on a device, as a `ModelRunner` and as a `Launcher`.
 
     run       inputs ─► upload ─► decoder ─► logits, which stay on the device; waits for the `finite` flags
-    launch    inputs ─► upload ─► decoder ─► sampler ─► tokens: to the rows' last tokens, on the device,
-                             ▲                                  and to the host, which waits when it needs them
-                             └── tokens not known yet: the rows' last tokens
+    launch    inputs ─► upload ─► decoder ─► head, sampler ─► tokens: to the rows' last tokens, on the device,
+                                     ▲                                and to the host, which waits when it needs them
+                                     └── tokens not known yet: the rows' last tokens
+
+The decoder's part of a step, and the head with the draws, are replayed if they are recorded (`graphs.py`,
+`draw_graphs.py`), and launched if not.
 
 If the activations of a step do not fit into device memory, the step is split: one half of its sequences runs after the
 other, repeatedly if needed. This changes no result, because a sequence's results do not depend on others, and keys and
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,52 +27,70 @@ from quire.compute.adapters.folder import Adapter
 from quire.compute.arrays import BoolArray, IntArray
 from quire.compute.sampling.draws import Draws, Sampler
 from quire.compute.torch.adapters import AdapterSlots
-from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
-from quire.compute.torch.count_table import Counted, CountTable
+from quire.compute.torch.count_table import Counted, CountTable, has_penalties
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
 from quire.compute.torch.device_errors import device_call, lost_if_it_fails
 from quire.compute.torch.graphs import StepGraphs
+from quire.compute.torch.last_tokens import LastTokens
+from quire.compute.torch.operations import are_finite
 from quire.compute.torch.rehearsal import rehearsed_draws
-from quire.compute.torch.step_upload import uploaded
+from quire.compute.torch.step_upload import step_shape, uploaded
 from quire.compute.torch.upload import on_device
 from quire.compute.worker.model_runner import NO_STATES, UNKNOWN, StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
 from quire.core.errors import ExecutionError, InvalidConfigError
+
+if TYPE_CHECKING:
+    from quire.compute.torch.draw_graphs import DrawGraphs
 
 
 class DeviceSampler(Sampler, Protocol):
     """A sampler that can leave the chosen tokens on the device of the logits."""
 
     def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
-        """Return the token of each draw, int64, on the device; does not wait. Does not mutate the logits.
+        """Return the token of each draw, int64, on the device; -1 if its logits are not finite. Does not wait.
 
+        Does not mutate the logits.
         `counted`: the draws whose penalties use counts on the device instead of lists.
         """
         ...
 
 
+class Graphs(NamedTuple):
+    """The recordings of a runner; None: it launches."""
+
+    steps: StepGraphs | None = None
+    draws: DrawGraphs | None = None
+
+
+NO_GRAPHS: Final = Graphs()
+
+
 class TorchRunner:
-    """Runs steps on a device; implements `ModelRunner` and `Launcher`. Its logits are tensors on the device."""
+    """Runs steps on a device; implements `ModelRunner` and `Launcher`. Its logits are tensors on the device.
+
+    `num_rows`: the rows of the batch that steps come from.
+    """
 
     def __init__(
         self,
         decoder: TorchDecoder,
         sampler: DeviceSampler,
-        device: torch.device,
         *,
-        graphs: StepGraphs | None = None,
+        graphs: Graphs = NO_GRAPHS,
         rehearsals: Sequence[StepInputs] = (),
         slots: AdapterSlots | None = None,
+        num_rows: int = 256,
     ) -> None:
         self._decoder = decoder
         self._sampler = sampler
-        self._device = device
-        self._graphs = graphs
+        self._device = decoder.device
+        self._graphs, self._draw_graphs = graphs
         self._rehearsals = rehearsals
         self._slots = slots
-        self._counts = CountTable(self.vocab_size, device)
-        self._last_tokens = torch.zeros(1, dtype=torch.int32, device=device)  # [num_rows]: each row's last draw
+        self._counts = CountTable(self.vocab_size, decoder.device)
+        self._last_tokens = LastTokens(num_rows, self.vocab_size, decoder.device)
 
     @property
     def vocab_size(self) -> int:
@@ -85,16 +106,18 @@ class TorchRunner:
         size = max((len(inputs.token_ids) for inputs in self._rehearsals), default=0)
         try:
             for inputs in self._rehearsals:
-                batch = uploaded(inputs, cache.spec.block_size, self._device)[0]
-                outputs = self._decoder.run(batch, cache.pairs())
+                batch = uploaded(inputs, cache.spec.block_size, self._device)
+                logits = self._decoder.logits(self._decoder.run(batch, cache.pairs()).rows)
                 for draws in rehearsed_draws(len(inputs.entries)):
-                    self._choose(outputs.logits, draws, inputs.rows, np.zeros(len(inputs.rows), np.bool_))
+                    self._choose(logits, draws, inputs.rows, np.zeros(len(inputs.rows), np.bool_))
                 if self._slots is not None:
                     adapted = self._slots.nothing(batch.shape.num_tokens)
                     self._decoder.run(replace(batch, adapted=adapted), cache.pairs())
             cache.rehearse()
             if self._graphs is not None:
-                self._graphs.record(cache.pairs(), self._device, self._slots)
+                self._graphs.record(cache.pairs(), self._last_tokens, self._slots)
+            if self._draw_graphs is not None:
+                self._draw_graphs.record(self._last_tokens, self._device)
         except torch.OutOfMemoryError as error:
             allowed = "less, or less kv_memory: steps of this size and their graphs do not fit into memory"
             raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
@@ -103,10 +126,11 @@ class TorchRunner:
         """Compute one step and wait for it. Mutates the slots of its tokens in the cache."""
         outputs = self._compute(inputs, cache)
         with device_call():
-            finite = torch.cat((outputs.finite, outputs.finite_logits)).cpu().numpy()
+            logits = self._logits(outputs)
+            finite = torch.cat((outputs.finite, are_finite(logits))).cpu().numpy()
             states = NO_STATES if outputs.states is None else outputs.states.cpu().numpy()
         num_tokens = len(inputs.token_ids)
-        return StepOutputs(outputs.logits, finite[:num_tokens], finite[num_tokens:], states)
+        return StepOutputs(logits, finite[:num_tokens], finite[num_tokens:], states)
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Read an adapter into a slot, so that sequences can use it, unless a slot has it already. Mutates."""
@@ -129,21 +153,26 @@ class TorchRunner:
         has_draw, last = np.diff(inputs.logit_starts) > 0, inputs.token_ids[inputs.query_starts[1:] - 1]
         rows = inputs.rows[has_draw]
         with device_call():
-            chosen = self._choose(outputs.logits, draws, rows, last[has_draw] == UNKNOWN)
-            self._last_tokens[on_device(rows, self._device)] = chosen
-            return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
+            if self._draw_graphs is not None and self._draw_graphs.takes(draws) and not has_penalties(draws):
+                return TorchStep(self._draw_graphs.run(outputs.rows, draws, rows), outputs.finite)
+            chosen = self._choose(self._logits(outputs), draws, rows, last[has_draw] == UNKNOWN)
+            self._last_tokens.store(on_device(rows, self._device), chosen)
+            return TorchStep(chosen.to(torch.int32), outputs.finite)
 
     def _choose(self, logits: torch.Tensor, draws: Draws, rows: IntArray, goes_on: BoolArray) -> torch.Tensor:
-        """Return the token of each draw, int32; `rows` and `goes_on`: as in `CountTable.take`. Mutates counts."""
+        """Return the token of each draw; `rows` and `goes_on`: as in `CountTable.take`. Mutates counts."""
         rest, counted = self._counts.take(draws, rows, goes_on)
         chosen = self._sampler.choose(logits, rest, counted)
         if counted is not None:
-            counted.add(chosen.clamp(0, self.vocab_size - 1))  # any number if logits were not finite
-        return chosen.to(torch.int32)
+            counted.add(chosen.clamp(0, self.vocab_size - 1))  # -1 if logits were not finite
+        return chosen
+
+    def _logits(self, outputs: DecoderOutputs) -> torch.Tensor:
+        """Return the logits of a step."""
+        return self._decoder.logits(outputs.rows)
 
     def _compute(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
         """Start a step, in halves if it does not fit."""
-        self._make_room(int(inputs.rows.max()) + 1)
         try:
             return self._computed(inputs, cache)
         except torch.OutOfMemoryError as error:
@@ -154,41 +183,26 @@ class TorchRunner:
         half = len(inputs.entries) // 2
         first, second = inputs.part(0, half), inputs.part(half, len(inputs.entries))
         done = self._compute(first, cache)
-        done = replace(done, finite=done.finite.clone())  # a replay of the second half would overwrite it
+        # A replay of the second half would overwrite what the first one has left.
+        done = replace(done, rows=done.rows.clone(), finite=done.finite.clone())
         halves = done, self._compute(second, cache)
         return DecoderOutputs(
-            torch.cat([each.logits for each in halves]),
+            torch.cat([each.rows for each in halves]),
             torch.cat([each.finite for each in halves]),
-            torch.cat([each.finite_logits for each in halves]),
             _joined([each.states for each in halves]),
         )
 
     def _computed(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
         """Start a step without splitting it."""
         with lost_if_it_fails():
-            batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
-            if inputs.token_ids.min() < 0:
-                self._fill_in(batch, rows)
-            if self._slots is not None:
-                batch = replace(batch, adapted=self._slots.step(inputs))
-            if self._graphs is not None and self._graphs.takes(batch):
-                return self._graphs.run(batch, cache.pairs())
-            return self._decoder.run(batch, cache.pairs())
-
-    def _fill_in(self, batch: StepBatch, rows: torch.Tensor) -> None:
-        """Replace unknown tokens by the last tokens that their rows drew. Mutates the batch."""
-        # Only the last token of a sequence can be unknown. If logits were not finite, the draw may be any number.
-        ends = batch.query_starts[1:] - 1
-        drawn = self._last_tokens[rows].clamp(0, self.vocab_size - 1)
-        given = batch.token_ids[ends]
-        batch.token_ids[ends] = torch.where(given < 0, drawn, given)
-
-    def _make_room(self, num_rows: int) -> None:
-        """Make room for the tokens drawn by this many rows. Mutates."""
-        missing = num_rows - len(self._last_tokens)
-        if missing > 0:
-            room = self._last_tokens.new_zeros(max(missing, len(self._last_tokens)))
-            self._last_tokens = torch.cat((self._last_tokens, room))
+            adapted = None if self._slots is None else self._slots.step(inputs)
+            if self._graphs is not None:
+                outputs = self._graphs.run(inputs, step_shape(inputs, cache.spec.block_size), adapted)
+                if outputs is not None:
+                    return outputs
+            last_tokens = self._last_tokens if inputs.token_ids.min() < 0 else None
+            batch = uploaded(inputs, cache.spec.block_size, self._device)
+            return self._decoder.run(replace(batch, adapted=adapted, last_tokens=last_tokens), cache.pairs())
 
 
 def _joined(states: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
@@ -197,23 +211,28 @@ def _joined(states: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 class TorchStep:
-    """A running step; implements `StepUnderWay`. Its results are being copied to the host."""
+    """A running step; implements `StepUnderWay`. Its results are being copied to the host.
 
-    def __init__(self, numbers: torch.Tensor, num_tokens: int) -> None:
-        self._num_tokens = num_tokens
+    `tokens`: int32, one for each row of logits, -1 if that is not finite. `finite`: of each token of the step.
+    """
+
+    def __init__(self, tokens: torch.Tensor, finite: torch.Tensor) -> None:
+        self._tokens, self._finite = _copied(tokens), _copied(finite)
         self._arrived: torch.cuda.Event | None = None
-        self._numbers = numbers
-        if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
-            self._arrived = torch.cuda.current_stream(numbers.device).record_event()
+        if tokens.is_cuda:
+            self._arrived = torch.cuda.current_stream(tokens.device).record_event()
 
     def wait(self) -> Drawn:
         """Wait for the results, and return them."""
         if self._arrived is not None:
             with device_call():
                 self._arrived.synchronize()
-        numbers = self._numbers.numpy()
-        num_draws = (len(numbers) - self._num_tokens) // 2
-        finite, finite_logits = np.split(numbers[num_draws:].astype(np.bool_), [self._num_tokens])
-        return Drawn(numbers[:num_draws].astype(np.int64), finite, finite_logits)
+        tokens = self._tokens.numpy().astype(np.int64)
+        return Drawn(np.maximum(tokens, 0), self._finite.numpy(), tokens >= 0)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the host, which may not be complete yet; the next step may overwrite the tensor."""
+    if not tensor.is_cuda:
+        return tensor.clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -5,6 +5,8 @@
             ├────────────────────────────────────────────────────────────────────────┴─► `choose_tokens`: three kernels
             └─► reports: log-probabilities and the likeliest, in slabs of rows               if any draw asks for them
 
+The kernels also see whether the logits of a draw are finite, because they read all of them.
+
 Rules and reports are torch operations: only draws that use them pay for them, and torch rounds each sum and product as
 the definition requires, while a compiler would fuse them. The host makes the uniform numbers from seeds and positions,
 which it knows before the step has run. So `choose` does not wait, and only `sample` and `report` wait for the device.
@@ -12,6 +14,7 @@ which it knows before the step has run. So `choose` does not wait, and only `sam
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -25,6 +28,7 @@ from quire.compute.torch.count_table import NEUTRAL, Counted
 from quire.compute.torch.device_errors import device_call
 from quire.compute.torch.kernels.penalties import penalize
 from quire.compute.torch.kernels.sampling import MAX_VOCABULARY, choose_tokens
+from quire.compute.torch.operations import are_finite
 from quire.compute.torch.upload import on_device
 from quire.core.errors import InvalidConfigError
 
@@ -45,24 +49,29 @@ class TorchSampler:
     def sample(self, logits: torch.Tensor, draws: Draws) -> Choices:
         """Return a choice per draw; rows of logits may be padded. Waits for the device. Does not mutate the logits."""
         with device_call():
-            chosen = self.choose(logits, draws)
+            chosen = self.choose(logits, draws).clamp(min=0)
             choices = Choices.of(chosen.cpu().numpy(), draws.num_logprobs)
             entries = np.flatnonzero(draws.num_logprobs >= 0)
             self._report(logits, draws.logit_rows[entries], entries, draws.num_logprobs, choices)
         return choices
 
     def choose(self, logits: torch.Tensor, draws: Draws, counted: Counted | None = None) -> torch.Tensor:
-        """Return the token of each draw, int64, on the device; does not wait. Does not mutate the logits."""
+        """Return the token of each draw, int64, on the device, -1 if its logits are not finite. Does not wait.
+
+        Does not mutate the logits.
+        """
         with torch.inference_mode():
-            rows, own = logits[:, : self._vocab_size], draws.logit_rows
-            if counted is not None or _has_any(draws.rules) or (draws.parameter("top_n_sigma") > 0).any():
-                rows = changed(rows[on_device(own, logits.device)].to(torch.float32), draws)
-                if counted is not None:
-                    settings = on_device(penalty_settings(draws, counted), logits.device)
-                    penalize(rows, counted.table, settings)
-                _cut(rows, draws.parameter("top_n_sigma"))
-                own = np.arange(len(draws))
-            return choose_tokens(rows, on_device(draw_settings(draws, own), logits.device))
+            rows, device = logits[:, : self._vocab_size], logits.device
+            if counted is None and not has_rules(draws):
+                return choose_tokens(rows, on_device(draw_settings(draws, draws.logit_rows), device))
+            rows = rows[on_device(draws.logit_rows, device)].to(torch.float32)
+            finite = are_finite(rows)
+            rows = changed(rows, draws)
+            if counted is not None:
+                penalize(rows, counted.table, on_device(penalty_settings(draws, counted), device))
+            _cut(rows, draws.parameter("top_n_sigma"))
+            settings = on_device(draw_settings(draws, np.arange(len(draws))), device)
+            return torch.where(finite, choose_tokens(rows, settings, least=-math.inf), -1)
 
     def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens. Waits for the device. Does not mutate the logits."""
@@ -89,6 +98,11 @@ class TorchSampler:
                 is_requested = np.arange(most) < counts[:, None]
                 choices.top_ids[own, :most] = np.where(is_requested, best.cpu().numpy(), 0)
                 choices.top_logprobs[own, :most] = np.where(is_requested, logprobs.gather(1, best).cpu().numpy(), 0.0)
+
+
+def has_rules(draws: Draws) -> bool:
+    """Return whether a draw changes its logits before it chooses: by rules, penalties apart, or by top_n_sigma."""
+    return _has_any(draws.rules) or bool((draws.parameter("top_n_sigma") > 0).any())
 
 
 def draw_settings(draws: Draws, logit_rows: IntArray) -> NDArray[np.float64]:

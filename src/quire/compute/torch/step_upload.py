@@ -7,19 +7,20 @@ import torch
 
 from quire.compute.arrays import BoolArray
 from quire.compute.torch.attention.base import MOST_SHORT, StepBatch, StepShape
+from quire.compute.torch.last_tokens import coded_ids
 from quire.compute.torch.upload import together
 from quire.compute.worker.model_runner import StepInputs
 
 
-def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> tuple[StepBatch, torch.Tensor]:
-    """Return a step on the device, and the row of each sequence. Does not mutate."""
+def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> StepBatch:
+    """Return a step on the device. Does not mutate."""
     shape = step_shape(inputs, block_size)
-    columns = [inputs.token_ids, inputs.positions, inputs.query_starts, shape.lengths, inputs.logit_indices]
-    token_ids, positions, query_starts, lengths, logit_indices, states, rows, *rest = together(
-        [*columns, inputs.state_indices, inputs.rows, *inputs.slots, *shape.needed_tables(block_size)], device
+    columns = [coded_ids(inputs), inputs.positions, inputs.query_starts, shape.lengths, inputs.logit_indices]
+    token_ids, positions, query_starts, lengths, logit_indices, states, *rest = together(
+        [*columns, inputs.state_indices, *inputs.slots, *shape.needed_tables(block_size)], device
     )
     num_groups = len(inputs.slots)
-    batch = StepBatch(
+    return StepBatch(
         token_ids=token_ids,
         positions=positions,
         query_starts=query_starts,
@@ -30,7 +31,6 @@ def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> tuple
         shape=shape,
         state_indices=states if len(inputs.state_indices) else None,
     )
-    return batch, rows
 
 
 def step_shape(inputs: StepInputs, block_size: int) -> StepShape:

@@ -35,6 +35,11 @@ def on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     return for_copy(array, device).to(device, non_blocking=True)
 
 
+def fill(place: torch.Tensor, array: NDArray[Any]) -> None:
+    """Copy an array to an address that recorded work reads. Mutates the place; does not wait."""
+    place.copy_(for_copy(array, place.device), non_blocking=True)
+
+
 def together(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Tensor]:
     """Return arrays on a device as int32, with one copy. Does not wait."""
     shapes = [array.shape for array in arrays]
@@ -44,7 +49,7 @@ def together(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Ten
 def joined(arrays: Sequence[IntArray], shapes: Sequence[Shape]) -> NDArray[np.int32]:
     """Return arrays joined into one, each padded with zeros to its shape."""
     sizes = [_room(shape) for shape in shapes]
-    whole = np.zeros(sum(sizes), np.int32)
+    whole = np.zeros(num_joined(shapes), np.int32)
     for array, end, size in zip(arrays, np.cumsum(sizes).tolist(), sizes, strict=True):
         whole[end - size : end - size + array.size] = array.ravel()
     return whole
@@ -54,6 +59,11 @@ def apart(whole: torch.Tensor, shapes: Sequence[Shape]) -> list[torch.Tensor]:
     """Return the joined arrays, as views."""
     pieces = whole.split([_room(shape) for shape in shapes])
     return [piece[: math.prod(shape)].view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def num_joined(shapes: Sequence[Shape]) -> int:
+    """Return the length of arrays of these shapes when they are joined."""
+    return sum(_room(shape) for shape in shapes)
 
 
 def _room(shape: Shape) -> int:

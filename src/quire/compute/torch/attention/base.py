@@ -39,6 +39,7 @@ from quire.core.kv_spec import KV_FORMS, KVCacheSpec
 
 if TYPE_CHECKING:
     from quire.compute.torch.adapters import AdaptedStep
+    from quire.compute.torch.last_tokens import LastTokens
 
 STORED_AS: Final = MappingProxyType(
     {
@@ -187,6 +188,7 @@ class StepBatch:
     shape: StepShape
     state_indices: torch.Tensor | None = None  # [num_states], likewise; None: no hidden state is requested
     adapted: AdaptedStep | None = None  # the adapter of each row; None: no row has one
+    last_tokens: LastTokens | None = None  # the tokens that negative ids mean; None: no id is negative
 
 
 class StandingPlan(Protocol):
@@ -200,8 +202,11 @@ class StandingPlan(Protocol):
         """The plans for `AttentionBackend.run`, the smallest place first; always the same objects."""
         ...
 
-    def plan(self, batch: StepBatch) -> int | None:
-        """Plan a step in the smallest place that fits it, and return its index; None if none fits. Does not wait."""
+    def plan(self, shape: StepShape) -> int | None:
+        """Copy the work and the block tables of a step into the smallest place that fits them, and return its index.
+
+        None if none fits. Does not wait.
+        """
         ...
 
 

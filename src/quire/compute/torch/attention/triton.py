@@ -35,7 +35,7 @@ from quire.compute.torch.kernels.int4 import turn
 from quire.compute.torch.kernels.merge import AT_A_TIME, Results, merge
 from quire.compute.torch.kernels.paged_attention import Cache, Queries, Weighting, Work, attend
 from quire.compute.torch.kernels.tile_shape import TileShape, Use
-from quire.compute.torch.upload import Shape, apart, for_copy, joined, on_device, together
+from quire.compute.torch.upload import Shape, apart, fill, joined, on_device, together
 from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVGroup
 
 TASKS_EACH: Final = 2
@@ -120,6 +120,11 @@ class TritonAttention:
             for use in Use
         }
 
+    @property
+    def block_size(self) -> int:
+        """The tokens of a block."""
+        return self._spec.block_size
+
     def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVPool:
         """Return this many blocks on the device, with undefined content."""
         return KVPool.allocate(spec, num_blocks, self._device)
@@ -130,7 +135,7 @@ class TritonAttention:
 
     def plan(self, batch: StepBatch) -> PlannedStep:
         """Return the work lists of a step, whose copy to the device has started. Does not wait."""
-        groups = self.work(batch)
+        groups = self.work(batch.shape)
         pieces = iter(together([array for works in groups for _, work in works for array in work.arrays], self._device))
         launches = (
             tuple(
@@ -176,10 +181,10 @@ class TritonAttention:
             del results  # the next launch reuses its memory
         return turn(outputs) if pair.values.dtype is INT4 else outputs
 
-    def work(self, batch: StepBatch) -> list[list[tuple[Use, WorkList]]]:
+    def work(self, shape: StepShape) -> list[list[tuple[Use, WorkList]]]:
         """Return the kernels of a step and the work of each, per KV group; tasks have the offsets of their tables."""
-        starts = batch.shape.table_starts(self._spec.block_size)
-        groups = [list(self._work(batch.shape, group)) for group in range(len(batch.block_tables))]
+        starts = shape.table_starts(self._spec.block_size)
+        groups = [list(self._work(shape, group)) for group in range(len(shape.block_tables))]
         for _, work in chain.from_iterable(groups):
             work.tasks[:, 2] = starts[work.tasks[:, 2]]
         return groups
@@ -319,23 +324,22 @@ class StandingWork:
         self._places = places
         self.planned = [place.planned for place in places]
 
-    def plan(self, batch: StepBatch) -> int | None:
+    def plan(self, shape: StepShape) -> int | None:
         """Copy a step's work and tables into the smallest place with room for it, and return its index, or None."""
-        groups = self._attention.work(batch)
+        groups = self._attention.work(shape)
         if any(len(dict(works)) < len(works) for works in groups):  # a kernel has several launches
             return None
         works = [by_use.get(use, NO_WORK) for by_use in map(dict, groups) for use in self._uses]
         index = next((number for number, place in enumerate(self._places) if place.takes(works)), None)
-        tables = self.planned[0].batch.block_tables  # all places have the same
-        if index is None or any(
-            given.numel() > len(room) for given, room in zip(batch.block_tables, tables, strict=True)
-        ):
+        rooms = self.planned[0].batch.block_tables  # all places have the same
+        tables = shape.needed_tables(self._attention.block_size)
+        if index is None or any(len(table) > len(room) for table, room in zip(tables, rooms, strict=True)):
             return None
         place = self._places[index]
         arrays = [array for work in works for array in work.arrays]
-        place.whole.copy_(for_copy(joined(arrays, place.shapes), place.whole.device), non_blocking=True)
-        for room, given in zip(tables, batch.block_tables, strict=True):
-            room[: given.numel()].copy_(given)
+        fill(place.whole, joined(arrays, place.shapes))
+        for table, room in zip(tables, rooms, strict=True):
+            fill(room[: len(table)], table.astype(np.int32))
         return index
 
 

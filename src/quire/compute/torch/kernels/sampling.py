@@ -39,6 +39,8 @@ NUM_WARPS: Final = 8
 MAX_DRAWS: Final = 128
 """The most draws of a launch, to limit the memory for keys: 8 bytes per token of the vocabulary and draw."""
 
+LEAST_FINITE: Final = float(torch.finfo(torch.float32).min)
+
 ID_BITS: Final = tl.constexpr(19)
 MAX_ID: Final = tl.constexpr((1 << 19) - 1)
 WEIGHT_OF_HIGHEST: Final = tl.constexpr(float(1 << 43))
@@ -71,15 +73,18 @@ def least_of_class(kind):
 
 
 @triton.jit
-def highest_kernel(logits, settings, highest, best, row_stride, vocab_size, num_tiles, TILE: tl.constexpr):
-    """Find the highest logit of a tile, and the lowest id that has it."""
+def highest_kernel(logits, settings, highest, best, row_stride, vocab_size, num_tiles, least, TILE: tl.constexpr):
+    """Find the highest logit of a tile, and the lowest id that has it: -1 if a logit is infinite or below `least`."""
     draw, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = setting(settings, LOGIT_ROW, draw).to(tl.int64)
     ids = tile * TILE + tl.arange(0, TILE)
     numbers = tl.load(logits + row * row_stride + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
+    is_sound = (ids >= vocab_size) | ((numbers >= least) & (numbers < float("inf")))  # false for NaN
+    numbers = tl.where(is_sound, numbers, float("-inf"))
     number, place = tl.max(numbers, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    found = tl.where(tl.min(is_sound.to(tl.int32), axis=0) == 1, tile * TILE + place, -1)
     tl.store(highest + draw * num_tiles + tile, number)
-    tl.store(best + draw * num_tiles + tile, tile * TILE + place)
+    tl.store(best + draw * num_tiles + tile, found)
 
 
 @triton.jit
@@ -107,7 +112,8 @@ def weigh_kernel(
         inside = ids < vocab_size
         numbers = tl.load(logits + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float64)
         weights = tl.exp((numbers - top.to(tl.float64)) / temperature)
-        weights = tl.where(weights >= setting(settings, MIN_P, draw), weights, 0.0)  # NaN becomes 0
+        is_weight = (weights >= setting(settings, MIN_P, draw)) & (weights <= 1.0)  # false for NaN
+        weights = tl.where(is_weight, weights, 0.0)
         whole = (weights * WEIGHT_OF_HIGHEST + 0.5).to(tl.int64)
         found = tl.where(whole > 0, (whole << ID_BITS) + (MAX_ID - ids), 0)
         tl.store(keys + draw * vocab_size + ids, found, mask=inside)
@@ -281,13 +287,15 @@ def choose_kernel(
     TILES: tl.constexpr,
     LIST_TILE: tl.constexpr,
 ):
-    """Choose the token of a draw."""
+    """Choose the token of a draw: -1 if a tile has the best id -1."""
     draw = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILES)
     numbers = tl.load(highest + draw * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
     top, tile = tl.max(numbers, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    token = tl.load(best + draw * num_tiles + tile).to(tl.int64)
-    if is_drawn(setting(settings, TEMPERATURE, draw), top):
+    ids = tl.load(best + draw * num_tiles + tiles, mask=tiles < num_tiles, other=0)
+    token = tl.sum(tl.where(tiles == tile, ids, 0)).to(tl.int64)
+    is_sound = tl.min(ids, axis=0) >= 0
+    if is_sound & is_drawn(setting(settings, TEMPERATURE, draw), top):
         top_k = setting(settings, TOP_K, draw).to(tl.int64)
         top_p = setting(settings, TOP_P, draw)
         uniform = setting(settings, UNIFORM, draw)
@@ -300,22 +308,30 @@ def choose_kernel(
             )
         else:
             token = plain_draw(own_keys, own_masses, vocab_size, num_tiles, uniform, TILE, TILES, LIST_TILE)
-    tl.store(tokens + draw, token)
+    tl.store(tokens + draw, tl.where(is_sound, token, -1))
 
 
 def choose_tokens(
-    logits: torch.Tensor, settings: torch.Tensor, *, tile: int = TILE, list_tile: int = LIST_TILE
+    logits: torch.Tensor,
+    settings: torch.Tensor,
+    *,
+    least: float = LEAST_FINITE,
+    tile: int = TILE,
+    list_tile: int = LIST_TILE,
 ) -> torch.Tensor:
     """Return the token of each draw, int64, on the device; does not wait. Does not mutate.
+
+    The token is -1 if a logit of its row is not finite. With `least` = -inf, logits of -inf are forbidden tokens.
 
     `logits` are `[num_rows, vocab_size]`, at most 2^19 tokens, perhaps with gaps between rows; `settings` of the draws
     are float64 `[num_draws, 6]`: row of logits, temperature, top_k (0: off), top_p, min_p, uniform number. Tile sizes
     change no token; they are parameters for tests with few tokens.
     """
-    return torch.cat([_choose(logits, part, tile, list_tile) for part in settings.split(MAX_DRAWS)])
+    return torch.cat([_choose(logits, part, least, (tile, list_tile)) for part in settings.split(MAX_DRAWS)])
 
 
-def _choose(logits: torch.Tensor, settings: torch.Tensor, tile: int, list_tile: int) -> torch.Tensor:
+def _choose(logits: torch.Tensor, settings: torch.Tensor, least: float, tile_sizes: tuple[int, int]) -> torch.Tensor:
+    tile, list_tile = tile_sizes
     num_draws, vocab_size = len(settings), logits.shape[1]
     num_tiles = triton.cdiv(vocab_size, tile)
 
@@ -330,7 +346,7 @@ def _choose(logits: torch.Tensor, settings: torch.Tensor, tile: int, list_tile: 
     counts, masses = (scratch(torch.int64, NUM_CLASSES.value, num_tiles) for _ in range(2))
     row_stride, tiles, grid = logits.stride(0), triton.next_power_of_2(num_tiles), (num_draws, num_tiles)
     rows, shape, options = (logits, settings, highest), (vocab_size, num_tiles), {"num_warps": NUM_WARPS}
-    highest_kernel[grid](*rows, best, row_stride, *shape, TILE=tile, **options)
+    highest_kernel[grid](*rows, best, row_stride, *shape, least, TILE=tile, **options)
     weigh_kernel[grid](*rows, keys, counts, masses, row_stride, *shape, TILE=tile, TILES=tiles, **options)
     choose_kernel[(num_draws,)](
         *(settings, highest, best, keys, counts, masses, tokens),
@@ -356,7 +372,7 @@ def _variants() -> list[KernelVariant]:
     found = [_variant("choose", choose_kernel, choosing, tile | tiles | list_tile)]
     for dtype in ("fp32", "bf16"):
         rows = shape | {"logits": f"*{dtype}:16", "row_stride": "i32:16"}
-        found.append(_variant(f"highest, {dtype}", highest_kernel, rows | best, tile))
+        found.append(_variant(f"highest, {dtype}", highest_kernel, rows | best | {"least": "fp32"}, tile))
         found.append(_variant(f"weigh, {dtype}", weigh_kernel, rows | tables, tile | tiles))
     return found
 

@@ -26,11 +26,11 @@ import torch
 from quire.compute.backend import WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.sampling.draws import Draws
-from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs
 from quire.compute.torch.footprint import DeviceMemory, Footprint
 from quire.compute.torch.graphs import StepGraphs
+from quire.compute.torch.last_tokens import LastTokens
 from quire.compute.torch.load import LoadedModel
 from quire.compute.torch.parallel.frames import (
     Allocate,
@@ -48,7 +48,7 @@ from quire.compute.torch.parallel.frames import (
 from quire.compute.torch.parallel.group import GONE, RankGroup
 from quire.compute.torch.parallel.loading import Shard, load_shard
 from quire.compute.torch.parallel.split import Rank
-from quire.compute.torch.runner import TorchRunner
+from quire.compute.torch.runner import Graphs, TorchRunner
 from quire.compute.torch.settings import TorchSettings
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn, StepUnderWay
@@ -151,28 +151,49 @@ class Followers:
             self._when_gone()
 
 
+class SharedLastTokens(LastTokens):
+    """The last tokens of rows, which the first rank draws and sends to the others."""
+
+    def __init__(self, group: RankGroup, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        super().__init__(num_rows, vocab_size, device)
+        self._group = group
+
+    def known(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return token ids without unknown ones, as the first rank knows them. All ranks call this."""
+        found = super().known(token_ids)
+        self._group.broadcast(found)
+        return found
+
+
 class RankRunner(TorchRunner):
     """Runs the steps of a rank. The first rank sends the tokens that only it knows."""
 
     def __init__(self, group: RankGroup, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._group = group
+        self._last_tokens = SharedLastTokens(group, self._last_tokens.num_rows, self.vocab_size, self._device)
 
     def follow(self, inputs: StepInputs, cache: TorchCache) -> None:
-        """Start a step whose outputs only the first rank needs. Mutates its slots in the cache."""
-        self._computed(inputs, cache)
+        """Start a step whose logits only the first rank needs. Mutates its slots in the cache."""
+        self._logits(self._computed(inputs, cache))
 
     def _computed(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
         """Start a step. A failed step is not retried in halves, because the other ranks cannot continue."""
-        try:
+        with _lost_if_it_fails():
             return super()._computed(inputs, cache)
-        except (RuntimeError, MemoryError) as error:
-            raise ExecutorLostError(f"a step of tensor_parallel has failed: {error}") from error
 
-    def _fill_in(self, batch: StepBatch, rows: torch.Tensor) -> None:
-        if self._group.rank.number == 0:
-            super()._fill_in(batch, rows)
-        self._group.broadcast(batch.token_ids)
+    def _logits(self, outputs: DecoderOutputs) -> torch.Tensor:
+        """Return the logits of a step, with the columns of all ranks."""
+        with _lost_if_it_fails():
+            return super()._logits(outputs)
+
+
+@contextlib.contextmanager
+def _lost_if_it_fails() -> Iterator[None]:
+    """Raise `ExecutorLostError` for errors in a step, after which the ranks no longer agree."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        raise ExecutorLostError(f"a step of tensor_parallel has failed: {error}") from error
 
 
 class LeadingCache:
@@ -264,10 +285,11 @@ class RankModel(LoadedModel):
         super().__init__(shard.decoder, shard.cache, settings, eos_token_ids, draft=shard.draft)
         self._group = group
 
-    def runner(self, graphs: StepGraphs | None) -> RankRunner:
-        """Return a runner of the shard."""
-        parts = self._group, self.decoder, self.sampler, self.cache.device
-        return RankRunner(*parts, graphs=graphs, rehearsals=self.rehearsals())
+    def runner(self, graphs: StepGraphs | None, *, launches: bool = True) -> RankRunner:
+        """Return a runner of the shard. Its draws are not recorded: only the first rank draws."""
+        parts = self._group, self.decoder, self.sampler
+        num_rows = self._settings.max_num_seqs
+        return RankRunner(*parts, graphs=Graphs(graphs), rehearsals=self.rehearsals(), num_rows=num_rows)
 
 
 class LeadingModel(RankModel):
