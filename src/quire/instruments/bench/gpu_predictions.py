@@ -38,6 +38,7 @@ INVARIANT_ROWS: Final = 128
 PROMPT_ROWS: Final = 128
 """The rows of a tile of a prompt's scores, see `quire.compute.torch.kernels.tile_shape`."""
 NANO_SEQUENCES: Final = 256
+SPLITS: Final = (128, 256, 512, 1024)
 SINGLE_TOKENS: Final = 512
 RATIOS: Final = (
     "Keys and values that rows share are read once, and multiplied with all of these rows. The two launches have a "
@@ -157,6 +158,20 @@ def _attention(assumed: Assumptions) -> Section:
     )
     header = ("sequences × context", "MB", "bound, µs", "expected, µs", "% of the bandwidth", "goal")
     return Section("Decode attention", text, header, rows, {})
+
+
+def _splits(assumed: Assumptions) -> Section:
+    short = [Point(f"1 × {context:,}, heads 16/8", (context,), 16, 8, "") for context in (600, 2048)]
+    rows = []
+    for point in (*short, *points()):
+        found = (expected_s(point, replace(assumed, split_tokens=tokens)) for tokens in SPLITS)
+        rows.append((point.name, *(f"{1e6 * seconds:,.1f}" for seconds in found)))
+    text = (
+        "The same steps with other splits. Shorter splits use more multiprocessors for one short context, but write "
+        "and merge more parts of a long one. Splits set the order of sums, and so the bits: they are 512 tokens."
+    )
+    header = ("sequences × context", *(f"{tokens} tokens, µs" for tokens in SPLITS))
+    return Section("Splits of decode attention", text, header, rows, {})
 
 
 def paged_over(block_size: int, other: float = math.inf) -> float:
@@ -391,6 +406,7 @@ def run(options: argparse.Namespace) -> int:
         )
         yield Section("Assumed of an H200", text, ("what", "value"), rows, {})
         yield _attention(assumed)
+        yield _splits(assumed)
         yield _ratios(assumed)
         yield _engine(assumed, hardware, tell)
 
