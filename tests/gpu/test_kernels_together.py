@@ -17,9 +17,9 @@ from quire.compute.models.source import ModelFolder
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Implementations, TorchDecoder
+from quire.compute.torch.draw_graphs import DrawGraphs
 from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.fused_operations import FusedOperations
-from quire.compute.torch.draw_graphs import DrawGraphs
 from quire.compute.torch.graphs import StepGraphs
 from quire.compute.torch.load import with_key_centres
 from quire.compute.torch.products import product

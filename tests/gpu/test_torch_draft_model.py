@@ -191,7 +191,7 @@ def test_both_models_are_rehearsed_when_memory_is_measured(folder: Path, other: 
         for pair in pairs:
             torch.nn.init.normal_(pair.keys[3])
             torch.nn.init.normal_(pair.values[3])
-    parts.cache.read_block(3, 0, buffer)
+    parts.cache.read_block(3, 0, buffer)()
     parts.cache.write_block(5, 0, buffer)
     assert all(torch.equal(pair.keys[3], pair.keys[5]) for pairs in both for pair in pairs)
     assert all(torch.equal(pair.values[3], pair.values[5]) for pairs in both for pair in pairs)

@@ -384,7 +384,7 @@ def test_a_block_comes_back_whole_and_no_other_byte_changes(latent_dim: int, has
     before = [array.copy() for array in arrays]
     for group in range(len(groups)):
         buffer = memoryview(bytearray(spec.bytes_per_block))
-        cache.read_block(1, group, buffer)
+        cache.read_block(1, group, buffer)()
         cache.write_block(2, group, buffer)
         unused = arrays[2 * len(groups[group].layers) : 4]
         for array, old in zip(arrays, before, strict=True):

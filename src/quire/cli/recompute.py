@@ -104,6 +104,6 @@ def _is_same(core: EngineCore, worker: Worker, store: SlotFile, block: KeptBlock
     if len(entries) * store.block_size < len(tokens) or entries[-1].block_ids[block.group] == NO_BLOCK:
         raise ExecutionError(f"block {block.slot} is not in the memory of the engine after it was computed")
     again, kept = bytearray(store.block_bytes), bytearray(store.block_bytes)
-    worker.cache.read_block(entries[-1].block_ids[block.group], block.group, memoryview(again))
+    worker.cache.read_block(entries[-1].block_ids[block.group], block.group, memoryview(again))()
     store.read(block.slot, memoryview(kept))
     return again == kept

@@ -23,7 +23,9 @@ import numpy as np
 import torch
 
 from quire.compute.torch.attention.base import AttentionBackend, KVPair, KVPool
+from quire.compute.torch.device_errors import device_call
 from quire.compute.torch.upload import on_device
+from quire.compute.worker.kv_memory import FinishRead
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import StepPlan
@@ -121,13 +123,27 @@ class TorchCache:
         if self.draft is not None:
             self.draft.apply(plan)
 
-    def read_block(self, block: int, group: int, buffer: memoryview) -> None:
-        """Copy the bytes of a block of a group into `buffer`; waits for earlier steps. Does not mutate."""
+    def read_block(self, block: int, group: int, buffer: memoryview) -> FinishRead:
+        """Start to copy the bytes of a block of a group into `buffer`, after earlier steps. Does not mutate or wait."""
+        arrived: Any = None
         with self._moving():
-            data = self._content(block, group).contiguous().cpu().numpy().data.cast("B")
-        buffer[: len(data)] = data
-        if self.draft is not None:
-            self.draft.read_block(block, group, buffer[len(data) :])
+            content = self._content(block, group).contiguous()
+            data = torch.empty(content.shape, dtype=torch.uint8, pin_memory=content.is_cuda)
+            data.copy_(content, non_blocking=True)
+            if self._stream is not None:
+                arrived = self._stream.record_event()
+        end = content.numel()
+        rest = None if self.draft is None else self.draft.read_block(block, group, buffer[end:])
+
+        def finish() -> None:
+            if arrived is not None:
+                with device_call():
+                    arrived.synchronize()
+            buffer[:end] = data.numpy().data.cast("B")
+            if rest is not None:
+                rest()
+
+        return finish
 
     def write_block(self, block: int, group: int, buffer: memoryview) -> None:
         """Copy bytes in the format of `read_block` into a block, after earlier steps. Mutates, perhaps later."""

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray
+from quire.compute.worker.kv_memory import FinishRead
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import StepPlan
@@ -123,11 +124,12 @@ class CacheEngine:
         """Return keys and values of each place: the memory itself, and the same list while it is allocated."""
         return self._pairs
 
-    def read_block(self, block: int, group: int, buffer: memoryview) -> None:
+    def read_block(self, block: int, group: int, buffer: memoryview) -> FinishRead:
         """Copy the bytes of a block of a group into `buffer`, one array after another. Does not mutate the memory."""
         for view in self._views(block, group):
             buffer[: len(view)] = view
             buffer = buffer[len(view) :]
+        return lambda: None
 
     def write_block(self, block: int, group: int, buffer: memoryview) -> None:
         """Copy bytes in the form of `read_block` into a block. Mutates."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import StepPlan
+
+FinishRead: TypeAlias = Callable[[], None]
+"""Waits until the bytes that are read are in the buffer."""
 
 
 class KVMemory(Protocol):
@@ -22,9 +26,10 @@ class KVMemory(Protocol):
         """Carry out the plan's moves out, then copies, then moves in. Mutates the memory."""
         ...
 
-    def read_block(self, block: int, group: int, buffer: memoryview) -> None:
-        """Copy the bytes of a block that holds tokens of a group into `buffer`. Does not mutate the memory.
+    def read_block(self, block: int, group: int, buffer: memoryview) -> FinishRead:
+        """Start to copy the bytes of a block that holds tokens of a group into `buffer`. Does not mutate the memory.
 
+        Reads what steps submitted earlier have written; later steps may overwrite the block. Any thread may finish.
         A group with fewer layers fills only the beginning of the buffer; the rest stays unchanged.
         """
         ...

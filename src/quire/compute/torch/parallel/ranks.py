@@ -50,6 +50,7 @@ from quire.compute.torch.parallel.loading import Shard, load_shard
 from quire.compute.torch.parallel.split import Rank
 from quire.compute.torch.runner import Graphs, TorchRunner
 from quire.compute.torch.settings import TorchSettings
+from quire.compute.worker.kv_memory import FinishRead
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn, StepUnderWay
 from quire.core.errors import ExecutorLostError
@@ -218,9 +219,9 @@ class LeadingCache:
             self._followers.send(Moves.of(plan))
         self.own.apply(plan)
 
-    def read_block(self, block: int, group: int, buffer: memoryview) -> None:
-        """Copy this rank's part of a block into `buffer`. Does not mutate."""
-        self.own.read_block(block, group, buffer)
+    def read_block(self, block: int, group: int, buffer: memoryview) -> FinishRead:
+        """Start to copy this rank's part of a block into `buffer`. Does not mutate."""
+        return self.own.read_block(block, group, buffer)
 
     def write_block(self, block: int, group: int, buffer: memoryview) -> None:
         """Copy bytes in the format of `read_block` into a block of this rank. Mutates."""

@@ -4,11 +4,11 @@
                                              ▼            │
     disk's thread                      write to a slot    read a slot, compare its checksum
 
-The disk's thread never touches KV memory. So a read that hangs can be abandoned at once: its block is free, and the
-buffer is dropped when the read ends, if it ever does. The number of load buffers is bounded: the thread continues to
-read when the step's thread has taken some. While steps compute the bound is low, because reading and copying take time
-from those steps. Plans bound the stores; blocks of a bundle are read only when they are written. Loads have priority
-over stores, because a request waits for them.
+The disk's thread never touches KV memory; it only waits until a device has filled the buffer of a store. So a read that
+hangs can be abandoned at once: its block is free, and the buffer is dropped when the read ends, if it ever does. The
+number of load buffers is bounded: the thread continues to read when the step's thread has taken some. While steps
+compute the bound is low, because reading and copying take time from those steps. Plans bound the stores; blocks of a
+bundle are read only when they are written. Loads have priority over stores, because a request waits for them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ import threading
 import time
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
-from quire.compute.worker.kv_memory import KVMemory
+from quire.compute.worker.kv_memory import FinishRead, KVMemory
 from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile
 from quire.compute.worker.store.spool import read_spooled
+from quire.core.errors import ExecutionError
 from quire.core.transfers import NO_OUTCOME, BlockLoad, BlockStore, TransferOutcome, Transfers
 
 LOAD_BYTES: Final = 32 << 20
@@ -50,12 +53,17 @@ class _Load:
     deadline_s: float
 
 
+class _Store(NamedTuple):
+    store: BlockStore
+    read: Callable[[], bytes | bytearray]  # waits for the bytes
+
+
 @dataclass(slots=True)
 class _Shared:
     """The state that both threads share, under one lock."""
 
     loads: deque[BlockLoad] = field(default_factory=deque)
-    writes: deque[int | tuple[BlockStore, bytearray | None]] = field(default_factory=deque)  # a slot to void, a store
+    writes: deque[int | _Store] = field(default_factory=deque)  # a slot to void, a store
     loaded: dict[int, _Loaded] = field(default_factory=dict)
     stored: dict[int, str] = field(default_factory=dict)  # a reason, or empty
     is_closing: bool = False
@@ -78,8 +86,8 @@ class BlockTransfers:
     # ---- the step's thread ------------------------------------------------------------------------------------
 
     def apply(self, transfers: Transfers) -> None:
-        """Copy the blocks to store, and hand all transfers to the disk's thread. Mutates."""
-        stores = [(each, self._copied(each)) for each in transfers.stores]
+        """Start to copy the blocks to store, and hand all transfers to the disk's thread. Mutates."""
+        stores = [self._begun(each) for each in transfers.stores]
         deadline_s = time.perf_counter() + transfers.patience_us / 1e6
         with self._changed:
             for ticket in transfers.drops:
@@ -92,12 +100,12 @@ class BlockTransfers:
             self._shared.writes.extend(stores)
             self._changed.notify_all()
 
-    def _copied(self, store: BlockStore) -> bytearray | None:
+    def _begun(self, store: BlockStore) -> _Store:
         if store.bundle:
-            return None
+            return _Store(store, partial(read_spooled, store, self._store.block_bytes))
         buffer = bytearray(self._store.block_bytes)
-        self._memory.read_block(store.block, store.kept.group, memoryview(buffer))
-        return buffer
+        finish = self._memory.read_block(store.block, store.kept.group, memoryview(buffer))
+        return _Store(store, partial(_filled, buffer, finish))
 
     def wait(self) -> None:
         """Wait until all loads are done, or the buffers are full, or a moment has passed. Does not mutate."""
@@ -194,24 +202,27 @@ class BlockTransfers:
             reason = "failed"
         return _Loaded(buffer, reason, round((time.perf_counter() - began_s) * 1e6))
 
-    def _write(self, write: int | tuple[BlockStore, bytearray | None]) -> None:
+    def _write(self, write: int | _Store) -> None:
         reason = ""
         try:
             if isinstance(write, int):
                 self._store.void(write)
             else:
-                store, copied = write
-                data = read_spooled(store, self._store.block_bytes) if copied is None else copied
-                self._store.write(store.kept, memoryview(data))
+                self._store.write(write.store.kept, memoryview(write.read()))
         except FullStoreError:
             reason = "full"
         except DamagedBlockError:
             reason = "damaged"
-        except OSError:
+        except (OSError, ExecutionError, MemoryError):
             reason = "failed"
         if not isinstance(write, int):
             with self._changed:
-                self._shared.stored[write[0].ticket] = reason
+                self._shared.stored[write.store.ticket] = reason
+
+
+def _filled(buffer: bytearray, finish: FinishRead) -> bytearray:
+    finish()
+    return buffer
 
 
 _NOTICES: Final = {
