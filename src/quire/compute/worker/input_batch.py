@@ -127,13 +127,14 @@ class InputBatch:
         rows, starts, counts, wanted = columns
         self._check_tables(rows, starts, starts + counts)
         query_starts, positions = _running_sum(counts), _spans(starts, counts)
+        most_blocks = -(-int((starts + counts).max(initial=0)) // self._spec.block_size)
         return StepInputs(
             entries=tuple(entries),
             query_starts=query_starts,
             token_ids=token_ids,
             positions=positions,
             slots=tuple(self._slots(table, np.repeat(rows, counts), positions) for table in self._tables),
-            block_tables=tuple(table[rows] for table in self._tables),
+            block_tables=tuple(table[:, :most_blocks][rows] for table in self._tables),
             logit_starts=_running_sum(wanted),
             logit_indices=_spans(query_starts[1:] - wanted, wanted),
             rows=rows,
@@ -160,14 +161,15 @@ class InputBatch:
         """
         size = self._spec.block_size
         last, offsets = positions // size, positions % size
+        most_blocks = int(last.max()) + 1
         slots, tables = [], []
         for group, table in zip(self._spec.groups, self._tables, strict=True):
-            mine = table[rows]
+            mine = table[:, :most_blocks][rows]
             columns = np.arange(mine.shape[1])
             is_read = columns <= last[:, None]
             if group.window is not None:
                 is_read &= columns >= (positions[:, None] - group.window + 1) // size
-            if int(last.max()) >= len(columns) or (is_read & ((mine < 0) | (mine >= self._num_blocks))).any():
+            if most_blocks > len(columns) or (is_read & ((mine < 0) | (mine >= self._num_blocks))).any():
                 return None
             slots.append(mine[np.arange(len(rows)), last] * size + offsets)
             tables.append(mine)

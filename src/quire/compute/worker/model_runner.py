@@ -38,7 +38,7 @@ class StepInputs:
     token_ids: IntArray  # [num_tokens]
     positions: IntArray  # [num_tokens]
     slots: tuple[IntArray, ...]  # per KV group: [num_tokens]
-    block_tables: tuple[IntArray, ...]  # per KV group: [num_sequences, max_blocks]
+    block_tables: tuple[IntArray, ...]  # per KV group: [num_sequences, blocks of the longest sequence or fewer]
     logit_starts: IntArray  # [num_sequences + 1]
     logit_indices: IntArray  # [num_logits], each an index of a token
     rows: IntArray  # [num_sequences]
