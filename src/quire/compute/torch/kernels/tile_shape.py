@@ -18,7 +18,7 @@ from typing import Final
 SPLIT: Final = 512
 """Positions of a split. Fixed, because it sets the order of sums in longer rows.
 
-Half of it would save 1 µs in a layer with one short context, and cost 8 % with one of 128k: expected, not measured
+Splits of 256 would save 1 µs in a layer with one short context, and cost 8 % with one of 128k: expected, not measured
 (benchmarks/RESULTS.md, GPU: predictions).
 """
 
