@@ -335,8 +335,8 @@ def tiles_report() -> str:
     text = (
         "Written by `python -m tests.gpu.compile_gate --tiles --markdown benchmarks/RESULTS.md`, without a GPU, for "
         "sm_90, bfloat16 and heads of 128; the first of each use is the used one. At once: programs that fit on a "
-        "multiprocessor. Which is the fastest, `quire bench gpu-kernels --only tiles` says on a GPU, also with splits "
-        "of 256, which need the same."
+        "multiprocessor. Which is the fastest, `quire bench gpu-kernels --only tiles` says on a GPU, also with other "
+        "splits, which need the same."
     )
     return f"# GPU: tiles to choose from\n\n{text}\n\n{render_table(header, rows)}"
 

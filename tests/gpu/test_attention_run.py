@@ -80,7 +80,7 @@ def test_the_best_tile_is_named_with_the_place_to_set_it(bench, monkeypatch):
     times = iter([[[3.0], [2.0]], [[1.0], [2.0]]])
     monkeypatch.setattr(GpuKernelBench, "timed", lambda *_: next(times, [[2.0], [2.0]]))
     first = next(measure_tiles(bench))
-    assert first.text.startswith("**Best of 2: rows 16, tokens 64, warps 4, stages 4, split 512: 0.91 of the time.**")
+    assert first.text.startswith("**Best of 2: rows 16, tokens 64, warps 4, stages 4, split 256: 0.93 of the time.**")
     assert f"Set it in {PLACE}: FORMS, the entry (True, False, False). " in first.text
     assert FORMS[True, False, False] == (16, 64, 4, 3) and (Path(__file__).parents[2] / PLACE).exists()
 

@@ -494,11 +494,11 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
 @pytest.mark.parametrize(
     ("context_length", "expected"),
     [
+        (256, [256]),
         (512, [512]),
-        (1024, [1024]),
-        (1025, [1024, 1025]),
-        (4096, [1024, 2048, 4096]),
-        (131_072, [1024 << k for k in range(7)] + [131_072]),
+        (513, [512, 513]),
+        (4096, [512, 1024, 2048, 4096]),
+        (131_072, [512 << k for k in range(8)] + [131_072]),
     ],
 )
 def test_decodes_of_twice_as_many_splits_are_rehearsed(context_length: int, expected: list[int], full: Path) -> None:

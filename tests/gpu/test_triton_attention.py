@@ -30,7 +30,7 @@ from support.torch_runs import TorchRun
 
 DECODES = ((1, 1), (15, 1), (16, 1), (17, 1), (64, 1), (200, 1))
 CHUNKS = ((130, 3), (90, MOST_SHORT), (70, 70), (50, 5))
-ACROSS_SPLITS = ((511, 1), (512, 1), (513, 1), (1100, 1), (530, 25))
+ACROSS_SPLITS = ((255, 1), (256, 1), (257, 1), (513, 1), (1100, 1), (530, 25))
 
 
 def attention(model: Model, device: str, **options: object) -> TritonAttention:

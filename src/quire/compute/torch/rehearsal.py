@@ -21,7 +21,7 @@ from quire.compute.arrays import IntArray
 from quire.compute.sampling.draws import Draws, TokenLists, TokenRules, parameter_columns
 from quire.compute.torch.attention.base import MOST_SHORT
 from quire.compute.torch.attention.work import MOST_PARTS
-from quire.compute.torch.kernels.tile_shape import SPLIT
+from quire.compute.torch.kernels.tile_shape import DECODE_SPLIT, SPLIT
 from quire.compute.torch.settings import TorchSettings
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.kv_spec import KVCacheSpec
@@ -36,9 +36,9 @@ def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: in
     num_prompts = -(-settings.max_num_batched_tokens // context_length)
     prompt = np.arange(settings.max_num_batched_tokens // num_prompts)
     num_logits = min(-(-settings.num_logits // num_prompts), len(prompt))
-    num_doublings = (max(context_length - 1, 1) // SPLIT).bit_length()
+    num_doublings = (max(context_length - 1, 1) // DECODE_SPLIT).bit_length()
     num_cut = max(MOST_SHORT + 1, MOST_PARTS // -(-context_length // SPLIT))
-    lengths = [SPLIT << doubling for doubling in range(1, num_doublings)] + [context_length]
+    lengths = [DECODE_SPLIT << doubling for doubling in range(1, num_doublings)] + [context_length]
     return (
         _step(spec, num_prompts, prompt, num_logits),
         *(

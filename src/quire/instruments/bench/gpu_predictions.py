@@ -59,12 +59,13 @@ class Assumptions:
     num_multiprocessors: int = 132
     programs_each: int = 2  # as shared memory allows, see the compiled kernels
     multiprocessor_bandwidth: float = 100e9  # loads in flight / their latency: 80 KB / 0.8 µs
+    program_bandwidth: float = 30e9  # of one program: a tile of 64 tokens in 1.1 µs, in the first run
     full_share: float = 0.93  # of the bandwidth, if all multiprocessors load
     launch_s: float = 2.5e-6  # of a kernel in a graph, until it loads at full speed
     latency_s: float = 0.7e-6  # of a load whose address is the result of another
     loads_in_a_row: int = 3  # such loads at the start of a task: its row, its tokens, its blocks
     parts_at_once: int = 16  # parts of a row that a merge loads before it waits
-    split_tokens: int = 512
+    split_tokens: int = 256
     product_read_share: float = 0.80  # of the bandwidth, in products of few rows
     product_rate_share: float = 0.65  # of the rate, in products of many rows: narrow matrices leave some SMs idle
     attention_rate_share: float = 0.5  # of the rate, in attention of many rows to the same keys
@@ -123,11 +124,11 @@ def points() -> tuple[Point, ...]:
 
 
 def expected_s(point: Point, assumed: Assumptions) -> float:
-    """Return the seconds of attention and its merge: two launches, and waves of programs that load in parallel.
+    """Return the seconds of attention, and of its merge if contexts are cut: waves of programs that load in parallel.
 
     >>> point = Point("", (1 << 20,) * 64, 32, 8, "")
     >>> round(point.num_bytes / Assumptions().bandwidth / expected_s(point, Assumptions()), 2)
-    0.91
+    0.9
     """
     lengths = [
         min(assumed.split_tokens, context - start)
@@ -136,14 +137,20 @@ def expected_s(point: Point, assumed: Assumptions) -> float:
     ]
     num_programs, slots = len(lengths) * point.num_kv_heads, assumed.num_multiprocessors * assumed.programs_each
     num_busy = min(num_programs, assumed.num_multiprocessors)
-    speed = min(assumed.full_share * assumed.bandwidth, num_busy * assumed.multiprocessor_bandwidth)
+    speed = min(
+        assumed.full_share * assumed.bandwidth,
+        num_busy * assumed.multiprocessor_bandwidth,
+        min(num_programs, slots) * assumed.program_bandwidth,
+    )
     # Long programs are launched first, so the last wave takes as long as an average one.
     waves = math.ceil(num_programs / slots) * slots / num_programs if num_programs > slots else 1.0
-    partial_bytes = 2 * 4 * len(lengths) * point.num_heads * (HEAD_DIM + 2) if len(lengths) > len(point.contexts) else 0
-    most_parts = math.ceil(max(point.contexts) / assumed.split_tokens) if partial_bytes else 0
+    is_cut = len(lengths) > len(point.contexts)
+    partial_bytes = 2 * 4 * len(lengths) * point.num_heads * (HEAD_DIM + 2) if is_cut else 0
+    most_parts = math.ceil(max(point.contexts) / assumed.split_tokens) if is_cut else 0
     num_waits = assumed.loads_in_a_row + math.ceil(most_parts / assumed.parts_at_once)
-    starts_s = 2 * assumed.launch_s + num_waits * assumed.latency_s
-    return starts_s + (point.num_bytes * waves + partial_bytes) / speed
+    starts_s = (1 + is_cut) * assumed.launch_s + num_waits * assumed.latency_s
+    slowest_s = max(lengths) * point.token_bytes / assumed.program_bandwidth
+    return starts_s + max((point.num_bytes * waves + partial_bytes) / speed, slowest_s)
 
 
 def _attention(assumed: Assumptions) -> Section:
@@ -161,14 +168,15 @@ def _attention(assumed: Assumptions) -> Section:
 
 
 def _splits(assumed: Assumptions) -> Section:
-    short = [Point(f"1 × {context:,}, heads 16/8", (context,), 16, 8, "") for context in (600, 2048)]
+    short = [Point(f"1 × {context:,}, heads 16/8", (context,), 16, 8, "") for context in (512, 1024, 2048, 8192)]
     rows = []
     for point in (*short, *points()):
         found = (expected_s(point, replace(assumed, split_tokens=tokens)) for tokens in SPLITS)
         rows.append((point.name, *(f"{1e6 * seconds:,.1f}" for seconds in found)))
     text = (
         "The same steps with other splits. Shorter splits use more multiprocessors for one short context, but write "
-        "and merge more parts of a long one. Splits set the order of sums, and so the bits: they are 512 tokens."
+        "and merge more parts of a long one. Splits set the order of sums, and so the bits: they have 256 tokens, and "
+        "512 in prompts and with batch invariance."
     )
     header = ("sequences × context", *(f"{tokens} tokens, µs" for tokens in SPLITS))
     return Section("Splits of decode attention", text, header, rows, {})

@@ -49,15 +49,15 @@ class Tile:
 
 
 DECODE_TILES: Final = (
-    Tile(16, 64, 4, 4),
-    Tile(16, 64, 4, 3, SHORT_SPLIT),
     Tile(16, 64, 4, 4, SHORT_SPLIT),
-    Tile(16, 64, 8, 3),
-    Tile(16, 64, 8, 4),
-    Tile(16, 32, 4, 4),
-    Tile(16, 32, 4, 5),
-    Tile(16, 128, 8, 3),
-    Tile(16, 128, 4, 3),
+    Tile(16, 64, 4, 3, LONG_SPLIT),
+    Tile(16, 64, 4, 4, LONG_SPLIT),
+    Tile(16, 64, 8, 3, SHORT_SPLIT),
+    Tile(16, 64, 8, 4, SHORT_SPLIT),
+    Tile(16, 32, 4, 4, SHORT_SPLIT),
+    Tile(16, 32, 4, 5, SHORT_SPLIT),
+    Tile(16, 128, 8, 3, SHORT_SPLIT),
+    Tile(16, 128, 4, 3, SHORT_SPLIT),
 )
 PROMPT_TILES: Final = (
     Tile(64, 64, 4, 3),
@@ -79,6 +79,7 @@ def measure_tiles(bench: GpuKernelBench) -> Iterator[Section]:
     from quire.compute.torch.kernels.tile_shape import Use
 
     decodes = {
+        "1 × 1,024": AttentionStep((1024,)),
         "1 × 32,768": AttentionStep((32_768,)),
         "32 × 4,096": AttentionStep((4096,) * 32),
         "128 × 1,024": AttentionStep((1024,) * 128),
@@ -129,7 +130,8 @@ def _advice(use: Use, used: Tile, found: Mapping[Tile, float]) -> str:
         return f"Best of {len(found)}: the tile in use. Ratios of times to those of the tile in use."
     form = f"rows {best.rows}, tokens {best.tokens}, warps {best.num_warps}, stages {best.num_stages}"
     twice = ", where TWICE_THE_ROWS doubles the rows" if use.value == "prompt" else ""
-    split = f"; SPLIT = {best.split}, for decodes and prompts" if best.split != used.split else ""
+    name = "DECODE_SPLIT" if use.value == "decode" else "SPLIT"
+    split = f"; {name} = {best.split}" if best.split != used.split else ""
     return (
         f"**Best of {len(found)}: {form}, split {best.split}: {found[best]:.2f} of the time.** Set it in {PLACE}: "
         f"FORMS, the entry ({use.value == 'decode'}, False, False){twice}{split}. Then run the compile gate and "

@@ -17,7 +17,7 @@ programs gives the same results: recordings use that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain, islice
 from typing import Final
@@ -39,17 +39,23 @@ from quire.compute.torch.upload import Shape, apart, fill, joined, on_device, to
 from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVGroup
 
 TASKS_EACH: Final = 2
-ENTRIES_EACH: Final = 5
+ENTRIES_EACH: Final = 9
 """Entries per token of short queries, in the room for a step: enough for a prefix of 2,048 tokens that all share."""
-SPARE_TASKS: Final = 128
-SPARE_ENTRIES: Final = 512
+SPARE_TASKS: Final = 256
+SPARE_ENTRIES: Final = 1024
 """Additional entries, for contexts that are cut."""
 LEAST_TOKENS_OF_TASK: Final = 4
 """Of longer queries: a step has room for one task per this many tokens."""
 UNCUT_FROM: Final = 32
 """From this many decodes of about the same length on, none is cut: each is a multiprocessor's share or less."""
-SPARE_USUAL: Final = 16
-"""Additional tasks for few decodes, enough for one with a context of 8,000 tokens, and for prompts."""
+FEW_DECODES: Final = 16
+"""The decodes next to prompts for which there is a place of its own."""
+SPARE_USUAL: Final = 32
+"""Additional tasks for few decodes, enough for one with a context of 8,000 tokens."""
+FEW_PARTS: Final = 8
+"""Parts that a merge of few decodes loads at a time: those of a context of 2,000 tokens."""
+SPARE_UNCUT: Final = 16
+"""Additional tasks for prompts that are not cut."""
 MOST_MERGED: Final = 1024
 """The most tokens of longer queries that are computed in parts, in the room for a step."""
 LONGEST_SHARE: Final = 0.75
@@ -162,7 +168,7 @@ class TritonAttention:
         shape = self.shapes[Use.ANY if self._batch_invariant else Use.PROMPT]
         uncut = Room.of_uncut(num_tokens, min(MOST_SHORT, shape.tokens_per_task))
         num_short = min(num_short, num_tokens - MOST_SHORT)
-        counts = (num_short,) if num_short < UNCUT_FROM else (SPARE_USUAL, num_short)
+        counts = (num_short,) if num_short < UNCUT_FROM else (FEW_DECODES, num_short)
         rooms = [{Use.DECODE: Room.of_usual(count), Use.PROMPT: uncut} for count in counts]
         return [*rooms, {Use.DECODE: Room.of_short(num_short), Use.PROMPT: Room.of_longer(num_tokens)}]
 
@@ -233,6 +239,7 @@ class Room:
     num_entries: int = 0
     num_merges: int = 0
     num_parts: int = 0
+    parts_at_a_time: int = AT_A_TIME  # of a merge, which computes with all of them, also with those that a row lacks
 
     @classmethod
     def of_short(cls, num_tokens: int) -> Room:
@@ -245,20 +252,20 @@ class Room:
         """Return the room that most steps with this many tokens of short queries need: few are cut, many are not.
 
         >>> Room.of_usual(1).num_tasks, Room.of_short(1).num_tasks
-        (17, 130)
+        (33, 258)
         >>> Room.of_usual(256).num_tasks, Room.of_short(256).num_tasks
-        (256, 640)
+        (256, 768)
         """
         if num_tokens >= UNCUT_FROM:
             return cls(num_tokens, num_tokens)
         num_tasks = num_tokens + SPARE_USUAL
         num_entries = num_tokens + LEAST_TOKENS_OF_TASK * SPARE_USUAL
-        return cls(num_tasks, num_entries, num_tokens, num_entries)
+        return cls(num_tasks, num_entries, num_tokens, num_entries, FEW_PARTS)
 
     @classmethod
     def of_uncut(cls, num_tokens: int, tokens_each: int) -> Room:
         """Return room for this number of tokens of longer queries in uncut tiles of about `tokens_each` tokens."""
-        return cls(num_tokens // tokens_each + SPARE_USUAL, num_tokens)
+        return cls(num_tokens // tokens_each + SPARE_UNCUT, num_tokens)
 
     @classmethod
     def of_longer(cls, num_tokens: int) -> Room:
@@ -269,7 +276,13 @@ class Room:
 
     def with_room_of(self, other: Room) -> Room:
         """Return room for the work of both."""
-        return Room(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return Room(
+            self.num_tasks + other.num_tasks,
+            self.num_entries + other.num_entries,
+            self.num_merges + other.num_merges,
+            self.num_parts + other.num_parts,
+            max(self.parts_at_a_time, other.parts_at_a_time),
+        )
 
     @property
     def shapes(self) -> list[Shape]:
@@ -296,7 +309,8 @@ class _Place:
         pieces = iter(apart(whole, shapes))
         launches = tuple(
             tuple(
-                Launch.of(shapes_of[use], islice(pieces, 4), room.num_parts, AT_A_TIME) for use, room in rooms.items()
+                Launch.of(shapes_of[use], islice(pieces, 4), room.num_parts, room.parts_at_a_time)
+                for use, room in rooms.items()
             )
             for _ in batch.block_tables
         )

@@ -1,7 +1,7 @@
 """Work lists: which program attends with which tokens, to which positions. Made on the host, once per step.
 
     tile        consecutive tokens of a sequence that fit into the rows of a program
-    split       512 positions, fixed; a row's sums are made of splits
+    split       512 positions, or 256 of decodes, fixed; a row's sums are made of splits
     task        a tile and a span of positions: all splits of the tile (whole), or one of them (cut)
     part        the result of one task for one token; merged in ascending order
 

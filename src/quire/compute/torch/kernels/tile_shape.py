@@ -16,11 +16,11 @@ from types import MappingProxyType
 from typing import Final
 
 SPLIT: Final = 512
-"""Positions of a split. Fixed, because it sets the order of sums in longer rows.
-
-Splits of 256 would save 1 µs in a layer with one short context, and cost 8 % with one of 128k: expected, not measured
-(benchmarks/RESULTS.md, GPU: predictions).
-"""
+"""Positions of a split. Fixed, because it sets the order of sums in longer rows."""
+DECODE_SPLIT: Final = 256
+"""The same in the kernel for decodes alone: one context of 500 to 4,000 tokens keeps twice as many processors busy,
+which saves 4 µs in a layer; one of 32,000 and more takes 8 % longer. Expected from one run, not measured
+(benchmarks/RESULTS.md, GPU: predictions). In prompts, more parts would have to be written."""
 
 
 class Use(Enum):
@@ -94,7 +94,8 @@ class TileShape:
             num_warps = 4  # with more, a thread would load less than 16 bytes of a tile; and sm_100 would spill
         if is_decode and head_dim <= NARROW and capability >= 90:
             tokens *= 2  # as many bytes in flight as with other heads
-        return cls(max(rows, power_of_two(group)), tokens, num_warps, num_stages, head_dim, group, block_size)
+        split = DECODE_SPLIT if is_decode else SPLIT
+        return cls(max(rows, power_of_two(group)), tokens, num_warps, num_stages, head_dim, group, block_size, split)
 
     @property
     def padded_dim(self) -> int:
