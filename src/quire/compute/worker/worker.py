@@ -19,7 +19,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -39,13 +39,15 @@ from quire.compute.worker.pooled_rows import PooledRows
 from quire.compute.worker.reports import reports
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
 from quire.compute.worker.step_ahead import Launched, StepsAhead, broken
-from quire.compute.worker.store.transfers import BlockTransfers
 from quire.core.errors import ExecutionError, ExecutorLostError, OutOfMemoryError
 from quire.core.guesses import Guesses
 from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import RowStart, StepPlan, StepResult
 from quire.core.transfers import NO_OUTCOME
+
+if TYPE_CHECKING:
+    from quire.compute.worker.store.transfers import BlockTransfers
 
 
 class Worker:
@@ -82,6 +84,8 @@ class Worker:
         num_blocks, vocab_size = self.cache.num_blocks, self._runner.vocab_size
         self._batch = InputBatch(self.cache.spec, num_blocks=num_blocks, vocab_size=vocab_size)
         if self._store is not None:
+            from quire.compute.worker.store.transfers import BlockTransfers  # imported late, for a faster start
+
             self._transfers = BlockTransfers(self._store, self.cache)
         if self._ahead is not None:
             self._ahead.prepare(self.cache)
