@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, models, normalizers
 from tokenizers import Tokenizer as Library
 
 from quire.compute.models.source import ModelFolder
@@ -345,6 +345,21 @@ def test_bad_options_are_refused(chatml, options):
 
 
 # --- files -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "added", "size"),
+    [
+        *(({}, 0, 0), ({"a": 0, "b": 1}, 0, 2), ({"a": 0, "b": 5}, 0, 6), ({"a": 0, "b": 0}, 0, 1)),
+        *(({"a": 1, "b": 2}, 0, 3), ({"a": 0, "b": 0, "c": 1, "d": 7}, 0, 8)),
+        *(({"a": 0, "b": 1}, 2, 4), ({"a": 0, "b": 9}, 1, 10)),
+    ],
+)
+def test_the_vocabulary_ends_behind_the_highest_id(vocabulary, added, size):
+    library = Library(models.WordLevel(vocabulary, unk_token="a"))
+    library.add_special_tokens([f"<{each}>" for each in range(added)])
+    highest = max([-1, *library.get_vocab(with_added_tokens=True).values()])
+    assert Tokenizer(library).vocab_size == highest + 1 == size
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused_where_more_is_in_use(tmp_path):

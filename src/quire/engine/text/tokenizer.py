@@ -49,6 +49,14 @@ DEFAULT: Final = "default"
 NAMED_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
+def _ids_end(library: tokenizers.Tokenizer) -> int:
+    """Return one more than the highest id. A table of all tokens takes much longer than asking for each id."""
+    count = library.get_vocab_size(with_added_tokens=True)
+    if None not in map(library.id_to_token, range(count)):
+        return count  # as many tokens as ids, so no id is higher
+    return max(library.get_vocab(with_added_tokens=True).values()) + 1
+
+
 class Tokenizer:
     """The tokenizer of a model, with its chat templates. Immutable except for caches; threads can share it."""
 
@@ -70,7 +78,7 @@ class Tokenizer:
         self._library = library
         self._templates = dict(templates or {})
         added = library.get_added_tokens_decoder()
-        self.vocab_size: int = max([-1, *library.get_vocab(with_added_tokens=True).values()]) + 1
+        self.vocab_size: int = _ids_end(library)
         """One more than the highest id; a model can have more ids."""
         self.special_token_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         named = named_tokens or {}
