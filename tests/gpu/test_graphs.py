@@ -6,7 +6,7 @@ Without a GPU what records computes anew (`support.recorders`), with attention i
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -185,6 +185,30 @@ def test_draws_with_rules_are_launched(rule: dict[str, Any], full: Path, device:
         texts[-1] += [run.worker.collect().tokens.tolist() for _ in range(5)]
     assert run.draw_recorder.num_replayed == 2
     assert texts[0] == texts[1]
+
+
+def test_replays_wait_for_moves_of_blocks(full: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moves run beside steps, on a stream of their own, and a recording names no stream to wait for."""
+    run = Run(full, device, records=True)
+    events: list[str] = []
+    cache, graphs = cast(TorchCache, run.worker.cache), run.runner._graphs
+    assert graphs is not None
+    await_moves, replay = cache.await_moves, graphs.run
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: object) -> object:
+            events.append(name)
+            return call(*arguments)
+
+        return called
+
+    monkeypatch.setattr(cache, "await_moves", noted("moves", await_moves))
+    monkeypatch.setattr(graphs, "run", noted("step", replay))
+    steps_of(run, 2, 2)
+    assert run.recorder.num_replayed == 2
+    assert [
+        each for each, before in zip(events[1:], events, strict=False) if each == "step" and before != "moves"
+    ] == []
 
 
 def test_a_chunk_without_draws_replays_none(full: Path, device: str) -> None:

@@ -105,9 +105,13 @@ class TorchCache:
 
     def pairs(self) -> tuple[KVPair, ...]:
         """Return the memory of each layer; later launches wait for moves that are still running."""
+        self.await_moves()
+        return self._pairs
+
+    def await_moves(self) -> None:
+        """Let later launches wait for moves that are still running. The host does not wait."""
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
-        return self._pairs
 
     def apply(self, plan: StepPlan) -> None:
         """Start the plan's moves out, then copies, then moves in. Mutates the memory, perhaps later."""

@@ -197,6 +197,7 @@ class TorchRunner:
         with lost_if_it_fails():
             adapted = None if self._slots is None else self._slots.step(inputs)
             if self._graphs is not None:
+                cache.await_moves()
                 outputs = self._graphs.run(inputs, step_shape(inputs, cache.spec.block_size), adapted)
                 if outputs is not None:
                     return outputs
