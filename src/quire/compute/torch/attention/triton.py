@@ -17,7 +17,7 @@ programs gives the same results: recordings use that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import reduce
 from itertools import chain, islice
 from typing import Final
@@ -52,8 +52,6 @@ FEW_DECODES: Final = 16
 """The decodes next to prompts for which there is a place of its own."""
 SPARE_USUAL: Final = 32
 """Additional tasks for few decodes, enough for one with a context of 8,000 tokens."""
-FEW_PARTS: Final = 8
-"""Parts that a merge of few decodes loads at a time: those of a context of 2,000 tokens."""
 SPARE_UNCUT: Final = 16
 """Additional tasks for prompts that are not cut."""
 MOST_MERGED: Final = 1024
@@ -239,7 +237,6 @@ class Room:
     num_entries: int = 0
     num_merges: int = 0
     num_parts: int = 0
-    parts_at_a_time: int = AT_A_TIME  # of a merge, which computes with all of them, also with those that a row lacks
 
     @classmethod
     def of_short(cls, num_tokens: int) -> Room:
@@ -260,7 +257,7 @@ class Room:
             return cls(num_tokens, num_tokens)
         num_tasks = num_tokens + SPARE_USUAL
         num_entries = num_tokens + LEAST_TOKENS_OF_TASK * SPARE_USUAL
-        return cls(num_tasks, num_entries, num_tokens, num_entries, FEW_PARTS)
+        return cls(num_tasks, num_entries, num_tokens, num_entries)
 
     @classmethod
     def of_uncut(cls, num_tokens: int, tokens_each: int) -> Room:
@@ -276,13 +273,7 @@ class Room:
 
     def with_room_of(self, other: Room) -> Room:
         """Return room for the work of both."""
-        return Room(
-            self.num_tasks + other.num_tasks,
-            self.num_entries + other.num_entries,
-            self.num_merges + other.num_merges,
-            self.num_parts + other.num_parts,
-            max(self.parts_at_a_time, other.parts_at_a_time),
-        )
+        return Room(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def shapes(self) -> list[Shape]:
@@ -309,8 +300,7 @@ class _Place:
         pieces = iter(apart(whole, shapes))
         launches = tuple(
             tuple(
-                Launch.of(shapes_of[use], islice(pieces, 4), room.num_parts, room.parts_at_a_time)
-                for use, room in rooms.items()
+                Launch.of(shapes_of[use], islice(pieces, 4), room.num_parts, AT_A_TIME) for use, room in rooms.items()
             )
             for _ in batch.block_tables
         )

@@ -157,7 +157,6 @@ VARIANTS: Final = tuple(
         ("bf16", 64, 16, True),
         ("bf16", 80, 16, False),
         ("bf16", 128, 2, False),
-        ("bf16", 128, 8, False),
         ("fp16", 128, 16, False),
         ("bf16", 256, 16, False),
     )

@@ -74,7 +74,10 @@ def least_of_class(kind):
 
 @triton.jit
 def highest_kernel(logits, settings, highest, best, row_stride, vocab_size, num_tiles, least, TILE: tl.constexpr):
-    """Find the highest logit of a tile, and the lowest id that has it: -1 if a logit is infinite or below `least`."""
+    """Find the highest logit of a tile, and the lowest id that has it.
+
+    If a logit is NaN, infinite or below `least`, the highest is infinite, and the id -1: no draw chooses another tile.
+    """
     draw, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = setting(settings, LOGIT_ROW, draw).to(tl.int64)
     ids = tile * TILE + tl.arange(0, TILE)
@@ -82,9 +85,9 @@ def highest_kernel(logits, settings, highest, best, row_stride, vocab_size, num_
     is_sound = (ids >= vocab_size) | ((numbers >= least) & (numbers < float("inf")))  # false for NaN
     numbers = tl.where(is_sound, numbers, float("-inf"))
     number, place = tl.max(numbers, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    found = tl.where(tl.min(is_sound.to(tl.int32), axis=0) == 1, tile * TILE + place, -1)
-    tl.store(highest + draw * num_tiles + tile, number)
-    tl.store(best + draw * num_tiles + tile, found)
+    are_sound = tl.min(is_sound.to(tl.int32), axis=0) == 1
+    tl.store(highest + draw * num_tiles + tile, tl.where(are_sound, number, float("inf")))
+    tl.store(best + draw * num_tiles + tile, tl.where(are_sound, tile * TILE + place, -1))
 
 
 @triton.jit
@@ -112,8 +115,7 @@ def weigh_kernel(
         inside = ids < vocab_size
         numbers = tl.load(logits + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float64)
         weights = tl.exp((numbers - top.to(tl.float64)) / temperature)
-        is_weight = (weights >= setting(settings, MIN_P, draw)) & (weights <= 1.0)  # false for NaN
-        weights = tl.where(is_weight, weights, 0.0)
+        weights = tl.where(weights >= setting(settings, MIN_P, draw), weights, 0.0)
         whole = (weights * WEIGHT_OF_HIGHEST + 0.5).to(tl.int64)
         found = tl.where(whole > 0, (whole << ID_BITS) + (MAX_ID - ids), 0)
         tl.store(keys + draw * vocab_size + ids, found, mask=inside)
@@ -287,15 +289,13 @@ def choose_kernel(
     TILES: tl.constexpr,
     LIST_TILE: tl.constexpr,
 ):
-    """Choose the token of a draw: -1 if a tile has the best id -1."""
+    """Choose the token of a draw: -1, that of the highest tile, if a logit is not finite."""
     draw = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILES)
     numbers = tl.load(highest + draw * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
     top, tile = tl.max(numbers, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    ids = tl.load(best + draw * num_tiles + tiles, mask=tiles < num_tiles, other=0)
-    token = tl.sum(tl.where(tiles == tile, ids, 0)).to(tl.int64)
-    is_sound = tl.min(ids, axis=0) >= 0
-    if is_sound & is_drawn(setting(settings, TEMPERATURE, draw), top):
+    token = tl.load(best + draw * num_tiles + tile).to(tl.int64)
+    if is_drawn(setting(settings, TEMPERATURE, draw), top):
         top_k = setting(settings, TOP_K, draw).to(tl.int64)
         top_p = setting(settings, TOP_P, draw)
         uniform = setting(settings, UNIFORM, draw)
@@ -308,7 +308,7 @@ def choose_kernel(
             )
         else:
             token = plain_draw(own_keys, own_masses, vocab_size, num_tiles, uniform, TILE, TILES, LIST_TILE)
-    tl.store(tokens + draw, tl.where(is_sound, token, -1))
+    tl.store(tokens + draw, token)
 
 
 def choose_tokens(
