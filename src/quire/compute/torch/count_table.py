@@ -49,9 +49,9 @@ class Counted:
         return replace(draws, rules=rules)
 
 
-def has_penalties(draws: Draws) -> bool:
-    """Return whether any draw has a penalty."""
-    return any((draws.parameter(name) != value).any() for name, value in NEUTRAL.items())
+def penalized(draws: Draws) -> IntArray:
+    """Return which draws have a penalty."""
+    return np.flatnonzero(np.logical_or.reduce([draws.parameter(name) != value for name, value in NEUTRAL.items()]))
 
 
 class CountTable:
@@ -72,8 +72,7 @@ class CountTable:
 
         `goes_on`: draws whose counts are in the table already. Mutates the table; does not wait.
         """
-        is_neutral = [draws.parameter(name) == value for name, value in NEUTRAL.items()]
-        mine = np.flatnonzero(~np.logical_and.reduce(is_neutral))
+        mine = penalized(draws)
         if not len(mine):
             return draws, None
         self.make_room(int(rows[mine].max()) + 1)

@@ -23,13 +23,12 @@ from quire.compute.arrays import IntArray
 from quire.compute.sampling.draws import Draws
 from quire.compute.torch.decoder import TorchDecoder
 from quire.compute.torch.graphs import SIZES, Recorder, Replay, up_to
-from quire.compute.torch.kernels.sampling import choose_tokens
+from quire.compute.torch.kernels import sampling as kernels
 from quire.compute.torch.last_tokens import LastTokens
 from quire.compute.torch.sampling import draw_settings, has_rules
 from quire.compute.torch.upload import fill
 
-NUM_SETTINGS: Final = 6
-"""The settings of a draw for the kernels."""
+NUM_SETTINGS: Final = kernels.NUM_SETTINGS.value
 
 
 class _Tokens(NamedTuple):
@@ -98,6 +97,6 @@ class DrawGraphs:
         end = len(hidden) * NUM_SETTINGS
         settings, rows = numbers[:end].view(len(hidden), NUM_SETTINGS), numbers[end:].to(torch.int64)
         logits = self._decoder.logits(hidden)[:, : self._decoder.spec.vocab_size]
-        tokens = choose_tokens(logits, settings)
+        tokens = kernels.choose_tokens(logits, settings)
         last_tokens.store(rows, tokens)
         return _Tokens(tokens.to(torch.int32))

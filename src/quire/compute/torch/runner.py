@@ -28,7 +28,7 @@ from quire.compute.arrays import BoolArray, IntArray
 from quire.compute.sampling.draws import Draws, Sampler
 from quire.compute.torch.adapters import AdapterSlots
 from quire.compute.torch.cache import TorchCache
-from quire.compute.torch.count_table import Counted, CountTable, has_penalties
+from quire.compute.torch.count_table import Counted, CountTable, penalized
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
 from quire.compute.torch.device_errors import device_call, lost_if_it_fails
 from quire.compute.torch.graphs import StepGraphs
@@ -153,7 +153,7 @@ class TorchRunner:
         has_draw, last = np.diff(inputs.logit_starts) > 0, inputs.token_ids[inputs.query_starts[1:] - 1]
         rows = inputs.rows[has_draw]
         with device_call():
-            if self._draw_graphs is not None and self._draw_graphs.takes(draws) and not has_penalties(draws):
+            if self._draw_graphs is not None and self._draw_graphs.takes(draws) and not len(penalized(draws)):
                 return TorchStep(self._draw_graphs.run(outputs.rows, draws, rows), outputs.finite)
             chosen = self._choose(self._logits(outputs), draws, rows, last[has_draw] == UNKNOWN)
             self._last_tokens.store(on_device(rows, self._device), chosen)
