@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import operator
 import random
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +285,30 @@ def test_an_engine_that_fails_leaves_nobody_waiting(
 
     run(test)
     assert "the engine has failed" in caplog.text
+
+
+def test_a_text_on_which_the_tokenizer_panics_fails_alone(folder: Path, tmp_path: Path) -> None:
+    """`Strip` panics on a text that is shorter than what it may strip; a panic is not an `Exception`."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 100}
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": [tokenizer["decoder"], strip]}
+    file.write_text(json.dumps(tokenizer))
+
+    async def test() -> None:
+        async with running(tmp_path) as llm:
+            good = asyncio.create_task(last(llm, "The memory", replace(ENDLESS, max_tokens=300)))
+            space = llm.tokenizer.encode(" ")
+            spaces = replace(ENDLESS, max_tokens=20, allowed_token_ids=tuple(space))
+            bad = await last(llm, "The memory" + 40 * " ", spaces)
+            assert bad.outputs[0].finish_reason == "error"
+            assert (
+                "the text of this request cannot be decoded: RuntimeError: the tokenizer failed" in bad.outputs[0].error
+            )
+            assert (await good).outputs[0].finish_reason == "length"
+
+    run(test)
 
 
 def test_who_leaves_in_the_middle_of_a_prompt_is_gone_within_a_step(folder: Path) -> None:

@@ -127,6 +127,16 @@ def test_what_is_no_message_is_refused(body: bytes) -> None:
         message_to_engine(body)
 
 
+def test_columns_that_are_cut_off_are_refused() -> None:
+    update = SequenceUpdate("r", 0, [5], [TokenLogprobs(-1.0, 1, array("i", [7]), array("d", [-1.0]))], 0)
+    body = encode_message(Updates.of([update]))[LENGTH_BYTES:]
+    column = array("i", [7]).tobytes()
+    torn = body.replace(b"\xc4\x04" + column, b"\xc4\x03" + column[:3])
+    assert len(torn) == len(body) - 1
+    with pytest.raises(ExecutionError, match=r"invalid message.*cut off"):
+        message_from_engine(torn)
+
+
 def test_a_message_for_the_other_side_is_refused() -> None:
     with pytest.raises(ExecutionError, match="invalid message"):
         message_from_engine(encode_message(Abort("r"))[LENGTH_BYTES:])

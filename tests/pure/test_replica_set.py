@@ -608,6 +608,28 @@ def test_where_no_engine_can_be_started_the_set_has_failed_and_says_why() -> Non
     run(test)
 
 
+def test_a_bug_in_the_supervision_ends_an_engine_and_not_the_supervision(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with Fleet(1) as fleet:
+            request = add("r", [5] * 4)
+            fleet.set.send(request)
+            await fleet.step()
+            with monkeypatch.context() as patched:
+                patched.setattr(fleet.set, "take_updates", lambda *_: {}["a bug"])
+                await fleet.step()
+            await fleet.settle()
+            assert len(fleet.starts) == 2 and fleet.set.state is ModelState.READY
+            await fleet.run()
+            require_whole(fleet, request)
+            messages = [record.getMessage() for record in caplog.records]
+            assert messages[0] == "the supervision of an engine failed"
+            assert messages[1].startswith("replica 0: the engine process: KeyError: 'a bug'; restarting it in")
+
+    run(test)
+
+
 def test_an_engine_that_does_not_come_back_ends_what_waits_for_it() -> None:
     async def test() -> None:
         async with Fleet(1) as fleet:

@@ -98,6 +98,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     top_ids: bytes
     top_logprobs: bytes
 
+    def __post_init__(self) -> None:
+        if len(self.top_ids) % array("i").itemsize or len(self.top_logprobs) % array("d").itemsize:
+            raise ValueError("a column of log-probabilities is cut off")
+
 
 class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """`SequenceUpdate` in a message."""

@@ -174,8 +174,8 @@ class Replica:
         self._reason, self.epoch, self._started_s = "", self.epoch + 1, self._clock.now()
         try:
             connection = await self._start(self.index)
-        except (OSError, ExecutionError) as error:
-            self._lose(ModelState.RESTARTING, f"the engine process: {error}")
+        except Exception as error:
+            self._lose(ModelState.RESTARTING, f"the engine process: {_reason(error)}")
             return False
         self._connection = connection
         heart = asyncio.create_task(self._beat(connection))
@@ -183,8 +183,8 @@ class Replica:
         try:
             await self._listen(connection)
             patience_s = 1.0  # the connection has ended, so the process will end soon
-        except ExecutionError as error:
-            self._reason = f"the engine process: {error}"
+        except Exception as error:
+            self._reason = f"the engine process: {_reason(error)}"
             connection.kill()
         except asyncio.CancelledError:
             with suppress(ExecutionError):
@@ -256,3 +256,11 @@ class Replica:
         self.state, self.failure = state, message
         self.stats = EngineStats()
         self._owner.replica_lost(self, is_planned=self._is_recycled and not self._reason)
+
+
+def _reason(error: Exception) -> str:
+    """Return why an engine ends. What is not foreseen is a bug, which must not end the supervision."""
+    if isinstance(error, (OSError, ExecutionError)):
+        return str(error)
+    logger.error("the supervision of an engine failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"

@@ -26,6 +26,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import InvalidRequestError
+from quire.engine.text.library_panics import panics_as_errors
 
 if TYPE_CHECKING:
     import tokenizers
@@ -38,12 +39,8 @@ _PRIVATE_PLANES = (*range(0x100000, 0x10FFFE), *range(0xF0000, 0xFFFFE))
 
 def ids_of(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     """Return the ids of a text, without holding Python's lock."""
-    try:
+    with panics_as_errors():
         return library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-    except (Exception, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the library, such as a regular expression that takes too long
-        raise RuntimeError(f"the tokenizer failed: {error}") from error
 
 
 class ControlText:

@@ -30,6 +30,7 @@ from quire.engine.text.chat_template import (
     validate_tools,
 )
 from quire.engine.text.control_text import ControlText, ids_of
+from quire.engine.text.library_panics import panics_as_errors
 from quire.engine.text.token_bytes import TokenBytes
 from quire.engine.text.tokenizer_files import read_library, read_settings, read_templates, token_text_of
 
@@ -203,7 +204,7 @@ class Tokenizer:
         shown = [token_id for token_id in token_ids if token_id not in skipped and self.has(token_id)]
         token_bytes = self.bytes_of_tokens
         if token_bytes is None:
-            return self._library.decode(shown, skip_special_tokens=False)
+            return self._text_of(shown)
         data = b"".join([*map(token_bytes.first, shown[:1]), *map(token_bytes.__getitem__, shown[1:])])
         return token_bytes.trim(data.decode("utf-8", "replace"))
 
@@ -212,12 +213,16 @@ class Tokenizer:
         if not self.has(token_id):
             return b""
         if self.bytes_of_tokens is None:
-            return self._library.decode([token_id], skip_special_tokens=False).encode()
+            return self._text_of([token_id]).encode()
         return self.bytes_of_tokens[token_id]
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a single token, for log-probabilities; an incomplete character is U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _text_of(self, token_ids: list[int]) -> str:
+        with panics_as_errors():
+            return self._library.decode(token_ids, skip_special_tokens=False)
 
     def _require_short(self, text: str, field: str) -> None:
         """Raise `RequestTooLargeError` for a text that is too long for any tokens."""
