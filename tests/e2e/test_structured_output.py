@@ -302,6 +302,20 @@ def test_a_text_that_cannot_go_on_fails_alone(folder: Path, alone: list[Text], m
     assert "grammar cannot be enforced: lexer error: too many states" in output.error
 
 
+def test_a_grammar_is_not_to_blame_for_a_process_that_cannot_be_started(
+    folder: Path, alone: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    with make(folder) as llm:
+        with monkeypatch.context() as patched:
+            patched.setattr("quire.compute.grammar.mask_service.start_python", no_process)
+            output = llm.generate([{"prompt_token_ids": WORKLOAD[2][0]}], WORKLOAD[2][1], use_tqdm=False)[0].outputs[0]
+        assert output.error == "the process that makes masks could not be started: no more processes"
+        assert run(llm, [WORKLOAD[2]]) == [alone[2]]
+
+
 BAD = [
     (Grammar.json_schema({"type": "objec"}), "Invalid type"),
     (Grammar.json_schema({"$ref": "https://example.com/a.json"}), "does not fetch"),

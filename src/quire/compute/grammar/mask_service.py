@@ -24,7 +24,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -232,7 +232,7 @@ class MaskService:
         if answer.job == BEGUN:
             worker.has_begun, self._num_false_starts = True, 0
             for text in worker.texts if answer.failure else ():
-                text.failure = answer.failure
+                text.failure, text.is_engine_fault = answer.failure, True
             return
         text = worker.jobs.pop(answer.job)
         text.spent_s += answer.spent_s
@@ -261,8 +261,8 @@ class MaskService:
                 culprit.failure = culprit.failure or TOO_DEAR
         for text in texts:
             text.worker = None
-            if self._num_false_starts >= MAX_FALSE_STARTS:
-                text.failure = text.failure or self._parent.failure or NO_WORKER
+            if self._num_false_starts >= MAX_FALSE_STARTS and not text.failure:
+                text.failure, text.is_engine_fault = self._parent.failure or NO_WORKER, True
             if text.is_awaited:
                 text.asked = None
                 self.ask(text, text.drafts)
@@ -318,12 +318,14 @@ class WorkerParent:
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, ExitStack() as cleanup:
+            cleanup.callback(ours.close)
             silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             child, descriptor = "quire.compute.grammar.mask_child", theirs.fileno()
             process = start_python(
                 "-m", child, str(descriptor), **silent, pass_fds=[descriptor], start_new_session=True
             )
+            cleanup.pop_all()
         if self._finalizer is not None:
             self._finalizer()
         self._finalizer = weakref.finalize(self, _end, process, ours)

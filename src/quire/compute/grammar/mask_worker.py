@@ -17,7 +17,7 @@ class HeldText:
     """A text that must follow a grammar: its `tokens`, without the end, and the masks requested last.
 
     `masks`: for the next token, after each draft, and after each of the tokens `forced` after the drafts; None while
-    they are awaited. `failure`: the reason why there will be no more masks.
+    they are awaited. `failure`: the reason why there will be no more masks; `is_engine_fault`: any grammar would fail.
     """
 
     grammar: Grammar
@@ -27,6 +27,7 @@ class HeldText:
     masks: list[bytes] | None = None
     forced: Sequence[int] = ()
     failure: str = ""
+    is_engine_fault: bool = False
     spent_s: float = 0.0  # processor time of its present worker
     asked: tuple[int, tuple[int, ...]] | None = None  # the number of tokens, and the drafts
     job: int = BEGUN

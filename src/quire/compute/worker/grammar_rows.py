@@ -267,7 +267,8 @@ class GrammarRows:
             entry.foresee()
             entry.is_late = entry.held.is_awaited and not entry.has_ended
             if entry.held.failure and not entry.has_ended:
-                found.failures[row] = f"{CANNOT_HOLD}: {entry.held.failure}"
+                prefix = "" if entry.held.is_engine_fault else f"{CANNOT_HOLD}: "
+                found.failures[row] = prefix + entry.held.failure
             elif entry.is_late:
                 found.late.add(row)
             else:
