@@ -72,20 +72,20 @@ def test_a_request_that_waits_for_its_turn_keeps_no_room() -> None:
         await asyncio.sleep(0.01)
         engine.load()
         await first
-        engine.set.release(Y)
+        engine.set.release(Y, engine.send)
         await until(lambda: "z" in engine.states)
         engine.load()
         await second
         assert not third.done() and not fourth.done()
-        engine.set.release(Z)
+        engine.set.release(Z, engine.send)
         await until(lambda: "y" in engine.states)
         engine.load()
         await third
-        engine.set.release(Y)
+        engine.set.release(Y, engine.send)
         await until(lambda: "x" in engine.states)
         engine.load()
         await fourth
-        engine.set.release(X)
+        engine.set.release(X, engine.send)
 
     run(test)
 
@@ -100,7 +100,7 @@ def test_a_load_that_hangs_holds_up_only_its_own_requests(monkeypatch: pytest.Mo
             await until(lambda: wanted.digest in engine.states)  # noqa: B023
             engine.states[wanted.digest] = "ready"
             await other
-            engine.set.release(wanted)
+            engine.set.release(wanted, engine.send)
         assert not hung.done()
         monkeypatch.setattr("quire.engine.process.adapter_set.LOAD_S", -1.0)
         with pytest.raises(ExecutionError, match="loading"):
@@ -120,10 +120,10 @@ def test_two_that_wait_for_one_adapter_get_it_at_once() -> None:
         await asyncio.gather(*both)
         other = engine.hold(Y)
         await asyncio.sleep(0.01)
-        engine.set.release(X)
+        engine.set.release(X, engine.send)
         await asyncio.sleep(0.01)
         assert not other.done() and engine.states == {"x": "ready"}, "the other one has it"
-        engine.set.release(X)
+        engine.set.release(X, engine.send)
         await until(lambda: "y" in engine.states)
         engine.load()
         await other
@@ -138,15 +138,36 @@ def test_an_adapter_without_a_name_takes_room_until_its_requests_have_ended() ->
         await until(lambda: "x" in engine.states)
         engine.load()
         await first
-        engine.set.unload("x", lambda command: None)  # the engine keeps it for the request
+        engine.set.unload("x", engine.send)
         second = engine.hold(Y)
         await asyncio.sleep(0.01)
         assert engine.states == {"x": "ready"}
-        engine.states.clear()
-        engine.set.release(X)
+        engine.set.release(X, engine.send)
         await until(lambda: engine.states == {"y": "loading"})
         engine.load()
         await second
+
+    run(test)
+
+
+def test_a_restarted_engine_gets_an_adapter_without_a_name_while_requests_hold_it() -> None:
+    async def test() -> None:
+        engine = Engine(2)
+        first, second = engine.hold(Z), engine.hold(Z)
+        await until(lambda: "z" in engine.states)
+        engine.load()
+        await first
+        await second
+        engine.set.unload("z", engine.send)
+        engine.set.release(Z, engine.send)
+        engine.states.clear()  # the engine has ended, and another one starts
+        engine.set.restore(engine.send)
+        assert engine.states == {"z": "loading"}
+        engine.load()
+        engine.set.release(Z, engine.send)
+        assert engine.states == {}
+        engine.set.restore(engine.send)
+        assert engine.states == {}
 
     run(test)
 
@@ -180,7 +201,7 @@ def test_requests_for_many_adapters_take_turns() -> None:
             assert engine.states[wanted.digest] == "ready"
             await asyncio.sleep(0.001)
             assert engine.states[wanted.digest] == "ready", "it stays while it is held"
-            engine.set.release(wanted)
+            engine.set.release(wanted, engine.send)
             left -= 1
 
         requests = [asyncio.create_task(one((X, Y, Z)[(7 * index) % 5 % 3])) for index in range(60)]
@@ -203,7 +224,7 @@ def test_one_that_gives_up_holds_nothing() -> None:
         await asyncio.sleep(0.01)
         second.cancel()
         await asyncio.wait([second])
-        engine.set.release(X)
+        engine.set.release(X, engine.send)
         third = engine.hold(Z)
         await until(lambda: "z" in engine.states)
         engine.load()

@@ -11,7 +11,7 @@ sequence of a request that was not aborted gets one. The beams of a search can b
 they are sent once, at its end.
 
 A client belongs to one thread. An engine that has failed or is closed is not used again: every call raises
-`ExecutionError` with the cause, except commands that end a request: they do nothing, because no request is left.
+`ExecutionError` with the cause, except commands that end a request or drop an adapter: nothing is left to end or drop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.core.errors import ExecutionError, InvariantError
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import FinishReason, Request
 from quire.core.validate import RequestLimits
-from quire.engine.commands import Abort, Add, AnyCommand, AskDisk, Fail, Stop
+from quire.engine.commands import Abort, Add, AnyCommand, AskDisk, DropAdapter, Fail, Stop
 from quire.engine.core import EngineCore
 from quire.engine.process.interrupts import InterruptsDeferred
 from quire.engine.records.live import LiveFrame
@@ -104,7 +104,7 @@ class EngineClient:
 
     def send(self, command: AnyCommand) -> None:
         """Carry out a command; raises `InvalidRequestError` for a request that can never be served. Mutates."""
-        if self._failure and isinstance(command, Abort | Fail | Stop):
+        if self._failure and isinstance(command, Abort | DropAdapter | Fail | Stop):
             return
         self._require_engine()
         match command:

@@ -312,4 +312,4 @@ class LLM(LocalModel, OperatorVerbs):
             for request_id in under_way:
                 self._processor.abort(request_id)
             for facts in held:
-                self._door.adapters.release(facts)
+                self._door.adapters.release(facts, self._client.send)

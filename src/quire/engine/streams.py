@@ -119,7 +119,7 @@ class RequestStreams:
             del self._streams[request.request_id]
             self._processor.abort(request.request_id)
             if held is not None and self._adapters is not None:
-                self._adapters[0].release(held)
+                self._adapters[0].release(held, self._link.send)
 
     async def _held(self, digest: str) -> AdapterFacts | None:
         """Wait until the engine has a request's adapter, and return it; None: no adapter, or an unknown one."""

@@ -6,8 +6,8 @@
                                             └── DropAdapter: the least recently used one that no request holds
 
 Requests for adapters in memory never wait here. The others wait for room, in order, and then for their adapter, up to
-`LOAD_S`: the engine loads it in a thread while steps run. An adapter that requests hold takes room until they have
-ended, even if its name was removed. A restarted engine gets the same adapters.
+`LOAD_S`: the engine loads it in a thread while steps run. An adapter that requests hold stays in memory until they have
+ended, even if its name was removed. A restarted engine gets the same adapters, so a text can continue there.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class AdapterSet:
         self._budget = budget
         self._at_start = first_that_fit(named.values(), budget)
         self._loaded = {facts.digest: facts for facts in self._at_start}  # least recently used first
-        self._holds: Counter[str] = Counter()
-        self._held: dict[str, AdapterFacts] = {}  # held by requests
+        self._holds: Counter[str] = Counter()  # the number of requests that hold each; those are all in memory
         self._coming: Counter[str] = Counter()  # the number of requests that wait for each
         self._awaited: dict[str, AdapterFacts] = {}
         self._dropped: set[str] = set()  # dropped and not loaded again
@@ -77,7 +76,7 @@ class AdapterSet:
         self._require_possible(name, facts)
         await self.hold(facts, send, stats)
         self._by_name[name] = facts
-        self.release(facts)
+        self.release(facts, send)
         return facts
 
     async def _checked(self, folder: str) -> AdapterFacts:
@@ -105,15 +104,14 @@ class AdapterSet:
         self._require_possible(name, facts)
         self.hold_now(facts, send, stats)
         self._by_name[name] = facts
-        self.release(facts)
+        self.release(facts, send)
         return facts
 
     def unload(self, name: str, send: Send) -> None:
         """Remove a name; requests that use the adapter go on. Raises as `digest_of`. Mutates."""
         digest = self.digest_of(name)
         del self._by_name[name]
-        if all(facts.digest != digest for facts in self._by_name.values()):
-            self._drop(digest, send)
+        self._drop_unused(digest, send)
 
     def restore(self, send: Send) -> None:
         """Make a restarted engine load the adapters that its predecessor had. Does not mutate."""
@@ -147,15 +145,15 @@ class AdapterSet:
             try:
                 while not self._is_ready(facts, send, stats, began_s):
                     await asyncio.sleep(ASK_AGAIN_S)
-                self._take(facts)  # before another request makes room
+                self._holds[facts.digest] += 1  # before another request makes room
             finally:
                 self._await(facts, -1)
             return
-        self._take(facts)
+        self._holds[facts.digest] += 1
 
     def hold_now(self, facts: AdapterFacts, send: Send, stats: Stats) -> None:
         """Hold as `hold` does, but block the caller; raises `ExecutionError` if there is no room. Mutates."""
-        self._take(facts)
+        self._holds[facts.digest] += 1
         if self._touch(facts.digest):
             return
         try:
@@ -165,19 +163,16 @@ class AdapterSet:
             while not self._is_ready(facts, send, stats, began_s):
                 time.sleep(ASK_AGAIN_S / 10)
         except BaseException:
-            self.release(facts)
+            self.release(facts, send)
             raise
 
-    def release(self, facts: AdapterFacts) -> None:
+    def release(self, facts: AdapterFacts, send: Send) -> None:
         """Release an adapter, because a request that held it has ended. Mutates."""
         self._holds[facts.digest] -= 1
         if not self._holds[facts.digest]:
-            del self._holds[facts.digest], self._held[facts.digest]
+            del self._holds[facts.digest]
+            self._drop_unused(facts.digest, send)
             self._released.set()
-
-    def _take(self, facts: AdapterFacts) -> None:
-        self._holds[facts.digest] += 1
-        self._held[facts.digest] = facts
 
     def _await(self, facts: AdapterFacts, change: int = 1) -> None:
         """Add `change` to the requests that wait for an adapter for which there is room. Mutates."""
@@ -198,14 +193,18 @@ class AdapterSet:
         """Drop idle adapters until another one fits; return False if those in use take too much. Mutates."""
         if self._touch(facts.digest):
             return True
-        others = (self._loaded, self._held, self._awaited)  # an adapter without a name can still be held
-        while _num_bytes([*(each for some in others for each in some.values()), facts]) > self._budget:
+        while _num_bytes([*self._loaded.values(), *self._awaited.values(), facts]) > self._budget:
             used = self._holds.keys() | self._coming.keys()
             idle = next((digest for digest in self._loaded if digest not in used), None)
             if idle is None:
                 return False
             self._drop(idle, send)
         return True
+
+    def _drop_unused(self, digest: str, send: Send) -> None:
+        """Drop an adapter that has no name and that no request holds. Mutates."""
+        if digest not in self._holds and all(facts.digest != digest for facts in self._by_name.values()):
+            self._drop(digest, send)
 
     def _drop(self, digest: str, send: Send) -> None:
         if self._loaded.pop(digest, None) is not None:
