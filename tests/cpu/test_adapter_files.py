@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,9 @@ def refusal(folder: Path, tensors: Tensors | None = None, **settings: Any) -> st
         ("lora_alpha", "16"),
         ("use_rslora", 1),
         ("rank_pattern", {"(a+)+b": 4}),
+        ("rank_pattern", {"a\\": 4}),
+        ("rank_pattern", {r"\9": 4}),
+        ("rank_pattern", {"q^proj": 4}),
         ("alpha_pattern", {"query": -1}),
     ],
 )
@@ -246,6 +250,33 @@ def test_scales_are_those_of_peft() -> None:
     assert settings.scale_of("model.layers.0.q_proj", 16) == 8 / 4
     assert settings.scale_of("model.layers.1.q_proj", 4) == 2 / 2
     assert settings.scale_of("model.layers.9.k_proj", 64) == 8 / 8
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        {"proj": 2, "q_proj": 3, "1.q_proj": 4},
+        {r"layers\.1\.q_proj$": 4, "q_proj": 3},
+        {"q_proj": 3, r"layers\.1\.q_proj$": 4},
+        {"^layers.1.q_proj": 4, "^model.layers.1.q_proj": 5},
+        {r".*\.q_proj": 4, "q_proj$": 5},
+    ],
+)
+def test_patterns_match_as_expressions_do(patterns: dict[str, int]) -> None:
+    """The comparison below is the one of PEFT."""
+    fields = {"peft_type": "LORA", "r": 16, "lora_alpha": 8, "rank_pattern": patterns}
+    settings = AdapterSettings.of(ConfigFile("here", fields))
+    for module in ("model.layers.1.q_proj", "layers.1.q_proj", "model.layers.11.q_proj", "model.k_proj"):
+        matching = [rank for pattern, rank in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module)]
+        assert settings.rank_of(module, 7) == (matching[0] if matching else 16), module
+
+
+def test_a_table_of_many_patterns_is_asked_quickly() -> None:
+    """Compiled as expressions, they would take seconds for each module."""
+    patterns = {f"no_such_module_{number}": 4 for number in range(20_000)} | {"q_proj": 8}
+    fields = {"peft_type": "LORA", "r": 16, "lora_alpha": 8, "rank_pattern": patterns}
+    settings = AdapterSettings.of(ConfigFile("here", fields))
+    assert [settings.rank_of(f"model.layers.{layer}.q_proj", 7) for layer in range(1000)] == [8] * 1000
 
 
 VALUES = st.recursive(

@@ -120,6 +120,7 @@ def test_biases_in_both_forms(server: RunningServer) -> None:
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "none, because json_schema is set"),
         ({"logit_bias": [[1]]}, "logit_bias is [1]"),
         ({"logit_bias": [["1", 2.0]]}, "logit_bias"),
+        ({"logit_bias": [[1, 10**400]]}, "logit_bias"),
         ({"repeat_penalty": 1.1, "repeat_last_n": 64}, "repeat_last_n is 64"),
         ({"n_predicted": 5}, "n_predict"),
         ({"model": "other"}, "other"),

@@ -89,7 +89,7 @@ def gguf_settings(header: GgufHeader) -> AdapterSettings:
     alpha: Any = header.settings.get("adapter.lora.alpha")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < math.inf:
         raise CheckpointError(f"{header.path}: adapter.lora.alpha", alpha, "a number above 0")
-    return AdapterSettings(str(header.path), None, float(alpha), False, (), ())
+    return AdapterSettings(str(header.path), None, float(alpha), False, {}, {})
 
 
 def _is_of_experts(stem: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,8 +43,11 @@ WITHOUT_EFFECT: Final = frozenset(
 PLAIN_STARTS: Final = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base unchanged."""
 
-PATTERN: Final = re.compile(r"[\w.\\^$]+", re.ASCII)
+PATTERN: Final = re.compile(r"\^?\w+(\\?\.\w+)*\$?", re.ASCII)
 """Only names of modules are allowed: matching an arbitrary expression could take hours."""
+
+Patterns = Mapping[str, tuple[int, float]]
+"""The number of a pattern, after its place among the patterns: the first one that matches counts."""
 
 ANYWHERE: Final = ".*\\."
 """PEFT's prefix for names of experts; it has no effect, since any name may have a prefix."""
@@ -57,8 +61,8 @@ class AdapterSettings:
     rank: int | None
     alpha: float
     has_root_scale: bool
-    ranks: tuple[tuple[str, float], ...]
-    alphas: tuple[tuple[str, float], ...]
+    ranks: Patterns
+    alphas: Patterns
 
     @classmethod
     def of(cls, file: ConfigFile) -> AdapterSettings:
@@ -89,26 +93,32 @@ class AdapterSettings:
     def scale_of(self, module: str, rank: int) -> float:
         """Return the factor of B A for a module with this rank.
 
-        >>> AdapterSettings("", 16, 8.0, False, (("q_proj", 4),), ()).scale_of("layers.0.q_proj", 4)
+        >>> AdapterSettings("", 16, 8.0, False, {"q_proj": (0, 4)}, {}).scale_of("layers.0.q_proj", 4)
         2.0
         """
         return _found(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.has_root_scale else rank)
 
 
-def _patterns(file: ConfigFile, field: str) -> tuple[tuple[str, float], ...]:
+def _patterns(file: ConfigFile, field: str) -> Patterns:
+    """Return the patterns of a setting without `$`, which they all end with, and without the escapes of dots."""
     section = file.section(field)
-    names = {name: name.removeprefix(ANYWHERE) for name in section.fields}
-    for name, pattern in names.items():
+    found: dict[str, tuple[int, float]] = {}
+    for place, name in enumerate(section.fields):
+        pattern = name.removeprefix(ANYWHERE)
         if PATTERN.fullmatch(pattern) is None:
             raise section.error(name, "a module name, not another expression")
-    if field == "rank_pattern":
-        return tuple((pattern, section.size(name, high=MAX_RANK)) for name, pattern in names.items())
-    return tuple((pattern, section.number(name)) for name, pattern in names.items())
+        number = section.size(name, high=MAX_RANK) if field == "rank_pattern" else section.number(name)
+        found.setdefault(pattern.removesuffix("$").replace("\\.", "."), (place, number))
+    return found
 
 
-def _found(patterns: tuple[tuple[str, float], ...], module: str, default: float) -> float:
-    """Return the value of the first pattern that matches the end of a module's name, as in PEFT."""
-    for pattern, number in patterns:
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            return number
-    return default
+def _found(patterns: Patterns, module: str, default: float) -> float:
+    """Return the number of the first pattern that matches the end of a module's name, as in PEFT.
+
+    >>> _found({"proj": (0, 2), "^layers.0.proj": (1, 4), "0.proj": (2, 8)}, "layers.0.proj", 1)
+    2
+    """
+    parts = module.split(".")
+    ends = (".".join(parts[first:]) for first in range(len(parts)))
+    matching = [patterns[end] for end in (f"^{module}", *ends) if end in patterns]
+    return min(matching)[1] if matching else default

@@ -5,6 +5,7 @@ Only the names of the sampling parameters differ.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -89,11 +90,16 @@ def _biases(given: list[Any] | Mapping[str, float]) -> dict[int, float]:
         match pair:
             case [int() as token, False] if type(token) is int:
                 found[token] = FORBIDDEN
-            case [int() as token, int() | float() as bias] if type(token) is int and type(bias) is not bool:
+            case [int() as token, int() | float() as bias] if type(token) is int and _is_float(bias):
                 found[token] = float(bias)
             case _:
                 raise InvalidRequestError("logit_bias", pair, BIAS_FORMS)
     return found
+
+
+def _is_float(bias: float) -> bool:
+    """Return whether a number of JSON is one of a float; an integer can be too large, and true is an integer."""
+    return type(bias) is not bool and abs(bias) <= sys.float_info.max
 
 
 def _numbered(token: str, bias: float) -> list[Any]:
