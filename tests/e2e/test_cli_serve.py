@@ -159,6 +159,14 @@ def test_a_stream_under_way_ends_before_the_server_does(served: Served) -> None:
     assert served.process.wait(300) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_model_is_being_loaded_ends_it_in_order(number: signal.Signals, tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.process.send_signal(number)
+        assert server.process.wait(300) == 0
+        assert server.errors.endswith("stopping: no request is running\n")
+
+
 def test_a_second_signal_ends_it_at_once(served: Served) -> None:
     served.wait_ready()
     request = {"prompt": "A block", "max_tokens": 1500, "ignore_eos": True, "stream": True}

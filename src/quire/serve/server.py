@@ -158,6 +158,8 @@ class Server:
             try:
                 await models.load(first)
             except Exception as error:
+                if models.is_draining:
+                    return  # the load was given up because the server stops
                 if len(models.models) == 1:
                     self._failure = error
                     self._end()
