@@ -297,6 +297,36 @@ def test_variables_of_the_template_can_be_set_and_no_others(tmp_path: Path) -> N
             assert told == "chat_template_kwargs.enable_thinking"
 
 
+def test_an_answer_that_has_begun_is_continued(server: RunningServer) -> None:
+    """The guide wrote the beginning itself, and goes on as it did."""
+    greedy: Any = {"model": "guide", "temperature": 0, "max_tokens": 24}
+    with server.client() as client:
+        text = client.chat.completions.create(messages=MESSAGES, **greedy).choices[0].message.content or ""
+        words = text.split(" ")
+        begun = " ".join(words[:3])
+        messages = [*MESSAGES, {"role": "assistant", "content": begun}]
+        more: Any = {"continue_final_message": True, "add_generation_prompt": False}
+        rest = client.chat.completions.create(messages=messages, extra_body=more, **greedy)
+        assert (begun + (rest.choices[0].message.content or "")).startswith(text)
+        asked = {"messages": messages, **more}
+        assert server.post("/tokenize", asked).value["count"] == rest.usage.prompt_tokens  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("messages", "more", "param"),
+    [
+        (MESSAGES, {}, "messages[1]"),
+        ([*MESSAGES, {"role": "assistant", "content": "A"}], {"add_generation_prompt": True}, "add_generation_prompt"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(
+    messages: Any, more: dict[str, Any], param: str, server: RunningServer
+) -> None:
+    for path in ("/v1/chat/completions", "/tokenize", "/cache/warm"):
+        answer = server.post(path, {"messages": messages, "continue_final_message": True, **more})
+        assert (answer.status, answer.error["param"]) == (400, param), path
+
+
 def test_an_effort_that_the_template_does_not_know_is_refused(server: RunningServer) -> None:
     with server.client() as client, pytest.raises(BadRequestError) as caught:
         client.chat.completions.create(model="guide", messages=MESSAGES, reasoning_effort="high")

@@ -113,6 +113,15 @@ def ollama_text(answer: Any) -> tuple[str, str, int, int]:
 NAMES = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
 
 
+def test_a_last_message_of_the_assistant_is_continued(server: RunningServer) -> None:
+    whole = server.post("/api/chat", {"messages": MESSAGES, "stream": False, "options": GREEDY}).value
+    text = whole["message"]["content"]
+    begun = " ".join(text.split(" ")[:3])
+    messages = [*MESSAGES, {"role": "assistant", "content": begun}]
+    rest = server.post("/api/chat", {"messages": messages, "stream": False, "options": GREEDY}).value
+    assert (begun + rest["message"]["content"]).startswith(text)
+
+
 def test_options_mean_what_sampling_parameters_mean(server: RunningServer) -> None:
     chance = random.Random(7)
     texts = set()

@@ -120,15 +120,22 @@ def test_options_of_a_conversation_reach_its_template() -> None:
         return [1, 2]
 
     tokenizer: Any = SimpleNamespace(encode_chat=encode_chat)
-    options = ChatOptions(False, [{"name": "add"}], {"enable_thinking": False}, "other")
+    options = ChatOptions(False, [{"name": "add"}], {"enable_thinking": False}, "other", continue_final_message=True)
     for chat in (None, options):
         assert encode_prompt(tuple(MESSAGES), tokenizer, chat).token_ids.tolist() == [1, 2]
-    plain = {"add_generation_prompt": True, "tools": None, "template_variables": None, "template_name": ""}
+    plain = {
+        "add_generation_prompt": True,
+        "tools": None,
+        "template_variables": None,
+        "template_name": "",
+        "continue_final_message": False,
+    }
     whole = {
         "add_generation_prompt": False,
         "tools": [{"name": "add"}],
         "template_variables": {"enable_thinking": False},
         "template_name": "other",
+        "continue_final_message": True,
     }
     assert asked == [(MESSAGES, plain), (MESSAGES, whole)]
 

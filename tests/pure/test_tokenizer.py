@@ -195,6 +195,55 @@ def test_a_conversation_is_encoded_as_the_template_writes_it(chatml):
     assert chatml.encode_chat(messages) == chatml.encode(text + "<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize("begun", ["the", "the ", "", " \n", "the <|im_end|>", "a\U00100000b"])
+def test_the_last_message_is_continued_as_it_is(chatml, begun):
+    """Also with space at its end, special tokens of the client's, and the character that would be the mark."""
+    continued = chatml.encode_chat(
+        [*user("hello"), {"role": "assistant", "content": begun}], continue_final_message=True
+    )
+    asked = chatml.encode_chat(user("hello"))
+    assert continued[: len(asked)] == asked
+    assert chatml.decode(continued[len(asked) :], skip_special_tokens=False) == begun
+    assert not set(continued[len(asked) :]) & chatml.special_token_ids
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            "{% for m in messages %}<{{ m.content | trim }}>{% endfor %}{{ messages[-1].content }};",
+            "<hello><the > the ",
+        ),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content | upper }}.{% endfor %}", "user: HELLO.assistant:  THE "),
+    ],
+    ids=["trimmed and written twice", "in capitals"],
+)
+def test_a_last_message_is_continued_where_the_template_writes_it_last(tmp_path, template, expected):
+    write_tokenizer(tmp_path, byte_level(), {"chat_template": template})
+    tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
+    messages = [*user("hello"), {"role": "assistant", "content": " the "}]
+    assert tokenizer.decode(tokenizer.encode_chat(messages, continue_final_message=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("last", "field"),
+    [
+        ({"role": "user", "content": "hello"}, r"messages\[1\] is 'user'"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}, r"messages\[1\]"),
+    ],
+)
+def test_a_last_message_that_no_answer_can_continue_is_refused(chatml, last, field):
+    with pytest.raises(InvalidRequestError, match=rf"{field}.*a message of the assistant"):
+        chatml.encode_chat([*user("hello"), last], continue_final_message=True)
+
+
+def test_a_last_message_that_the_template_does_not_write_is_refused(tmp_path):
+    write_tokenizer(tmp_path, byte_level(), {"chat_template": "{{ messages[0].content }}"})
+    tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
+    with pytest.raises(InvalidRequestError, match="a message that the chat template writes as it is"):
+        tokenizer.encode_chat([*user("a"), {"role": "assistant", "content": "b"}], continue_final_message=True)
+
+
 def test_the_first_token_is_the_templates_affair(tmp_path):
     settings = LLAMA2_SETTINGS | {"chat_template": "{{ bos_token }}[INST] {{ messages[0].content }} [/INST]"}
     tokenizer = Tokenizer.open(ModelFolder(write_tokenizer(tmp_path, byte_fallback(), settings)), vocab_size=VOCAB_SIZE)
@@ -617,6 +666,27 @@ def test_conversations_are_those_of_transformers(tmp_path, template, prompt, too
             continue
         ids = ours.encode_chat(messages, tools=tools, add_generation_prompt=prompt, template_variables=thinking)
         assert ids == expected
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize("begun", ["three", " three", "<think>\nadds"])
+@pytest.mark.parametrize(
+    "template", [LLAMA3, QWEN3, MISTRAL, GEMMA, CHATML], ids=["llama3", "qwen3", "mistral", "gemma", "chatml"]
+)
+def test_messages_are_continued_as_by_transformers(tmp_path, template, begun):
+    """But transformers trims space at the end if the template does, and fails if the template rewrites the text."""
+    import transformers
+
+    settings = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "chat_template": template}
+    library = byte_level(
+        control=["<|bos|>", "<|eos|>", "<|start|>", "<|end|>", "<|eot|>", "<|im_start|>", "<|im_end|>"]
+    )
+    write_tokenizer(tmp_path, library, settings)
+    ours = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    messages = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": begun}]
+    expected = theirs.apply_chat_template(messages, continue_final_message=True, return_dict=False)
+    assert ours.encode_chat(messages, continue_final_message=True) == expected
 
 
 @pytest.mark.transformers

@@ -22,6 +22,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,15 @@ def ids_of(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -
     """Return the ids of a text, without holding Python's lock."""
     with panics_as_errors():
         return library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+
+def unused_characters(count: int, inputs: tuple[Any, ...], source: str) -> list[str]:
+    """Return private characters that neither a client's inputs nor the source of a template contains."""
+    used = {char for text in (source, *_texts(inputs)) for char in text}
+    free = list(islice((char for char in map(chr, _PRIVATE_PLANES) if char not in used), count))
+    if len(free) < count:
+        raise InvalidRequestError("messages", "text of all private characters", "text that leaves one unused")
+    return free
 
 
 class ControlText:
@@ -64,11 +74,7 @@ class ControlText:
         found = sorted({match[0] for text in _texts(inputs) for match in self._pattern.finditer(text)})
         if not found:
             return {}, inputs
-        used = {char for text in (source, *_texts(inputs)) for char in text}
-        free = (char for char in map(chr, _PRIVATE_PLANES) if char not in used)
-        stand_ins = dict(zip(free, found, strict=False))
-        if len(stand_ins) < len(found):
-            raise InvalidRequestError("messages", "text of all private characters", "text that leaves one unused")
+        stand_ins = dict(zip(unused_characters(len(found), inputs, source), found, strict=True))
         char_of = {text: char for char, text in stand_ins.items()}
         return stand_ins, _map_texts(inputs, lambda text: self._pattern.sub(lambda match: char_of[match[0]], text))
 

@@ -42,12 +42,16 @@ HUGGING_FACE_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How a conversation becomes a prompt. `variables`: for the chat template; `template`: the name of another one."""
+    """How a conversation becomes a prompt. `variables`: for the chat template; `template`: the name of another one.
+
+    `continue_final_message`: the answer continues the last message, and there is no generation prompt.
+    """
 
     add_generation_prompt: bool = True
     tools: Sequence[Message] | None = None
     variables: Mapping[str, object] | None = None
     template: str = ""
+    continue_final_message: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,7 @@ def _encode_chat(messages: Sequence[Any], tokenizer: Tokenizer, chat: ChatOption
             tools=chat.tools,
             template_variables=chat.variables,
             template_name=chat.template,
+            continue_final_message=chat.continue_final_message,
         )
         return token_array(ids)
     except QuireError:

@@ -29,7 +29,8 @@ from quire.engine.text.chat_template import (
     validate_messages,
     validate_tools,
 )
-from quire.engine.text.control_text import ControlText, ids_of
+from quire.engine.text.control_text import ControlText, ids_of, unused_characters
+from quire.engine.text.final_message import up_to, with_end
 from quire.engine.text.library_panics import panics_as_errors
 from quire.engine.text.token_bytes import TokenBytes
 from quire.engine.text.tokenizer_files import read_library, read_settings, read_templates, token_text_of
@@ -179,21 +180,28 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = None,
         template_variables: Mapping[str, object] | None = None,
         template_name: str = "",
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Return the ids of a conversation, rendered by the model's chat template. Does not mutate.
 
         `template_name`: the name of another template of the model. Only the template can write special tokens; in
-        messages, tools and variables they are ordinary text.
+        messages, tools and variables they are ordinary text. `continue_final_message`: the ids end with the text of the
+        last message, the beginning of the model's answer.
         """
         conversation, plain_tools = validate_messages(messages), validate_tools(tools)
         variables = plain_object(template_variables or {}, "template_variables")
         template = self._template(with_tools=plain_tools is not None, name=template_name)
+        end = ""
+        if continue_final_message:
+            [end] = unused_characters(1, (conversation, plain_tools, variables), template.source)
+            conversation, add_generation_prompt = with_end(conversation, end), False
         stand_ins, (conversation, plain_tools, variables) = self._control.replace(
             (conversation, plain_tools, variables), template.source
         )
         text = template.render(
             conversation, tools=plain_tools, add_generation_prompt=add_generation_prompt, variables=variables
         )
+        text = up_to(text, end) if end else text
         self._require_short(text, "messages")
         require_unicode(text, "messages")
         return self._control.encode(text, stand_ins)

@@ -137,6 +137,7 @@ async def conversation_ids(
             tools=tools,
             template_variables=options.variables,
             template_name=options.template,
+            continue_final_message=options.continue_final_message,
         )
 
     return await off_loop_if_long(services, context, encode)

@@ -13,7 +13,7 @@ from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.cache import MAX_PROMPTS, CacheExportRequest, CachePromptFields
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
-from quire.serve.translate.conversation import chat_options, require_plain_messages
+from quire.serve.translate.conversation import chat_options, require_plain_messages, with_ending
 
 ONE_TOKEN: Final = SamplingParams(max_tokens=1, temperature=0)
 
@@ -30,12 +30,8 @@ def cache_request(fields: CachePromptFields, services: Services) -> GenerationRe
 def _of_messages(fields: CachePromptFields, services: Services) -> GenerationRequest:
     messages = fields.messages or []
     require_plain_messages(messages)
-    options = chat_options(
-        services.model.tokenizer,
-        fields.chat_template_kwargs,
-        tools=fields.tools,
-        add_generation_prompt=fields.add_generation_prompt,
-    )
+    options = chat_options(services.model.tokenizer, fields.chat_template_kwargs, tools=fields.tools)
+    options = with_ending(options, fields.add_generation_prompt, fields.continue_final_message)
     names = {"prompt": "messages", "template_variables": "chat_template_kwargs"}
     return replace(_request(services, [messages], names), chat=options)
 

@@ -7,7 +7,7 @@ from quire.serve.errors import ApiError
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.chat import ChatRequest
 from quire.serve.services import Services
-from quire.serve.translate.conversation import chat_options, require_plain_messages
+from quire.serve.translate.conversation import chat_options, require_plain_messages, with_ending
 from quire.serve.translate.grammar import held_to
 from quire.serve.translate.sampling import (
     include_usage,
@@ -41,8 +41,8 @@ def chat_request(fields: ChatRequest, services: Services) -> GenerationRequest:
         fields.chat_template_kwargs,
         effort=fields.reasoning_effort,
         tools=choice.shown,
-        add_generation_prompt=fields.add_generation_prompt,
     )
+    options = with_ending(options, fields.add_generation_prompt, fields.continue_final_message)
     require_few_choices(1, sampling, services.config.max_choices)
     names = {
         "prompt": "messages",

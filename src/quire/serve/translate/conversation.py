@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
@@ -23,7 +24,6 @@ def chat_options(
     effort: str | None = None,
     effort_field: str = EFFORT,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool | None = None,
 ) -> ChatOptions:
     """Return the options of the chat template; raises for variables that the model's template does not use.
 
@@ -41,7 +41,24 @@ def chat_options(
         if EFFORT not in known:
             raise unsupported(effort_field, "the chat template of this model does not use it")
         values.setdefault(EFFORT, effort)
-    return ChatOptions(add_generation_prompt is not False, tools, values)
+    return ChatOptions(tools=tools, variables=values)
+
+
+def with_ending(
+    options: ChatOptions, add_generation_prompt: bool | None, continue_final_message: bool | None
+) -> ChatOptions:
+    """Return options with the end of the prompt: the start of an answer, or the last message, to be continued or not.
+
+    >>> with_ending(ChatOptions(), None, True).continue_final_message
+    True
+    """
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequestError("add_generation_prompt", True, "false, because continue_final_message is true")
+    return replace(
+        options,
+        add_generation_prompt=add_generation_prompt is not False and not continue_final_message,
+        continue_final_message=bool(continue_final_message),
+    )
 
 
 def require_plain_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -35,7 +35,7 @@ from quire.serve.schemas.ollama import (
 )
 from quire.serve.services import Services
 from quire.serve.translate.chat import num_logprobs
-from quire.serve.translate.conversation import chat_options
+from quire.serve.translate.conversation import chat_options, with_ending
 from quire.serve.translate.grammar import Held, held_to_schema
 from quire.serve.translate.ollama_messages import messages_of
 from quire.serve.translate.tools import answer_form, tool_choice_of
@@ -104,6 +104,8 @@ def _conversation(
     form = answer_form(services.config, services.model.tokenizer, choice)
     variables, effort = _thinking(fields.think, form, services)
     chat = chat_options(services.model.tokenizer, variables, effort=effort, effort_field="think", tools=choice.shown)
+    continues = bool(messages) and messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls")
+    chat = with_ending(chat, None, continues)  # as Ollama does, without being asked
     return _request(fields, services, messages, place, chat=chat, form=form)
 
 

@@ -11,7 +11,7 @@ from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.errors import unsupported
 from quire.serve.schemas.tokens import TokenizeRequest
 from quire.serve.services import Services
-from quire.serve.translate.conversation import chat_options, require_plain_messages
+from quire.serve.translate.conversation import chat_options, require_plain_messages, with_ending
 
 
 def required_tokenizer(services: Services) -> Tokenizer:
@@ -29,12 +29,8 @@ def text_to_encode(fields: TokenizeRequest, tokenizer: Tokenizer) -> str | tuple
     if fields.prompt is not None:
         return fields.prompt
     messages = fields.messages or []
-    options = chat_options(
-        tokenizer,
-        fields.chat_template_kwargs,
-        tools=fields.tools,
-        add_generation_prompt=fields.add_generation_prompt,
-    )
+    options = chat_options(tokenizer, fields.chat_template_kwargs, tools=fields.tools)
+    options = with_ending(options, fields.add_generation_prompt, fields.continue_final_message)
     require_plain_messages(messages)
     return messages, options
 
