@@ -26,6 +26,7 @@ from quire.engine.core import EngineCore
 from quire.engine.records.step_log import StepLogWriter, replay
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
+from quire.memory.tiers.disk import MAX_TICKET
 from quire.scheduler.scheduler import Scheduler
 from support.shadow import ShadowExecutor
 from support.shadow_disk import DiskChaos, ShadowDisk
@@ -94,6 +95,24 @@ def test_a_log_is_replayed_with_the_disk_as_it_was() -> None:
         data = log_of(disk, seed)
         assert replay(io.BytesIO(data)) > 12
         assert SALTS[1].encode() not in data, "a log has no salts"
+
+
+def test_tickets_begin_again_after_the_largest_that_a_plan_can_name() -> None:
+    spec = KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)),))
+    manager = KVCacheManager(spec, MemoryConfig(num_blocks=8, num_disk_slots=8, disk_write="always"), kept=[])
+    assert manager.disk is not None
+    manager.disk._last_ticket = MAX_TICKET - 1
+    writer = Request("writer", range(13))
+    assert manager.allocate_slots(writer, 13)
+    writer.num_computed = writer.num_planned = 12
+    manager.commit(writer, 12)
+    done = []
+    while stores := manager.take_changes().transfers.stores:
+        tickets = array("i", [each.ticket for each in stores])
+        done += tickets
+        manager.note_step(1, 1, TransferOutcome(tickets))
+        manager.check()
+    assert done == [MAX_TICKET, 1, 2]
 
 
 def test_what_was_told_to_be_forgotten_is_gone_from_the_disk() -> None:

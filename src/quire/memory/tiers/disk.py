@@ -48,6 +48,8 @@ MOST_BACKLOG: Final = 64
 RETRY_EVERY: Final = 64
 """One in this many loads that seem too slow is done anyway, so that one slow read does not decide forever."""
 MOST_FAILURES: Final = 3
+MAX_TICKET: Final = 2**31 - 1
+"""Plans name tickets by 32-bit integers. After this one they begin with 1 again, which ended long ago."""
 
 Usable = Callable[[Sequence[Sequence[int]], int], int]
 """Returns how many leading entries can be hit, from the blocks of each and the number of known tokens."""
@@ -82,7 +84,7 @@ class DiskTier:
         self._pool = pool
         self._max_stores = max(4, STORE_BYTES // spec.bytes_per_block)
         self._max_landing = max(1, int(MOST_LANDING * pool.num_blocks))
-        self._num_tickets = 0
+        self._last_ticket = 0
         self.num_hit_tokens = 0
         self._num_failures = 0  # in a row
         self._stores: dict[int, _Store] = {}
@@ -200,13 +202,13 @@ class DiskTier:
             self.counts["evicted"] += 1
             self._index.discard(each)
         self.slots.pin(entry)
-        self._num_tickets += 1
-        self._stores[self._num_tickets] = _Store(entry, group, slot)
+        ticket = self._new_ticket()
+        self._stores[ticket] = _Store(entry, group, slot)
         is_first = parent.parent is None
         kept = KeptBlock(
             slot, self.slots.serial(entry), self.slots.serial(parent), group, entry.key, scope if is_first else None
         )
-        self._next_stores.append(BlockStore(self._num_tickets, block_id, kept, bundle))
+        self._next_stores.append(BlockStore(ticket, block_id, kept, bundle))
         return True
 
     def forget(self, entry: PrefixEntry) -> None:
@@ -288,13 +290,13 @@ class DiskTier:
         begun = self._arrived.get(request, (first, first))[0]
         self._arrived[request] = begun, begun
         for (entry, group), block_id in zip(wanted, blocks, strict=True):
-            self._num_tickets += 1
-            landing.arriving[self._num_tickets] = entry, group, block_id
+            ticket = self._new_ticket()
+            landing.arriving[ticket] = entry, group, block_id
             self._frontiers[_frontier(entry)] += 1
             self.slots.touch(entry)
             self.slots.pin(entry)
             slot = self.slots.slot(entry, group)
-            self._next_loads.append(BlockLoad(self._num_tickets, slot, block_id, group))
+            self._next_loads.append(BlockLoad(ticket, slot, block_id, group))
 
     def is_loading(self, request: Request) -> bool:
         """Return whether blocks of a request are being loaded. Does not mutate; O(1)."""
@@ -337,6 +339,10 @@ class DiskTier:
         return num_hit
 
     # ---- tickets ----------------------------------------------------------------------------------------------
+
+    def _new_ticket(self) -> int:
+        self._last_ticket = self._last_ticket % MAX_TICKET + 1
+        return self._last_ticket
 
     def note(self, outcome: TransferOutcome) -> None:
         """Process tickets that ended; abandoned ones are ignored. Mutates; O(tickets)."""
