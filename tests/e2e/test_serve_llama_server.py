@@ -149,7 +149,7 @@ def test_props_tell_the_context_and_the_template(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/slots", "/slots/3", "/infill", "/embedding", "/lora-adapters", "/apply-template"),
+        *("/slots", "/slots/3", "/embedding", "/lora-adapters", "/apply-template"),
         *("/generate", "/generate_stream"),  # of vLLM and text-generation-inference
     ],
 )

@@ -382,12 +382,18 @@ def test_every_option_that_is_refused_is_in_the_list() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"suffix": "b"}, "suffix is not supported"),
+        ({"suffix": "b"}, "suffix is not supported: this model has no tokens"),
         ({"context": [1, 2]}, "context is not supported: send the conversation to /api/chat"),
         ({"images": ["AAAA"]}, "images is not supported"),
         ({"template": "b"}, "template is not supported"),
-        ({"raw": True, "system": "b"}, "system is not supported: a raw prompt has no chat template"),
-        ({"raw": True, "think": True}, "think is not supported: a raw prompt has no chat template"),
+        (
+            {"raw": True, "system": "b"},
+            "system is not supported: a raw prompt, or one with a suffix, has no chat template",
+        ),
+        (
+            {"raw": True, "think": True},
+            "think is not supported: a raw prompt, or one with a suffix, has no chat template",
+        ),
         ({"prompt": "a " * 9000}, "prompt"),
         ({"width": 5}, "width is not a field of this request"),
     ],

@@ -29,7 +29,7 @@ from quire.serve.schemas.embeddings import (
     OllamaEmbedRequest,
 )
 from quire.serve.schemas.fields import IGNORED, REFUSED
-from quire.serve.schemas.llama_server import LlamaCompletion, LlamaCompletionRequest, LlamaProps
+from quire.serve.schemas.llama_server import LlamaCompletion, LlamaCompletionRequest, LlamaInfillRequest, LlamaProps
 from quire.serve.schemas.ollama import (
     ListedModels,
     LoadedModels,
@@ -86,6 +86,7 @@ REQUESTS: Final = (
     OllamaEmbeddingsRequest,
     EmbeddingRequest,
     LlamaCompletionRequest,
+    LlamaInfillRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -234,6 +235,10 @@ def _paths() -> Schema:
         | {"parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]},
         "/completion": _post(
             "Continue a prompt (llama-server).", LlamaCompletionRequest, LlamaCompletion, _event(JSON_TEXT)
+        ),
+        "/infill": _post(
+            "Write the text between a prefix and a suffix (llama-server).",
+            *(LlamaInfillRequest, LlamaCompletion, _event(JSON_TEXT)),
         ),
         "/props": _get("Describe the server (llama-server).", _json(LlamaProps)),
         "/live": _get(

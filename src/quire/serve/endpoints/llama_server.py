@@ -1,4 +1,4 @@
-"""llama-server's own API: /completion and /props, and refusals that name an alternative."""
+"""llama-server's own API: /completion, /infill and /props, and refusals that name an alternative."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from quire.serve.errors import ApiError
 from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.render.answer import json_answer
 from quire.serve.render.llama_server import LlamaReply, llama_props
-from quire.serve.schemas.llama_server import LlamaCompletionRequest
+from quire.serve.schemas.llama_server import LlamaCompletionRequest, LlamaInfillRequest
 from quire.serve.sse import EventStream
-from quire.serve.translate.llama_server import llama_completion_request
+from quire.serve.translate.llama_server import llama_completion_request, llama_infill_request
 
 ELSEWHERE: Final = {
     "/slots": "there are no slots: requests share one KV memory; GET /live shows them, GET /load counts them",
     "/slots/{slot}": "there are no slots to save: the prefix cache keeps shared prefixes",
-    "/infill": "this server has no infill: send the model's own fill-in-the-middle tokens to POST /completion",
     **dict.fromkeys(("/embedding", "/embeddings"), "send the texts to POST /v1/embeddings"),
     **dict.fromkeys(
         ("/generate", "/generate_stream"), "send the prompt to POST /v1/completions, /completion or /api/generate"
@@ -34,6 +33,11 @@ ELSEWHERE: Final = {
 async def completion(request: Request) -> Response | EventStream:
     """Answer a request."""
     return await answer_text(request, LlamaCompletionRequest, llama_completion_request, LlamaReply)
+
+
+async def infill(request: Request) -> Response | EventStream:
+    """Answer a request for the text between a prefix and a suffix."""
+    return await answer_text(request, LlamaInfillRequest, llama_infill_request, LlamaReply)
 
 
 async def props(request: Request) -> Response:
@@ -53,6 +57,7 @@ async def elsewhere(request: Request) -> Response:
 LLAMA_SERVER_ROUTES: Final = (
     Route("/completion", completion, methods=["POST"]),
     Route("/completions", completion, methods=["POST"]),
+    Route("/infill", infill, methods=["POST"]),
     Route("/props", props, methods=["GET"]),
     *(Route(path, elsewhere, methods=["GET", "POST"]) for path in ELSEWHERE),
 )

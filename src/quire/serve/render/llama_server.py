@@ -19,11 +19,11 @@ from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.llama_server import (
     OPTION_NAMES,
     LlamaCompletion,
-    LlamaCompletionRequest,
     LlamaDefaults,
     LlamaLikely,
     LlamaProbability,
     LlamaProps,
+    LlamaTextFields,
     LlamaTimings,
     StopType,
 )
@@ -33,7 +33,7 @@ from quire.serve.services import Services
 class LlamaReply:
     """The answer to one call. Mutable."""
 
-    def __init__(self, fields: LlamaCompletionRequest, generation: Generation) -> None:
+    def __init__(self, fields: LlamaTextFields, generation: Generation) -> None:
         self._fields = fields
         self._generation = generation
         self._names = TokenNames(generation.services.model.tokenizer)

@@ -17,6 +17,7 @@ class CompletionRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
     has_batch: ClassVar[bool] = True
 
     prompt: str | list[Any]
+    suffix: str | None = None
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None  # some clients send both to every endpoint
     logprobs: LogprobCount | None = None

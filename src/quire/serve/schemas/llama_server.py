@@ -1,4 +1,4 @@
-"""llama-server's own API, /completion and /props: its requests and answers."""
+"""llama-server's own API, /completion, /infill and /props: its requests and answers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ OPTION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
 StopType = Literal["none", "eos", "limit", "word"]
 
 
-class LlamaCompletionRequest(StreamFields, kw_only=True, forbid_unknown_fields=True):
-    """A text to continue. Fields that cannot change the text are accepted and ignored."""
+class LlamaTextFields(StreamFields, kw_only=True, forbid_unknown_fields=True):
+    """How a text is generated. Fields that cannot change the text are accepted and ignored."""
 
     any_media_type: ClassVar[bool] = True  # curl -d sends the Content-Type of a form
 
-    prompt: str | list[Any]
     n_predict: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -84,6 +83,30 @@ class LlamaCompletionRequest(StreamFields, kw_only=True, forbid_unknown_fields=T
     samplers: list[str] | None = None
     timings_per_token: bool | None = None
     xtc_threshold: float | None = None
+
+
+class LlamaCompletionRequest(LlamaTextFields, kw_only=True, forbid_unknown_fields=True):
+    """A text to continue."""
+
+    prompt: str | list[Any]
+
+
+class LlamaFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file, or a part of one."""
+
+    text: str
+    filename: str = ""
+
+
+class LlamaInfillRequest(LlamaTextFields, kw_only=True, forbid_unknown_fields=True):
+    """A text to fill in. `prompt` is the end of the prefix, such as the line of the cursor."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[LlamaFile] | None = None
+    prompt: str = ""
+    # ignored: limits of a computation without a prefix cache
+    t_max_prompt_ms: int | None = None
 
 
 REFUSED_OPTIONS: Final[Mapping[str, Refusal]] = MappingProxyType(

@@ -128,9 +128,10 @@ class OllamaChatRequest(OllamaFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class OllamaGenerateRequest(OllamaFields, kw_only=True, forbid_unknown_fields=True):
-    """A text to answer, or to continue if `raw`. Without a text: load the model."""
+    """A text to answer, to continue if `raw`, or to fill in before a suffix. Without a text: load the model."""
 
     prompt: str | None = None
+    suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
+from quire.engine.text.infill import InfillFormat
 from quire.engine.text.prompts import estimated_tokens
 from quire.serve.errors import ApiError
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.completions import CompletionRequest
 from quire.serve.services import Services
 from quire.serve.translate.grammar import Held, held_to
+from quire.serve.translate.infill import ended_by, required_infill
 from quire.serve.translate.sampling import (
     include_usage,
     max_tokens_of,
@@ -32,6 +35,9 @@ def completion_request(fields: CompletionRequest, services: Services) -> Generat
         raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
     held = held_to(fields.response_format, fields.structured_outputs, fields.grammar)
     sampling, prompts = _sampling(fields, services, held), prompts_of(fields.prompt)
+    if fields.suffix:
+        infill = required_infill(services, "suffix")
+        prompts, sampling = _filled_in(fields, prompts, infill), ended_by(sampling, infill)
     require_few_choices(len(prompts), sampling, services.config.max_choices)
     longest = services.model.limits.max_model_len  # a longer prompt is refused later
     return GenerationRequest(
@@ -47,6 +53,17 @@ def completion_request(fields: CompletionRequest, services: Services) -> Generat
         prompts_only=_wants_prompts_only(fields),
         stream_usage=usage,
     )
+
+
+def _filled_in(
+    fields: CompletionRequest, prompts: Sequence[str | list[int]], infill: InfillFormat
+) -> list[str | list[int]]:
+    """Return prompts that end with a suffix; raises for a request that a suffix does not suit."""
+    if fields.echo:
+        raise InvalidRequestError("echo", True, "false, because suffix is set")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidRequestError("prompt", "token ids", "texts, because suffix is set")
+    return [infill.prompt(str(prompt), fields.suffix or "") for prompt in prompts]
 
 
 def _wants_prompts_only(fields: CompletionRequest) -> bool:

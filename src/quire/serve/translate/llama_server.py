@@ -1,4 +1,4 @@
-"""Turns a request of llama-server's /completion into a `GenerationRequest`, like one of /v1/completions.
+"""Turns a request of llama-server's /completion or /infill into a `GenerationRequest`, like one of /v1/completions.
 
 Only the names of the sampling parameters differ.
 """
@@ -10,16 +10,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from msgspec.structs import replace as replace_fields
+
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import MAX_BIASES, SamplingParams
+from quire.engine.text.infill import OtherFile
 from quire.engine.text.prompts import estimated_tokens
 from quire.serve.errors import unsupported
 from quire.serve.run.request import GenerationRequest
-from quire.serve.schemas.llama_server import OPTION_NAMES, REFUSED_OPTIONS, LlamaCompletionRequest
+from quire.serve.schemas.llama_server import (
+    OPTION_NAMES,
+    REFUSED_OPTIONS,
+    LlamaCompletionRequest,
+    LlamaInfillRequest,
+    LlamaTextFields,
+)
 from quire.serve.schemas.sampling import TOKEN_ID
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
 from quire.serve.translate.grammar import Held, grammar_of, held_to_schema
+from quire.serve.translate.infill import ended_by, required_infill
 from quire.serve.translate.sampling import require_few_stops
 
 NAMES: Final = {**OPTION_NAMES, "logprobs": "n_probs"}
@@ -34,24 +44,40 @@ BIAS_FORMS: Final = 'a list of [token id, bias], or an object {"token id": bias}
 
 def llama_completion_request(fields: LlamaCompletionRequest, services: Services) -> GenerationRequest:
     """Return the engine's request for a completion; raises if a field is not valid. Does not mutate."""
-    for name, refusal in REFUSED_OPTIONS.items():
-        if getattr(fields, name) not in (None, *refusal.nothing):
-            raise unsupported(name, refusal.why)
     prompts = prompts_of(fields.prompt)
     if len(prompts) != 1:
         raise InvalidRequestError("prompt", f"{len(prompts)} prompts", "one text, or one list of token ids")
+    return _request(fields, services, prompts[0])
+
+
+def llama_infill_request(fields: LlamaInfillRequest, services: Services) -> GenerationRequest:
+    """Return the engine's request for a text to fill in; raises if a field is not valid. Does not mutate.
+
+    Editors always send `n_indent` and `t_max_predict_ms`, which only end a middle early: here they are ignored.
+    """
+    fields = replace_fields(fields, n_indent=None, t_max_predict_ms=None)
+    infill = required_infill(services, "input_suffix")
+    others = [OtherFile(each.filename, each.text) for each in fields.input_extra or ()]
+    prompt = infill.prompt(fields.input_prefix + fields.prompt, fields.input_suffix, others)
+    request = _request(fields, services, prompt)
+    return replace(request, sampling=ended_by(request.sampling, infill))
+
+
+def _request(fields: LlamaTextFields, services: Services, prompt: str | list[int]) -> GenerationRequest:
+    for name, refusal in REFUSED_OPTIONS.items():
+        if getattr(fields, name) not in (None, *refusal.nothing):
+            raise unsupported(name, refusal.why)
     held = _held(fields)
-    sampling = _sampling(fields, services.model.get_default_sampling_params(), held)
     return GenerationRequest(
-        prompts=prompts,
+        prompts=[prompt],
         num_sequences=1,
-        num_tokens=estimated_tokens(prompts[0], services.model.limits.max_model_len),
-        sampling=sampling,
+        num_tokens=estimated_tokens(prompt, services.model.limits.max_model_len),
+        sampling=_sampling(fields, services.model.get_default_sampling_params(), held),
         names={**NAMES, "grammar": held.field},
     )
 
 
-def _held(fields: LlamaCompletionRequest) -> Held:
+def _held(fields: LlamaTextFields) -> Held:
     if fields.grammar and fields.json_schema is not None:
         raise InvalidRequestError("grammar", fields.grammar, "none, because json_schema is set")
     if fields.json_schema is not None:
@@ -59,7 +85,7 @@ def _held(fields: LlamaCompletionRequest) -> Held:
     return Held(grammar_of(fields.grammar, "grammar"), "grammar") if fields.grammar else Held()
 
 
-def _sampling(fields: LlamaCompletionRequest, defaults: SamplingParams, held: Held) -> SamplingParams:
+def _sampling(fields: LlamaTextFields, defaults: SamplingParams, held: Held) -> SamplingParams:
     require_few_stops(fields.stop)
     given: dict[str, Any] = {
         ours: value for ours, theirs in OPTION_NAMES.items() if (value := getattr(fields, theirs)) is not None

@@ -2,7 +2,7 @@
 
     /api/chat       messages, tools ───────────────┐
     /api/generate   system, prompt ──► messages ───┼──► GenerationRequest        as from /v1/chat/completions
-                    prompt, raw ───────────────────┘                             as from /v1/completions
+                    prompt, raw or suffix ─────────┘                             as from /v1/completions
     neither         no prompts: only load the model
 
 Only the names of the sampling parameters differ.
@@ -37,6 +37,7 @@ from quire.serve.services import Services
 from quire.serve.translate.chat import num_logprobs
 from quire.serve.translate.conversation import chat_options, with_ending
 from quire.serve.translate.grammar import Held, held_to_schema
+from quire.serve.translate.infill import ended_by, required_infill
 from quire.serve.translate.ollama_messages import messages_of
 from quire.serve.translate.tools import answer_form, tool_choice_of
 
@@ -64,10 +65,15 @@ def ollama_chat_request(fields: OllamaChatRequest, services: Services) -> Genera
 
 def ollama_generate_request(fields: OllamaGenerateRequest, services: Services) -> GenerationRequest:
     """Return the engine's request for a text; raises if a field is not valid. Does not mutate."""
-    if fields.raw:
+    if fields.raw or fields.suffix:
         for name in ("system", "think"):
             if getattr(fields, name):
-                raise unsupported(name, "a raw prompt has no chat template")
+                raise unsupported(name, "a raw prompt, or one with a suffix, has no chat template")
+    if fields.suffix:
+        infill = required_infill(services, "suffix")
+        request = _request(fields, services, infill.prompt(fields.prompt or "", fields.suffix), "prompt")
+        return replace(request, sampling=ended_by(request.sampling, infill))
+    if fields.raw:
         return _request(fields, services, fields.prompt or None, "prompt")
     messages = [{"role": "user", "content": fields.prompt}] if fields.prompt else []
     if messages and fields.system:
@@ -81,7 +87,7 @@ def asks_nothing(fields: OllamaFields) -> bool:
         case OllamaChatRequest():
             return not fields.messages
         case OllamaGenerateRequest():
-            return not fields.prompt
+            return not (fields.prompt or fields.suffix)
     return False
 
 
