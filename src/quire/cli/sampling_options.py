@@ -1,4 +1,4 @@
-"""The sampling parameters as options of a command. The defaults are the model's own settings."""
+"""The sampling parameters, and the form of a text, as options of a command. Defaults are the model's own settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import Any, Final
 
+from quire.cli.grammar_options import add_grammar_options, grammar
 from quire.core.errors import InvalidRequestError
 from quire.core.parameters import Integer
 from quire.core.sampling_params import PARAMETERS, SamplingParams
@@ -22,6 +23,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         name, text = f"--{declared.name.replace('_', '-')}", declared.help
         group.add_argument(name, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text)
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    add_grammar_options(parser)
 
 
 def check_sampling(sampling: SamplingParams) -> None:
@@ -39,4 +41,4 @@ def sampling_params(arguments: argparse.Namespace, defaults: SamplingParams) -> 
     """Return the defaults, overridden by the given options. Does not mutate."""
     names = [declared.name for declared in FLAGS]
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names if name in vars(arguments)}
-    return replace(defaults, stop=tuple(arguments.stop) or defaults.stop, **given)
+    return replace(defaults, stop=tuple(arguments.stop) or defaults.stop, grammar=grammar(arguments), **given)
