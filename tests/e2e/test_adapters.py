@@ -20,6 +20,7 @@ from quire.engine.door import Ticket
 from quire.engine.records.step_log import replay
 from support.adapters import Tensors, adapter_tensors, merged, write_adapter
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
+from support.tiny_tokenizer import write_chatml
 
 PROMPTS = [
     [random.Random(seed).randrange(1, 120) for _ in range(length)] for seed, length in enumerate((50, 3, 90, 33))
@@ -84,6 +85,21 @@ def test_text_is_that_of_the_merged_model(models: Models, backend: str) -> None:
         tuned = llm.generate(PROMPTS, temperature=0, max_tokens=16, use_tqdm=False, adapter="tune")
     assert [each.outputs[0].token_ids for each in tuned] == expected
     assert [each.outputs[0].token_ids for each in plain] != expected
+
+
+def test_a_chat_takes_an_adapter_as_a_prompt_does(tmp_path: Path) -> None:
+    settings = {"vocab_size": 384, "eos_token_id": 383}
+    base = write_chatml(write_tiny_qwen3(tmp_path / "base", settings=settings))
+    spec = read_model(ModelFolder(base)).spec
+    tune = write_adapter(tmp_path / "tune", adapter_tensors(spec, rank=8), {"lora_alpha": 16})
+    messages = [{"role": "user", "content": "hi"}]
+    with LLM(base, kv_memory="1MiB", num_threads=1, adapter={"tune": tune}) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=12, logprobs=1)
+        expected = bits(llm.generate([messages], greedy, use_tqdm=False, adapter="tune"))
+        assert bits(llm.chat(messages, greedy, use_tqdm=False, adapter="tune")) == expected
+        assert bits(llm.chat(messages, greedy, use_tqdm=False)) != expected
+        with pytest.raises(InvalidRequestError, match="adapter is 'other'"):
+            llm.chat(messages, greedy, use_tqdm=False, adapter="other")
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_several_texts_are_numbered_and_stop_strings_and_seeds_heeded(quire: Com
         (("-p", "x", "--dtype", "int3"), 2, "dtype is 'int3'"),
         (("-p", "x", "--weights", "int3"), 2, "weights is 'int3'; allowed: one of auto, widened, int8, int4"),
         (("-p", "x", "--kv-dtype", "int3"), 2, "kv_dtype is 'int3'; allowed: one of auto, bfloat16, float16, float32"),
-        (("-p", "x" * 9000), 2, "prompt and max_tokens together"),
+        (("-p", "x" * 9000), 2, "Shorten the prompt"),
         (("-p", "x", "--prompt-file", "y"), 2, "not allowed with"),
     ],
 )

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from quire.cli import main
-from quire.cli.near_names import ELSEWHERE, NEEDLESS
 from quire.cli.options import options_of
 from quire.cli.server_options import COMMON, EXAMPLES
 from quire.core.config import EngineConfig
+from quire.engine.near_names import ELSEWHERE, NEEDLESS
 from quire.serve.config import ServerConfig
 
 
@@ -35,6 +35,27 @@ from quire.serve.config import ServerConfig
         ("serve m --chat-template t.jinja", "quire takes the model's chat template, or that of --tokenizer FOLDER"),
         ("serve m --trust-remote-code", "quire never runs code that comes with a model"),
         ("serve m --load-format gguf", "quire tells the format from the files"),
+        ("serve m --allowed-origins *", "quire calls it --cors-origin;"),
+        ("serve m --ssl-certfile=a.pem", "quire calls it --tls-cert;"),
+        ("serve m --ssl-keyfile a.pem", "quire calls it --tls-key;"),
+        ("serve m --data-parallel-size 2", "quire calls it --replicas;"),
+        ("serve m --tensor-parallel-size 2", "quire calls it --tensor-parallel;"),
+        ("serve m --scheduling-policy fcfs", "quire calls it --policy;"),
+        ("serve m --override-generation-config {}", "quire calls it --default-sampling;"),
+        ("serve m --enforce-eager", "quire calls it --no-cuda-graphs;"),
+        ("serve m --draft-model small", "quire calls it --speculation;"),
+        ("serve m --embedding", "quire calls it --pooling;"),
+        ("generate m --n-predict 5", "quire calls it --max-tokens;"),
+        ("serve m --n-predict 5", "quire calls it --max-tokens, an option of other commands;"),
+        ("generate m --alias x", "quire calls it --served-model-name, an option of other commands;"),
+        (
+            "generate m hi there",
+            "unrecognized arguments: hi there; give a text with -p: -p 'hi there'; see quire generate",
+        ),
+        ("embed m hi", "give a text with -p: -p hi; see quire embed"),
+        ("serve m -hf a/b", "quire takes the model without a flag: quire serve a/b"),
+        ("run -hf a/b", "quire takes the model without a flag: quire chat a/b"),
+        ("-hf a/b", "quire takes a command first, and the model without a flag: quire serve a/b"),
         ("pull llama3", 'quire: error: "llama3" is no model of the Hugging Face hub. quire pulls ORG/REPO, such as'),
         ("serve --model folder", "quire calls it MODEL, without a flag"),
         ("serve --model=folder --port 1", "quire calls it MODEL, without a flag"),
@@ -58,13 +79,16 @@ def test_nothing_is_guessed_of_what_is_like_nothing(line: str, capsys: pytest.Ca
 
 
 def test_the_names_of_other_programs_lead_to_options_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "\n  --tokenizer FOLDER" in shown, "a hint names it"
-    for theirs, ours in (ELSEWHERE | NEEDLESS).items():
-        assert f"\n  {theirs} " not in shown, "it has an option of that name itself"
-        if ours.startswith("--"):
-            assert ours in shown.replace("--[no-]", "--no-").replace("--access-log, --no-access-log", "--no-access-log")
+    flags: set[str] = set()
+    for command in ("serve", "generate", "chat", "embed"):
+        assert main([command, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert "\n  --tokenizer FOLDER" in shown, "a hint names it"
+        flags |= {
+            flag for line in re.findall(r"^  (-.*)", shown, re.MULTILINE) for flag in re.findall(r"--[\w-]+", line)
+        }
+    assert flags.isdisjoint(ELSEWHERE | NEEDLESS), "quire has an option of that name itself"
+    assert {ours for ours in ELSEWHERE.values() if ours.startswith("--")} <= flags
 
 
 def test_help_shows_ten_common_options_first_each_option_once_and_examples_that_are_read(

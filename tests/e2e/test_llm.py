@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import LLM, EngineConfig, SamplingParams
+from quire import LLM, AsyncLLM, EngineConfig, SamplingParams
 from quire.compute import backend
 from quire.core.errors import (
     CheckpointError,
@@ -135,6 +135,7 @@ def test_a_conversation_is_the_prompt_that_the_template_makes_of_it(llm: LLM) ->
         llm, [ids, llm.tokenizer.encode_chat(messages[1:])]
     )
     assert llm.generate(messages, GREEDY)[0].outputs == output.outputs
+    assert llm.chat(messages, temperature=0, max_tokens=12, use_tqdm=False)[0].outputs == output.outputs
     bare = llm.tokenizer.encode_chat(messages, add_generation_prompt=False)
     assert llm.chat(messages, GREEDY, add_generation_prompt=False)[0].prompt_token_ids == bare != ids
 
@@ -430,13 +431,40 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(llm: LLM, mo
     assert len(tokens(llm, [[1, 2]])[0]) == 12
 
 
+# ---- bad settings -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"tensor_parallel_size": 1}, "quire calls it tensor_parallel"),
+        ({"kv_cache_dtype": "fp8"}, "quire calls it kv_dtype"),
+        ({"scheduling_policy": "fcfs"}, "quire calls it policy"),
+        ({"gpu_memory_utilization": 0.9}, "quire calls it kv_memory"),
+        ({"enforce_eager": True}, "quire calls it cuda_graphs=False"),
+        ({"trust_remote_code": True}, "quire never runs code that comes with a model"),
+        ({"n_ctx": 512}, "quire calls it max_model_len"),
+        ({"model_path": "a.gguf"}, "quire calls it model"),
+        ({"revision": "main"}, "quire calls it MODEL@REVISION"),
+        ({"kv_memry": "1MiB"}, "did you mean kv_memory?"),
+        ({"xyzzy": 1}, "see quire.EngineConfig"),
+    ],
+)
+def test_an_unknown_setting_leads_to_the_one_that_was_meant(settings: dict[str, Any], hint: str) -> None:
+    (name,) = settings
+    for kind in (LLM, AsyncLLM):
+        with pytest.raises(InvalidConfigError) as caught:
+            kind("guide", **settings)
+        assert str(caught.value) == f"{name!r} is not a setting of quire; {hint}"
+
+
 # ---- bad requests -------------------------------------------------------------------------------------------------
 
 BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ("", InvalidRequestError, "prompt is ''"),
     ([[]], InvalidRequestError, r"prompt is \[\]"),
     ({"prompt_token_ids": []}, InvalidRequestError, r"prompt is \[\]"),
-    ([1] * 10_000, RequestTooLargeError, "prompt and max_tokens together"),
+    ([1] * 10_000, RequestTooLargeError, "the prompt has 10000 tokens"),
     ([[1, VOCAB_SIZE]], InvalidRequestError, r"prompt\[1\] is 384"),
     ([[-1]], InvalidRequestError, r"prompt\[0\] is -1"),
     ([[1, 2.5]], InvalidRequestError, r"prompt\[1\] is 2.5"),

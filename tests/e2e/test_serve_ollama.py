@@ -394,7 +394,7 @@ def test_every_option_that_is_refused_is_in_the_list() -> None:
             {"raw": True, "think": True},
             "think is not supported: a raw prompt, or one with a suffix, has no chat template",
         ),
-        ({"prompt": "a " * 9000}, "prompt"),
+        ({"prompt": "a " * 9000}, "the prompt has "),
         ({"width": 5}, "width is not a field of this request"),
     ],
 )

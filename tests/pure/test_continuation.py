@@ -116,8 +116,8 @@ REFUSED: list[tuple[Add, str]] = [
     ),
     (
         add("r", PROMPT, [5] * 61),
-        "prompt and max_tokens together is 65; allowed: at most 64 tokens, because this model's maximum context length "
-        "is 64 tokens; shorten the prompt or max_tokens",
+        "the prompt and its beginning of an answer have 64 tokens; this model's maximum context length is 64 tokens, "
+        "of which 1 must stay free for the output. Shorten the prompt.",
     ),
     (
         add("r", PROMPT, [5], max_tokens=9, n=2),

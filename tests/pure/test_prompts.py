@@ -19,6 +19,7 @@ from quire.engine.text.prompts import (
     ChatOptions,
     encode_prompt,
     estimated_tokens,
+    split_conversations,
     split_prompts,
     with_bad_words,
     with_options,
@@ -214,6 +215,39 @@ def test_names_of_hugging_face_mean_ours() -> None:
 def test_an_option_that_is_none_is_named(name: str, value: Any) -> None:
     error = refusal(lambda: with_options(SamplingParams(), {name: value}))
     assert (error.field, error.value, error.allowed) == (name, value, "the name of a sampling parameter")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("temprature", "did you mean temperature?"),
+        ("n_predict", "quire calls it max_tokens"),
+        ("repeat_penalty", "quire calls it repetition_penalty"),
+        ("xyzzy", "see quire.SamplingParams"),
+    ],
+)
+def test_an_option_that_is_none_leads_to_the_one_that_was_meant(name: str, hint: str) -> None:
+    error = refusal(lambda: with_options(SamplingParams(), {name: 1}))
+    assert str(error) == f"{name!r} is not a sampling parameter; {hint}"
+
+
+# ---- conversations --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "messages", ["hi", {"role": "user", "content": "hi"}, ["hi there"], [["hi"]], [[]], [5], 5, None]
+)
+def test_what_is_no_conversation_is_refused_with_an_example(messages: Any) -> None:
+    error = refusal(lambda: split_conversations(messages))
+    assert error.field == "messages"
+    assert error.allowed == 'a list of messages such as {"role": "user", "content": "Hi"}, or a list of such lists'
+
+
+def test_conversations_are_split() -> None:
+    message = {"role": "user", "content": "hi"}
+    assert split_conversations([]) == []
+    assert split_conversations([message, message]) == [[message, message]]
+    assert split_conversations([[message], (message,)]) == [[message], (message,)]
 
 
 # ---- bad words ------------------------------------------------------------------------------------------------------

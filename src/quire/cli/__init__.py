@@ -74,10 +74,13 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message and exit."""
         choice, begun = INVALID_CHOICE.search(message), AMBIGUOUS.match(message)
-        if choice is not None:
-            message += _hint(choice[1], re.findall(r"'([^']*)'", choice[2]))
-        elif begun is not None:  # another program's option can be a prefix of several of ours
-            message += _hint(begun[1], ())
+        if choice is not None or begun is not None:
+            from quire.engine.near_names import counterpart, meant_by
+
+            if choice is not None:
+                message += _after(meant_by(choice[1], re.findall(r"'([^']*)'", choice[2])))
+            elif begun is not None:  # another program's option can be a prefix of several of ours
+                message += _after(counterpart(begun[1], self._flags()))
         self.exit(MISUSED, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -88,16 +91,22 @@ class OneLineParser(argparse.ArgumentParser):
             setattr(parsed, names, [*(getattr(parsed, names, None) or ()), *unknown])
             return parsed, []
         if unknown:
-            known = [name for action in self._actions for name in action.option_strings]
-            first = next((word for word in unknown if word.startswith("-")), unknown[0])
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(first, known)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_after(self._meant(unknown))}")
         return parsed, unknown
 
+    def _meant(self, unknown: Sequence[str]) -> str:
+        from quire.engine.near_names import meant_by
 
-def _hint(name: str, known: Sequence[str]) -> str:
-    from quire.cli.near_names import meant_by
+        first = next((word for word in unknown if word.startswith("-")), "")
+        if not first and "-p" in self._flags():
+            return f"give a text with -p: -p {shlex.quote(' '.join(unknown))}"
+        return meant_by(first or unknown[0], self._flags())
 
-    hint = meant_by(name, known)
+    def _flags(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
+
+
+def _after(hint: str) -> str:
     return f"; {hint}" if hint else ""
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quire.cli import DONE, FAILED
 from quire.cli.engine_options import add_engine_options, engine_config
-from quire.cli.near_names import meant_by
 from quire.cli.sampling_options import add_sampling_options, check_sampling, require_text, sampling_params
 from quire.cli.session import chosen_adapter, describe, load, remark, stderr_terminal, stream_text, until_interrupted
 from quire.cli.terminal import Terminal, add_color_option, detect
@@ -26,6 +25,7 @@ from quire.cli.turn_reader import pipe_reader, terminal_reader
 from quire.cli.word_wrap import WordWrap
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.sampling_params import SamplingParams
+from quire.engine.near_names import meant_by
 
 if TYPE_CHECKING:
     from quire.engine.llm import LLM

@@ -49,11 +49,15 @@ def as_quire(arguments: Sequence[str]) -> tuple[list[str], str]:
     ((['chat', 'smollm2'], ''), (['serve', '--help'], ''))
     >>> as_quire(["-m", "a.gguf"])[1]
     'quire takes a command first, and the model without a flag: quire serve a.gguf'
+    >>> as_quire(["chat", "-hf", "a/b"])[1]
+    'quire takes the model without a flag: quire chat a/b'
     """
     first, rest = arguments[0], list(arguments[1:])
     flag = next((index for index, each in enumerate(arguments) if each in MODEL_FLAGS), None)
     if first in MODEL_FLAGS or (flag is not None and arguments[flag].startswith("-hf")):
         model = next(iter(arguments[(flag or 0) + 1 :]), "MODEL")
+        if not first.startswith("-"):
+            return [], f"quire takes the model without a flag: quire {' '.join(ALIASES.get(first, (first,)))} {model}"
         return [], f"quire takes a command first, and the model without a flag: quire serve {model}"
     if first == "help":
         return [*rest, "--help"], ""

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Self
 
 MAX_SHOWN: Final = 80
 """The most characters of a value or a name that an error shows."""
@@ -90,6 +90,11 @@ class InvalidValueError(QuireError, ValueError):
     Traceback (most recent call last):
     ...
     quire.core.errors.InvalidValueError: block_size is 0; allowed: an integer from 1 to 4096
+
+    `saying` gives the error a sentence as its message instead.
+
+    >>> print(InvalidValueError("prompt", "9 tokens", "at most 8").saying("the prompt has 9 tokens; shorten it"))
+    the prompt has 9 tokens; shorten it
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
@@ -97,9 +102,18 @@ class InvalidValueError(QuireError, ValueError):
         self.field = field
         self.value = value
         self.allowed = allowed
+        self.sentence = ""
 
-    def __reduce__(self) -> tuple[type[InvalidValueError], tuple[object, ...]]:
-        return type(self), (self.field, self.value, self.allowed)
+    def saying(self, sentence: str) -> Self:
+        """Return this error with a sentence as its message. Mutates."""
+        self.sentence = sentence
+        return self
+
+    def __str__(self) -> str:
+        return self.sentence or super().__str__()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.field, self.value, self.allowed), self.__dict__
 
 
 class InvalidRequestError(InvalidValueError):
@@ -146,9 +160,9 @@ class ModelError(CheckpointError):
 
     def __init__(self, model: str, sentence: str) -> None:
         super().__init__("model", model, sentence)
-        self.args = (self.allowed,)
+        self.sentence = self.allowed
 
-    def __reduce__(self) -> tuple[type[InvalidValueError], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.value, self.allowed)
 
 

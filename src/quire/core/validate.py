@@ -315,21 +315,24 @@ def _validate_beginning(request: Request, limits: RequestLimits) -> None:
 def validate_length(request: Request, limits: RequestLimits) -> None:
     """Raise `RequestTooLargeError` unless the request fits into the context and the memory. Does not mutate."""
     prompt, asked = request.num_prompt_tokens, request.sampling.max_tokens
-    total = prompt + (request.num_output_tokens + 1 if asked is None else asked)
-    if total > limits.max_model_len:
-        raise RequestTooLargeError(
-            "prompt and max_tokens together",
-            total,
-            f"at most {limits.max_model_len} tokens, because this model's maximum context length is "
-            f"{limits.max_model_len} tokens; shorten the prompt or max_tokens",
-        )
-    if total - 1 > limits.max_sequence_tokens:
-        raise RequestTooLargeError(
-            "prompt and max_tokens together",
-            total,
-            f"at most {limits.max_sequence_tokens + 1} tokens, which is what the KV memory holds; "
-            "shorten the prompt or max_tokens, or give the engine more KV memory",
-        )
+    begun = prompt + request.num_output_tokens
+    total, most = begun + 1 if asked is None else prompt + asked, _longest(limits)
+    if total <= most:
+        return
+    limit, remedy = f"this model's maximum context length is {most} tokens", ""
+    if most < limits.max_model_len:
+        limit = f"the KV memory of this engine limits the maximum context length to {most} tokens"
+        remedy = ", or give the engine more KV memory"
+    error = RequestTooLargeError("prompt", f"{total} tokens", f"at most {most} tokens")
+    if asked is None or begun >= most:
+        count = f"the prompt has {prompt} tokens"
+        if request.num_output_tokens:
+            count = f"the prompt and its beginning of an answer have {begun} tokens"
+        room = ", of which 1 must stay free for the output" if begun == most else ""
+        raise error.saying(f"{count}; {limit}{room}. Shorten the prompt{remedy}.")
+    prompt_tokens = f"{prompt} token{'s' if prompt > 1 else ''}"
+    count = f"the prompt ({prompt_tokens}) and max_tokens ({asked}) together are {total} tokens"
+    raise error.saying(f"{count}; {limit}. Shorten the prompt or lower max_tokens{remedy}.")
 
 
 def _require_a_choice(sampling: SamplingParams, limits: RequestLimits) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock
 from quire.core.config import EngineConfig, EngineSettings, ResolvedConfig
-from quire.core.errors import InvalidConfigError, InvalidRequestError
+from quire.core.errors import InvalidConfigError, InvalidRequestError, shortened
 from quire.core.executor import NoteLoaded
 from quire.core.grammar import Grammar, GrammarChecker
 from quire.core.pooling import Pooling
@@ -26,6 +26,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits, validate, validate_sampling
 from quire.engine.commands import Add
 from quire.engine.core import EngineCore
+from quire.engine.near_names import keyword_meant_by
 from quire.engine.process.adapter_set import AdapterSet
 from quire.engine.records.report import EngineReport
 from quire.engine.seeds import SeedCounter
@@ -289,7 +290,13 @@ class LocalModel(OpenModel):
 
 
 def make_config(model: str | os.PathLike[str] | EngineConfig, settings: EngineSettings) -> EngineConfig:
-    """Return the given `EngineConfig`, or build one from a model and keywords."""
+    """Return the given `EngineConfig`, or build one from a model and keywords; raises if one has no such name."""
+    known = [field.name for field in fields(EngineConfig)]
+    for name in settings:
+        if name not in known:
+            hint = keyword_meant_by(name, known) or "see quire.EngineConfig"
+            error = InvalidConfigError("settings", name, "the fields of EngineConfig")
+            raise error.saying(f"{shortened(name)!r} is not a setting of quire; {hint}")
     if not isinstance(model, EngineConfig):
         return EngineConfig(**cast(dict[str, Any], {"model": model, **settings}))  # converts paths to text
     if settings:

@@ -26,7 +26,7 @@ from quire.engine.process.ownership import Turn
 from quire.engine.progress import ProgressBar
 from quire.engine.records.stats import EngineStats
 from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
-from quire.engine.text.prompts import ChatOptions, Message, Prompts, is_message, split_prompts
+from quire.engine.text.prompts import Message, Prompts, chat_options, split_conversations, split_prompts
 from quire.engine.text.scores import pair_prompts
 
 
@@ -87,16 +87,22 @@ class LLM(LocalModel, OperatorVerbs):
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        add_generation_prompt: bool = True,
         tools: Sequence[Message] | None = None,
-        chat_template_kwargs: Mapping[str, object] | None = None,
         use_tqdm: bool = True,
+        adapter: str | None = None,
+        **options: Any,
     ) -> list[RequestOutput]:
-        """Return the answers to one conversation or several, in their order."""
-        conversations: Sequence[Any] = [messages] if len(messages) and is_message(messages[0]) else messages
-        chat = ChatOptions(add_generation_prompt, tools, chat_template_kwargs)
+        """Return the answers to one conversation or several, in their order.
+
+        `options`: `add_generation_prompt` and `chat_template_kwargs`, and those of `generate`; so is `adapter`.
+        """
+        conversations = split_conversations(messages)
+        chat, others = chat_options(tools, options)
         with self._turn:
-            prepared = self._door.prepare_all(conversations, self._client.limits, sampling_params, chat=chat)
+            limits, ticket = self._client.limits, Ticket(adapter=adapter)
+            prepared = self._door.prepare_all(
+                conversations, limits, sampling_params, chat=chat, options=others, ticket=ticket
+            )
             return self._run(prepared, use_tqdm)
 
     def embed(

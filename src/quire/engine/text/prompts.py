@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast
 
-from quire.core.errors import InvalidRequestError, QuireError
+from quire.core.errors import InvalidRequestError, QuireError, shortened
 from quire.core.request import token_array
 from quire.core.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
+from quire.engine.near_names import keyword_meant_by
 from quire.engine.text.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
@@ -28,6 +29,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Message]
 Prompts = Prompt | Sequence[Prompt]
 
 FORMS: Final = 'a text, a list of token ids, {"prompt_token_ids": […]}, {"prompt": …} or a list of messages'
+CONVERSATIONS: Final = 'a list of messages such as {"role": "user", "content": "Hi"}, or a list of such lists'
 CHARACTERS_PER_TOKEN: Final = 4
 """An estimate for ASCII text; in other text each character counts as a token."""
 
@@ -75,6 +77,34 @@ def split_prompts(prompts: Prompts) -> list[Prompt]:
     if len(prompts) and (isinstance(prompts[0], int) or is_message(prompts[0])):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
+
+
+def split_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """Return the conversations as a list, also for a single one; raises `InvalidRequestError` for any other value.
+
+    >>> split_conversations([{"role": "user", "content": "Hi"}])
+    [[{'role': 'user', 'content': 'Hi'}]]
+    >>> split_conversations("Hi")
+    Traceback (most recent call last):
+    ...
+    quire.core.errors.InvalidRequestError: messages is 'Hi'; allowed: a list of messages such as ...
+    """
+    if isinstance(messages, list | tuple):
+        conversations: list[Any] = [messages] if messages and is_message(messages[0]) else list(messages)
+        if all(isinstance(each, list | tuple) and each and all(map(is_message, each)) for each in conversations):
+            return conversations
+    raise InvalidRequestError("messages", messages, CONVERSATIONS)
+
+
+def chat_options(tools: Sequence[Message] | None, options: Mapping[str, Any]) -> tuple[ChatOptions, Mapping[str, Any]]:
+    """Return how a conversation becomes a prompt, and the options that set sampling parameters. Does not mutate.
+
+    >>> chat_options(None, {"add_generation_prompt": False, "temperature": 0})
+    (ChatOptions(add_generation_prompt=False, tools=None, variables=None, template=''), {'temperature': 0})
+    """
+    others = dict(options)
+    begins, variables = others.pop("add_generation_prompt", True), others.pop("chat_template_kwargs", None)
+    return ChatOptions(begins, tools, variables), others
 
 
 def is_message(value: object) -> bool:
@@ -140,7 +170,9 @@ def with_options(sampling: SamplingParams, options: Mapping[str, Any]) -> Sampli
         elif field in SAMPLING_FIELDS:
             changes[field] = value
         else:
-            raise InvalidRequestError(name, value, "the name of a sampling parameter")
+            hint = keyword_meant_by(name, (*SAMPLING_FIELDS, *HUGGING_FACE_NAMES)) or "see quire.SamplingParams"
+            error = InvalidRequestError(name, value, "the name of a sampling parameter")
+            raise error.saying(f"{shortened(name)!r} is not a sampling parameter; {hint}")
     return replace(sampling, **changes) if changes else sampling
 
 

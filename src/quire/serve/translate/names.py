@@ -27,8 +27,10 @@ def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: 
     """
     place = names.get("prompt", "prompt") + ("" if prompt_index is None else f"[{prompt_index}]")
     if isinstance(error, RequestTooLargeError):
-        return context_length_exceeded(error, place)
+        theirs = names.get("max_tokens", "max_tokens")
+        return context_length_exceeded(error.saying(error.sentence.replace("max_tokens", theirs)), place)
     match = _HEAD.match(error.field)
     head = match[0] if match else error.field
     name = place if head == "prompt" else names.get(head, head)
-    return api_error_of(InvalidRequestError(name + error.field[len(head) :], error.value, error.allowed))
+    refusal = InvalidRequestError(name + error.field[len(head) :], error.value, error.allowed)
+    return api_error_of(refusal.saying(error.sentence))
