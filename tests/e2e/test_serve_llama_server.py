@@ -134,6 +134,8 @@ def test_what_cannot_be_done_is_refused_by_name(server: RunningServer, fields: d
 
 def test_what_says_nothing_is_ignored(server: RunningServer) -> None:
     quiet = {"mirostat": 0, "typical_p": 1.0, "cache_prompt": True, "id_slot": -1, "samplers": ["top_k"], "seed": -1}
+    quiet |= {"dry_multiplier": 0.0, "xtc_probability": 0, "dynatemp_range": 0, "top_n_sigma": -1, "repeat_penalty": 1}
+    quiet |= {"stop": [f"never {number}" for number in range(64)]}
     assert complete(server, **quiet, repeat_last_n=64)["content"] == complete(server)["content"]
     assert server.ask("POST", "/completion", json.dumps({"prompt": PROMPT, "n_predict": 2}).encode(), {}).status == 200
 

@@ -78,6 +78,43 @@ def test_the_words_of_vllm(kind: Any) -> None:
         assert held(kind, {"structured_outputs": wanted, "response_format": {"type": "text"}}) == (found, field)
 
 
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_the_words_of_llama_server(kind: Any) -> None:
+    schema, at_schema = Grammar.json_schema(SCHEMA), "response_format.schema"
+    assert held(kind, {"response_format": {"type": "json_schema", "schema": SCHEMA}}) == (schema, at_schema)
+    assert held(kind, {"response_format": {"type": "json_object", "schema": SCHEMA}}) == (schema, at_schema)
+    assert held(ResponseRequest, {"text": {"format": {"type": "json_object", "schema": SCHEMA}}}) == (
+        schema,
+        "text.format.schema",
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (
+            ChatRequest,
+            {"response_format": {"type": "json"}},
+            "response_format.type: Invalid value 'json'; allowed: text, json_object, json_schema",
+        ),
+        (
+            ResponseRequest,
+            {"text": {"format": {"type": "json"}}},
+            "text.format.type: Invalid value 'json'; allowed: text, json_object, json_schema",
+        ),
+        (
+            ChatRequest,
+            {"truncation_side": "middle"},
+            "truncation_side: Invalid enum value 'middle'; allowed: left, right",
+        ),
+    ],
+)
+def test_a_wrong_word_is_answered_with_those_that_are_allowed(kind: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        held(kind, fields)
+    assert caught.value.detail.message == message
+
+
 def test_properties_keep_their_order() -> None:
     grammar, _ = held(ChatRequest, {"structured_outputs": {"json": SCHEMA}})
     assert grammar is not None
@@ -94,6 +131,10 @@ def test_properties_keep_their_order() -> None:
         ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}, "schema": {}}},
+            "response_format.schema",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": True}}},
             "response_format.json_schema.schema",

@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
-from quire.core.sampling_params import SamplingParams
+from quire.core.request import Request
+from quire.core.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from quire.core.validate import ANY_ENGINE, RequestLimits, validate_length, validate_sampling
 from quire.engine.outputs import Logprob
 from quire.serve.errors import ApiError
 from quire.serve.openapi import REQUESTS
@@ -33,7 +35,13 @@ from quire.serve.translate.names import renamed
 from quire.serve.translate.response_input import messages_of
 from quire.serve.translate.responses import num_logprobs as num_response_logprobs
 from quire.serve.translate.responses import require_supported
-from quire.serve.translate.sampling import PASSED, include_usage, require_few_choices, sampling_of
+from quire.serve.translate.sampling import (
+    PASSED,
+    include_usage,
+    require_few_choices,
+    require_whole_text,
+    sampling_of,
+)
 
 
 def read(fields: Any, kind: Any = CompletionRequest) -> Any:
@@ -248,10 +256,27 @@ def test_ids_of_biases_are_written_in_one_way(key: str) -> None:
         sampling_of(fields_of(logit_bias={key: 1.0}), SamplingParams())
 
 
-def test_more_than_four_stop_strings_are_refused() -> None:
-    assert sampling_of(fields_of(stop=list("abcd")), SamplingParams()).stop == tuple("abcd")
-    with pytest.raises(InvalidRequestError, match="stop"):
-        sampling_of(fields_of(stop=list("abcde")), SamplingParams())
+def test_as_many_stop_strings_are_allowed_as_the_engine_takes() -> None:
+    many = [str(number) for number in range(MAX_STOP_STRINGS)]
+    sampling = sampling_of(fields_of(stop=many), SamplingParams())
+    assert sampling.stop == tuple(many)
+    validate_sampling(sampling, ANY_ENGINE)
+    assert f'"maxItems": {MAX_STOP_STRINGS}' in json.dumps(msgspec.json.schema(CompletionRequest))
+    with pytest.raises(InvalidRequestError, match=f"allowed: at most {MAX_STOP_STRINGS} strings"):
+        validate_sampling(sampling_of(fields_of(stop=[*many, "x"]), SamplingParams()), ANY_ENGINE)
+
+
+def test_a_window_of_penalties_matters_only_with_a_penalty() -> None:
+    require_whole_text(SamplingParams(), 64, "repeat_last_n")
+    for penalty in ({"repetition_penalty": 1.1}, {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}):
+        require_whole_text(SamplingParams(**penalty), -1, "repeat_last_n")
+        require_whole_text(SamplingParams(**penalty), None, "repeat_last_n")
+        with pytest.raises(InvalidRequestError) as caught:
+            require_whole_text(SamplingParams(**penalty), 64, "options.repeat_last_n")
+        assert str(caught.value) == (
+            "options.repeat_last_n is 64; allowed: -1 with a repeat_penalty, presence_penalty or frequency_penalty, "
+            "because penalties count over the whole text"
+        )
 
 
 def test_stream_options_need_a_stream() -> None:
@@ -308,6 +333,12 @@ def test_refusals_of_the_engine_speak_the_words_of_the_request() -> None:
     large = renamed(RequestTooLargeError("prompt and max_tokens together", 99, "at most 9 tokens"), names, 1).detail
     assert (large.param, large.code) == ("messages[1]", "context_length_exceeded")
     assert "maximum context length" in large.message
+    with pytest.raises(RequestTooLargeError) as caught:
+        validate_length(Request("r", [1] * 31, SamplingParams(max_tokens=9_000)), RequestLimits(100, 8192, 8192, 8))
+    assert renamed(caught.value, names).detail.message == (
+        "the prompt (31 tokens) and max_completion_tokens (9000) together are 9031 tokens; this model's maximum "
+        "context length is 8192 tokens. Shorten the prompt or lower max_completion_tokens."
+    )
     assert renamed(InvalidRequestError("logit_bias[3]", 1, "less"), {}).detail.param == "logit_bias[3]"
 
 

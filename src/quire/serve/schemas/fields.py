@@ -25,6 +25,7 @@ IGNORED: Final = frozenset(
         "store",
         "user",
         # hints that may speed up or split an answer, but do not change it
+        "cache_prompt",
         "prediction",
         "stream_interval",
         # about tools, on endpoints without tools, and a bound that no model sees

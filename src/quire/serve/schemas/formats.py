@@ -1,6 +1,7 @@
 """Constraints on a text that a client can set, in OpenAI's and vLLM's forms.
 
     chat, completions   response_format      {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}
+                                             {"type": "json_schema", "schema": {…}}, as for llama-server
                         structured_outputs   {"json": {…}}, {"regex": …}, {"choice": […]}, {"grammar": …}
     responses           text.format          {"type": "json_schema", "name": …, "schema": {…}}
 
@@ -24,7 +25,9 @@ class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 
 
 class JsonObjectFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """Any JSON object."""
+    """Any JSON object, or one that follows a schema."""
+
+    schema: dict[str, Any] | None = None
 
 
 class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,9 +40,10 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON that follows a schema, in chat's form."""
+    """JSON that follows a schema, in chat's form or in llama-server's: exactly one of these."""
 
-    json_schema: JsonSchema
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 class NamedSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):

@@ -19,6 +19,7 @@ OPTION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "top_k": "top_k",
         "top_p": "top_p",
         "min_p": "min_p",
+        "top_n_sigma": "top_n_sigma",
         "seed": "seed",
         "stop": "stop",
         "repetition_penalty": "repeat_penalty",
@@ -43,6 +44,7 @@ class LlamaTextFields(StreamFields, kw_only=True, forbid_unknown_fields=True):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    top_n_sigma: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None

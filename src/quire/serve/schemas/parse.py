@@ -19,6 +19,7 @@ from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from quire.core.errors import shortened
 from quire.core.json_bounds import DEFAULT_BOUNDS, JsonBounds, require_bounded
@@ -64,7 +65,7 @@ def parse(body: bytes | bytearray, kind: type[Request], bounds: JsonBounds = DEF
     try:
         return msgspec.convert(wanted, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), (*known, *getattr(kind, "paths", ()))) from None
+        raise _invalid(str(error), (*known, *getattr(kind, "paths", ())), kind) from None
     except RecursionError:
         raise _too_deep() from None
 
@@ -145,7 +146,7 @@ def _has_utf8(text: str) -> bool:
     return True
 
 
-def _invalid(message: str, names: Sequence[str]) -> ApiError:
+def _invalid(message: str, names: Sequence[str], kind: type[msgspec.Struct]) -> ApiError:
     """Return the error for a message of msgspec: "Expected `int`, got `str` - at `$.n`"; `names`: known fields."""
     what, _, path = message.rpartition(" - at `$") if message.endswith("`") else (message, "", "")
     if not what:
@@ -159,7 +160,24 @@ def _invalid(message: str, names: Sequence[str]) -> ApiError:
         unknown = "".join([f"{param} is not a field of this request", *near])
         return ApiError(400, f"{param} is required" if "required" in what else unknown, code=code, param=param)
     what = what[:MAX_MESSAGE]  # it may contain a client's text
+    if what.startswith("Invalid ") and (words := _words(msgspec.inspect.type_info(kind), param.split("."))):
+        what = f"{what}; allowed: {', '.join(words)}"
     return ApiError(400, f"{param}: {what}" if param else what, code="invalid_type", param=param or None)
+
+
+def _words(place: msgspec.inspect.Type, path: Sequence[str]) -> list[str]:
+    """Return the words that are allowed at a path of fields: those of a literal, or the tags of a union."""
+    words: list[str] = []
+    for each in place.types if isinstance(place, msgspec.inspect.UnionType) else (place,):
+        if isinstance(each, msgspec.inspect.LiteralType) and not path:
+            words += map(str, each.values)
+        elif isinstance(each, msgspec.inspect.StructType) and path:
+            if each.tag_field == path[0]:
+                words.append(str(each.tag))
+            for field in each.fields:
+                if field.encode_name == path[0]:
+                    words += _words(field.type, path[1:])
+    return words
 
 
 def _not_json(why: str) -> ApiError:

@@ -13,12 +13,17 @@ import msgspec
 from msgspec import Meta
 
 from quire.core.parameters import Biases, Choice, Integer, Kind, Number, Place, Switch, Texts, TokenIds
-from quire.core.sampling_params import MAX_INT32, MAX_LOGPROBS, MAX_STOP_STRING_LENGTH, PARAMETERS
+from quire.core.sampling_params import (
+    MAX_INT32,
+    MAX_LOGPROBS,
+    MAX_STOP_STRING_LENGTH,
+    MAX_STOP_STRINGS,
+    PARAMETERS,
+)
 from quire.core.validate import MAX_NAME_LENGTH, MAX_PRIORITY, MAX_SALT_LENGTH
 from quire.serve.schemas.common import StreamFields
 from quire.serve.schemas.formats import ResponseFormat, StructuredOutputs
 
-MAX_STOPS: Final = 4  # OpenAI's limit
 TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -99,7 +104,7 @@ else:
 class SamplingFields(TextParameters, kw_only=True, forbid_unknown_fields=True):
     """The fields of sampling. A field that is not set has the value that the model's makers recommend."""
 
-    stop: StopString | Annotated[list[StopString], at_most(MAX_STOPS)] | None = None
+    stop: StopString | Annotated[list[StopString], at_most(MAX_STOP_STRINGS)] | None = None
     priority: Annotated[int, within(-MAX_PRIORITY, MAX_PRIORITY)] | None = None
     cache_salt: CacheSalt | None = None
     request_id: ShownId | None = None

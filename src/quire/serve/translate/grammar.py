@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.core.validate import MAX_GRAMMAR_BYTES
+from quire.serve.errors import ApiError
 from quire.serve.schemas.formats import (
     JsonObjectFormat,
     OutputFormat,
@@ -59,8 +60,16 @@ def held_to(
         raise InvalidRequestError(
             "structured_outputs", _given(structured_outputs), "none, because response_format is set"
         )
+    given = response_format.schema
     if isinstance(response_format, JsonObjectFormat):
-        return Held(Grammar.json_object(), "response_format")
+        return held_to_schema(given, "response_format" if given is None else "response_format.schema")
+    if response_format.json_schema is None:
+        if given is None:
+            name = "response_format.json_schema"
+            raise ApiError(400, f"{name} is required", code="missing_required_parameter", param=name)
+        return held_to_schema(given, "response_format.schema")
+    if given is not None:
+        raise InvalidRequestError("response_format.schema", given, "none, because response_format.json_schema is set")
     return held_to_schema(response_format.json_schema.schema, "response_format.json_schema.schema")
 
 
@@ -69,7 +78,7 @@ def response_held_to(wanted: OutputFormat) -> Held:
     if isinstance(wanted, TextFormat):
         return Held()
     if isinstance(wanted, JsonObjectFormat):
-        return Held(Grammar.json_object(), "text.format")
+        return held_to_schema(wanted.schema, "text.format" if wanted.schema is None else "text.format.schema")
     return held_to_schema(wanted.schema, "text.format.schema")
 
 

@@ -30,14 +30,13 @@ from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
 from quire.serve.translate.grammar import Held, grammar_of, held_to_schema
 from quire.serve.translate.infill import ended_by, required_infill
-from quire.serve.translate.sampling import require_few_stops
+from quire.serve.translate.sampling import require_whole_text
 
 NAMES: Final = {**OPTION_NAMES, "logprobs": "n_probs"}
 """The client's names for fields of the engine."""
 
 NO_LIMIT: Final = (None, -1, -2)
 RANDOM_SEED: Final = (-1, 0xFFFFFFFF)
-WHOLE_TEXT: Final = -1
 FORBIDDEN: Final = -100.0
 BIAS_FORMS: Final = 'a list of [token id, bias], or an object {"token id": bias}'
 
@@ -86,7 +85,6 @@ def _held(fields: LlamaTextFields) -> Held:
 
 
 def _sampling(fields: LlamaTextFields, defaults: SamplingParams, held: Held) -> SamplingParams:
-    require_few_stops(fields.stop)
     given: dict[str, Any] = {
         ours: value for ours, theirs in OPTION_NAMES.items() if (value := getattr(fields, theirs)) is not None
     }
@@ -96,9 +94,7 @@ def _sampling(fields: LlamaTextFields, defaults: SamplingParams, held: Held) -> 
     if fields.logit_bias:
         given["logit_bias"] = _biases(fields.logit_bias)
     sampling = replace(defaults, **given, logprobs=fields.n_probs or None, grammar=held.grammar)
-    if sampling.has_penalties and fields.repeat_last_n not in (None, WHOLE_TEXT):
-        allowed = f"{WHOLE_TEXT}: penalties count over the whole text"
-        raise InvalidRequestError("repeat_last_n", fields.repeat_last_n, allowed)
+    require_whole_text(sampling, fields.repeat_last_n, "repeat_last_n")
     return sampling
 
 

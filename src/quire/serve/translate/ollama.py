@@ -39,6 +39,7 @@ from quire.serve.translate.conversation import chat_options, with_ending
 from quire.serve.translate.grammar import Held, held_to_schema
 from quire.serve.translate.infill import ended_by, required_infill
 from quire.serve.translate.ollama_messages import messages_of
+from quire.serve.translate.sampling import require_whole_text
 from quire.serve.translate.tools import answer_form, tool_choice_of
 
 NAMES: Final = {
@@ -51,7 +52,6 @@ NAMES: Final = {
 NO_LIMIT: Final = (None, -2, -1, 0)
 """Values of `num_predict` for no limit but the context."""
 
-WHOLE_TEXT: Final = -1
 RANDOM_SEED: Final = -1
 SWITCHES: Final = ("enable_thinking", "thinking")
 """Variables of chat templates that turn reasoning on and off."""
@@ -170,9 +170,7 @@ def _sampling(fields: OllamaFields, services: Services, grammar: Grammar | None)
     given["max_tokens"] = None if options.num_predict in NO_LIMIT else options.num_predict
     given["logprobs"] = num_logprobs(fields.logprobs, fields.top_logprobs)
     sampling = replace(services.model.get_default_sampling_params(), **given, grammar=grammar)
-    if sampling.has_penalties and options.repeat_last_n not in (None, WHOLE_TEXT):
-        allowed = f"{WHOLE_TEXT}: penalties count over the whole text"
-        raise InvalidRequestError("options.repeat_last_n", options.repeat_last_n, allowed)
+    require_whole_text(sampling, options.repeat_last_n, "options.repeat_last_n")
     return sampling
 
 

@@ -14,9 +14,10 @@ from quire.core.parameters import Place
 from quire.core.sampling_params import MAX_BIASES, SamplingParams
 from quire.serve.errors import ApiError
 from quire.serve.run.request import Truncation
-from quire.serve.schemas.sampling import MAX_STOPS, TOKEN_ID, ChoiceFields, SamplingFields, names_in
+from quire.serve.schemas.sampling import TOKEN_ID, ChoiceFields, SamplingFields, names_in
 
 AS_MANY_AS_FIT: Final = -1
+WHOLE_TEXT: Final = -1
 
 PASSED: Final = tuple(
     name for name in ("stop", *names_in(Place.DRAW, Place.TEXT, Place.CHOICES)) if name != "logit_bias"
@@ -32,7 +33,6 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams, **changes: Any
     >>> sampling_of(fields, SamplingParams(temperature=0.6), max_tokens=16)
     SamplingParams(n=2, ..., temperature=0.6, ..., max_tokens=16, ..., logit_bias=((7, 1.0),), ...)
     """
-    require_few_stops(fields.stop)
     given: dict[str, Any] = {name: value for name in PASSED if (value := getattr(fields, name, None)) is not None}
     if fields.logit_bias:
         given["logit_bias"] = _biases(fields.logit_bias)
@@ -42,10 +42,12 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams, **changes: Any
     return replace(defaults, **(given | changes))
 
 
-def require_few_stops(stop: str | list[str] | None) -> None:
-    """Raise for more stop strings than OpenAI's API allows."""
-    if isinstance(stop, list) and len(stop) > MAX_STOPS:
-        raise InvalidRequestError("stop", f"{len(stop)} strings", f"at most {MAX_STOPS} strings")
+def require_whole_text(sampling: SamplingParams, repeat_last_n: int | None, field: str) -> None:
+    """Raise if `repeat_last_n`, named `field`, limits a penalty: penalties here count over the whole text."""
+    if sampling.has_penalties and repeat_last_n not in (None, WHOLE_TEXT):
+        penalties = "repeat_penalty, presence_penalty or frequency_penalty"
+        allowed = f"{WHOLE_TEXT} with a {penalties}, because penalties count over the whole text"
+        raise InvalidRequestError(field, repeat_last_n, allowed)
 
 
 def max_tokens_of(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
