@@ -58,6 +58,7 @@ def test_damage_is_told_and_a_store_in_use_is_left_alone(tmp_path: Path, capsys:
     assert output(capsys, "verify", folder) == (1, f"{path.parent.name}  5 blocks are intact, 1 are damaged\n")
     with LLM("guide", disk_cache=folder, disk_cache_size="4MiB", kv_memory="4MiB"):
         assert "in use" in output(capsys, "ls", folder)[1]
+        assert output(capsys, "verify", folder) == (1, f"{path.parent.name}  in use; stop the engine first\n")
         status, text = output(capsys, "forget", folder, "--all")
         assert status == 1 and "stop the engine first" in text
 

@@ -93,7 +93,7 @@ def test_every_model_is_listed_under_a_name_that_leads_to_it(home: Path) -> None
         "someone/lost:latest": f"{home}/.ollama/models/blobs/sha256-{'3' * 64} is named by "
         f"{home}/.ollama/models/manifests/registry.ollama.ai/someone/lost/latest, but is not there. "
         "Fetch it again",
-        "broken:latest": "version is 'cut off",
+        "broken:latest": "incomplete",
         "org/foreign": "a model of the family 'OwnForCausalLM' with its own code (auto_map, trust_remote_code), "
         "which quire never runs. Use a model of one of these",
         "org/pickled": f"{home}/.cache/huggingface/hub/models--org--pickled/snapshots/{COMMIT} has no config.json",

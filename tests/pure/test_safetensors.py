@@ -141,7 +141,7 @@ LIES: dict[str, tuple[object, str]] = {
     "one range twice": ({"a": tensor(0, 16), "b": tensor(0, 16)}, "tensor 'b' is 'an overlap: begins at byte 0'"),
     "gap at the start": ({"a": tensor(4, 16)}, "tensor 'a' is 'a gap: begins at byte 4'; allowed: 0"),
     "gap between": ({"a": tensor(0, 4), "b": tensor(8, 16)}, "tensor 'b' is 'a gap: begins at byte 8'; allowed: 4"),
-    "beyond the end": ({"a": tensor(0, 20)}, "as its header says"),
+    "beyond the end": ({"a": tensor(0, 20)}, "is incomplete: it has "),
     "bytes left over": ({"a": tensor(0, 12)}, "as its header says"),
     "metadata is no object": ({"__metadata__": 3, "a": tensor(0, 16)}, "__metadata__ is 3; allowed: an object"),
     "metadata of numbers": ({"__metadata__": {"a": 1}, "a": tensor(0, 16)}, "allowed: an object of strings"),
@@ -164,10 +164,13 @@ def forbidden(*_: object, **__: object) -> None:
 
 
 RAW: dict[str, tuple[bytes, str]] = {
-    "empty file": (b"", "size is 0; allowed: at least 8 bytes"),
-    "short file": (b"\x02\0\0", "size is 3; allowed: at least 8 bytes"),
-    "no header": (bytes(8), "header length is 0; allowed: 2 to 0"),
-    "header beyond the end": ((99).to_bytes(8, "little") + b"{}", "header length is 99; allowed: 2 to 2"),
+    "empty file": (b"", "is incomplete: it has 0 bytes and needs at least 8. Download it again."),
+    "short file": (b"\x02\0\0", "is incomplete: it has 3 bytes and needs at least 8. Download it again."),
+    "no header": (bytes(8), "header length is 0; allowed: 2 to 33554432"),
+    "header beyond the end": (
+        (99).to_bytes(8, "little") + b"{}",
+        "is incomplete: it has 10 bytes and needs at least 107. Download it again.",
+    ),
     "huge header": (b"\xff" * 8 + b"{}", "header length is 18446744073709551615"),
     "not JSON": ((4).to_bytes(8, "little") + b"{,,}", "header is 'not JSON"),
     "not UTF-8": ((4).to_bytes(8, "little") + b'"\xff\xff"', 'header is "not JSON:'),
@@ -199,7 +202,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        with pytest.raises(CheckpointError):
+        with pytest.raises(CheckpointError, match=f"is incomplete: it has {length:,} bytes and needs at least "):
             read_header(path)
     path.write_bytes(data + b"\0")
     with pytest.raises(CheckpointError, match="size is"):
@@ -262,7 +265,7 @@ def damage_shard(folder: Path) -> None:
 
 SHARD_LIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "shard missing": (remove_shard, f"{SECOND} is 'No such file or directory'"),
-    "shard torn": (damage_shard, f"{SECOND}: size is"),
+    "shard torn": (damage_shard, f"{SECOND} is incomplete"),
     "tensor in two shards": (repeat_tensor, f"tensor 'a' is 'in {FIRST} and in {SECOND}'; allowed: in one file"),
     "tensor in another shard": (change_map(a=SECOND), f"tensor 'a' is 'not in {SECOND}'"),
     "tensor in no shard": (change_map(c=FIRST), f"tensor 'c' is 'not in {FIRST}'; allowed: in the shard that is named"),

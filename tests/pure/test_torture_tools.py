@@ -24,9 +24,9 @@ from support.tiny_checkpoint import write_tiny_qwen3
 
 # What names each fault: the folder is refused for that, and not for another fault that was put in by mistake.
 NAMED = {
-    "half of the weights": "as its header says",
+    "half of the weights": "is incomplete",
     "no weights": "has no model.safetensors",
-    "empty weights": "at least 8 bytes",
+    "empty weights": "needs at least 8.",
     "a header of 2^60 bytes": "1152921504606846976",
     "a header that is no JSON": "not JSON",
     "tensors that overlap": "an overlap: begins at byte 0",

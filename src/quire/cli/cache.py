@@ -96,7 +96,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Print how many blocks are intact. Returns the exit status: 1 if one is damaged, or differs when recomputed."""
+    """Print how many blocks are intact. Returns the exit status: 1 if one is damaged or differs, or is in use."""
     from quire.compute.worker.store.closed import damaged, opened, summaries
 
     status = 0
@@ -104,6 +104,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
         with opened(arguments.folder / each.name) as store:
             if store is None:
                 print(f"{each.name}  in use; stop the engine first")
+                status = 1
                 continue
             bad = damaged(store)
             print(f"{each.name}  {len(store.kept) - len(bad):,} blocks are intact, {len(bad):,} are damaged")

@@ -136,7 +136,7 @@ def _described(row: ListedModel, source: ModelSource) -> ListedModel:
 
 def _without_path(text: str, source: ModelSource) -> str:
     for path in (source.where("config.json"), source.name):
-        text = text.removeprefix(f"{path}: ")
+        text = text.removeprefix(f"{path}: ").replace(f"{path} is incomplete", "incomplete")
     return text
 
 

@@ -166,6 +166,19 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(str(path), error.strerror or str(error), "a file that can be read")
 
 
+def incomplete(path: Path, size: int, needed: int) -> CheckpointError:
+    """Return the error for a file that ends early, as a download does that was interrupted.
+
+    >>> print(incomplete(Path("model.gguf"), 1_000, 2_400_000))
+    model.gguf is incomplete: it has 1,000 bytes and needs at least 2,400,000. Download it again.
+    """
+    error = CheckpointError(f"{path}: size", size, f"at least {needed} bytes")
+    where = error.field.removesuffix(": size")
+    return error.saying(
+        f"{where} is incomplete: it has {size:,} bytes and needs at least {needed:,}. Download it again."
+    )
+
+
 def _require_plain(path: Path, status: os.stat_result) -> None:
     for is_kind, name in _KINDS:
         if is_kind(status.st_mode):

@@ -23,7 +23,7 @@ import numpy as np
 
 from quire.compute.gguf.blocks import BLOCK_TYPES, BlockType
 from quire.core.errors import CheckpointError, InvariantError
-from quire.core.model_files import LFS_POINTER, lfs_pointer, open_model_file, unreadable
+from quire.core.model_files import LFS_POINTER, incomplete, lfs_pointer, open_model_file, unreadable
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -232,7 +232,7 @@ class _Cursor:
     def _read_on(self, count: int, what: str) -> None:
         if self.position + count > min(self.file_bytes, MAX_HEADER_BYTES):
             if self.file_bytes <= MAX_HEADER_BYTES:
-                raise self.error(what, f"cut off: the file has {self.file_bytes} bytes", "a complete file")
+                raise incomplete(self.path, self.file_bytes, self.position + count)
             raise self.error("header", f"over {MAX_HEADER_BYTES} bytes", "a smaller one")
         rest = self._window[self._at :]
         self._start += self._at
@@ -315,8 +315,11 @@ def _claim(cursor: _Cursor) -> _Claim:
         known = ", ".join(each.name for each in BLOCK_TYPES.values())
         raise cursor.error(f"{what}: type", f"number {type_number}", f"one of {known}")
     block = BLOCK_TYPES[type_number]
-    if 0 in dimensions or prod(dimensions) > cursor.file_bytes * block.size:
-        raise cursor.error(f"{what}: dimensions", list(dimensions), "numbers above 0 whose product fits into the file")
+    if 0 in dimensions or prod(dimensions) >> 63:
+        raise cursor.error(f"{what}: dimensions", list(dimensions), "numbers above 0 with a product below 2^63")
+    if prod(dimensions) > cursor.file_bytes * block.size:
+        needed = cursor.position + prod(dimensions) // block.size * block.num_bytes
+        raise incomplete(cursor.path, cursor.file_bytes, needed)
     if dimensions[0] % block.size:
         raise cursor.error(f"{what}: row", f"{dimensions[0]} numbers", f"a multiple of {block.size} for {block.name}")
     return _Claim(name, dimensions[::-1], block, offset)
@@ -339,10 +342,10 @@ def _placed(cursor: _Cursor, claims: list[_Claim], start: int, alignment: int) -
         tensor = GgufTensor(cursor.path, claim.shape, claim.type, start + claim.offset)
         if claim.offset % alignment:
             raise cursor.error(f"{what}: offset", claim.offset, f"a multiple of {alignment}")
-        if tensor.start + tensor.num_bytes > cursor.file_bytes:
-            found = f"from {tensor.start} to {tensor.start + tensor.num_bytes}"
-            raise cursor.error(f"{what}: bytes", found, f"within the {cursor.file_bytes} bytes of the file")
         tensors[claim.name] = tensor
+    end = max((each.start + each.num_bytes for each in tensors.values()), default=0)
+    if end > cursor.file_bytes:
+        raise incomplete(cursor.path, cursor.file_bytes, end)
     in_order = sorted(tensors.items(), key=lambda each: each[1].start)
     for (_, before), (name, tensor) in pairwise(in_order):
         end = before.start + before.num_bytes

@@ -24,6 +24,7 @@ from quire.core.errors import CheckpointError
 from quire.core.model_files import (
     LFS_POINTER,
     MAX_TENSOR_NAMES_BYTES,
+    incomplete,
     lfs_pointer,
     open_model_file,
     parse_json_object,
@@ -87,11 +88,12 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 def _header_length(prefix: bytes, file_size: int, path: Path) -> int:
     if len(prefix) < LENGTH_BYTES:
-        raise CheckpointError(f"{path}: size", file_size, f"at least {LENGTH_BYTES} bytes")
+        raise incomplete(path, file_size, LENGTH_BYTES)
     length = int.from_bytes(prefix, "little")
-    longest = min(MAX_TENSOR_NAMES_BYTES, file_size - LENGTH_BYTES)
-    if not 2 <= length <= longest:
-        raise CheckpointError(f"{path}: header length", length, f"2 to {longest}")
+    if not 2 <= length <= MAX_TENSOR_NAMES_BYTES:
+        raise CheckpointError(f"{path}: header length", length, f"2 to {MAX_TENSOR_NAMES_BYTES}")
+    if length > file_size - LENGTH_BYTES:
+        raise incomplete(path, file_size, LENGTH_BYTES + length)
     return length
 
 
@@ -133,6 +135,8 @@ def _check_ranges(entries: list[TensorEntry], data_start: int, size: int, path: 
             allowed = f"{end - data_start}, where the tensor before it ends"
             raise CheckpointError(f"{path}: tensor {entry.name!r}", found, allowed)
         end = entry.stop
-    if end != size:
+    if end > size:
+        raise incomplete(path, size, end)
+    if end < size:
         allowed = f"{end} bytes, as its header says"
         raise CheckpointError(f"{path}: size", size, allowed)
