@@ -65,7 +65,7 @@ def test_vectors_score_as_their_cosine() -> None:
         vectors = np.array([each.embedding for each in llm.embed([QUERY, *DOCUMENTS], use_tqdm=False)])
         assert scores == pytest.approx(vectors[1:] @ vectors[0], abs=1e-6)
         assert scores.index(max(scores)) == 2
-        with pytest.raises(InvalidRequestError, match="this model has no labels"):
+        with pytest.raises(InvalidRequestError, match="this model has no labels, so it cannot classify texts"):
             llm.classify("A text")
     with LLM("guide", kv_memory="4MiB") as llm, pytest.raises(InvalidRequestError, match="pooling"):
         llm.score(QUERY, DOCUMENTS)
@@ -199,6 +199,9 @@ def test_calls_that_cannot_be_are_refused_by_field(server: RunningServer) -> Non
     with running_server() as plain:
         answer = plain.ask("POST", "/classify", json.dumps({"input": "a"}).encode(), JSON)
         assert (answer.status, answer.error["param"]) == (400, "input")
+        assert answer.error["message"] == "this model has no labels, so it cannot classify texts"
+        answer = plain.ask("POST", "/rerank", json.dumps({"query": "a", "documents": ["b"]}).encode(), JSON)
+        assert answer.status == 400 and "--score-tokens" in answer.error["message"]
 
 
 def test_a_long_query_for_many_documents_makes_no_prompts_larger_than_a_body(server: RunningServer) -> None:

@@ -113,7 +113,9 @@ def test_a_model_that_says_nothing_of_vectors_is_named() -> None:
     with running_server() as other:
         for path, fields in (("/v1/embeddings", {"input": "a"}), ("/api/embed", {"model": "guide", "input": "a"})):
             answer = other.ask("POST", path, json.dumps(fields).encode(), JSON)
-            assert answer.status == 400 and "--pooling" in json.dumps(answer.value)
+            assert answer.status == 400
+            assert "this server was started without --pooling" in json.dumps(answer.value)
+            assert "start it with --pooling mean or --pooling last" in json.dumps(answer.value)
 
 
 def cohere(server: RunningServer, **fields: Any) -> Any:

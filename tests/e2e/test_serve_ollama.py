@@ -328,7 +328,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"format": {"type": "what"}}, "format is "),
     ({"think": True}, "think is not supported: this model does not reason"),
     ({"think": "very"}, "think: Invalid enum value 'very'"),
-    ({"top_logprobs": 3}, "top_logprobs need logprobs: true"),
+    ({"top_logprobs": 3}, "top_logprobs needs logprobs: true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: Expected `int` <= 20"),
     ({"keep_alive": [1]}, "keep_alive: Expected "),
     ({"truncate": True}, "truncate is not supported"),

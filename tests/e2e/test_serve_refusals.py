@@ -92,7 +92,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"allowed_token_ids": [1 << 20]}, "allowed_token_ids"),
     ({"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
-    ({"stop": list("abcde")}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
     ({"stop": ""}, "stop"),
     ({"stop": ["a", ""]}, "stop"),
     ({"stop": "x" * 100_000}, "stop"),
@@ -335,6 +335,13 @@ def test_types_and_encodings_of_bodies(server: RunningServer) -> None:
     assert server.ask("POST", "/v1/completions", b"prompt=a&max_tokens=1", FORM).error["code"] == "invalid_json"
     large = json.dumps({"prompt": "a" * (2 << 20)}).encode()
     assert server.ask("POST", "/v1/completions", large, JSON).status == 413
+
+
+def test_the_models_are_listed_with_a_slash_too(server: RunningServer) -> None:
+    assert server.ask("GET", "/v1/models/", None, {}).value == server.ask("GET", "/v1/models", None, {}).value
+    answer = server.ask("GET", "/v1/models/gpt-4o", None, {})
+    message = "model 'gpt-4o' not found; this server serves 'guide'; GET /v1/models lists all"
+    assert (answer.status, answer.error["message"]) == (404, message)
 
 
 def test_a_context_that_is_too_long(server: RunningServer, num_added: list[int]) -> None:

@@ -80,7 +80,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     "model_not_found": (
         errors.model_not_found("gpt\n4", ["gpt", "phi"]),
         *(404, "not_found_error", "model_not_found", "model", {}),
-        "model 'gpt\\n4' not found: this server does not serve it, but 'gpt', 'phi'; GET /v1/models lists all",
+        "model 'gpt\\n4' not found; this server serves 'gpt', 'phi'; GET /v1/models lists all",
     ),
     "adapters_are_fixed": (
         errors.adapters_are_fixed(),
@@ -131,7 +131,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     "adapter_not_found": (
         errors.adapter_not_found("tun", ("tune", "other")),
         *(404, "not_found_error", "adapter_not_found", "lora_name", {}),
-        "adapter 'tun' not found: it is not loaded, but 'tune', 'other'",
+        "adapter 'tun' not found; loaded are 'tune', 'other'",
     ),
     "name_is_used": (
         errors.name_is_used("tune"),

@@ -53,7 +53,8 @@ def test_sizes_are_read(text: int | str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "-1", "4 GiBs", "1e9", "1..5G", "0x10", "٤G", "9" * 400, -1, 1.5, True, None, "2000000TiB"]
+    "text",
+    ["", "GiB", "-1", "4 GiBs", "1e9", "0.5", "1..5G", "0x10", "٤G", "9" * 400, -1, 1.5, True, None, "2000000TiB"],
 )
 def test_what_is_no_size_is_refused_by_its_name(text: Any) -> None:
     with pytest.raises(InvalidConfigError, match=r"^kv_memory is "):

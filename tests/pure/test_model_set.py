@@ -264,7 +264,7 @@ def test_a_name_leads_to_its_model_or_to_near_names() -> None:
         assert stage.models.find(None, ANYBODY).name == "a"
         with pytest.raises(ApiError, match="cannot be loaded: no weights"):
             stage.models.find("torn", ANYBODY)
-        with pytest.raises(ApiError, match="does not serve it, but 'a', 'b'") as refused:
+        with pytest.raises(ApiError, match="this server serves 'a', 'b'") as refused:
             stage.models.find("gpt", ANYBODY)
         assert refused.value.status == 404
 
@@ -284,7 +284,7 @@ def test_near_names_are_looked_for_only_for_short_names(monkeypatch: pytest.Monk
     async def names() -> None:
         stage = Stage(names="ab")
         for length in (256, 257, 1 << 16):
-            with pytest.raises(ApiError, match="does not serve it, but 'a', 'b'"):
+            with pytest.raises(ApiError, match="this server serves 'a', 'b'"):
                 stage.models.find("x" * length, ANYBODY)
 
     asyncio.run(names())

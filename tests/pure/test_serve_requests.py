@@ -42,6 +42,7 @@ from quire.serve.translate.sampling import (
     require_whole_text,
     sampling_of,
 )
+from support.idle_services import services
 
 
 def read(fields: Any, kind: Any = CompletionRequest) -> Any:
@@ -312,8 +313,9 @@ def test_prompts_that_are_none(prompt: Any, field: str) -> None:
 
 
 def test_choices_are_counted_over_all_prompts() -> None:
-    require_few_choices(4, SamplingParams(n=2), 8)
-    require_few_choices(1, SamplingParams(n=0), 8)  # what n may be is for the one who validates
+    few = services(max_choices=8)
+    require_few_choices(4, SamplingParams(n=2), few)
+    require_few_choices(1, SamplingParams(n=0), few)  # what n may be is for the one who validates
     for num_prompts, sampling, field in (
         (5, SamplingParams(n=2), "n"),
         (1, SamplingParams(n=1_000_000), "n"),
@@ -321,8 +323,16 @@ def test_choices_are_counted_over_all_prompts() -> None:
         (9, SamplingParams(), "prompt"),
     ):
         with pytest.raises(InvalidRequestError) as caught:
-            require_few_choices(num_prompts, sampling, 8)
+            require_few_choices(num_prompts, sampling, few)
         assert caught.value.field == field
+
+
+def test_the_limit_that_counts_is_given_first() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        require_few_choices(1, SamplingParams(n=129), services())
+    most = services().model.limits.max_num_seqs
+    assert most < 128
+    assert str(caught.value) == f"n is 129; allowed: at most {most}, the sequences that run at once (--max-num-seqs)"
 
 
 def test_refusals_of_the_engine_speak_the_words_of_the_request() -> None:

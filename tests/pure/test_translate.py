@@ -206,8 +206,8 @@ def test_log_probabilities_of_a_prompt_that_is_echoed(
 
 def test_prompt_log_probabilities_do_not_come_in_streams() -> None:
     for kind, words in (
-        (ChatRequest, "prompt_logprobs need stream: false"),
-        (CompletionRequest, "prompt_logprobs need stream: false; in a stream, use echo with logprobs"),
+        (ChatRequest, "prompt_logprobs needs stream: false"),
+        (CompletionRequest, "prompt_logprobs needs stream: false; in a stream, use echo with logprobs"),
     ):
         assert refused(kind, {"stream": True, "prompt_logprobs": 0}) == ("prompt_logprobs", words)
         assert asked(kind, {"stream": True}).sampling.prompt_logprobs is None

@@ -156,7 +156,8 @@ def expect_refusal(request: Request, field: str, value: object, allowed: str) ->
     shown = repr(value)
     assert (caught.value.field, caught.value.allowed) == (field, allowed)
     assert caught.value.value is value
-    assert str(caught.value) == f"{field} is {shown if len(shown) <= 80 else shown[:77] + '...'}; allowed: {allowed}"
+    place = "a token id in stop_token_ids" if field == "stop_token_ids" and "integer" in allowed else field
+    assert str(caught.value) == f"{place} is {shown if len(shown) <= 80 else shown[:77] + '...'}; allowed: {allowed}"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from quire.serve.services import Services, make_services
 from support.bare_server import FakeModel
 
 DEFAULTS = SamplingParams(temperature=0.6, top_p=0.95)
-LIMITS = RequestLimits(vocab_size=300, max_model_len=100, max_sequence_tokens=100, max_num_seqs=4)
+LIMITS = RequestLimits(vocab_size=300, max_model_len=100, max_sequence_tokens=100, max_num_seqs=64)
 
 
 class Model(FakeModel):

@@ -78,7 +78,7 @@ def _examine_model(arguments: argparse.Namespace) -> tuple[str, list[Finding]]:
     blueprint = plan_engine(config)
 
     def look_at_weights() -> str:
-        return f"{blueprint.check_weights():,} tensors, all with the shapes that config.json implies"
+        return f"{blueprint.check_weights():,} tensors, all with the shapes that the model's settings imply"
 
     def look_at_tokenizer() -> str:
         tokenizer = Tokenizer.open(blueprint.tokenizer_files, vocab_size=blueprint.vocab_size)

@@ -16,7 +16,7 @@ from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.sampling_options import add_sampling_options, check_sampling, require_text, sampling_params
 from quire.cli.session import chosen_adapter, describe, in_utf8, load, remark, stderr_terminal, stream_text
 from quire.cli.terminal import add_color_option
-from quire.core.errors import ExecutionError
+from quire.core.errors import ExecutionError, InvalidRequestError
 from quire.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
 
 def _searching(arguments: argparse.Namespace, sampling: SamplingParams) -> SamplingParams:
     """Return the sampling parameters with the requested number of texts. Does not mutate."""
+    for flag, value in (("--best-of", arguments.best_of), ("--beams", arguments.beams)):
+        if value is not None and value < arguments.n:
+            raise InvalidRequestError(flag, value, f"at least {arguments.n}, the number of texts (-n)")
     sampling = replace(sampling, n=arguments.n, best_of=arguments.best_of)
     if arguments.beams is not None:
         given = vars(arguments)  # the model's recommended values are for sampling

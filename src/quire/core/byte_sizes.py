@@ -32,7 +32,10 @@ def parse_bytes(value: int | str, field: str = "size") -> int:
         size = value
     elif isinstance(value, str) and (match := SIZE.fullmatch(value)) and match[2].lower() in UNITS:
         number, unit = match[1], UNITS[match[2].lower()]
-        size = int(float(number) * unit) if "." in number else int(number) * unit
+        if "." not in number:
+            size = int(number) * unit
+        elif match[2]:  # a fraction without a unit is a share of the memory, or lacks its unit
+            size = int(float(number) * unit)
     if size is None or not 0 <= size <= MAX_BYTES:
         raise InvalidConfigError(field, value, "a number of bytes, or a size such as 512MiB or 4GiB")
     return size

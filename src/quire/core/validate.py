@@ -35,6 +35,7 @@ MAX_EXTRA_KEYS = 16
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_PRIORITY = 1_000_000
 LARGEST = sys.float_info.max
+NO_LABELS: Final = "this model has no labels, so it cannot classify texts"
 # A beam search ranks texts by the model's own probabilities, and decides itself when they end.
 NOT_IN_A_SEARCH: Final = (
     "stop",
@@ -130,7 +131,7 @@ def _validate_pooling(pooling: Pooling, sampling: SamplingParams, limits: Reques
     if not limits.vector_size:
         raise InvalidRequestError("pooling", pooling.kind, "none: this backend makes no vectors; backend native does")
     if pooling.kind == LABELS and not limits.num_labels:
-        raise InvalidRequestError("pooling", LABELS, "last or mean: this model has no labels")
+        raise InvalidRequestError("pooling", LABELS, "last or mean").saying(NO_LABELS)
     if pooling.dimensions != 0:
         _require_int("dimensions", pooling.dimensions, 1, limits.vector_size)
     if sampling.num_sequences > 1 or sampling.max_tokens != 1 or sampling.prompt_logprobs is not None:
@@ -185,7 +186,7 @@ def _require_token_ids(name: str, value: Any, kind: TokenIds, limits: RequestLim
     else:
         _require_entries(name, value, kind.most, kind.allowed)
     for token in value:
-        _require_int(name, token, 0, limits.vocab_size - 1)
+        _require_token(name, token, limits)
 
 
 def _require_sequences(name: str, value: Any, kind: TokenSequences, limits: RequestLimits) -> None:
@@ -194,7 +195,14 @@ def _require_sequences(name: str, value: Any, kind: TokenSequences, limits: Requ
         if not isinstance(sequence, tuple) or not 1 <= len(sequence) <= kind.longest:
             raise InvalidRequestError(name, sequence, f"tuples of 1 to {kind.longest} token ids")
         for token in sequence:
-            _require_int(name, token, 0, limits.vocab_size - 1)
+            _require_token(name, token, limits)
+
+
+def _require_token(name: str, token: object, limits: RequestLimits) -> None:
+    try:
+        _require_int(f"a token id in {name}", token, 0, limits.vocab_size - 1)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(name, error.value, error.allowed).saying(str(error)) from None
 
 
 def _require_biases(name: str, value: Any, kind: Biases, limits: RequestLimits) -> None:
@@ -202,7 +210,7 @@ def _require_biases(name: str, value: Any, kind: Biases, limits: RequestLimits) 
     for pair in value:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InvalidRequestError(name, pair, "pairs of a token id and a number")
-        _require_int(name, pair[0], 0, limits.vocab_size - 1)
+        _require_token(name, pair[0], limits)
         _require_number(f"{name}[{pair[0]}]", pair[1], kind.number.low, kind.number.high)
     if len({token for token, _ in value}) < len(value):
         raise InvalidRequestError(name, value, "each token id once")

@@ -149,8 +149,11 @@ class Door:
         """Return how to pool vectors; raises `InvalidRequestError` if nothing specifies it. Does not mutate."""
         found = kind or self.pooling
         if not found:
-            allowed = "last or mean: this model's folder does not specify it, so choose one (--pooling)"
-            raise InvalidRequestError("pooling", None, allowed)
+            error = InvalidRequestError("pooling", None, "last or mean")
+            raise error.saying(
+                'this model names no pooling, the way to make a vector of a text; give LLM or the call pooling="mean" '
+                'or pooling="last"'
+            )
         return Pooling(found, dimensions)
 
     def condemn(self, grammar: Grammar) -> None:

@@ -177,8 +177,8 @@ def not_found(path: str) -> ApiError:
 
 def model_not_found(name: str, near: Sequence[str] = ()) -> ApiError:
     """Return the answer to the name of a model that is not served; `near`: served names to suggest."""
-    served = f", but {', '.join(map(repr, near))}" if near else ""
-    message = f"model {shortened(name)!r} not found: this server does not serve it{served}; GET /v1/models lists all"
+    served = f"; this server serves {', '.join(map(repr, near))}" if near else ""
+    message = f"model {shortened(name)!r} not found{served}; GET /v1/models lists all"
     return ApiError(404, message, type=NOT_FOUND, code="model_not_found", param="model")
 
 
@@ -195,8 +195,8 @@ def adapter_refused(message: str) -> ApiError:
 
 def adapter_not_found(name: str, served: Sequence[str]) -> ApiError:
     """Return the answer to the name of an adapter that is not loaded."""
-    others = f", but {', '.join(map(repr, served))}" if served else ""
-    message = f"adapter {shortened(name)!r} not found: it is not loaded{others}"
+    others = f"loaded are {', '.join(map(repr, served))}" if served else "no adapter is loaded"
+    message = f"adapter {shortened(name)!r} not found; {others}"
     return ApiError(404, message, type=NOT_FOUND, code="adapter_not_found", param="lora_name")
 
 

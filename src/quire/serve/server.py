@@ -209,7 +209,8 @@ class Server:
         models, seconds = self._models, self._services.config.drain_timeout_s
         models.drain()
         if models.num_visits:
-            logger.info("stopping: %d running requests have %g s to finish", models.num_visits, seconds)
+            have = "request has" if models.num_visits == 1 else "requests have"
+            logger.info("stopping: %d running %s %g s to finish", models.num_visits, have, seconds)
         else:
             logger.info("stopping: no request is running")
         try:

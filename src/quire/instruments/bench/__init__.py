@@ -34,7 +34,7 @@ BENCHMARKS = (
     Benchmark("sharing", "sharing", "blocks saved by sampling several texts from one prompt"),
     Benchmark("fairness", "fairness", "shares that fair_share gives tenants with different traffic"),
     Benchmark("record", "record", "record steps and fit a cost model"),
-    Benchmark("serve", "serve", "a server under load, and the cost of 'HTTP'"),
+    Benchmark("serve", "serve", "a server under load, and the cost of HTTP"),
     Benchmark("disk", "disk", "time to first token with a disk cache, and the cost of the cache"),
     Benchmark("vectors", "vectors", "speed of embeddings, and of a reranker with the prefix cache"),
     Benchmark("adapters", "adapters", "steps whose rows have adapters"),

@@ -147,7 +147,7 @@ TABLES: dict[str, tuple[str, Callable[[], tuple[Probe, ...]]]] = {
     "I15": (
         "stop strings",
         lambda: (
-            bad({"stop": ["a", "b", "c", "d", "e"]}, param="stop"),
+            bad({"stop": ["a"] * 65}, param="stop"),
             bad({"stop": [""]}, param="stop"),
             bad({"stop": ""}, param="stop"),
             bad({"stop": "x" * MEGABYTE}, param="stop", large=True),

@@ -83,11 +83,13 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """Answer with the card of one name."""
-    models: ModelSet = request.app.state.models
+    """Answer with the card of one name; with all models if the path ends with its slash."""
+    served: ModelSet = request.app.state.models
     name = request.path_params["model_id"]
+    if not name:
+        return await models(request)
     tenant = request.state.context.tenant
-    services = models.find(name, tenant)
+    services = served.find(name, tenant)
     require_ready(request)
     return json_answer(_card(services, name, tenant))
 

@@ -23,7 +23,7 @@ def chat_request(fields: ChatRequest, services: Services) -> GenerationRequest:
     """Return the engine's request for a chat; raises if a field is not valid. Does not mutate."""
     model, usage = services.model, include_usage(fields)
     if fields.stream and fields.prompt_logprobs is not None:
-        message = "prompt_logprobs need stream: false"
+        message = "prompt_logprobs needs stream: false"
         raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
     require_plain_messages(fields.messages)
     choice = tool_choice_of(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
@@ -43,7 +43,7 @@ def chat_request(fields: ChatRequest, services: Services) -> GenerationRequest:
         tools=choice.shown,
     )
     options = with_ending(options, fields.add_generation_prompt, fields.continue_final_message)
-    require_few_choices(1, sampling, services.config.max_choices)
+    require_few_choices(1, sampling, services)
     names = {
         "prompt": "messages",
         "template_variables": "chat_template_kwargs",
@@ -75,7 +75,7 @@ def num_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
     """
     if not logprobs:
         if top_logprobs is not None:
-            message = "top_logprobs need logprobs: true"
+            message = "top_logprobs needs logprobs: true"
             raise ApiError(400, message, code="invalid_value", param="top_logprobs")
         return None
     return top_logprobs or 0

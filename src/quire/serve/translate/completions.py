@@ -31,14 +31,14 @@ def completion_request(fields: CompletionRequest, services: Services) -> Generat
     """Return the engine's request for a completion; raises if a field is not valid. Does not mutate."""
     usage = include_usage(fields)
     if fields.stream and fields.prompt_logprobs is not None:
-        message = "prompt_logprobs need stream: false; in a stream, use echo with logprobs"
+        message = "prompt_logprobs needs stream: false; in a stream, use echo with logprobs"
         raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
     held = held_to(fields.response_format, fields.structured_outputs, fields.grammar)
     sampling, prompts = _sampling(fields, services, held), prompts_of(fields.prompt)
     if fields.suffix:
         infill = required_infill(services, "suffix")
         prompts, sampling = _filled_in(fields, prompts, infill), ended_by(sampling, infill)
-    require_few_choices(len(prompts), sampling, services.config.max_choices)
+    require_few_choices(len(prompts), sampling, services)
     longest = services.model.limits.max_model_len  # a longer prompt is refused later
     return GenerationRequest(
         prompts=prompts,

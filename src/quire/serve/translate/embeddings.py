@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from quire.core.errors import InvalidRequestError
+from quire.core.pooling import Pooling
 from quire.engine.door import FOR_VECTORS
 from quire.engine.text.prompts import estimated_tokens
 from quire.serve.run.request import GenerationRequest, Truncation
@@ -15,6 +16,10 @@ from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
 
 AS_MANY_AS_FIT: Final = -1
+NO_POOLING: Final = (
+    "this server was started without --pooling, and the model names none, so it makes no vectors; start it with "
+    "--pooling mean or --pooling last"
+)
 WITHOUT_END: Final = Truncation(None, keeps_start=True)
 """Cut off the end of a too long text."""
 
@@ -71,5 +76,13 @@ def vector_request(
         sampling=FOR_VECTORS,
         names={"prompt": place},
         truncation=truncation,
-        pooling=services.model.pooling_for(None, dimensions or 0),
+        pooling=pooling_of(services, dimensions or 0, NO_POOLING),
     )
+
+
+def pooling_of(services: Services, dimensions: int, otherwise: str) -> Pooling:
+    """Return how to pool vectors; raises `InvalidRequestError`, saying `otherwise`, if nothing specifies it."""
+    try:
+        return services.model.pooling_for(None, dimensions)
+    except InvalidRequestError as error:
+        raise error.saying(otherwise) from None

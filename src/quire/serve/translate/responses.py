@@ -51,7 +51,7 @@ def response_request(fields: ResponseRequest, services: Services) -> GenerationR
         effort_field="reasoning.effort",
         tools=choice.shown,
     )
-    require_few_choices(1, sampling, services.config.max_choices)
+    require_few_choices(1, sampling, services)
     return GenerationRequest(
         prompts=[messages],
         num_sequences=max(1, sampling.num_sequences),  # an invalid number is refused later
@@ -77,7 +77,7 @@ def require_supported(fields: ResponseRequest) -> None:
         if name != "include_obfuscation":
             raise ApiError(400, "allowed: include_obfuscation", code="invalid_value", param=f"stream_options.{name}")
     if fields.stream_options and not fields.stream:
-        message = "stream_options need stream: true"
+        message = "stream_options needs stream: true"
         raise ApiError(400, message, code="invalid_value", param="stream_options")
 
 

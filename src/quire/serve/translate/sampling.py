@@ -15,6 +15,7 @@ from quire.core.sampling_params import MAX_BIASES, SamplingParams
 from quire.serve.errors import ApiError
 from quire.serve.run.request import Truncation
 from quire.serve.schemas.sampling import TOKEN_ID, ChoiceFields, SamplingFields, names_in
+from quire.serve.services import Services
 
 AS_MANY_AS_FIT: Final = -1
 WHOLE_TEXT: Final = -1
@@ -63,13 +64,17 @@ def max_tokens_of(max_tokens: int | None, max_completion_tokens: int | None) -> 
     raise InvalidRequestError("max_tokens", max_tokens, "the same as max_completion_tokens, or not set")
 
 
-def require_few_choices(num_prompts: int, sampling: SamplingParams, limit: int) -> None:
-    """Raise if a request needs more texts than the limit; the engine checks the range of `n` itself."""
+def require_few_choices(num_prompts: int, sampling: SamplingParams, services: Services) -> None:
+    """Raise if a request needs more texts than it may, or one of its prompts more than the engine runs at once."""
+    limit, most_at_once = services.config.max_choices, services.model.limits.max_num_seqs
     if num_prompts > limit:
         raise InvalidRequestError("prompt", f"{num_prompts} prompts", f"at most {limit} prompts")
-    if num_prompts * sampling.num_sequences > limit:
+    most = min(limit // num_prompts, most_at_once)
+    if sampling.num_sequences > most:
         name = "n" if sampling.best_of is None else "best_of"
-        allowed = f"at most {limit // num_prompts}: a request can have {limit} texts over all its prompts"
+        allowed = f"at most {most}: a request can have {limit} texts over all its prompts"
+        if most == most_at_once:
+            allowed = f"at most {most}, the sequences that run at once (--max-num-seqs)"
         raise InvalidRequestError(name, sampling.num_sequences, allowed)
 
 
@@ -95,7 +100,7 @@ def include_usage(fields: ChoiceFields) -> tuple[bool, bool]:
     if options is None:
         return False, False
     if not fields.stream:
-        message = "stream_options need stream: true"
+        message = "stream_options needs stream: true"
         raise ApiError(400, message, code="invalid_value", param="stream_options")
     return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from quire.core.errors import InvalidRequestError
 from quire.core.pooling import LABELS, Pooling
+from quire.core.validate import NO_LABELS
 from quire.engine.door import FOR_VECTORS
 from quire.engine.text.prompts import Prompt, estimated_tokens
 from quire.engine.text.scores import pair_prompts
@@ -14,7 +16,12 @@ from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.scores import ClassifyRequest, Pairs, RerankRequest, ScoreRequest
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
-from quire.serve.translate.embeddings import require_count, start_of
+from quire.serve.translate.embeddings import pooling_of, require_count, start_of
+
+NO_SCORES: Final = (
+    "this server was started without --pooling and --score-tokens, and the model names neither, so it cannot score "
+    "texts; start it with --pooling mean, or with --score-tokens yes,no for a model that was trained to answer so"
+)
 
 
 def score_request(fields: ScoreRequest, services: Services) -> GenerationRequest:
@@ -32,9 +39,7 @@ def rerank_request(fields: RerankRequest, services: Services) -> GenerationReque
 def classify_request(fields: ClassifyRequest, services: Services) -> GenerationRequest:
     """Return the engine's request for a request of /classify; raises if a field is not valid. Does not mutate."""
     if not services.model.report.labels:
-        raise InvalidRequestError(
-            "input", "texts to classify", "texts to continue or to embed: this model has no labels"
-        )
+        raise InvalidRequestError("input", "texts to classify", "texts to continue or to embed").saying(NO_LABELS)
     prompts = prompts_of(fields.input, "input")
     require_count(len(prompts), "input")
     made = _request(services, prompts, "input")
@@ -50,7 +55,7 @@ def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, pl
     if not model.report.labels:
         # Each text once: the query's vector serves all pairs.
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        return replace(_request(services, texts, place), pooling=_pooling(services, place))
+        return replace(_request(services, texts, place), pooling=pooling_of(services, 0, NO_SCORES))
     _require_room(services, pairs, instruction, place)
     prompts, chat = pair_prompts(pairs, instruction, model.tokenizer)
     return replace(_request(services, prompts, place), pooling=Pooling(LABELS), chat=chat)
@@ -63,15 +68,6 @@ def _require_room(services: Services, pairs: Pairs, instruction: str | None, pla
     if num_characters > most:
         found = f"{num_characters:,} characters, with the query for each"
         raise InvalidRequestError(place, found, f"at most {most:,}, the max_body: fewer texts, or a shorter query")
-
-
-def _pooling(services: Services, place: str) -> Pooling:
-    """Return how to pool vectors of texts; raises `InvalidRequestError` for a model that cannot score texts."""
-    try:
-        return services.model.pooling_for(None, 0)
-    except InvalidRequestError as error:
-        allowed = "texts to continue: to score texts, start the server with --score-tokens or --pooling"
-        raise InvalidRequestError(place, "texts to score", allowed) from error
 
 
 def _request(services: Services, prompts: Sequence[Prompt], place: str) -> GenerationRequest:
