@@ -202,6 +202,7 @@ def test_calls_that_cannot_be_are_refused_by_field(server: RunningServer) -> Non
         assert answer.error["message"] == "this model has no labels, so it cannot classify texts"
         answer = plain.ask("POST", "/rerank", json.dumps({"query": "a", "documents": ["b"]}).encode(), JSON)
         assert answer.status == 400 and "--score-tokens" in answer.error["message"]
+        assert answer.error["param"] is None
 
 
 def test_a_long_query_for_many_documents_makes_no_prompts_larger_than_a_body(server: RunningServer) -> None:

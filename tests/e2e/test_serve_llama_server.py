@@ -115,6 +115,7 @@ def test_biases_in_both_forms(server: RunningServer) -> None:
         ({"prompt": ["a", "b"]}, "prompt is '2 prompts'; allowed: one text, or one list of token ids"),
         ({"mirostat": 2}, "mirostat"),
         ({"typical_p": 0.5}, "typical_p"),
+        ({"n_cmpl": 2}, "n_cmpl is not supported: call /v1/completions with n"),
         ({"n_predict": 0}, "n_predict"),
         ({"grammar": "root ::= b"}, "the rule b is not defined"),
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "none, because json_schema is set"),
@@ -135,6 +136,7 @@ def test_what_cannot_be_done_is_refused_by_name(server: RunningServer, fields: d
 def test_what_says_nothing_is_ignored(server: RunningServer) -> None:
     quiet = {"mirostat": 0, "typical_p": 1.0, "cache_prompt": True, "id_slot": -1, "samplers": ["top_k"], "seed": -1}
     quiet |= {"dry_multiplier": 0.0, "xtc_probability": 0, "dynatemp_range": 0, "top_n_sigma": -1, "repeat_penalty": 1}
+    quiet |= {"n_cmpl": 1, "n_cache_reuse": 256, "return_progress": True, "sse_ping_interval": -1}
     quiet |= {"stop": [f"never {number}" for number in range(64)]}
     assert complete(server, **quiet, repeat_last_n=64)["content"] == complete(server)["content"]
     assert server.ask("POST", "/completion", json.dumps({"prompt": PROMPT, "n_predict": 2}).encode(), {}).status == 200

@@ -63,11 +63,12 @@ class LlamaTextFields(StreamFields, kw_only=True, forbid_unknown_fields=True):
     image_data: list[Any] | None = None
     lora: list[Any] | None = None
     mirostat: int | None = None
+    n_cmpl: int | None = None
     n_indent: int | None = None
     t_max_predict_ms: int | None = None
     typical_p: float | None = None
     xtc_probability: float | None = None
-    # ignored: the place of computation, and the size of stream pieces
+    # ignored: the place of computation, and the form of streams
     cache_prompt: bool | None = None
     dry_allowed_length: int | None = None
     dry_base: float | None = None
@@ -78,11 +79,14 @@ class LlamaTextFields(StreamFields, kw_only=True, forbid_unknown_fields=True):
     min_keep: int | None = None
     mirostat_eta: float | None = None
     mirostat_tau: float | None = None
+    n_cache_reuse: int | None = None
     n_discard: int | None = None
     n_keep: int | None = None
     post_sampling_probs: bool | None = None
     response_fields: list[str] | None = None
+    return_progress: bool | None = None
     samplers: list[str] | None = None
+    sse_ping_interval: float | None = None
     timings_per_token: bool | None = None
     xtc_threshold: float | None = None
 
@@ -118,6 +122,7 @@ REFUSED_OPTIONS: Final[Mapping[str, Refusal]] = MappingProxyType(
         "image_data": Refusal("this server supports text only", ([],)),
         "lora": Refusal("this server has no adapters", ([],)),
         "mirostat": Refusal("use temperature, top_p or min_p", (0,)),
+        "n_cmpl": Refusal("call /v1/completions with n", (1,)),
         "n_indent": Refusal("use a grammar", (0,)),
         "t_max_predict_ms": Refusal("use n_predict", (0, -1)),
         "typical_p": Refusal("use top_p or min_p", (1.0,)),

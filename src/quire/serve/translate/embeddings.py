@@ -10,6 +10,7 @@ from quire.core.errors import InvalidRequestError
 from quire.core.pooling import Pooling
 from quire.engine.door import FOR_VECTORS
 from quire.engine.text.prompts import estimated_tokens
+from quire.serve.errors import ApiError
 from quire.serve.run.request import GenerationRequest, Truncation
 from quire.serve.schemas.embeddings import MAX_INPUTS, EmbeddingRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest
 from quire.serve.services import Services
@@ -81,8 +82,8 @@ def vector_request(
 
 
 def pooling_of(services: Services, dimensions: int, otherwise: str) -> Pooling:
-    """Return how to pool vectors; raises `InvalidRequestError`, saying `otherwise`, if nothing specifies it."""
+    """Return how to pool vectors; raises `ApiError`, saying `otherwise`, if nothing specifies it."""
     try:
         return services.model.pooling_for(None, dimensions)
-    except InvalidRequestError as error:
-        raise error.saying(otherwise) from None
+    except InvalidRequestError:  # none of the client's fields is at fault
+        raise ApiError(400, otherwise, code="invalid_value") from None
