@@ -140,6 +140,17 @@ def test_a_conversation_is_the_prompt_that_the_template_makes_of_it(llm: LLM) ->
     assert llm.chat(messages, GREEDY, add_generation_prompt=False)[0].prompt_token_ids == bare != ids
 
 
+def test_an_answer_that_has_begun_is_continued(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    messages = [{"role": "user", "content": "hello"}]
+    asked = llm.tokenizer.encode_chat(messages)
+    messages.append({"role": "assistant", "content": "the "})
+    (rest,) = llm.chat(messages, GREEDY, continue_final_message=True, use_tqdm=False)
+    assert rest.prompt_token_ids == [*asked, *llm.tokenizer.encode("the ")]
+    (again,) = llm.generate([rest.prompt_token_ids], GREEDY, use_tqdm=False)
+    assert rest.outputs == again.outputs
+
+
 def test_a_stop_string_ends_the_text_within_the_step(llm: LLM) -> None:
     (whole,) = llm.generate("hello", GREEDY)
     text = whole.outputs[0].text

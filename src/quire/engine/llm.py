@@ -94,7 +94,8 @@ class LLM(LocalModel, OperatorVerbs):
     ) -> list[RequestOutput]:
         """Return the answers to one conversation or several, in their order.
 
-        `options`: `add_generation_prompt` and `chat_template_kwargs`, and those of `generate`; so is `adapter`.
+        `options`: `add_generation_prompt`, `chat_template_kwargs`, `continue_final_message` (the answer continues the
+        last message, the assistant's), and those of `generate`; so is `adapter`.
         """
         conversations = split_conversations(messages)
         chat, others = chat_options(tools, options)

@@ -100,11 +100,16 @@ def chat_options(tools: Sequence[Message] | None, options: Mapping[str, Any]) ->
     """Return how a conversation becomes a prompt, and the options that set sampling parameters. Does not mutate.
 
     >>> chat_options(None, {"add_generation_prompt": False, "temperature": 0})
-    (ChatOptions(add_generation_prompt=False, tools=None, variables=None, template=''), {'temperature': 0})
+    (ChatOptions(add_generation_prompt=False, tools=None, ...), {'temperature': 0})
     """
     others = dict(options)
-    begins, variables = others.pop("add_generation_prompt", True), others.pop("chat_template_kwargs", None)
-    return ChatOptions(begins, tools, variables), others
+    chat = ChatOptions(
+        others.pop("add_generation_prompt", True),
+        tools,
+        others.pop("chat_template_kwargs", None),
+        continue_final_message=others.pop("continue_final_message", False),
+    )
+    return chat, others
 
 
 def is_message(value: object) -> bool:
