@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,16 @@ def test_the_helpers_of_openai_python(guide: RunningServer) -> None:
     assert parsed.message.tool_calls is not None
     arguments: Any = parsed.message.tool_calls[0].function.parsed_arguments
     assert arguments["city"] in CITIES
+
+
+def test_the_example_of_the_page_is_answered_as_it_is_printed(guide: RunningServer) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/tools.md").read_text(encoding="utf-8")
+    example = page.partition("```text\n")[2].partition("```")[0]
+    body, _, shown = example.partition(" -d '")[2].partition("}'\n")
+    answer = guide.post("/v1/chat/completions", json.loads(body + "}"))
+    assert answer.status == 200, answer.body
+    expected = re.escape(shown.replace("\n ", "").strip()).replace("…", ".*")
+    assert re.fullmatch(expected, answer.body.decode()), answer.body
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
