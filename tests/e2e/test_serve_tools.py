@@ -305,7 +305,19 @@ def test_a_template_that_knows_no_tools(tmp_path: Path) -> None:
             assert 'set tool_choice to "none"' in answer.error["message"]
         assert chat(server, tool_choice="none", max_tokens=1).value["choices"]
     with running_server(tool_format="none") as server:
-        assert server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS}).status == 400
+        answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS})
+        assert answer.status == 400
+        assert "--tool-format none" in answer.error["message"]
+
+
+def test_a_template_with_tools_and_calls_of_an_unknown_format(tmp_path: Path) -> None:
+    template = "{% for tool in tools %}{{ tool }}{% endfor %}{% for message in messages %}{{ message }}{% endfor %}"
+    with running_server(write_tool_model(tmp_path, template)) as server:
+        answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS})
+        assert (answer.status, answer.error["param"]) == (400, "tools")
+        for part in ("the chat template of this model shows tools", "hermes, llama3", "--tool-format NAME"):
+            assert part in answer.error["message"]
+        assert chat(server, tool_choice="none", max_tokens=1).value["choices"]
 
 
 # ---- reasoning ------------------------------------------------------------------------------------------------------

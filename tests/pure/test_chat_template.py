@@ -239,6 +239,11 @@ def test_any_data_is_accepted_or_refused(messages):
     assert all(isinstance(message["role"], str) for message in plain)
 
 
+def test_a_template_that_looks_at_tools() -> None:
+    assert ChatTemplate("{% for tool in tools %}{{ tool }}{% endfor %}", {}).uses_tools
+    assert not ChatTemplate("{# tools #}{{ messages }} tools", {}).uses_tools
+
+
 def test_the_variables_that_a_client_may_set() -> None:
     source = (
         "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"

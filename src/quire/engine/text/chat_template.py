@@ -57,6 +57,7 @@ class ChatTemplate:
         self._taken = {"messages", "tools", "add_generation_prompt", *special_tokens, *GLOBALS}
         self.variables = named - self._taken
         """Names that the template looks up and that the renderer does not set: a client can set them."""
+        self.uses_tools = "tools" in named
 
     def render(
         self,

@@ -145,6 +145,11 @@ class Tokenizer:
         """Return the text of the chat template of a conversation; "" if the model has none. Does not mutate."""
         return self._template(with_tools=with_tools).source if self.has_chat_template else ""
 
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the chat template of a conversation with tools looks at them."""
+        return self.has_chat_template and self._template(with_tools=True).uses_tools
+
     def id_of(self, token: str) -> int | None:
         """Return the id of the token with exactly this text; None if it does not exist. Does not mutate."""
         return self._library.token_to_id(token)

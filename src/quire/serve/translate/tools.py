@@ -13,11 +13,17 @@ from quire.serve.config import ServerConfig
 from quire.serve.errors import unsupported
 from quire.serve.reasoning import is_thinking_format
 from quire.serve.schemas.tool_forms import MAX_TOOLS
-from quire.serve.tools import create_tool_format
+from quire.serve.tools import NONE, TOOL_FORMATS, create_tool_format
 from quire.serve.tools.base import MAX_CALLS, Mode, Tool, ToolChoice
 
 NO_PARAMETERS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
-NO_TOOLS: Final = 'the chat template of this model does not support tools; set tool_choice to "none" to ignore them'
+IGNORE: Final = 'set tool_choice to "none" to ignore the tools'
+TOOLS_OFF: Final = f"this server was started with --tool-format {NONE}; {IGNORE}"
+NO_TOOLS: Final = f"the chat template of this model does not support tools; {IGNORE}"
+UNKNOWN_CALLS: Final = (
+    "the chat template of this model shows tools, but not in which format the model writes calls. If it is one of "
+    f"{', '.join(each.name for each in TOOL_FORMATS)}, start the server with --tool-format NAME; otherwise {IGNORE}"
+)
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 _MODES: Final[tuple[Mode, ...]] = ("none", "auto", "required")
@@ -51,12 +57,18 @@ def answer_form(config: ServerConfig, tokenizer: Tokenizer | None, choice: ToolC
     known = create_tool_format(config.tool_format, template)
     tools = None if choice.mode == "none" else known
     if choice.mode != "none" and tools is None:
-        raise unsupported("tools", NO_TOOLS)
+        raise unsupported("tools", _why_no_calls(config, tokenizer))
     teller = known if known is not None and known.tells else None
     thinks = is_thinking_format(config.reasoning_format, template)
     if tokenizer is None or (tools is None and teller is None and not thinks):
         return None
     return AnswerForm(choice, tools, thinks, tokenizer, teller)
+
+
+def _why_no_calls(config: ServerConfig, tokenizer: Tokenizer | None) -> str:
+    if config.tool_format == NONE:
+        return TOOLS_OFF
+    return UNKNOWN_CALLS if tokenizer is not None and tokenizer.uses_tools else NO_TOOLS
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> Tool:
