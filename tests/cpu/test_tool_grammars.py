@@ -22,9 +22,9 @@ from quire.engine.text.chat_template import ChatTemplate
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.reader import ReadAnswer
-from quire.serve.reasoning import Thinking
+from quire.serve.reasoning import THINK
 from quire.serve.tools import TOOL_FORMATS
-from quire.serve.tools.base import ToolChoice, ToolFormat
+from quire.serve.tools.base import Thinking, ToolChoice, ToolFormat
 from quire.serve.translate.tools import tool_choice_of
 from support.tiny_tokenizer import byte_level
 
@@ -94,7 +94,7 @@ def writer(with_tokens: bool) -> Writer:
 
 
 def form_of(tool_format: ToolFormat | None, choice: ToolChoice, tokenizer: Tokenizer, *, thinks: bool = False) -> Any:
-    return AnswerForm(choice, tool_format, thinks, tokenizer)
+    return AnswerForm(choice, tool_format, THINK if thinks else None, tokenizer)
 
 
 def read(form: AnswerForm, text: str, thinking: Thinking = Thinking.NO) -> ReadAnswer:

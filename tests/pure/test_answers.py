@@ -20,7 +20,6 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.text.detokenizer import IncrementalDetokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import ApiError, overloaded
-from quire.serve.reasoning import Thinking
 from quire.serve.render.answer import Answer, whole_answer
 from quire.serve.render.chat import ChatAnswer
 from quire.serve.render.completions import CompletionAnswer
@@ -30,7 +29,7 @@ from quire.serve.run.generation import Generation
 from quire.serve.schemas.chat import ChatRequest
 from quire.serve.schemas.completions import CompletionRequest
 from quire.serve.schemas.responses import ResponseRequest
-from quire.serve.tools.base import Arguments, CallBegun, Reasoning
+from quire.serve.tools.base import Arguments, CallBegun, Reasoning, Thinking
 from support.answer_scripts import ENDS, FORMS, PIECES, PROMPTS, TEXTS, TOKENIZER, entry, form, script_of
 from support.scripted_model import Script, delta, ended, generation_of, model_of, spoken
 

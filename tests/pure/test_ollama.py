@@ -215,7 +215,7 @@ def is_object(text: str) -> bool:
         return False
 
 
-FORM = AnswerForm(ToolChoice("auto", (Tool("add", {}),)), HERMES, thinks=False, tokenizer=TOKENIZER)
+FORM = AnswerForm(ToolChoice("auto", (Tool("add", {}),)), HERMES, None, TOKENIZER)
 
 
 def call_in_pieces(*arguments: str, reason: str = "stop") -> Script:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from quire.core.errors import InvalidConfigError
 from quire.serve.reader import AnswerReader, ReadAnswer
-from quire.serve.reasoning import Thinking, ThinkSplitter, is_thinking_format, thinking_after
+from quire.serve.reasoning import THINK, create_reasoning_format
 from quire.serve.tools import TOOL_FORMATS, create_tool_format
-from quire.serve.tools.base import Event, Text, ToolFormat, merged
+from quire.serve.tools.base import Event, Text, Thinking, Tool, ToolFormat, merged
 
 NAMES = ("add", "get_weather", "x-1")
+TOOLS = [Tool(name, {}) for name in NAMES]
 Call = tuple[str, str]
 
 
@@ -87,7 +88,7 @@ def cut(draw: Any, text: str) -> list[str]:
 
 
 def events_of(tool_format: ToolFormat, pieces: list[str]) -> list[Event]:
-    parser = tool_format.parser(frozenset(NAMES))
+    parser = tool_format.parser(TOOLS)
     return merged([event for piece in pieces for event in parser.push(piece)] + parser.finish())
 
 
@@ -227,7 +228,7 @@ THOUGHTS = st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "think>",
 
 @given(data=st.data(), text=THOUGHTS.map("".join), thinking=st.sampled_from(Thinking))
 def test_reasoning_may_be_cut_anywhere(data: st.DataObject, text: str, thinking: Thinking) -> None:
-    splitter = ThinkSplitter(thinking)
+    splitter = THINK.parser(thinking)
     found = merged([event for piece in cut(data.draw, text) for event in splitter.push(piece)] + splitter.finish())
     assert ReadAnswer.of(found) == expected_reasoning(text, thinking)
 
@@ -246,7 +247,7 @@ def test_reasoning_stands_before_text_and_calls() -> None:
     hermes = create_tool_format("hermes", "")
     assert hermes is not None
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    reader = AnswerReader(Thinking.PERHAPS, hermes.parser({"add"}))
+    reader = AnswerReader([THINK.parser(Thinking.PERHAPS), hermes.parser(TOOLS)])
     text = f"<think>\nIs {call} right?\n</think>\n\nYes.\n{call}"
     events = [event for index in range(len(text)) for event in reader.read(text[index], is_last=False)]
     answer = ReadAnswer.of(events + reader.read("", is_last=True))
@@ -256,9 +257,9 @@ def test_reasoning_stands_before_text_and_calls() -> None:
 
 
 def test_thinking_is_seen_at_the_end_of_a_prompt() -> None:
-    assert thinking_after("<think>\n") is Thinking.YES
-    assert thinking_after("<think>\n\n</think>\n\n") is Thinking.NO
-    assert thinking_after("<think>a</think> assistant\n") is thinking_after("") is Thinking.PERHAPS
+    assert THINK.after("<think>\n") is Thinking.YES
+    assert THINK.after("<think>\n\n</think>\n\n") is Thinking.NO
+    assert THINK.after("<think>a</think> assistant\n") is THINK.after("") is Thinking.PERHAPS
 
 
 # ---- which format ---------------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ def test_settings_name_formats() -> None:
     with pytest.raises(InvalidConfigError, match="hermes, llama3"):
         create_tool_format("perhaps", "")
     with pytest.raises(InvalidConfigError, match="reasoning_format"):
-        is_thinking_format("perhaps", "")
+        create_reasoning_format("perhaps", "")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from quire.core.grammar import Grammar
 from quire.engine.text.prompts import ChatOptions, estimated_tokens
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.errors import ApiError, api_error_of
+from quire.serve.reasoning import THINK
 from quire.serve.run.request import GenerationRequest, RefusedPrompt, Truncation
 from quire.serve.schemas.chat import ChatRequest
 from quire.serve.schemas.completions import CompletionRequest
@@ -235,14 +236,14 @@ def test_tools_need_a_format_and_reasoning_apart_needs_no_tools() -> None:
     assert found.form is not None
     assert found.form.tools is not None
     assert found.form.choice.mode == "auto"
-    assert not found.form.thinks
+    assert found.form.reasoning is None
     assert found.chat is not None
     assert found.chat.tools == [TOOL]
     assert asked(ChatRequest, {}, hermes).form is None
     assert asked(ChatRequest, {"tools": [TOOL], "tool_choice": "none"}, hermes).form is None
     thinking = asked(ChatRequest, {}, services(TOKENIZER, reasoning_format="think")).form
     assert thinking is not None
-    assert (thinking.thinks, thinking.tools) == (True, None)
+    assert (thinking.reasoning, thinking.tools) == (THINK, None)
     for where in (services(TOKENIZER, tool_format="none"), services(None)):
         assert refused(ChatRequest, {"tools": [TOOL]}, where)[0] == "tools"
         assert asked(ChatRequest, {"tools": [TOOL], "tool_choice": "none"}, where).form is None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from quire.engine.outputs import CompletionDelta, Logprob
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
+from quire.serve.reasoning import THINK
 from quire.serve.tools.base import Tool, ToolChoice
 from quire.serve.tools.hermes import HERMES
 from support.scripted_model import Script, delta
@@ -61,7 +62,7 @@ def script_of(texts: Sequence[Any]) -> Script:
 
 def form(mode: Any, *, calls: bool = True, thinks: bool = True) -> AnswerForm:
     tools = (Tool("add", {}), Tool("now", {}))
-    return AnswerForm(ToolChoice(mode, tools), HERMES if calls else None, thinks, TOKENIZER)
+    return AnswerForm(ToolChoice(mode, tools), HERMES if calls else None, THINK if thinks else None, TOKENIZER)
 
 
 FORMS = st.one_of(

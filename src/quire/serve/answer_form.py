@@ -19,15 +19,8 @@ from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.reader import AnswerReader
-from quire.serve.reasoning import (
-    BEGIN,
-    END,
-    NUM_LAST_TOKENS,
-    Thinking,
-    thinking_after,
-    thinking_rules,
-)
-from quire.serve.tools.base import ToolChoice, ToolFormat
+from quire.serve.reasoning import NUM_LAST_TOKENS
+from quire.serve.tools.base import AnswerParser, ReasoningFormat, Thinking, ToolChoice, ToolFormat
 from quire.serve.tools.rules import make_mark
 
 _LINE: Final = re.compile(r"at (\d+)\(\d+\): (.*)")
@@ -42,7 +35,7 @@ class AnswerForm:
 
     choice: ToolChoice
     tools: ToolFormat | None
-    thinks: bool
+    reasoning: ReasoningFormat | None
     tokenizer: Tokenizer
     teller: ToolFormat | None = None
     """The format in which the template expects a conversation, whether or not the answer can have tool calls."""
@@ -50,16 +43,16 @@ class AnswerForm:
     @property
     def shown_token_ids(self) -> frozenset[int]:
         """The tokens that the reader must see and the client must not."""
-        marks = () if self.tools is None else self.tools.marks
-        ids = (self.tokenizer.id_of(mark) for mark in (*marks, *((BEGIN, END) if self.thinks else ())))
+        marks = [mark for each in (self.tools, self.reasoning) if each is not None for mark in each.marks]
+        ids = map(self.tokenizer.id_of, marks)
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     def thinking(self, prompt_token_ids: Sequence[int]) -> Thinking:
         """Return whether answers to a prompt begin with reasoning. Does not mutate."""
-        if not self.thinks:
+        if self.reasoning is None:
             return Thinking.NO
         last = prompt_token_ids[-NUM_LAST_TOKENS:]
-        return thinking_after(self.tokenizer.decode(last, skip_special_tokens=False))
+        return self.reasoning.after(self.tokenizer.decode(last, skip_special_tokens=False))
 
     def grammar(self, answer: Grammar | None, thinking: Thinking) -> Grammar | None:
         """Return the grammar of a text whose answer must follow `answer`, or None for free text. Does not mutate."""
@@ -67,17 +60,20 @@ class AnswerForm:
         if self.tools is None and (answer is None or thinking is Thinking.NO):
             return answer
         mark = make_mark(self.tokenizer.id_of)
-        before, rules = thinking_rules(thinking, mark)
+        before, rules, framed = "", "", "answer"
+        if self.reasoning is not None:
+            before, rules = self.reasoning.rules(thinking, mark)
+            framed = self.reasoning.answer(framed, mark)
         found = [rules] if rules else []
         if self.tools is not None:
             found.append(self.tools.rules(self.choice.tools, self.choice.max_calls, mark))
         if self.tools is None:
-            body = "answer"
+            body = framed
         elif mode != "auto":
             body = "calls"
         else:
-            body = "free | opened" if answer is None else "answer | calls"
-        if answer is not None and "answer" in body:
+            body = "free | opened" if answer is None else f"{framed} | calls"
+        if answer is not None and body != "calls":
             found.append(_answer_rule(answer))
         return Grammar.lark("\n".join([f"start: {before}({body})", *found]))
 
@@ -102,8 +98,12 @@ class AnswerForm:
 
     def reader(self, thinking: Thinking) -> AnswerReader:
         """Return a reader for one text. Does not mutate."""
-        names = frozenset(tool.name for tool in self.choice.tools)
-        return AnswerReader(thinking, None if self.tools is None else self.tools.parser(names))
+        parsers: list[AnswerParser] = []
+        if self.reasoning is not None and (self.tools is None or self.tools.reasoning is None):
+            parsers.append(self.reasoning.parser(thinking))
+        if self.tools is not None:
+            parsers.append(self.tools.parser(self.choice.tools))
+        return AnswerReader(parsers)
 
     def call_id(self, *place: object) -> str:
         """Return a unique id for the tool call at a place. Does not mutate."""

@@ -20,7 +20,7 @@ from quire.engine.replicas.settings import CONTINUE_ON
 from quire.serve.default_sampling import read_defaults
 from quire.serve.host_names import allowed_name, allowed_origin
 from quire.serve.loading.keep_alive import keep_alive_s
-from quire.serve.reasoning import is_thinking_format
+from quire.serve.reasoning import REASONING_FORMATS, create_reasoning_format
 from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format
 
 MAX_REPLICAS = 256
@@ -139,7 +139,9 @@ class ServerConfig:
         metavar="NAME=VALUE,...",
     )
     tool_format: str = setting(AUTO, f"format of tool calls: auto (from the chat template), none, {_FORMAT_NAMES}")
-    reasoning_format: str = setting("auto", "format of reasoning: auto (from the chat template), none, think")
+    reasoning_format: str = setting(
+        AUTO, f"format of reasoning: auto (from the chat template), {', '.join(REASONING_FORMATS[1:])}"
+    )
     metrics_compat: str = setting("none", "extra metric names in /metrics: none or vllm")
     dashboard: bool = setting(True, "serve the dashboard at /")
     otlp_traces_endpoint: str | None = setting(
@@ -191,7 +193,7 @@ class ServerConfig:
         except ValueError as error:
             raise InvalidConfigError("default_sampling", self.default_sampling, str(error)) from None
         create_tool_format(self.tool_format, "")
-        is_thinking_format(self.reasoning_format, "")
+        create_reasoning_format(self.reasoning_format, "")
         require_one_of("log_format", self.log_format, LOG_FORMATS)
         for name in ("open_metrics", "dashboard", "access_log"):
             if not isinstance(getattr(self, name), bool):

@@ -1,7 +1,7 @@
 """AnswerReader: turns the output of a model into an answer: reasoning, text, tool calls.
 
-    text in pieces ──► ThinkSplitter ──► reasoning
-                            └── answer ──► ToolParser ──► text, calls, their arguments
+    text in pieces ──► parser of the reasoning format ──► reasoning
+                            └── text ──► parser of the tool format ──► text, calls, their arguments
 
 The same reader serves streams and answers in one piece, so the two cannot differ.
 """
@@ -11,28 +11,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quire.serve.reasoning import Thinking, ThinkSplitter
-from quire.serve.tools.base import Arguments, CallBegun, Event, Reasoning, Text, ToolParser, merged
+from quire.serve.tools.base import AnswerParser, Arguments, CallBegun, Event, Reasoning, Text, merged
 
 
 class AnswerReader:
     """Reads one text. Mutable."""
 
-    def __init__(self, thinking: Thinking, parser: ToolParser | None) -> None:
-        self._splitter = ThinkSplitter(thinking)
-        self._parser = parser
+    def __init__(self, parsers: Sequence[AnswerParser]) -> None:
+        """Each parser reads the text that the one before it returns."""
+        self._parsers = parsers
 
     def read(self, text: str, *, is_last: bool) -> list[Event]:
         """Add a piece of text, which may be the last; return the new events. Mutates."""
-        found: list[Event] = []
-        for piece in self._splitter.push(text) + (self._splitter.finish() if is_last else []):
-            if isinstance(piece, Text) and self._parser is not None:
-                found += self._parser.push(piece.text)
-            else:
-                found.append(piece)
-        if is_last and self._parser is not None:
-            found += self._parser.finish()
-        return merged(found)
+        events: list[Event] = [Text(text)]
+        for parser in self._parsers:
+            read: list[Event] = []
+            for event in events:
+                read += parser.push(event.text) if isinstance(event, Text) else [event]
+            events = read + (parser.finish() if is_last else [])
+        return merged(events)
 
 
 @dataclass(slots=True)

@@ -10,76 +10,109 @@ neither part. A text that ends before its end mark is all reasoning.
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass
 from typing import Final
 
 from quire.core.errors import InvalidConfigError
-from quire.serve.tools.base import Mark, Reasoning, Text
+from quire.serve.tools.base import (
+    AnswerParser,
+    Event,
+    Mark,
+    Reasoning,
+    ReasoningFormat,
+    Text,
+    Thinking,
+    length_of_begun,
+)
 from quire.serve.tools.rules import literal, pattern
 
-BEGIN: Final = "<think>"
-END: Final = "</think>"
 AUTO: Final = "auto"
-REASONING_FORMATS: Final = (AUTO, "none", "think")
+NONE: Final = "none"
 SPACE: Final = " \t\r\n"
 NUM_LAST_TOKENS: Final = 16
 """Tokens at the end of a prompt in which to look for its last mark."""
 
 
-class Thinking(Enum):
-    """Whether a text begins with reasoning."""
+@dataclass(frozen=True, slots=True)
+class MarkedReasoning:
+    r"""Reasoning between two marks. Immutable.
 
-    NO = "no"
-    PERHAPS = "perhaps"
-    YES = "yes"
+    >>> prompts = ("assistant\n<think>\n", "<think>\n\n</think>\n\n", "assistant\n")
+    >>> [THINK.after(prompt).value for prompt in prompts]
+    ['yes', 'no', 'perhaps']
+    """
+
+    name: str
+    begin: str
+    end: str
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The marks around the reasoning."""
+        return (self.begin, self.end)
+
+    def is_of(self, template: str) -> bool:
+        """Return whether a chat template uses this format."""
+        return self.end in template
+
+    def after(self, prompt: str) -> Thinking:
+        """Return whether a text begins with reasoning, by the end of its prompt. Does not mutate."""
+        last = prompt.rstrip()
+        if last.endswith(self.begin):
+            return Thinking.YES
+        return Thinking.NO if last.endswith(self.end) else Thinking.PERHAPS
+
+    def rules(self, thinking: Thinking, mark: Mark) -> tuple[str, str]:
+        """Return the part of a grammar's `start` before the answer, and the rules for it. Does not mutate."""
+        if thinking is Thinking.NO:
+            return "", ""
+        end = mark(self.end)
+        if end == literal(self.end):
+            body = [f"thought[lazy]: /(.|\\n)*{pattern(self.end)}/"]
+        else:
+            body = [f"thought: THOUGHT? {end}", r"THOUGHT: /(.|\n)+/"]
+        begin = "" if thinking is Thinking.YES else f"{mark(self.begin)} "
+        rules = [f"think: {begin}thought SPACE", *body, r"SPACE: /[ \n]{0,4}/"]
+        return ("think " if thinking is Thinking.YES else "think? "), "\n".join(rules)
+
+    def answer(self, answer: str, mark: Mark) -> str:
+        """Return the rule unchanged: an answer has no marks. Does not mutate."""
+        return answer
+
+    def parser(self, thinking: Thinking) -> AnswerParser:
+        """Return a parser that separates the reasoning from the answer."""
+        return ThinkSplitter(thinking, self.begin, self.end)
 
 
-def is_thinking_format(name: str, template: str) -> bool:
-    """Return whether to separate reasoning: as set, or with auto if the chat template contains its end mark.
+THINK: Final = MarkedReasoning("think", "<think>", "</think>")
+FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK,)
+REASONING_FORMATS: Final = (AUTO, NONE, *(each.name for each in FORMATS))
 
-    >>> is_thinking_format("auto", "… </think> …"), is_thinking_format("auto", ""), is_thinking_format("think", "")
-    (True, False, True)
+
+def create_reasoning_format(name: str, template: str) -> ReasoningFormat | None:
+    """Return the format of a name; for "auto", the format of the chat template, or None if it has none.
+
+    >>> create_reasoning_format("auto", "… </think> …").name, create_reasoning_format("think", "").name
+    ('think', 'think')
+    >>> create_reasoning_format("auto", ""), create_reasoning_format("none", "</think>")
+    (None, None)
     """
     if name not in REASONING_FORMATS:
         raise InvalidConfigError("reasoning_format", name, ", ".join(REASONING_FORMATS))
-    return END in template if name == AUTO else name == "think"
-
-
-def thinking_after(prompt: str) -> Thinking:
-    r"""Return whether a text begins with reasoning, by the end of its prompt. Does not mutate.
-
-    >>> [thinking_after(text).value for text in ("assistant\n<think>\n", "<think>\n\n</think>\n\n", "assistant\n")]
-    ['yes', 'no', 'perhaps']
-    """
-    end = prompt.rstrip()
-    if end.endswith(BEGIN):
-        return Thinking.YES
-    return Thinking.NO if end.endswith(END) else Thinking.PERHAPS
-
-
-def thinking_rules(thinking: Thinking, mark: Mark) -> tuple[str, str]:
-    """Return the part of a grammar's `start` before the answer, and the rules for it. Does not mutate."""
-    if thinking is Thinking.NO:
-        return "", ""
-    end = mark(END)
-    if end == literal(END):
-        body = [f"thought[lazy]: /(.|\\n)*{pattern(END)}/"]
-    else:
-        body = [f"thought: THOUGHT? {end}", r"THOUGHT: /(.|\n)+/"]
-    begin = "" if thinking is Thinking.YES else f"{mark(BEGIN)} "
-    rules = [f"think: {begin}thought SPACE", *body, r"SPACE: /[ \n]{0,4}/"]
-    return ("think " if thinking is Thinking.YES else "think? "), "\n".join(rules)
+    return next((each for each in FORMATS if (each.is_of(template) if name == AUTO else each.name == name)), None)
 
 
 class ThinkSplitter:
     r"""Separates the reasoning of one text from its answer, in pieces cut anywhere. Mutable.
 
-    >>> splitter = ThinkSplitter(Thinking.PERHAPS)
+    >>> splitter = ThinkSplitter(Thinking.PERHAPS, "<think>", "</think>")
     >>> splitter.push("<thi"), splitter.push("nk>\nWhy? </"), splitter.push("think>\n\nSo.")
     ([], [Reasoning(text='Why?')], [Text(text='So.')])
     """
 
-    def __init__(self, thinking: Thinking) -> None:
+    def __init__(self, thinking: Thinking, begin: str, end: str) -> None:
+        self._begin = begin
+        self._end = end
         self._held = ""
         self._state = {
             Thinking.NO: self._answer,
@@ -87,9 +120,9 @@ class ThinkSplitter:
             Thinking.YES: self._leading,
         }[thinking]
 
-    def push(self, text: str) -> list[Reasoning | Text]:
+    def push(self, text: str) -> list[Event]:
         """Add text; return the new reasoning and text. Mutates."""
-        found: list[Reasoning | Text] = []
+        found: list[Event] = []
         self._held += text
         while self._held:
             state, length = self._state, len(self._held)
@@ -98,7 +131,7 @@ class ThinkSplitter:
                 break
         return found
 
-    def finish(self) -> list[Reasoning | Text]:
+    def finish(self) -> list[Event]:
         """End the text; return what is left. Mutates."""
         held, self._held = self._held, ""
         if self._state in (self._before, self._answer):
@@ -106,39 +139,38 @@ class ThinkSplitter:
         thought = held.strip(SPACE) if self._state == self._within else ""
         return [Reasoning(held.rstrip(SPACE))] if thought else []
 
-    def _before(self) -> list[Reasoning | Text]:
+    def _before(self) -> list[Event]:
         """Read the start of a text: space so far, or the beginning of a mark."""
         text = self._held.lstrip(SPACE)
-        if text.startswith(BEGIN):
-            self._state, self._held = self._leading, text[len(BEGIN) :]
-        elif not BEGIN.startswith(text):
+        if text.startswith(self._begin):
+            self._state, self._held = self._leading, text[len(self._begin) :]
+        elif not self._begin.startswith(text):
             self._state = self._answer
         return []
 
-    def _leading(self) -> list[Reasoning | Text]:
+    def _leading(self) -> list[Event]:
         """Drop the space before the reasoning."""
         self._held = self._held.lstrip(SPACE)
         if self._held:
             self._state = self._within
         return []
 
-    def _within(self) -> list[Reasoning | Text]:
-        text, place = self._held, self._held.find(END)
+    def _within(self) -> list[Event]:
+        text, place = self._held, self._held.find(self._end)
         if place >= 0:
-            thought, self._held, self._state = text[:place].rstrip(SPACE), text[place + len(END) :], self._after
+            thought, self._held, self._state = text[:place].rstrip(SPACE), text[place + len(self._end) :], self._after
         else:
-            length = next(k for k in range(min(len(END) - 1, len(text)), -1, -1) if text.endswith(END[:k]))
-            thought = text[: len(text) - length].rstrip(SPACE)
+            thought = text[: len(text) - length_of_begun(text, [self._end])].rstrip(SPACE)
             self._held = text[len(thought) :]
         return [Reasoning(thought)] if thought else []
 
-    def _after(self) -> list[Reasoning | Text]:
+    def _after(self) -> list[Event]:
         """Drop the space before the answer."""
         self._held = self._held.lstrip(SPACE)
         if self._held:
             self._state = self._answer
         return []
 
-    def _answer(self) -> list[Reasoning | Text]:
+    def _answer(self) -> list[Event]:
         text, self._held = self._held, ""
         return [Text(text)]

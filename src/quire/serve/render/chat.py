@@ -10,7 +10,6 @@ from msgspec import UNSET
 from quire.engine.outputs import CompletionDelta
 from quire.serve.errors import ApiError
 from quire.serve.reader import AnswerReader, ReadAnswer
-from quire.serve.reasoning import Thinking
 from quire.serve.render.answer import chunks, shown_id, shown_model, shown_reason, usage_of
 from quire.serve.render.events import Envelope, error_event
 from quire.serve.render.logprobs import TokenNames, content_logprobs, prompt_logprobs, written
@@ -29,7 +28,7 @@ from quire.serve.schemas.chat import (
     ToolCall,
     ToolCallDelta,
 )
-from quire.serve.tools.base import CallBegun, Event, Reasoning, Text
+from quire.serve.tools.base import CallBegun, Event, Reasoning, Text, Thinking
 
 OBJECT: Final = "chat.completion"
 CHUNK: Final = "chat.completion.chunk"

@@ -13,7 +13,7 @@ from quire.core.sampling_params import PARAMETERS, SamplingParams
 from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.model import ServedModel
 from quire.serve.model_names import LATEST
-from quire.serve.reasoning import is_thinking_format
+from quire.serve.reasoning import create_reasoning_format
 from quire.serve.schemas.ollama import (
     OPTION_NAMES,
     ListedModel,
@@ -100,7 +100,7 @@ def shown_model(services: Services, model: ServedModel, name: str | None) -> Sho
     capabilities = {
         "completion": True,
         "tools": create_tool_format(config.tool_format, with_tools) is not None,
-        "thinking": is_thinking_format(config.reasoning_format, template),
+        "thinking": create_reasoning_format(config.reasoning_format, template) is not None,
     }
     return ShownModel(
         modelfile=f"# served by quire\nFROM {name or services.model_names[0]}\n",

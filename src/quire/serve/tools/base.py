@@ -1,7 +1,7 @@
 """The interface of a tool format: how a model writes its calls, and how they are parsed.
 
     template ──► a format recognises itself            tools ──► rules of a grammar, in llguidance's dialect of Lark
-    text in pieces ──► ToolParser ──► Text, CallBegun, Arguments, …        nothing is lost: a wrong call is text
+    text in pieces ──► AnswerParser ──► Text, CallBegun, Arguments, …      nothing is lost: a wrong call is text
 
 A format is the text around a call; the call itself is always a name and a JSON object. Tests check three rules for
 every format: pieces may be cut anywhere with the same result; anything that is not a call is passed on as text; the
@@ -10,8 +10,9 @@ joined arguments are exactly the characters that the model wrote.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final, Literal, Protocol
 
 Message = Mapping[str, Any]
@@ -77,8 +78,8 @@ class Arguments:
 Event = Reasoning | Text | CallBegun | Arguments
 
 
-class ToolParser(Protocol):
-    """Reads one text that may contain calls. Mutable."""
+class AnswerParser(Protocol):
+    """Reads one text that may contain reasoning or calls. Mutable."""
 
     def push(self, text: str) -> list[Event]:
         """Add text; return the new events. Mutates."""
@@ -86,6 +87,48 @@ class ToolParser(Protocol):
 
     def finish(self) -> list[Event]:
         """End the text; return the remaining events. Mutates."""
+        ...
+
+
+class Thinking(Enum):
+    """Whether a text begins with reasoning."""
+
+    NO = "no"
+    PERHAPS = "perhaps"
+    YES = "yes"
+
+
+class ReasoningFormat(Protocol):
+    """One way of marking the reasoning before an answer. Immutable."""
+
+    @property
+    def name(self) -> str:
+        """The format's name in the settings."""
+        ...
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The marks around the parts of an answer. The parser also sees those that are special tokens."""
+        ...
+
+    def is_of(self, template: str) -> bool:
+        """Return whether a chat template uses this format."""
+        ...
+
+    def after(self, prompt: str) -> Thinking:
+        """Return whether a text begins with reasoning, by the end of its prompt. Does not mutate."""
+        ...
+
+    def rules(self, thinking: Thinking, mark: Mark) -> tuple[str, str]:
+        """Return the part of a grammar's `start` before an answer or a call, and the rules for it. Does not mutate."""
+        ...
+
+    def answer(self, answer: str, mark: Mark) -> str:
+        """Return the rule for an answer, given the rule for its text. Does not mutate."""
+        ...
+
+    def parser(self, thinking: Thinking) -> AnswerParser:
+        """Return a parser that separates the reasoning from the rest, which it returns as text."""
         ...
 
 
@@ -121,13 +164,29 @@ class ToolFormat(Protocol):
         """Return the rules `calls` (from 1 to `most` of them) and `opened` (free text, then calls)."""
         ...
 
-    def parser(self, names: Collection[str]) -> ToolParser:
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The format of the reasoning, if the parser of calls separates it too."""
+        ...
+
+    def parser(self, tools: Sequence[Tool]) -> AnswerParser:
         """Return a parser for calls of these functions."""
         ...
 
     def call_id(self, digits: str) -> str:
         """Return the id of a call, made from unique hexadecimal digits."""
         ...
+
+
+def length_of_begun(text: str, marks: Sequence[str]) -> int:
+    """Return how many letters at the end of a text may begin one of the marks. Does not mutate.
+
+    >>> length_of_begun("So </th", ["</think>"]), length_of_begun("So", ["</think>"])
+    (4, 0)
+    """
+    longest = min(len(text), max(map(len, marks)) - 1)
+    ends = (text[len(text) - length :] for length in range(longest, 0, -1))
+    return next((len(end) for end in ends if any(mark.startswith(end) and mark != end for mark in marks)), 0)
 
 
 def merged(events: Sequence[Event]) -> list[Event]:

@@ -16,11 +16,11 @@ Rejected: regular expressions over the text so far. They are quadratic, and thei
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from quire.serve.tools.base import Arguments, CallBegun, Event, Mark, Text, Tool, merged
+from quire.serve.tools.base import Arguments, CallBegun, Event, Mark, Text, Tool, length_of_begun, merged
 from quire.serve.tools.rules import arguments_schema, free_text, literal, repeated, text_before
 
 SPACE: Final = " \t\r\n"
@@ -53,9 +53,9 @@ class _WrongCall(Exception):
 class JsonCallParser:
     """Reads calls of one shape from a text. Mutable."""
 
-    def __init__(self, shape: CallShape, names: Collection[str]) -> None:
+    def __init__(self, shape: CallShape, tools: Sequence[Tool]) -> None:
         self._shape = shape
-        self._names = names
+        self._names = frozenset(tool.name for tool in tools)
         self._events: list[Event] = []
         self._reading: Reading | None = None
         self._held = ""  # space and the start of an opener; within a call: the text to pass on if it is not a call
@@ -91,8 +91,7 @@ class JsonCallParser:
         place = text.find(opener)
         if place >= 0:
             return self._begin(text[:place], opener, text[place + len(opener) :])
-        length = next(k for k in range(min(len(opener) - 1, len(text)), -1, -1) if text.endswith(opener[:k]))
-        plain = text[: len(text) - length].rstrip(SPACE)
+        plain = text[: len(text) - length_of_begun(text, [opener])].rstrip(SPACE)
         self._say(plain)
         self._held = text[len(plain) :]
         return ""
@@ -217,8 +216,8 @@ class NamedCallParser(JsonCallParser):
     The name is followed by the arguments, by their mark, or by an id with its mark and then the arguments' mark.
     """
 
-    def __init__(self, shape: CallShape, names: Collection[str], own_id: str, mark: str) -> None:
-        super().__init__(shape, names)
+    def __init__(self, shape: CallShape, tools: Sequence[Tool], own_id: str, mark: str) -> None:
+        super().__init__(shape, tools)
         self._own_id = own_id
         self._mark = mark
 

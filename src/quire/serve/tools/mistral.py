@@ -10,11 +10,11 @@ models write an id in between:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from quire.serve.tools.base import Mark, Tool, ToolParser
+from quire.serve.tools.base import AnswerParser, Mark, Tool
 from quire.serve.tools.json_calls import CallShape, NamedCallParser
 from quire.serve.tools.json_format import JsonFormat
 from quire.serve.tools.rules import arguments_schema, free_text, literal, repeated, text_before
@@ -53,9 +53,9 @@ class MistralArgsFormat(MistralFormat):
         rules += [f"opened: {text_before(OPENER, mark)} call{more}", free_text(OPENER, is_bare=False)]
         return "\n".join(rules)
 
-    def parser(self, names: Collection[str]) -> ToolParser:
+    def parser(self, tools: Sequence[Tool]) -> AnswerParser:
         """Return a parser for calls of these functions."""
-        return NamedCallParser(self.shape, names, OWN_ID, NAMED)
+        return NamedCallParser(self.shape, tools, OWN_ID, NAMED)
 
 
 MISTRAL: Final = MistralFormat(

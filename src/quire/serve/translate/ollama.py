@@ -184,7 +184,7 @@ def _thinking(
     tokenizer = services.model.tokenizer
     known = frozenset[str]() if tokenizer is None else tokenizer.template_variables
     switch = next((name for name in SWITCHES if name in known), None)
-    thinks = form is not None and form.thinks
+    thinks = form is not None and form.reasoning is not None
     if think is None or (think is False and not thinks):
         return {}, None
     if think and not thinks and "reasoning_effort" not in known:

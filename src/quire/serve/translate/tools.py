@@ -11,7 +11,7 @@ from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.config import ServerConfig
 from quire.serve.errors import unsupported
-from quire.serve.reasoning import is_thinking_format
+from quire.serve.reasoning import create_reasoning_format
 from quire.serve.schemas.tool_forms import MAX_TOOLS
 from quire.serve.tools import NONE, TOOL_FORMATS, create_tool_format
 from quire.serve.tools.base import MAX_CALLS, Mode, Tool, ToolChoice
@@ -59,10 +59,12 @@ def answer_form(config: ServerConfig, tokenizer: Tokenizer | None, choice: ToolC
     if choice.mode != "none" and tools is None:
         raise unsupported("tools", _why_no_calls(config, tokenizer))
     teller = known if known is not None and known.tells else None
-    thinks = is_thinking_format(config.reasoning_format, template)
-    if tokenizer is None or (tools is None and teller is None and not thinks):
+    reasoning = create_reasoning_format(config.reasoning_format, template)
+    if tools is not None and tools.reasoning is not None:
+        reasoning = tools.reasoning
+    if tokenizer is None or (tools is None and teller is None and reasoning is None):
         return None
-    return AnswerForm(choice, tools, thinks, tokenizer, teller)
+    return AnswerForm(choice, tools, reasoning, tokenizer, teller)
 
 
 def _why_no_calls(config: ServerConfig, tokenizer: Tokenizer | None) -> str:
