@@ -24,7 +24,8 @@ from quire.serve.answer_form import AnswerForm
 from quire.serve.reader import ReadAnswer
 from quire.serve.reasoning import THINK
 from quire.serve.tools import TOOL_FORMATS
-from quire.serve.tools.base import Thinking, ToolChoice, ToolFormat
+from quire.serve.tools.base import ReasoningFormat, Thinking, ToolChoice, ToolFormat
+from quire.serve.tools.harmony import HARMONY
 from quire.serve.translate.tools import tool_choice_of
 from support.tiny_tokenizer import byte_level
 
@@ -94,7 +95,10 @@ def writer(with_tokens: bool) -> Writer:
 
 
 def form_of(tool_format: ToolFormat | None, choice: ToolChoice, tokenizer: Tokenizer, *, thinks: bool = False) -> Any:
-    return AnswerForm(choice, tool_format, THINK if thinks else None, tokenizer)
+    reasoning: ReasoningFormat | None = THINK if thinks else None
+    if tool_format is not None and tool_format.reasoning is not None:
+        reasoning = tool_format.reasoning
+    return AnswerForm(choice, tool_format, reasoning, tokenizer)
 
 
 def read(form: AnswerForm, text: str, thinking: Thinking = Thinking.NO) -> ReadAnswer:
@@ -131,7 +135,7 @@ def test_required_calls_are_calls_and_nothing_else(tool_format: ToolFormat, with
             assert answer.calls
             require_allowed(answer)
             num_calls.add(len(answer.calls))
-    assert len(num_calls) > 1
+    assert tool_format is HARMONY or len(num_calls) > 1
 
 
 @each_format
@@ -149,7 +153,9 @@ def test_one_call_where_one_is_wanted(tool_format: ToolFormat, with_tokens: bool
             require_allowed(answer)
 
 
-@each_format
+@pytest.mark.parametrize(
+    "tool_format", [each for each in TOOL_FORMATS if each is not HARMONY], ids=lambda each: each.name
+)
 @both_tokenizers
 def test_free_text_is_held_to_the_schemas_once_a_call_begins(tool_format: ToolFormat, with_tokens: bool) -> None:
     pen = writer(with_tokens)
@@ -167,6 +173,49 @@ def test_free_text_is_held_to_the_schemas_once_a_call_begins(tool_format: ToolFo
     plain = pen.ids("No call, but { and < and [ in a text.\nAnother line.")
     assert matcher.consume_tokens(plain)
     assert matcher.is_accepting()
+
+
+@both_tokenizers
+def test_messages_of_harmony_have_the_headers_that_are_allowed(with_tokens: bool) -> None:
+    pen = writer(with_tokens)
+    form = form_of(HARMONY, tool_choice_of(TOOLS, "auto", None), pen.tokenizer)
+    grammar = form.grammar(None, Thinking.PERHAPS)
+    thought = "<|channel|>analysis<|message|>Why<|end|><|start|>assistant"
+    heads = ("", "<|channel|>final<|message|>So", "<|channel|>commentary to=functions.now", " to=functions.weather")
+    for seed, begin, head in itertools.product(range(3), ("", thought, thought * 2), heads):
+        answer = read(form, pen.write(grammar, seed, begin=begin + head))
+        require_allowed(answer)
+        assert (answer.reasoning or "").startswith("Why") or not begin
+        assert bool(answer.calls) is ("to=" in head) or not head
+    for wrong in (
+        "<|channel|>analysis to=functions.now<|message|>",
+        "<|channel|>commentary to=functions.other",
+        "<|channel|>commentary to=python",
+        "So",
+        "<|channel|>final<|message|>So<|end|><|start|>",
+    ):
+        assert pen.matcher(grammar).validate_tokens(pen.ids(wrong)) < len(pen.ids(wrong)) or not with_tokens
+    required = form_of(HARMONY, tool_choice_of(TOOLS, "required", None), pen.tokenizer).grammar(None, Thinking.PERHAPS)
+    assert not pen.matcher(required).consume_tokens(pen.ids("<|channel|>final"))
+
+
+def test_harmonys_reasoning_cannot_spell_out_a_mark() -> None:
+    pen = writer(True)
+    grammar = form_of(HARMONY, tool_choice_of(TOOLS, "auto", None), pen.tokenizer).grammar(None, Thinking.PERHAPS)
+    letters = [token for letter in "a <|> <|ends|> <|end|>" for token in pen.ids(letter)]
+    for channel, is_spelled in (("analysis", False), ("commentary", False), ("final", True)):
+        matcher = pen.matcher(grammar)
+        assert matcher.consume_tokens(pen.ids(f"<|channel|>{channel}<|message|>"))
+        assert matcher.validate_tokens(letters) == len(letters) - (not is_spelled)
+
+
+@both_tokenizers
+def test_a_schema_holds_the_final_message_of_harmony(with_tokens: bool) -> None:
+    pen = writer(with_tokens)
+    form = AnswerForm(ToolChoice("none"), None, HARMONY.reasoning, pen.tokenizer)
+    grammar = form.grammar(Grammar.json_schema({"enum": [1]}), Thinking.PERHAPS)
+    for seed in range(6):
+        assert read(form, pen.write(grammar, seed)).text == "1"
 
 
 @each_format

@@ -152,6 +152,15 @@ def test_words_are_split_by_the_name_of_the_splitter(pre: str, tmp_path: Path) -
     assert file.json_object("generation_config.json") == {"eos_token_id": [len(TOKENS)]}
 
 
+def test_the_end_of_a_message_ends_no_answer_of_gpt_oss(tmp_path: Path) -> None:
+    merges, begin = [" ".join(merge) for merge in MERGES], len(TOKENS)
+    marks = ["<|end|>", "<|channel|>", "<|call|>", "<|return|>"]
+    for path, added, ends in (("phi", marks[:1], [0]), ("gpt-oss", marks, [2, 3])):
+        kinds = [1] * begin + [CONTROL] * len(added)
+        file = write(tmp_path / f"{path}.gguf", "gpt2", [*TOKENS, *added], kinds, pre="llama-bpe", merges=merges)
+        assert file.json_object("generation_config.json") == {"eos_token_id": [begin + end for end in ends]}
+
+
 @pytest.mark.parametrize(
     ("pre", "begins"),
     [

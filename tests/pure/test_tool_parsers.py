@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +14,10 @@ from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.reasoning import THINK, create_reasoning_format
 from quire.serve.tools import TOOL_FORMATS, create_tool_format
 from quire.serve.tools.base import Event, Text, Thinking, Tool, ToolFormat, merged
+from support.pieces import cut
+
+WITHOUT_HEADERS = [each for each in TOOL_FORMATS if each.reasoning is None]
+"""Formats whose text outside calls has no marks; tests of harmony are in test_harmony.py."""
 
 NAMES = ("add", "get_weather", "x-1")
 TOOLS = [Tool(name, {}) for name in NAMES]
@@ -34,6 +37,8 @@ def written(tool_format: ToolFormat, calls: list[Call]) -> str:
             return f"[TOOL_CALLS] [{', '.join(objects)}]"
         case "mistral_args":
             return "".join(f"[TOOL_CALLS]{name}[ARGS]{text}" for name, text in calls)
+        case "harmony":
+            return "".join(f"<|channel|>commentary to=functions.{name}<|message|>{text}" for name, text in calls)
     return f"<|tool_call|>[{', '.join(objects)}]<|/tool_call|>"
 
 
@@ -82,11 +87,6 @@ BITS = st.sampled_from(
 TEXTS = st.lists(BITS, max_size=24).map("".join)
 
 
-def cut(draw: Any, text: str) -> list[str]:
-    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
-    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
-
-
 def events_of(tool_format: ToolFormat, pieces: list[str]) -> list[Event]:
     parser = tool_format.parser(TOOLS)
     return merged([event for piece in pieces for event in parser.push(piece)] + parser.finish())
@@ -99,7 +99,7 @@ def test_pieces_may_be_cut_anywhere(tool_format: ToolFormat, data: st.DataObject
     assert events_of(tool_format, cut(data.draw, text)) == events_of(tool_format, [text])
 
 
-@pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
+@pytest.mark.parametrize("tool_format", WITHOUT_HEADERS, ids=lambda each: each.name)
 @given(text=TEXTS)
 def test_nothing_is_lost(tool_format: ToolFormat, text: str) -> None:
     """The text is what was said and called, in this order, and what stands around calls."""
@@ -138,7 +138,7 @@ def after_call(tool_format: ToolFormat, *, is_last: bool) -> str:
     return whole + (r"[\s\S]*" if is_last and own_id else r"\s*" if is_last else "")
 
 
-@pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
+@pytest.mark.parametrize("tool_format", WITHOUT_HEADERS, ids=lambda each: each.name)
 @given(data=st.data(), said=st.sampled_from(["", "Let me see.", "é {"]), calls=CALLS)
 def test_calls_come_back_as_they_were_written(
     tool_format: ToolFormat, data: st.DataObject, said: str, calls: list[Call]
@@ -266,7 +266,7 @@ def test_thinking_is_seen_at_the_end_of_a_prompt() -> None:
 
 
 def test_settings_name_formats() -> None:
-    assert [each.name for each in TOOL_FORMATS] == ["hermes", "llama3", "mistral", "mistral_args", "phi4"]
+    assert [each.name for each in TOOL_FORMATS] == ["hermes", "llama3", "mistral", "mistral_args", "phi4", "harmony"]
     for each in TOOL_FORMATS:
         assert create_tool_format(each.name, "") is each
     with pytest.raises(InvalidConfigError, match="hermes, llama3"):
@@ -285,6 +285,7 @@ def test_settings_name_formats() -> None:
         ("[AVAILABLE_TOOLS] [TOOL_CALLS] {{ arguments }}", "mistral"),
         ("[TOOL_CALLS] + name + [ARGS] + arguments", "mistral_args"),
         ("{% if 'tools' in message %}<|tool|>", "phi4"),
+        ("functions … <|channel|>commentary json<|message|>", "harmony"),
     ],
 )
 def test_templates_show_formats(template: str, name: str | None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
+from quire.serve.tools.harmony import MARKS as HARMONY_MARKS
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import CHATML_SETTINGS, byte_level, write_tokenizer
 
@@ -35,6 +36,12 @@ TEMPLATES: Mapping[str, str] = {
     + TURN
     + "{% if 'tools' in message %}<|tool|>{{ message.tools }}<|/tool|>{% endif %}<|im_end|>\n{% endfor %}"
     + BEGIN,
+    "harmony": TOOLS
+    + "{% for message in messages %}<|start|>{{ message.role }}"
+    + "{% if message.tool_calls %} to=functions.{{ message.tool_calls[0].function.name }}<|channel|>commentary json"
+    + "<|message|>{{ message.tool_calls[0].function.arguments | tojson }}<|call|>"
+    + "{% else %}<|message|>{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    + "{% if add_generation_prompt %}<|start|>assistant{% endif %}",
 }
 SPECIAL = (
     "<|python_tag|>",
@@ -45,6 +52,7 @@ SPECIAL = (
     "<|/tool_call|>",
     "<|tool|>",
     "<|/tool|>",
+    *HARMONY_MARKS,
 )
 ADDED = ("<tool_call>", "</tool_call>", "</think>")
 

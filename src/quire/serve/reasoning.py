@@ -24,6 +24,7 @@ from quire.serve.tools.base import (
     Thinking,
     length_of_begun,
 )
+from quire.serve.tools.harmony import REASONING as HARMONY_REASONING
 from quire.serve.tools.rules import literal, pattern
 
 AUTO: Final = "auto"
@@ -85,7 +86,7 @@ class MarkedReasoning:
 
 
 THINK: Final = MarkedReasoning("think", "<think>", "</think>")
-FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK,)
+FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK, HARMONY_REASONING)
 REASONING_FORMATS: Final = (AUTO, NONE, *(each.name for each in FORMATS))
 
 

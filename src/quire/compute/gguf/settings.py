@@ -50,7 +50,10 @@ ARCHITECTURES: Final = MappingProxyType(
 """`general.architecture` → the family that runs it."""
 
 ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
-"""Control tokens that end a text in every vocabulary that has them."""
+"""Control tokens that end a text in every vocabulary that has them, but see `HARMONY_ENDS`."""
+
+HARMONY_ENDS: Final = ("<|return|>", "<|call|>", "<|endoftext|>")
+"""Those of vocabularies with `<|return|>` (gpt-oss), where `<|end|>` only ends a message, such as the reasoning."""
 
 CONTROL: Final = 3  # of tokenizer.ggml.token_type
 END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
@@ -468,7 +471,8 @@ def generation_config_of(header: GgufHeader) -> dict[str, object]:
     file = ConfigFile(str(header.path), dict(header.settings))
     tokens, kinds = vocabulary(file)
     ends = {file.size(name, low=0, high=len(tokens) - 1) for name in END_IDS if file.is_set(name)}
-    ends |= {place for place, text in enumerate(tokens) if kinds[place] == CONTROL and text in ENDS}
+    texts = HARMONY_ENDS if HARMONY_ENDS[0] in tokens else ENDS
+    ends |= {place for place, text in enumerate(tokens) if kinds[place] == CONTROL and text in texts}
     return {"eos_token_id": sorted(ends)} if ends else {}
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from quire.core.errors import InvalidConfigError
 from quire.serve.tools.base import ToolFormat
+from quire.serve.tools.harmony import HARMONY
 from quire.serve.tools.hermes import HERMES
 from quire.serve.tools.llama3 import LLAMA3
 from quire.serve.tools.mistral import MISTRAL, MISTRAL_ARGS
@@ -15,7 +16,7 @@ __all__ = ["AUTO", "NONE", "TOOL_FORMATS", "ToolFormat", "create_tool_format"]
 
 AUTO: Final = "auto"
 NONE: Final = "none"
-TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, PHI4)
+TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, PHI4, HARMONY)
 
 
 def create_tool_format(name: str, template: str) -> ToolFormat | None:
