@@ -55,8 +55,22 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
     "deepseek-v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
 }
 FORMS = (
-    *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
-    *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm", "glm4"),
+    *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "mixtral"),
+    *(
+        "qwen2",
+        "tied",
+        "qwen3-moe",
+        "gemma2",
+        "gemma3",
+        "phi3",
+        "gpt2",
+        "smollm3",
+        "olmo2",
+        "olmo3",
+        "granite",
+        "glm",
+        "glm4",
+    ),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
 )
@@ -128,6 +142,24 @@ def test_widened_weights_compute_what_the_numbers_compute_that_they_stand_for(ki
     assert {entry.dtype for entry in tensors.entries.values()} == {kind, "F32"}
     save_file({name: tensors.tensor(name).copy() for name in tensors.entries}, folder / "model.safetensors")
     assert answer_of(path, "bfloat16", "widened") == answer_of(folder, "bfloat16")
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_the_first_mixtral_files_have_a_tensor_for_each_expert(kind: str, tmp_path: Path) -> None:
+    folder = golden("mixtral", tmp_path / "model")
+    path = write_gguf(folder, tmp_path / "old.gguf", kind, stacks=False)
+    header = GgufHeader.read(path)
+    assert {"blk.0.ffn_gate.0.weight", "blk.1.ffn_down.4.weight"} < header.tensors.keys()
+    assert answer_of(path, "float32") == answer_of(write_gguf(folder, tmp_path / "m.gguf", kind), "float32")
+    stored = GgufTensors(header).stored_name
+    assert {stored(name) for name in expected_tensors(read_model(GgufFile(path)).spec)} == header.tensors.keys()
+    more = {**header.tensors, "blk.0.ffn_up.7.weight": header.tensors["blk.0.ffn_up.3.weight"]}
+    with pytest.raises(CheckpointError, match=r"old\.gguf: tensors \(extra: blk\.0\.ffn_up\.7\.weight\) is "):
+        WeightReader(read_model(GgufFile(path)).spec, GgufTensors(replace(header, tensors=more)), "float32")
+    stack = replace(header.tensors["blk.0.ffn_up.3.weight"], shape=(1, 48, 32))
+    both = {**header.tensors, "blk.0.ffn_up_exps.weight": stack}
+    with pytest.raises(CheckpointError, match=r"ffn_up_exps\.weight' is 'given twice'; allowed: each once"):
+        GgufTensors(replace(header, tensors=both))
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])

@@ -28,6 +28,7 @@ FORMS = {  # of those that the goldens have, two of OPT
     *(
         "llama",
         "mistral",
+        "mixtral",
         "qwen2",
         "untied-windows",
         "qwen3-moe",

@@ -118,6 +118,8 @@ def test_logits_of_all_positions_are_those_of_transformers(name: str, engine: st
 NEAR, FAR = "sliding_attention", "full_attention"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-far": ("mistral", {"sliding_window": None, "head_dim": 16}),
+    "mixtral-near": ("mixtral", {"sliding_window": 24, "head_dim": 16, "num_experts_per_tok": 3}),
+    "mixtral-tied": ("mixtral", {"rope_parameters": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
     "qwen2-near": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
     "qwen3-moe-every-other": ("qwen3-moe", {"decoder_sparse_step": 2, "mlp_only_layers": [], "attention_bias": True}),
     "qwen3-moe-near": ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 24, "tie_word_embeddings": True}),

@@ -123,6 +123,16 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         7_241_732_096,
     ),
+    "Mixtral-8x7B-v0.1": (
+        {
+            **{"architectures": ["MixtralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096},
+            **{"intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32},
+            **{"num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8},
+            **{"rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False},
+            **{"vocab_size": 32000},
+        },
+        46_702_792_704,
+    ),
     "Qwen2.5-0.5B": (
         {
             **{"architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896},
@@ -550,6 +560,9 @@ def test_what_published_configs_leave_out(tmp_path: Path) -> None:
     """transformers saves no setting that is that of the class: an older Mistral says nothing of its window."""
     short = {name: value for name, value in PUBLISHED["Mistral-7B-v0.1"][0].items() if name != "sliding_window"}
     assert read(tmp_path, short) == read(tmp_path, PUBLISHED["Mistral-7B-v0.1"][0])
+    left_out = ("num_local_experts", "num_experts_per_tok", "rms_norm_eps", "rope_theta", "sliding_window")
+    short = {name: value for name, value in PUBLISHED["Mixtral-8x7B-v0.1"][0].items() if name not in left_out}
+    assert read(tmp_path, short) == read(tmp_path, PUBLISHED["Mixtral-8x7B-v0.1"][0])
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     short = {name: value for name, value in PUBLISHED["gemma-2-2b"][0].items() if name not in caps}
     assert read(tmp_path, short) == read(tmp_path, PUBLISHED["gemma-2-2b"][0])

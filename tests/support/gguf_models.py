@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
     "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "PhiForCausalLM": gguf.MODEL_ARCH.PHI2,
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
@@ -54,7 +55,9 @@ class GgufWriting:
         *,
         splits: bool = True,
         fuses: bool = False,
+        stacks: bool = True,
     ) -> None:
+        self.stacks = stacks  # whether the experts of a layer are in one tensor
         self.blocks = blocks or {}  # the type and the bytes of tensors that are blocks already
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.architecture = ARCHITECTURES[self.config["architectures"][0]]
@@ -210,7 +213,17 @@ class GgufWriting:
             else:
                 self._add(name, self._as_stored(name, numbers), kind)
         for name, each in experts.items():
+            if not self.stacks:
+                self._add_apart(name, each, kind)
+                continue
             self._add(name, np.stack([each[expert] for expert in sorted(each)]), kind)
+
+    def _add_apart(self, name: str, experts: Mapping[int, Any], kind: gguf.GGMLQuantizationType) -> None:
+        """Add each expert as a tensor, as in the first files of Mixtral."""
+        stacked = self.names.get_name(name, try_suffixes=(".weight",))
+        assert stacked is not None, name
+        for expert, numbers in experts.items():
+            self._write(stacked.replace("_exps", f".{expert}"), numbers, kind)
 
     def _add_split(self, name: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
         """Add what makes keys of a latent, transposed, and what makes values, each with a matrix of each head."""
@@ -247,6 +260,9 @@ class GgufWriting:
             made, data = self.blocks[name]
             self.writer.add_tensor(found, data, raw_dtype=gguf.GGMLQuantizationType[made])
             return
+        self._write(found, numbers, kind)
+
+    def _write(self, found: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
         size = gguf.GGML_QUANT_SIZES[kind][0]
         if numbers.ndim < 2 or numbers.shape[-1] % size:
             kind = gguf.GGMLQuantizationType.F32
@@ -287,13 +303,14 @@ def write_gguf(
     *,
     splits: bool = True,
     fuses: bool = False,
+    stacks: bool = True,
 ) -> Path:
     """Write the model of a folder, its matrices as a type of GGUF, with a made-up vocabulary; return the path.
 
     `blocks`: the types and bytes of matrices that are blocks already. Without `splits`, latents are as in old files.
-    With `fuses`, query, key and value are one tensor.
+    With `fuses`, query, key and value are one tensor. Without `stacks`, each expert has its own tensors.
     """
-    writing = GgufWriting(folder, path, blocks, splits=splits, fuses=fuses)
+    writing = GgufWriting(folder, path, blocks, splits=splits, fuses=fuses, stacks=stacks)
     writing.settings()
     writing.tokens(
         ["a", "b", "ab", *(f"<{number}>" for number in range(3, writing.config["vocab_size"]))],

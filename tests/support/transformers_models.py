@@ -57,6 +57,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-longrope": _llama({"rope_type": "longrope", **FACTORS, "original_max_position_embeddings": 64}),
     "llama-dynamic": _llama({"rope_type": "dynamic", "factor": 4.0}, max_position_embeddings=64),
     "mistral": ("Mistral", {**SIZES, "sliding_window": 24}),
+    "mixtral": ("Mixtral", {**SIZES, "num_local_experts": 5}),
     "qwen2": ("Qwen2", {**SIZES, "tie_word_embeddings": True}),
     "qwen3-moe": ("Qwen3Moe", {**MOE, "norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}),
     "qwen3-moe-raw": ("Qwen3Moe", {**MOE, "norm_topk_prob": False}),

@@ -29,6 +29,9 @@ BY_HEAD: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 PREFIXES: Final = ("model.language_model.", "language_model.model.", "language_model.", "model.", "transformer.")
 """Prefixes of the layers' names, which depend on the release and on how a model was opened for training."""
 
+OLD_EXPERTS: Final = (".block_sparse_moe.", ".mlp.")
+"""The name of a module in the checkpoints of some families, and in transformers from release 5 on."""
+
 INNER: Final = ".base_layer"
 FUSED: Final = ".kv_b_proj"
 SPLIT_KEY: Final = ".k_b_proj"
@@ -85,6 +88,7 @@ def bare_name(module: str) -> str:
     >>> bare_name("model.language_model.layers.0.mlp.up_proj"), bare_name("transformer.h.0.attn.c_attn")
     ('layers.0.mlp.up_proj', 'h.0.attn.c_attn')
     """
+    module = module.replace(*OLD_EXPERTS)
     return next((module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)), module)
 
 

@@ -34,7 +34,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "gpt2": "GPT2LMHeadModel",
         "gptneox": "GPTNeoXForCausalLM",
         "granite": "GraniteForCausalLM",
-        "llama": "LlamaForCausalLM",  # also Mistral
+        "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "minicpm3": "MiniCPM3ForCausalLM",
         "olmo2": "Olmo2ForCausalLM",  # also OLMo 3, with a window
         "phi2": "PhiForCausalLM",
@@ -280,10 +280,23 @@ def _qwen3moe(settings: _Settings) -> dict[str, object]:
     }
 
 
-def _gpt_oss(settings: _Settings) -> dict[str, object]:
+def _llama(settings: _Settings) -> dict[str, object]:
+    """Return the family and experts for Mixtral; empty for models without experts."""
+    if not settings.size("expert_count", 0, low=0):
+        return {}
+    return {"architectures": ["MixtralForCausalLM"], **_local_experts(settings)}
+
+
+def _local_experts(settings: _Settings) -> dict[str, object]:
     return {
         "num_local_experts": settings.size("expert_count"),
         "num_experts_per_tok": settings.size("expert_used_count"),
+    }
+
+
+def _gpt_oss(settings: _Settings) -> dict[str, object]:
+    return {
+        **_local_experts(settings),
         "intermediate_size": settings.size("expert_feed_forward_length"),
         "sliding_window": settings.size("attention.sliding_window"),
     }
@@ -454,6 +467,7 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "gpt-oss": _gpt_oss,
         "gptneox": _gptneox,
         "granite": _granite,
+        "llama": _llama,
         "minicpm3": _latents,
         "olmo2": _olmo2,
         "phi2": _turned,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,26 @@ LAYER: Final = MappingProxyType(
 )
 MAX_EXPERTS: Final = 4096  # of a layer: each becomes a name
 EXPERTS: Final = MappingProxyType(
-    {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+    {
+        "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{expert}.up_proj",
+        "ffn_down_exps": "mlp.experts.{expert}.down_proj",
+    }
 )
+MIXTRAL_EXPERTS: Final = MappingProxyType(
+    {
+        "ffn_gate_exps": "block_sparse_moe.experts.{expert}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{expert}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
+    }
+)
+EXPERTS_OF: Final = MappingProxyType({"llama": MIXTRAL_EXPERTS})
+"""Architectures whose experts have other names."""
+
+OF_EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)")
+OLD_EXPERT: Final = re.compile(r"blk\.\d+\.(ffn_(?:gate|up|down))\.(\d+)")
+"""A matrix of one expert in the first files of Mixtral, which do not stack experts: its part, and the expert."""
+
 GEMMA: Final = MappingProxyType(
     {
         **LAYER,
@@ -116,6 +135,7 @@ LAYERS: Final = MappingProxyType(
                 "ffn_gate_inp": "mlp.router",
             }
         ),
+        "llama": MappingProxyType({**LAYER, "ffn_gate_inp": "block_sparse_moe.gate"}),
         "olmo2": MappingProxyType(
             {name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}
         ),
@@ -192,12 +212,16 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The names of an architecture's tensors: those outside layers, and those of each layer."""
+    """The names of an architecture's tensors: those outside layers, those of each layer, and those of each expert.
+
+    `has_stacks`: whether all experts of a layer are in one tensor.
+    """
 
     architecture: str
     once: Mapping[str, str]
     layer: Mapping[str, str]
     prefix: str
+    has_stacks: bool = True
 
     @classmethod
     def of(cls, architecture: str, tensors: Collection[str]) -> _Names:
@@ -210,22 +234,38 @@ class _Names:
             case "falcon":
                 norms = TWO_NORMS if any(".attn_norm_2." in name for name in tensors) else {}
                 return cls(architecture, FALCON_ONCE, {**FALCON_LAYER, **norms}, "transformer.h.")
+            case "llama":
+                has_stacks = not any(OLD_EXPERT.fullmatch(name.rpartition(".")[0]) for name in tensors)
+                return cls(architecture, ONCE, LAYERS["llama"], "model.layers.", has_stacks)
             case "phi2":
                 return cls(architecture, {**ONCE, "output_norm": "model.final_layernorm"}, PHI2, "model.layers.")
         return cls(architecture, ONCE, LAYERS.get(architecture, LAYER), "model.layers.")
 
+    @property
+    def experts(self) -> Mapping[str, str]:
+        """The names of the tensors of an expert."""
+        return EXPERTS_OF.get(self.architecture, EXPERTS)
+
     def stored(self, name: str) -> str:
         """Return the file's name for a tensor of Hugging Face; the same name if files have no other."""
         stem, _, kind = name.rpartition(".")
-        layer, _, part = stem.removeprefix(self.prefix).partition(".")
-        where = ""
-        names: Mapping[str, str] = {**self.once, **CLASSIFIER}
+        where, theirs = "", _key_of({**self.once, **CLASSIFIER}, stem)
         if stem.startswith(self.prefix):
-            names, stem, where = self.layer, part, f"blk.{layer}."
-            if part.startswith("mlp.experts."):
-                names, stem = EXPERTS, part.rpartition(".")[2]
-        theirs = next((theirs for theirs, ours in names.items() if ours == stem), None)
+            layer, _, part = stem.removeprefix(self.prefix).partition(".")
+            where, theirs = f"blk.{layer}.", self._stored_part(part)
         return name if theirs is None else f"{where}{theirs}.{'bias' if theirs == OFFSET else kind}"
+
+    def _stored_part(self, part: str) -> str | None:
+        of_expert = OF_EXPERT.fullmatch(part)
+        if of_expert is None:
+            return _key_of(self.layer, part)
+        module, expert, matrix = of_expert.groups()
+        stack = _key_of(self.experts, f"{module}.{{expert}}.{matrix}")
+        return stack if stack is None or self.has_stacks else f"{stack.removesuffix('_exps')}.{expert}"
+
+
+def _key_of(names: Mapping[str, str], ours: str) -> str | None:
+    return next((theirs for theirs, name in names.items() if name == ours), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,11 +443,14 @@ def _named(header: GgufHeader, names: _Names, name: str, tensor: GgufTensor) -> 
             raise CheckpointError(
                 f"{header.path}: tensor {name!r}", f"{tensor.shape[0]} experts", f"at most {MAX_EXPERTS}"
             )
-        prefix = f"{names.prefix}{layer}.mlp.experts"
         return [
-            (f"{prefix}.{expert}.{EXPERTS[part]}.{kind}", GgufEntry(tensor, expert))
+            (f"{names.prefix}{layer}.{names.experts[part].format(expert=expert)}.{kind}", GgufEntry(tensor, expert))
             for expert in range(tensor.shape[0])
         ]
+    old = OLD_EXPERT.fullmatch(stem)
+    if old is not None:
+        ours = names.experts[f"{old[1]}_exps"].format(expert=old[2])
+        return [(f"{names.prefix}{layer}.{ours}.{kind}", GgufEntry(tensor))]
     if part not in names.layer:
         return [(name, GgufEntry(tensor))]
     order = _order(header, names.architecture, part, tensor)

@@ -46,6 +46,7 @@ FAMILIES: Final = MappingProxyType(
         "LlamaForCausalLM": "quire.compute.models.llama",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",
         "MistralForCausalLM": "quire.compute.models.mistral",
+        "MixtralForCausalLM": "quire.compute.models.mixtral",
         "OPTForCausalLM": "quire.compute.models.opt",
         "Olmo2ForCausalLM": "quire.compute.models.olmo2",
         "Olmo3ForCausalLM": "quire.compute.models.olmo3",
