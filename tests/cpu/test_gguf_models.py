@@ -60,6 +60,7 @@ FORMS = (
         "qwen2",
         "tied",
         "qwen3-moe",
+        "gemma",
         "gemma2",
         "gemma3",
         "phi3",

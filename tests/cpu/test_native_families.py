@@ -32,6 +32,7 @@ FORMS = {  # of those that the goldens have, two of OPT
         "qwen2",
         "untied-windows",
         "qwen3-moe",
+        "gemma",
         "gemma2",
         "gemma3",
         "phi3",

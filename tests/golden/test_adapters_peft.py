@@ -23,7 +23,20 @@ def adaptable() -> list[str]:
     """The families of `transformers_models`."""
     return [
         *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "minicpm3"),
-        *("cohere", "cohere2", "falcon", "gemma2", "gemma3", "glm", "glm4", "gpt-neox", "gpt-oss", "gpt2", "granite"),
+        *(
+            "cohere",
+            "cohere2",
+            "falcon",
+            "gemma",
+            "gemma2",
+            "gemma3",
+            "glm",
+            "glm4",
+            "gpt-neox",
+            "gpt-oss",
+            "gpt2",
+            "granite",
+        ),
         *(
             "llama",
             "llama-2",

@@ -123,6 +123,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-near": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
     "qwen3-moe-every-other": ("qwen3-moe", {"decoder_sparse_step": 2, "mlp_only_layers": [], "attention_bias": True}),
     "qwen3-moe-near": ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 24, "tie_word_embeddings": True}),
+    "gemma-first": ("gemma", {"hidden_act": "gelu", "attention_bias": True, "num_key_value_heads": 1}),
     "gemma2-plain": (
         "gemma2",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None, "layer_types": [FAR, NEAR]},

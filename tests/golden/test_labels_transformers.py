@@ -10,7 +10,19 @@ import pytest
 
 from quire import LLM
 
-FAMILIES = ["gemma2", "gpt-neox", "gpt2", "llama", "llama-2", "mistral", "phi3", "qwen2", "smollm3", "stablelm"]
+FAMILIES = [
+    "gemma",
+    "gemma2",
+    "gpt-neox",
+    "gpt2",
+    "llama",
+    "llama-2",
+    "mistral",
+    "phi3",
+    "qwen2",
+    "smollm3",
+    "stablelm",
+]
 PROMPTS = [[3, 9, 27, 5], [(7 * i * i + 3 * i + 1) % 63 + 1 for i in range(60)], [11]]
 
 

@@ -202,6 +202,15 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         30_532_122_624,
     ),
+    "gemma-2b": (
+        {
+            **{"architectures": ["GemmaForCausalLM"], "attention_bias": False, "head_dim": 256, "hidden_act": "gelu"},
+            **{"hidden_size": 2048, "intermediate_size": 16384, "max_position_embeddings": 8192},
+            **{"num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1, "rms_norm_eps": 1e-06},
+            **{"rope_scaling": None, "rope_theta": 10000.0, "vocab_size": 256000},
+        },
+        2_506_172_416,
+    ),
     "gemma-2-2b": (
         {
             **{"architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": 50.0},
@@ -661,6 +670,13 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ),
         ("Qwen3-30B-A3B", {"mlp_only_layers": 1}, "mlp_only_layers is 1; allowed: a list of integers from 0 to 47"),
         ("Qwen3-30B-A3B", {"num_experts": 4}, "num_experts_per_tok is 8; allowed: an integer from 1 to 4"),
+        ("gemma-2b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; allowed: false"),
+        ("gemma-2b", {"hidden_act": "silu"}, "hidden_act is 'silu'; allowed: 'gelu' or 'gelu_pytorch_tanh' or null"),
+        (
+            "gemma-2b",
+            {"hidden_activation": "gelu"},
+            "hidden_activation is 'gelu'; allowed: 'gelu_pytorch_tanh' or null",
+        ),
         ("gemma-2-2b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; allowed: false"),
         ("gemma-2-2b", {"hidden_activation": "quick_gelu"}, "hidden_activation is 'quick_gelu'; allowed: one of silu"),
         ("gemma-2-2b", {"final_logit_softcapping": 0}, "final_logit_softcapping is 0; allowed: a number above 0"),

@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
     "StableLmForCausalLM": gguf.MODEL_ARCH.STABLELM,
     "Starcoder2ForCausalLM": gguf.MODEL_ARCH.STARCODER2,
+    "GemmaForCausalLM": gguf.MODEL_ARCH.GEMMA,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
@@ -42,6 +43,8 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
 }
+
+GEMMAS = (gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
 
 
 class GgufWriting:
@@ -236,7 +239,7 @@ class GgufWriting:
         config = self.config
         if self.architecture is gguf.MODEL_ARCH.GPT2 and numbers.ndim == 2 and ".h." in name:
             return np.ascontiguousarray(numbers.T)
-        if self.architecture in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3) and name.endswith("norm.weight"):
+        if self.architecture in GEMMAS and name.endswith("norm.weight"):
             return numbers + np.float32(1)
         heads = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
         part = name.split(".")[-2]

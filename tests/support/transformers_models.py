@@ -61,6 +61,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {**SIZES, "tie_word_embeddings": True}),
     "qwen3-moe": ("Qwen3Moe", {**MOE, "norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}),
     "qwen3-moe-raw": ("Qwen3Moe", {**MOE, "norm_topk_prob": False}),
+    "gemma": ("Gemma", {**SIZES, "head_dim": 16}),
     "gemma2": ("Gemma2", {**SIZES, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 20}),
     "gemma3": (
         "Gemma3",

@@ -27,6 +27,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "command-r": "CohereForCausalLM",
         "deepseek2": "DeepseekV2ForCausalLM",  # also DeepSeek-V3, distinguished by the scoring of experts
         "falcon": "FalconForCausalLM",
+        "gemma": "GemmaForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3": "Gemma3ForCausalLM",
         "glm4": "Glm4ForCausalLM",
@@ -436,6 +437,10 @@ def _starcoder2(settings: _Settings) -> dict[str, object]:
     return {"use_bias": "blk.0.ffn_up.bias" in settings.tensors}
 
 
+def _gemma1(settings: _Settings) -> dict[str, object]:
+    return {"head_dim": settings.size("attention.key_length", 256), "rms_norm_unit_offset": False}
+
+
 def _gemma(settings: _Settings) -> dict[str, object]:
     """Return the settings that only Gemma 2 and 3 have. The file's norms already include the 1 of 1 + weight."""
     heads, size = settings.size("attention.head_count"), settings.size("attention.key_length", 256)
@@ -461,6 +466,7 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "command-r": _cohere,
         "deepseek2": _deepseek2,
         "falcon": _falcon,
+        "gemma": _gemma1,
         "gemma2": _gemma2,
         "gemma3": _gemma,
         "glm4": _glm4,

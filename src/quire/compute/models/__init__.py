@@ -38,6 +38,7 @@ FAMILIES: Final = MappingProxyType(
         "Gemma2ForCausalLM": "quire.compute.models.gemma2",
         "Gemma3ForCausalLM": "quire.compute.models.gemma3",
         "Gemma3ForConditionalGeneration": "quire.compute.models.gemma3",
+        "GemmaForCausalLM": "quire.compute.models.gemma",
         "Glm4ForCausalLM": "quire.compute.models.glm4",
         "Glm4MoeLiteForCausalLM": "quire.compute.models.glm4_moe_lite",
         "GlmForCausalLM": "quire.compute.models.glm4",
