@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import MODEL_ARCH
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -55,23 +56,9 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
     "deepseek-v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
 }
 FORMS = (
-    *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "mixtral"),
-    *(
-        "qwen2",
-        "tied",
-        "qwen3-moe",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "phi3",
-        "gpt2",
-        "smollm3",
-        "olmo2",
-        "olmo3",
-        "granite",
-        "glm",
-        "glm4",
-    ),
+    *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
+    *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm", "glm4"),
+    *("gemma", "granite-moe", "mixtral", "olmoe"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
 )
@@ -143,6 +130,35 @@ def test_widened_weights_compute_what_the_numbers_compute_that_they_stand_for(ki
     assert {entry.dtype for entry in tensors.entries.values()} == {kind, "F32"}
     save_file({name: tensors.tensor(name).copy() for name in tensors.entries}, folder / "model.safetensors")
     assert answer_of(path, "bfloat16", "widened") == answer_of(folder, "bfloat16")
+
+
+def test_internlm_2_has_the_tensors_of_llama(tmp_path: Path) -> None:
+    folder = golden("llama", tmp_path / "model")
+    path = write_gguf(folder, tmp_path / "m.gguf", architecture=MODEL_ARCH.INTERNLM2)
+    assert GgufHeader.read(path).settings["general.architecture"] == "internlm2"
+    ours, theirs = read_model(GgufFile(path)).spec, read_model(ModelFolder(folder)).spec
+    assert (ours.attention, ours.layers, ours.mlp) == (theirs.attention, theirs.layers, theirs.mlp)
+    assert answer_of(path, "float32") == answer_of(folder, "float32")
+
+
+@pytest.mark.parametrize(
+    ("form", "settings", "said"),
+    [
+        (
+            "granite",
+            {"granite.rope.scaling.finetuned": False},
+            r"finetuned is False; allowed: true: no Granite without",
+        ),
+        ("granite-moe", {"granitemoe.expert_shared_feed_forward_length": 8}, r"is 8; allowed: none: no MLP next to"),
+        ("olmoe", {"olmoe.attention.clamp_kqv": 8.0}, r"is 8\.0; allowed: none: no queries, keys and values are"),
+    ],
+)
+def test_what_no_engine_computes_is_refused_by_the_setting(
+    form: str, settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    header = GgufHeader.read(write_gguf(golden(form, tmp_path / "model"), tmp_path / "m.gguf"))
+    with pytest.raises(CheckpointError, match=said):
+        config_of(replace(header, settings={**header.settings, **settings}), lambda name: None)
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])

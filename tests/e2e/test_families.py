@@ -19,9 +19,10 @@ pytestmark = pytest.mark.transformers
 
 VOCABULARY = {"vocab_size": 301, "bos_token_id": 297, "eos_token_id": 299, "pad_token_id": 297}
 FAMILIES = (
-    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "gemma", "gemma2", "gemma3", "opt", "phi3", "gpt2"),
+    *("llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "gemma2", "gemma3", "opt", "phi3", "gpt2"),
     *("smollm3", "olmo2", "olmo3", "granite", "glm4", "cohere", "cohere2", "starcoder2", "stablelm", "falcon"),
     *("gpt-neox", "phi"),
+    *("gemma", "granite-moe", "mixtral", "olmoe"),
 )
 OTHERS = ("gemma3-eye", "opt-350m", "llama-3")
 NUM_TOKENS = 24

@@ -140,8 +140,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"no_rope_layers": [1, 0, 0, 1], "use_sliding_window": False, "attention_bias": True, "mlp_bias": True},
     ),
     "olmo2-biases": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "olmoe-normalised": (
+        "olmoe",
+        {"norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    ),
     "olmo3-pattern": ("olmo3", {"num_hidden_layers": 5, "layer_types": None, "rope_parameters": None}),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite-moe-tied": (
+        "granite-moe",
+        {"attention_bias": True, "tie_word_embeddings": True, "num_experts_per_tok": 3, "num_local_experts": 7},
+    ),
     "glm4-whole": (
         "glm4",
         {"attention_bias": False, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}},

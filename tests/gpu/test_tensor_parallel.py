@@ -50,7 +50,10 @@ from support.waiting import wait_until
 
 DATA = Path(__file__).parent.parent / "golden" / "data" / "families"
 CASES: dict[str, Any] = json.loads((DATA / "cases.json").read_text())
-FORMS = ("llama", "qwen2", "gemma", "gemma3", "gpt2", "falcon", "opt-350m", "cohere", "qwen3-moe", "gpt-oss", "mixtral")
+FORMS = (
+    *("llama", "qwen2", "gemma3", "gpt2", "falcon", "opt-350m", "cohere", "qwen3-moe", "gpt-oss"),
+    *("gemma", "granite-moe", "mixtral"),
+)
 """Tied heads and others, biases, windows and soft caps, MLPs without a gate, parallel sublayers, narrow embeddings, one
 key for all queries, norms of each head; experts, also with biases and sinks."""
 KINDS: list[tuple[str, dict[str, Any]]] = [

@@ -304,6 +304,16 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         7_298_617_344,
     ),
+    "OLMoE-1B-7B-0924": (
+        {
+            **{"architectures": ["OlmoeForCausalLM"], "attention_bias": False, "clip_qkv": None, "hidden_act": "silu"},
+            **{"hidden_size": 2048, "intermediate_size": 1024, "max_position_embeddings": 4096},
+            **{"norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8},
+            **{"num_hidden_layers": 16, "num_key_value_heads": 16, "rms_norm_eps": 1e-05, "rope_theta": 10000.0},
+            **{"tie_word_embeddings": False, "vocab_size": 50304},
+        },
+        6_919_161_856,
+    ),
     "Olmo-3-7B": (
         {
             **{"architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "hidden_act": "silu"},
@@ -327,6 +337,17 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
             **{"rope_scaling": None, "rope_theta": 5000000.0, "tie_word_embeddings": True, "vocab_size": 49155},
         },
         2_533_531_648,
+    ),
+    "granite-3.1-1b-a400m": (
+        {
+            **{"architectures": ["GraniteMoeForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625},
+            **{"embedding_multiplier": 12.0, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 512},
+            **{"logits_scaling": 6.0, "max_position_embeddings": 131072, "num_attention_heads": 16},
+            **{"num_experts_per_tok": 8, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32},
+            **{"residual_multiplier": 0.22, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1500000},
+            **{"tie_word_embeddings": True, "vocab_size": 49155},
+        },
+        1_334_628_352,
     ),
     "glm-4-9b-chat": (
         {
@@ -671,6 +692,12 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ("Qwen3-30B-A3B", {"mlp_only_layers": 1}, "mlp_only_layers is 1; allowed: a list of integers from 0 to 47"),
         ("Qwen3-30B-A3B", {"num_experts": 4}, "num_experts_per_tok is 8; allowed: an integer from 1 to 4"),
         ("gemma-2b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; allowed: false"),
+        (
+            "OLMoE-1B-7B-0924",
+            {"clip_qkv": 8.0},
+            "clip_qkv is 8.0; allowed: null: no queries, keys and values are clipped",
+        ),
+        ("OLMoE-1B-7B-0924", {"num_experts": 0}, "num_experts is 0; allowed: an integer from 1"),
         ("gemma-2b", {"hidden_act": "silu"}, "hidden_act is 'silu'; allowed: 'gelu' or 'gelu_pytorch_tanh' or null"),
         (
             "gemma-2b",

@@ -35,6 +35,8 @@ ARCHITECTURES = {
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
+    "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
+    "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
     "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
@@ -44,6 +46,10 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
 }
 
+INTERLEAVED = (
+    *(gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.INTERNLM2, gguf.MODEL_ARCH.SMOLLM3),
+    *(gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE),
+)
 GEMMAS = (gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
 
 
@@ -59,11 +65,12 @@ class GgufWriting:
         splits: bool = True,
         fuses: bool = False,
         stacks: bool = True,
+        architecture: gguf.MODEL_ARCH | None = None,
     ) -> None:
         self.stacks = stacks  # whether the experts of a layer are in one tensor
         self.blocks = blocks or {}  # the type and the bytes of tensors that are blocks already
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-        self.architecture = ARCHITECTURES[self.config["architectures"][0]]
+        self.architecture = architecture or ARCHITECTURES[self.config["architectures"][0]]
         self.of_latents = self.architecture in (gguf.MODEL_ARCH.DEEPSEEK2, gguf.MODEL_ARCH.MINICPM3)
         # Whether what makes keys of latents and what makes values are two tensors.
         self.splits = splits and self.architecture is gguf.MODEL_ARCH.DEEPSEEK2
@@ -118,7 +125,8 @@ class GgufWriting:
         if config.get("attn_logit_softcapping"):
             writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-        num_experts = config.get("num_local_experts") or config.get("n_routed_experts")
+        named = ("num_local_experts", "n_routed_experts", "num_experts")
+        num_experts = next((config[name] for name in named if name in config), None)
         if num_experts:
             writer.add_expert_count(num_experts)
             writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -154,7 +162,7 @@ class GgufWriting:
 
     def _factors(self) -> None:
         config, writer = self.config, self.writer
-        if self.architecture is gguf.MODEL_ARCH.GRANITE:
+        if self.architecture in (gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE):
             writer.add_attention_scale(config["attention_multiplier"])
             writer.add_embedding_scale(config["embedding_multiplier"])
             writer.add_residual_scale(config["residual_multiplier"])
@@ -249,14 +257,15 @@ class GgufWriting:
             turns = numbers.reshape(kv, heads_each // kv + 2, -1, *numbers.shape[1:])
             parts = (turns[:, :-2], turns[:, -2], turns[:, -1])
             return np.concatenate([each.reshape(-1, *numbers.shape[1:]) for each in parts])
-        interleaved = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3)
-        if self.architecture in interleaved and heads.get(part):
+        if self.architecture in INTERLEAVED and heads.get(part):
             shape = numbers.shape
             return numbers.reshape(heads[part], 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
         return numbers
 
     def _add(self, name: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
         known = name.replace("e_score_correction_bias.weight", "e_score_correction.bias")
+        if self.architecture is gguf.MODEL_ARCH.GRANITE_MOE:
+            known = known.replace(".block_sparse_moe.experts.", ".mlp.experts.")
         found = self.names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         if name in self.blocks:
@@ -307,13 +316,15 @@ def write_gguf(
     splits: bool = True,
     fuses: bool = False,
     stacks: bool = True,
+    architecture: gguf.MODEL_ARCH | None = None,
 ) -> Path:
     """Write the model of a folder, its matrices as a type of GGUF, with a made-up vocabulary; return the path.
 
     `blocks`: the types and bytes of matrices that are blocks already. Without `splits`, latents are as in old files.
     With `fuses`, query, key and value are one tensor. Without `stacks`, each expert has its own tensors.
+    `architecture` replaces that of the folder's family.
     """
-    writing = GgufWriting(folder, path, blocks, splits=splits, fuses=fuses, stacks=stacks)
+    writing = GgufWriting(folder, path, blocks, splits=splits, fuses=fuses, stacks=stacks, architecture=architecture)
     writing.settings()
     writing.tokens(
         ["a", "b", "ab", *(f"<{number}>" for number in range(3, writing.config["vocab_size"]))],

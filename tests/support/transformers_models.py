@@ -109,6 +109,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", SIZES),
+    "olmoe": ("Olmoe", {**SIZES, "num_experts": 6, "num_experts_per_tok": 3}),
     "olmo3": (
         "Olmo3",
         {
@@ -172,6 +173,13 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             **SIZES,
             **{"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
             "attention_multiplier": 0.25,
+        },
+    ),
+    "granite-moe": (
+        "GraniteMoe",
+        {
+            **{**SIZES, "num_local_experts": 5, "embedding_multiplier": 12.0, "logits_scaling": 6.0},
+            **{"residual_multiplier": 0.22, "attention_multiplier": 0.25},
         },
     ),
     "glm": ("Glm", {**SIZES, "head_dim": 16}),

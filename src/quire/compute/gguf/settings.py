@@ -35,9 +35,12 @@ ARCHITECTURES: Final = MappingProxyType(
         "gpt2": "GPT2LMHeadModel",
         "gptneox": "GPTNeoXForCausalLM",
         "granite": "GraniteForCausalLM",
+        "granitemoe": "GraniteMoeForCausalLM",
+        "internlm2": "LlamaForCausalLM",  # its files have the tensors of Llama
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "minicpm3": "MiniCPM3ForCausalLM",
         "olmo2": "Olmo2ForCausalLM",  # also OLMo 3, with a window
+        "olmoe": "OlmoeForCausalLM",
         "phi2": "PhiForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
@@ -49,6 +52,9 @@ ARCHITECTURES: Final = MappingProxyType(
     }
 )
 """`general.architecture` → the family that runs it."""
+
+BIASED: Final = frozenset({"chatglm", "glm4", "granite", "granitemoe", "internlm2", "llama", "smollm3"})
+"""Architectures whose models may have biases, by their tensors."""
 
 ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 """Control tokens that end a text in every vocabulary that has them, but see `HARMONY_ENDS`."""
@@ -143,7 +149,7 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     if architecture == "gpt2":
         return config | _gpt2(settings)
     config |= _llama_like(settings)
-    if architecture in ("chatglm", "glm4", "granite", "llama", "smollm3"):
+    if architecture in BIASED:
         config |= {
             "attention_bias": not header.tensors.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
             "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
@@ -390,6 +396,8 @@ def _phi3(settings: _Settings) -> dict[str, object]:
 
 
 def _granite(settings: _Settings) -> dict[str, object]:
+    if not settings.file.flag(settings.key("rope.scaling.finetuned"), True):
+        raise settings.file.error(settings.key("rope.scaling.finetuned"), "true: no Granite without positions is run")
     scales = {
         "embedding_multiplier": "embedding_scale",
         "residual_multiplier": "residual_scale",
@@ -397,6 +405,19 @@ def _granite(settings: _Settings) -> dict[str, object]:
     }
     given = {field: settings.number(name) for field, name in scales.items() if settings.has(name)}
     return {**given, "attention_multiplier": settings.number("attention.scale", _head_size(settings) ** -0.5)}
+
+
+def _granite_moe(settings: _Settings) -> dict[str, object]:
+    if settings.has("expert_shared_feed_forward_length"):
+        key = settings.key("expert_shared_feed_forward_length")
+        raise settings.file.error(key, "none: no MLP next to the experts of Granite is run")
+    return {**_granite(settings), **_local_experts(settings)}
+
+
+def _olmoe(settings: _Settings) -> dict[str, object]:
+    if settings.has("attention.clamp_kqv"):
+        raise settings.file.error(settings.key("attention.clamp_kqv"), "none: no queries, keys and values are clipped")
+    return {"num_experts": settings.size("expert_count"), "num_experts_per_tok": settings.size("expert_used_count")}
 
 
 def _olmo2(settings: _Settings) -> dict[str, object]:
@@ -473,9 +494,11 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "gpt-oss": _gpt_oss,
         "gptneox": _gptneox,
         "granite": _granite,
+        "granitemoe": _granite_moe,
         "llama": _llama,
         "minicpm3": _latents,
         "olmo2": _olmo2,
+        "olmoe": _olmoe,
         "phi2": _turned,
         "phi3": _phi3,
         "qwen3moe": _qwen3moe,

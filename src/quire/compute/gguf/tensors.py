@@ -1,6 +1,6 @@
 """The tensors of a GGUF file by the names and in the order of Hugging Face.
 
-A name in Hugging Face refers to a tensor of the file, or to one expert's part. Files of Llama, Granite and
+A name in Hugging Face refers to a tensor of the file, or to one expert's part. Files of Llama, Granite, InternLM2 and
 SmolLM3 have the rows of queries and keys interleaved, because llama.cpp rotates adjacent dimensions where we rotate
 halves; this module restores their order. It also reorders the rows of Falcon and GPT-NeoX files, which have all
 queries, then all keys, then all values. MXFP4 blocks are returned as Q5_0, which represents the same weights.
@@ -65,7 +65,10 @@ MIXTRAL_EXPERTS: Final = MappingProxyType(
         "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
     }
 )
-EXPERTS_OF: Final = MappingProxyType({"llama": MIXTRAL_EXPERTS})
+GRANITE_EXPERTS: Final = MappingProxyType(
+    {theirs: ours.replace("mlp", "block_sparse_moe") for theirs, ours in EXPERTS.items()}
+)
+EXPERTS_OF: Final = MappingProxyType({"granitemoe": GRANITE_EXPERTS, "llama": MIXTRAL_EXPERTS})
 """Architectures whose experts have other names."""
 
 OF_EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)")
@@ -93,7 +96,7 @@ KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
 APART: Final = frozenset({"falcon", "gptneox"})
 """Architectures whose files have all queries, then all keys, then all values in one tensor."""
 
-INTERLEAVED: Final = frozenset({"granite", "llama", "smollm3"})
+INTERLEAVED: Final = frozenset({"granite", "granitemoe", "internlm2", "llama", "smollm3"})
 """Architectures whose files interleave the rows of the two halves of each query and key head."""
 
 LATENTS: Final = MappingProxyType(
@@ -135,6 +138,7 @@ LAYERS: Final = MappingProxyType(
                 "ffn_gate_inp": "mlp.router",
             }
         ),
+        "granitemoe": MappingProxyType({**LAYER, "ffn_gate_inp": "block_sparse_moe.router.layer"}),
         "llama": MappingProxyType({**LAYER, "ffn_gate_inp": "block_sparse_moe.gate"}),
         "olmo2": MappingProxyType(
             {name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}

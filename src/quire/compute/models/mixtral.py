@@ -47,9 +47,9 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     )
 
 
-def local_experts(config: ConfigFile) -> ExpertsSpec:
-    """Return experts of the size of an MLP, with weights that add up to 1."""
-    num_experts = config.size("num_local_experts", high=MAX_EXPERTS // num_layers(config))
+def local_experts(config: ConfigFile, field: str = "num_local_experts") -> ExpertsSpec:
+    """Return experts of the size of an MLP, with weights that add up to 1; `field` has their number."""
+    num_experts = config.size(field, high=MAX_EXPERTS // num_layers(config))
     return ExpertsSpec(
         num_experts=num_experts,
         experts_per_token=config.size("num_experts_per_tok", 2, high=num_experts),

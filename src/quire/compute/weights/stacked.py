@@ -1,4 +1,4 @@
-"""Stacked experts: gives each matrix in a gpt-oss checkpoint its own name, as in other families with experts.
+"""Stacked experts: gives each matrix in a checkpoint of gpt-oss or Granite-MoE its own name, as in other families.
 
     experts.gate_up_proj         [experts, in, 2 × out]    experts.3.gate_proj.weight, .up_proj.weight  [out, in]
     experts.gate_up_proj_bias    [experts, 2 × out]        experts.3.gate_proj.bias, .up_proj.bias      [out]
@@ -7,6 +7,11 @@
     self_attn.sinks              [heads]                   self_attn.sinks.weight                       [heads]
 
 Outputs of gate and up alternate. Floats are stored as [in, out]; the blocks and scales of MXFP4, as [out, in].
+
+Granite-MoE has the gate before up, and stores floats as [out, in]:
+
+    block_sparse_moe.input_linear.weight     [experts, 2 × out, in]   block_sparse_moe.experts.3.gate_proj.weight, …
+    block_sparse_moe.output_linear.weight    [experts, out, in]   ──► block_sparse_moe.experts.3.down_proj.weight
 """
 
 from __future__ import annotations
@@ -35,6 +40,12 @@ MATRICES: Final = MappingProxyType(
 )
 """A stacked tensor's suffix → its matrices: the first output of each, and the step to the next."""
 
+SPARSE: Final = ".block_sparse_moe."
+LINEAR: Final = MappingProxyType(
+    {"input_linear.weight": ("gate_proj", "up_proj"), "output_linear.weight": ("down_proj",)}
+)
+"""A stacked tensor of Granite-MoE → the matrices that it contains, one after another."""
+
 KINDS: Final = MappingProxyType(
     {"": ("weight", 3), "_bias": ("bias", 2), "_blocks": ("blocks", 4), "_scales": ("scales", 3)}
 )
@@ -43,11 +54,12 @@ KINDS: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ExpertEntry(TensorEntry):
-    """A part of one expert's matrix, within the tensor `stack` of all experts."""
+    """A part of one expert's matrix, within the tensor `stack` of all experts. `transposed`: the file has [in, out]."""
 
     stack: str
     expert: int
     outputs: slice
+    transposed: bool
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
@@ -94,6 +106,9 @@ class StackedCheckpoint(Checkpoint):
         if missing is not None and entry is None and self._has_stacks:
             prefix, part, kind = missing.groups()
             return f"{prefix}{'down' if part == 'down' else 'gate_up'}_proj{'_bias' * (kind == 'bias')}"
+        missing = re.fullmatch(r"(.*\.block_sparse_moe\.)experts\.\d+\.(gate|up|down)_proj\.weight", name)
+        if missing is not None and entry is None and self._has_stacks:
+            return f"{missing[1]}{'output' if missing[2] == 'down' else 'input'}_linear.weight"
         bare = name.removesuffix(".weight")
         return bare if bare.endswith(BARE) else name
 
@@ -102,16 +117,18 @@ class StackedCheckpoint(Checkpoint):
         entry = self.entries[name]
         if not isinstance(entry, ExpertEntry):
             return self._whole.tensor(self.stored_name(name), rows)
-        outputs = self._whole.tensor(entry.stack, slice(entry.expert, entry.expert + 1))[0][..., entry.outputs]
-        return _read_only(np.ascontiguousarray(outputs.T[rows]))
+        stored = self._whole.tensor(entry.stack, slice(entry.expert, entry.expert + 1))[0]
+        outputs = stored[..., entry.outputs].T if entry.transposed else stored[entry.outputs]
+        return _read_only(np.ascontiguousarray(outputs[rows]))
 
     def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
         """Return rows of a tensor as bfloat16, read-only."""
         entry = self.entries[name]
         if not isinstance(entry, ExpertEntry):
             return self._whole.bfloat16_bits(self.stored_name(name), rows)
-        outputs = self._whole.bfloat16_bits(entry.stack, slice(entry.expert, entry.expert + 1))[0][..., entry.outputs]
-        bits: HalfArray = np.ascontiguousarray(outputs.T[rows])
+        stored = self._whole.bfloat16_bits(entry.stack, slice(entry.expert, entry.expert + 1))[0]
+        outputs = stored[..., entry.outputs].T if entry.transposed else stored[entry.outputs]
+        bits: HalfArray = np.ascontiguousarray(outputs[rows])
         bits.flags.writeable = False
         return bits
 
@@ -129,29 +146,37 @@ class StackedCheckpoint(Checkpoint):
         self._whole.release()
 
 
-def _parts_of(entry: TensorEntry) -> Mapping[str, tuple[slice, str]]:
-    """Return each expert's matrices in a stacked tensor, by name: their outputs, and the part."""
+def _parts_of(entry: TensorEntry) -> Mapping[str, tuple[slice, bool]]:
+    """Return each expert's matrices in a stacked tensor, by name: their outputs, and whether they are [in, out]."""
+    if len(entry.shape) == 3 and (names := LINEAR.get(entry.name.partition(SPARSE)[2])):
+        middle = entry.shape[1] // 2 if len(names) == 2 else None
+        halves = slice(middle), slice(middle, None)
+        return {f"{name}.weight": (each, False) for name, each in zip(names, halves, strict=False)}
     _, stack, name = entry.name.partition(STACK)
     for matrix, parts in MATRICES.items():
         kind, dimensions = KINDS.get(name.removeprefix(matrix), ("", 0)) if name.startswith(matrix) else ("", 0)
         if stack and len(entry.shape) == dimensions and (entry.dtype == "U8") == (kind in ("blocks", "scales")):
-            return {f"{part}.{kind}": (slice(first, None, step), kind) for part, (first, step) in parts.items()}
+            return {
+                f"{part}.{kind}": (slice(first, None, step), kind == "weight") for part, (first, step) in parts.items()
+            }
     return {}
 
 
-def _experts_of(entry: TensorEntry, parts: Mapping[str, tuple[slice, str]]) -> Iterator[ExpertEntry]:
+def _experts_of(entry: TensorEntry, parts: Mapping[str, tuple[slice, bool]]) -> Iterator[ExpertEntry]:
     """Yield the parts of each expert's matrices in a stacked tensor."""
     prefix = entry.name.partition(STACK)[0] + STACK
+    if SPARSE in entry.name:
+        prefix = f"{entry.name.partition(SPARSE)[0]}{SPARSE}experts."
     for expert in range(entry.shape[0]):
-        for part, (outputs, kind) in parts.items():
+        for part, (outputs, transposed) in parts.items():
             shape = entry.shape[1:]
-            if kind == "weight":
+            if transposed:
                 shape = (len(range(shape[1])[outputs]), shape[0])
             else:
                 shape = (len(range(shape[0])[outputs]), *shape[1:])
             name = f"{prefix}{expert}.{part}"
             place = entry.start, entry.stop
-            yield ExpertEntry(entry.file, name, entry.dtype, shape, *place, entry.name, expert, outputs)
+            yield ExpertEntry(entry.file, name, entry.dtype, shape, *place, entry.name, expert, outputs, transposed)
 
 
 def _read_only(array: FloatArray) -> FloatArray:
