@@ -155,12 +155,15 @@ def test_each_question_is_asked_with_all_that_was_said_before(script: list[Any],
 def test_a_script_is_told_by_the_status_that_a_turn_failed(
     is_watched: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refusals = [InvalidRequestError("stop", "", "more"), RequestTooLargeError("prompt", "long", "less")]
+    refusals = [
+        InvalidRequestError("stop", "", "more"),
+        RequestTooLargeError("prompt", "long", "less").saying("It is long."),
+    ]
     model, status = talk([[refusals[0]], [refusals[1]], ["Yes"]], ["a", "b", "c"], is_watched=is_watched, is_quiet=True)
     assert (model.answers, status) == ([], 0 if is_watched else 1)
     out, err = capsys.readouterr()
     assert out.startswith("Yes\n")
-    assert err.splitlines() == [f"error: {refusals[0]}", f"error: {refusals[1]}; /clear starts over"]
+    assert err.splitlines() == [f"error: {refusals[0]}", "error: It is long; /clear starts over"]
 
 
 def test_answers_go_to_stdout_and_all_else_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

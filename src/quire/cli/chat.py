@@ -226,4 +226,4 @@ def _take_turn(conversation: Conversation, text: str, is_watched: bool) -> None:
             conversation.say(text, is_watched)
         except InvalidRequestError as error:
             advice = "; /clear starts over" if isinstance(error, RequestTooLargeError) else ""
-            conversation.fail(f"{error}{advice}")
+            conversation.fail(f"{str(error).rstrip('.')}{advice}")
