@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, decoders
+from tokenizers import Regex, decoders, models
 from tokenizers import Tokenizer as Library
 
 from quire.core.errors import InvariantError
@@ -200,3 +200,61 @@ def test_a_window_stays_small():
     stream, start = IncrementalDetokenizer(TOKENIZERS["word piece"]), time.process_time()
     assert len("".join(stream.append([1]) for _ in range(10_000))) == 59_999
     assert time.process_time() - start < 10
+
+
+def window_tokenizer(decoder: decoders.Decoder | None) -> Tokenizer:
+    """A tokenizer that is decoded by windows, with a token of U+FFFD and one of no text."""
+    words = ["a", "\ufffd", "", "##b", "b</w>", "<pad>", "[UNK]"]
+    library = Library(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    if decoder is not None:
+        library.decoder = decoder
+    tokenizer = Tokenizer(library)
+    assert tokenizer.bytes_of_tokens is None
+    return tokenizer
+
+
+WINDOWS = {
+    "WordPiece": window_tokenizer(decoders.WordPiece()),
+    "CTC": window_tokenizer(decoders.CTC(cleanup=False)),
+    "BPE": window_tokenizer(decoders.BPEDecoder("</w>")),
+    "none": window_tokenizer(None),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("token", [1, 2, 5])
+def test_a_window_does_not_grow_with_text_that_may_be_incomplete(name, token, monkeypatch):
+    """U+FFFD after U+FFFD, or tokens without text: each token is decoded a constant number of times, and shown soon."""
+    tokenizer, num_decoded, decode = WINDOWS[name], 0, Tokenizer.decode
+
+    def counted(self: Tokenizer, ids: list[int], **options: bool) -> str:
+        nonlocal num_decoded
+        num_decoded += len(ids)
+        return decode(self, ids, **options)
+
+    monkeypatch.setattr(Tokenizer, "decode", counted)
+    stream = IncrementalDetokenizer(tokenizer, [0])
+    shown = "".join(stream.append([token]) for _ in range(1000))
+    assert num_decoded < 100 * 1000
+    text = decode(tokenizer, [0] + [token] * 1000).removeprefix(decode(tokenizer, [0]))
+    assert text.startswith(shown) and len(shown) >= len(text) - 2 * 8
+    assert shown + stream.finish() == text
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@given(ids=st.lists(st.sampled_from([0, 1, 1, 1, 1, 2, 3, 4, 5]), max_size=60), cuts=CUTS)
+def test_a_window_shows_every_replacement_character(name, ids, cuts):
+    text = "".join(pieces_of(WINDOWS[name], ids, cuts, skip_special_tokens=False))
+    if name != "CTC":  # a collapse looks at all repetitions before a token
+        assert text == WINDOWS[name].decode(ids, skip_special_tokens=False)
+    assert text.count("\ufffd") == WINDOWS[name].decode(ids, skip_special_tokens=False).count("\ufffd")
+
+
+@given(data=st.data(), cuts=CUTS)
+def test_a_window_never_cuts_a_character_among_replacement_characters(data, cuts):
+    library = byte_level(words=())
+    library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip("~", 0, 0)])
+    bad, good = library.encode("\u00ff").ids[1:], library.encode("é日😀").ids
+    parts = data.draw(st.lists(st.sampled_from([bad, bad, bad, good, good[:1], good[2:4], good[5:8]]), max_size=24))
+    ids = [token for part in parts for token in part]
+    assert "".join(pieces_of(Tokenizer(library), ids, cuts)) == library.decode(ids)

@@ -10,7 +10,9 @@ tokens is not valid UTF-8, it replaces *every* byte, including the characters be
 that, because it has already emitted those; here only the invalid bytes are replaced.
 
 With a decoder of another kind (WordPiece, a CTC collapse, none), a short window of tokens is decoded again, and the
-text beyond that of the previous window is new.
+text beyond that of the previous window is new. Text that ends with U+FFFD can be an incomplete character, so it waits,
+at most until the window has `_MAX_WAITING` new tokens: then all is shown but the last three tokens, the most that an
+incomplete character has. So each token costs O(1), and U+FFFD that a model writes itself is shown a few tokens late.
 
 Rejected: `tokenizers.decoders.DecodeStream`. It cannot end a stream, so text that it holds back is lost, and a model
 that writes U+FFFD itself makes its window grow forever.
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 REPLACEMENT: Final = "\ufffd"
 _NUM_PROMPT_TOKENS: Final = 4  # the longest character has 4 bytes
+_MAX_INCOMPLETE: Final = _NUM_PROMPT_TOKENS - 1  # a token has at least one byte
+_MAX_WAITING: Final = 8
 
 
 class _Stream(Protocol):
@@ -72,7 +76,12 @@ class _ByteStream:
 
 
 class _WindowStream:
-    """Decodes a window of tokens again; the new piece is the text that was not in the previous window."""
+    """Decodes a window of tokens again; the new piece is the text that was not in the previous window.
+
+    A piece that ends with U+FFFD waits for the next tokens, but of `_MAX_WAITING` tokens only the last ones wait on. If
+    the decoder changes the text before them afterwards, as that of SentencePiece does at invalid UTF-8 (see above), the
+    change is not shown.
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -81,21 +90,28 @@ class _WindowStream:
 
     def append(self, token_id: int) -> str:
         self._window.append(token_id)
-        text = self._new_text()
-        if not text or text.endswith(REPLACEMENT):
+        before, text = self._decoded(self._num_shown), self._decoded(len(self._window))
+        if text[len(before) :] and not text.endswith(REPLACEMENT):
+            return self._show(len(self._window), len(before))
+        if len(self._window) - self._num_shown < _MAX_WAITING:
             return ""
-        self._window = self._window[self._num_shown :]
-        self._num_shown = len(self._window)
-        return text
+        ends = range(len(self._window) - _MAX_INCOMPLETE, self._num_shown, -1)
+        complete = (end for end in ends if text.startswith(self._decoded(end)))  # otherwise, it cuts a character
+        return self._show(next(complete, ends[0]), len(before))
 
     def finish(self) -> str:
-        text = self._new_text()
+        before = self._decoded(self._num_shown)
         self._num_shown = len(self._window)
+        return self._decoded(self._num_shown)[len(before) :]
+
+    def _show(self, end: int, num_characters: int) -> str:
+        """Return the text of the window up to a token, without its first characters; then the window moves."""
+        text = self._decoded(end)[num_characters:]
+        self._window, self._num_shown = self._window[self._num_shown :], end - self._num_shown
         return text
 
-    def _new_text(self) -> str:
-        before = self._tokenizer.decode(self._window[: self._num_shown], skip_special_tokens=False)
-        return self._tokenizer.decode(self._window, skip_special_tokens=False)[len(before) :]
+    def _decoded(self, end: int) -> str:
+        return self._tokenizer.decode(self._window[:end], skip_special_tokens=False)
 
 
 class IncrementalDetokenizer:
