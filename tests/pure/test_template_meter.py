@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jinja2
@@ -102,6 +103,23 @@ def nested(depth: int) -> list[Any]:
 def test_values_may_be_nested_a_hundred_levels_deep() -> None:
     meter().weigh(nested(MAX_DEPTH - 1))
     assert refused(lambda used: used.weigh(nested(MAX_DEPTH))) == "a value is nested more than 100 levels deep"
+
+
+@given(VALUES, st.sampled_from([repr, ascii, json.dumps]))
+def test_the_text_of_a_value_is_paid_before_it_is_made(value: Any, escape: Any) -> None:
+    made = json.dumps(value) if escape is json.dumps else escape(value)
+    steps = cost(lambda used: used.weigh_text(value, escape))
+    num_values = str(value).count(",") + 2
+    assert (steps + 2 * num_values) * CHARACTERS_PER_STEP >= len(made)
+
+
+def test_a_text_is_weighed_in_pieces_and_a_walk_stops_at_the_budget() -> None:
+    text = "\0" * 200_001
+    assert cost(lambda used: used.weigh_text(text)) in range(100_000, 100_010)
+    used = meter(1000)
+    with pytest.raises(OverflowError, match="more than"):
+        used.weigh_text([text] * 10**6)
+    assert refused(lambda used: used.weigh_text(nested(MAX_DEPTH))) == "a value is nested more than 100 levels deep"
 
 
 # ---- what is made is paid -------------------------------------------------------------------------------------------
@@ -249,9 +267,10 @@ def test_forms_and_their_fields_have_a_width(form: str, is_allowed: bool) -> Non
 
 @pytest.mark.parametrize("name", ["center", "indent", "round"])
 def test_widths_have_a_limit_said_as_a_number_or_as_a_text(name: str) -> None:
-    for at, past in ((MAX_WIDTH, MAX_WIDTH + 1), (" " * MAX_WIDTH, " " * (MAX_WIDTH + 1))):
-        meter().filter(name, "x", [at])
-        assert refused(lambda used, past=past: used.filter(name, "x", [past])) == "a width of more than 1024"
+    value = 1.5 if name == "round" else "x"
+    for at, past in ((MAX_WIDTH, -MAX_WIDTH - 1), (" " * MAX_WIDTH, " " * (MAX_WIDTH + 1))):
+        meter().filter(name, value, [at])
+        assert refused(lambda used, past=past: used.filter(name, value, [past])) == "a width of more than 1024"
     meter().method("x", "zfill", [MAX_WIDTH])
     assert refused(lambda used: used.method("x", "zfill", [MAX_WIDTH + 1])) == "a width of more than 1024"
     meter().method("x", "center", [3, "f" * 9999])  # the second is no width

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +26,7 @@ LOOP, END = "{% for i in range(99999) %}", "{% endfor %}"
 NS = "{% set ns = namespace(x='abcdefgh', l=[1]) %}"
 LONG = NS + "{% for i in range(17) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{% set x = ns.x %}"  # a million characters
 TWINS = LONG + "{% set a = x[1:] %}{% set b = x[1:] %}"
+MANY = NS + "{% set ns.l = ['a' * 1000000] %}{% for i in range(9) %}{% set ns.l = ns.l + ns.l %}{% endfor %}"
 NESTED = "{% set ns = namespace(a=['x']) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}"
 
 
@@ -121,6 +125,31 @@ HOSTILE = {
     "blocks": "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
     "autoescape": "{% autoescape true %}" + forever("x") + "{% endautoescape %}",
     "strftime_now": forever("{{ strftime_now('%1000000Y') }}"),
+    "a list of a text, as text": MANY + "{{ ns.l }}",
+    "a list of a text, as JSON": MANY + "{{ (ns.l | tojson) | length }}",
+    "a list of a number": "{% set n = 9 ** 64 * 9 ** 64 %}{% set l = [n] * 99999 %}{{ [l] * 999 }}",
+    "replace in a list": "{{ ['a' * 1000] | replace('a', 'b' * 500000) }}",
+    "replace by a list": "{{ ('a' * 1000) | replace('a', ['b' * 500000]) }}",
+    "replace a list": MANY + "{{ 'a' | replace(ns.l, 'b') }}",
+    "join by a list": "{{ range(1000) | join(['b' * 500000]) }}",
+    "upper of a list": MANY + "{{ ns.l | upper | length }}",
+    "is upper of a list": MANY + "{{ ns.l is upper }}",
+    "an attribute with the name of a list": MANY + "{{ 'a' | attr(ns.l) }}",
+    "the name of what is missing": MANY + "{{ messages[ns.l].role }}" + forever(""),
+    "an exception of a list": MANY + "{{ raise_exception(ns.l) }}",
+    "the index of a list": MANY + "{{ [1].index(ns.l) }}",
+    "indent at other line breaks": "{{ ('a\u2028' * 500000) | indent('x' * 1024) }}",
+    "lines of other breaks": "{{ ('a\u2028' * 5000000).splitlines() | length }}",
+    "round to the left": "{{ 5 | round(-1000000000) }}",
+    "round a text": "{{ ('x' * 100000) | round(4, 'ceil') }}",
+    "a form that is odd": "{{ '%999999999d' is odd }}",
+    "a form that is divisible": "{{ '%999999999s' is divisibleby('x') }}",
+    "find from the end": forever("{% set y = x.rfind(p) %}", "{% set x = 'a' * 20000 %}{% set p = 'b' + 'a' * 9000 %}"),
+    "a long key": TWINS + forever("{% set y = d[b] %}", "{% set d = {a: 1} %}"),
+    "a long key that is got": TWINS + forever("{% set y = d.get(b) %}", "{% set d = {a: 1} %}"),
+    "a long key in an object": TWINS + forever("{% set y = b in d %}", "{% set d = {a: 1} %}"),
+    "a long name": forever("{% set y = messages[x] %}", LONG),
+    "escaped sums": "{% set x = ('<' * 1000000) | e %}" + "{% set y = x + '<' * 1000000 %}" * 9,
     "deep ifs": "{% if 1 %}" * 200 + "{% endif %}" * 200,
     "deep loops": "{% for x in [1] %}" * 30 + "{% endfor %}" * 30,
     "deep brackets": "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}",
@@ -195,3 +224,11 @@ def test_steps_are_counted_for_each_rendering_alone() -> None:
 )
 def test_what_chat_templates_do_is_what_jinja_does(source: str, text: str) -> None:
     assert rendered(source) == text
+
+
+def test_whatever_a_template_calls_takes_little_memory() -> None:
+    """Every filter, test, method and operator, with large arguments, in a process with 48 MiB to spare."""
+    tests = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "support.template_trials"]
+    trials = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=300, check=False)
+    assert (trials.returncode, trials.stdout.strip(), trials.stderr) == (0, "", "")

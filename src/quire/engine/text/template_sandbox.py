@@ -6,7 +6,8 @@ and every operation is charged:
 
     an iteration, a call of a macro         the nodes of its body, counted when the template is compiled
     ~ + * % filters, methods, slices        the sizes of their inputs and outputs
-    == in                                   the size of the compared value, unless one side is a constant
+    == in [key]                             the size of the compared value, unless one side is a constant
+    the text of a list or object            the size of the text
     a literal list or object                the size of all its contents, at every depth
 
 A result that can be much larger than its inputs is charged before it is made. The last rule stops containers that
@@ -23,6 +24,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
 import jinja2.ext
@@ -31,6 +33,8 @@ import jinja2.runtime
 import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, operators
+from jinja2.exceptions import UndefinedError
+from jinja2.utils import missing
 from markupsafe import Markup
 
 from quire.engine.text.template_meter import (
@@ -40,6 +44,8 @@ from quire.engine.text.template_meter import (
     MAX_BITS,
     MAX_TUPLE,
     MAX_WIDTH,
+    NUMBER_FILTERS,
+    TEXT_FILTERS,
     VIEWS,
     Meter,
     names_in,
@@ -66,14 +72,12 @@ _METHODS: Final[dict[type, frozenset[str]]] = {
 
 _OWN_NAMES: Final = frozenset(dir(dict))
 _LOOP_NAMES: Final = names_in("first index index0 last")
-_DEAR_METHODS: Final = names_in(
-    "center count format index join ljust lstrip replace rjust rsplit rstrip split splitlines strip zfill"
-)
-_CHEAP_FILTERS: Final = names_in("attr count d default first last length")
-_TEXT_FILTERS: Final = names_in(
-    "abs capitalize center e escape float format indent int lower replace round safe string title trim truncate upper"
-)
+_CHEAP_FILTERS: Final = names_in("count d default first last length")
+_SHORT_FILTERS: Final = names_in("capitalize lower safe string trim upper")
+_TEXT_OPTIONS: Final = names_in("attr join replace")
 _COMPARING_TESTS: Final = names_in("== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in")
+_TEXT_TESTS: Final = names_in("lower upper")
+_REMAINDER_TESTS: Final = names_in("divisibleby even odd")
 
 
 class Steps(int):
@@ -127,7 +131,8 @@ class MeteredCode(CodeGenerator):
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
         """Write a comparison. Charging for one side is enough: no comparison costs more than its smaller side."""
         self.write("(")
-        self.visit(node.expr, frame)
+        is_key = node.ops[0].op in ("in", "notin") and not isinstance(node.expr, nodes.Const)
+        self._write_charged("key" if is_key else "", node.expr, self.visit, frame)
         left = node.expr
         for operand in node.ops:
             self.write(f" {operators[operand.op]} ")
@@ -136,8 +141,15 @@ class MeteredCode(CodeGenerator):
         self.write(")")
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        """Write a look-up; a slice is charged, because it is a copy."""
-        self._write_charged("read" if isinstance(node.arg, nodes.Slice) else "", node, super().visit_Getitem, frame)
+        """Write a look-up; a slice is charged, because it is a copy, and a key, because it is compared."""
+        if isinstance(node.arg, nodes.Slice):
+            self._write_charged("read", node, super().visit_Getitem, frame)
+            return
+        self.write("environment.getitem(")
+        self.visit(node.node, frame)
+        self.write(", ")
+        self._write_charged("" if isinstance(node.arg, nodes.Const) else "key", node.arg, self.visit, frame)
+        self.write(")")
 
     def visit_List(self, node: nodes.List, frame: Frame) -> None:
         """Write a list."""
@@ -160,10 +172,7 @@ class MeteredCode(CodeGenerator):
         self.write(")")
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
-        if frame.buffer is None:  # direct output has its own limit
-            super()._output_child_pre(node, frame, finalize)
-        else:
-            self.write("context.text(")
+        self.write("context.text(")
 
 
 def _steps(charged: list[Any]) -> nodes.Const:
@@ -238,16 +247,16 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         method = getattr(__function, "__wrapped__", __function)
         subject = getattr(method, "__self__", None)
         if isinstance(subject, (str, list, tuple, dict)):
-            if method.__name__ in _DEAR_METHODS:
-                __context.method(subject, method.__name__, [*args, *kwargs.values()])
-            else:
-                __context.read(subject)
+            __context.method(subject, method.__name__, [*args, *kwargs.values()])
             return __context.read(__function(*args, **kwargs))
         __context.charge(CALL_STEPS)
-        is_macro = isinstance(__function, jinja2.runtime.Macro)
-        if not is_macro or __function.catch_varargs or __function.catch_kwargs:
-            __context.weigh([*args, *kwargs.values()])
-        return super().call(__context, __function, *args, **kwargs)
+        if isinstance(__function, jinja2.runtime.Macro):
+            if __function.catch_varargs or __function.catch_kwargs:
+                __context.weigh([*args, *kwargs.values()])
+            return super().call(__context, __function, *args, **kwargs)
+        __context.weigh_text([*args, *kwargs.values()])  # an exception can contain them
+        result = super().call(__context, __function, *args, **kwargs)
+        return __context.read(result) if isinstance(result, str) else result
 
 
 class _Generation(jinja2.ext.Extension):
@@ -270,6 +279,17 @@ class _Namespace(jinja2.utils.Namespace):
 
     def __repr__(self) -> str:  # two that contain each other would print without end
         return "<Namespace>"
+
+
+class _Undefined(jinja2.Undefined):
+    """An undefined value whose name is short, because errors contain it."""
+
+    __slots__ = ()
+
+    def __init__(self, hint: Any = None, obj: Any = missing, name: Any = None, exc: Any = UndefinedError) -> None:
+        if not isinstance(name, int):
+            name = name[:MAX_WIDTH] if isinstance(name, str) else type(name).__name__
+        super().__init__(hint, obj, name, exc)
 
 
 def compile_template(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template, frozenset[str]]:
@@ -304,6 +324,7 @@ def _environment(now: Callable[[], datetime]) -> Sandbox:
         return now().strftime(form[:MAX_WIDTH])
 
     environment = Sandbox(
+        undefined=_Undefined,
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, "jinja2.ext.loopcontrols"],
@@ -311,9 +332,11 @@ def _environment(now: Callable[[], datetime]) -> Sandbox:
         optimized=False,  # Python folds constants; Jinja would run filters while it compiles
     )
     every = environment.filters | {"tojson": _tojson}
-    charged = {name: _charged_filter(name, every[name]) for name in sorted(_TEXT_FILTERS | LIST_FILTERS)}
+    names = TEXT_FILTERS | NUMBER_FILTERS | LIST_FILTERS | {"attr"}
+    charged = {name: _charged_filter(name, every[name]) for name in sorted(names)}
     environment.filters = {name: every[name] for name in _CHEAP_FILTERS} | charged | {"tojson": _tojson}
-    environment.tests |= {name: _charged_test(environment.tests[name]) for name in _COMPARING_TESTS}
+    costly = _COMPARING_TESTS | _TEXT_TESTS | _REMAINDER_TESTS
+    environment.tests |= {name: _charged_test(name, environment.tests[name]) for name in costly}
     environment.globals = {
         "range": environment.globals["range"],
         "raise_exception": raise_exception,
@@ -327,13 +350,17 @@ def _environment(now: Callable[[], datetime]) -> Sandbox:
 def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter with a charge, which returns a list where Jinja's filter is lazy."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", "")
-    is_short = name in _TEXT_FILTERS and not wanted and name != "title"
 
     @jinja2.pass_context
     def charged(context: Meter, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_short and value.__class__ is str and not args and not kwargs:
+        if name in _SHORT_FILTERS and value.__class__ is str and not args and not kwargs and value.isascii():
             context.charge(len(value) // CHARACTERS_PER_STEP)
             return function(value)
+        if name in TEXT_FILTERS:
+            value = value if isinstance(value, str) else context.text(value)
+        if name in _TEXT_OPTIONS:
+            args = tuple(_text_option(context, option) for option in args)
+            kwargs = {key: _text_option(context, option) for key, option in kwargs.items()}
         context.filter(name, value, [*args, *kwargs.values()])
         first = {"context": (context,), "eval_context": (context.eval_ctx,), "environment": (context.environment,)}
         result = function(*first.get(wanted, ()), value, *args, **kwargs)
@@ -344,11 +371,22 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     return charged
 
 
-def _charged_test(function: Any) -> Callable[..., Any]:
+def _text_option(context: Meter, option: Any) -> Any:
+    """Return an option that a filter would turn into text as text; a number or None can be an option of its own."""
+    return option if option is None or isinstance(option, str | int | float) else context.text(option)
+
+
+def _charged_test(name: str, function: Any) -> Callable[..., Any]:
     """Return a test with a charge for its arguments."""
 
     @jinja2.pass_context
     def charged(context: Meter, value: Any, *args: Any) -> Any:
+        if name in _TEXT_TESTS:
+            value = context.text(value)
+        elif name in _REMAINDER_TESTS and isinstance(value, str):  # it is a format string, here too
+            context.fill(value, list(args))
+        else:
+            context.key(value)
         for other in args:
             context.held(other)
         return function(value, *args)
@@ -366,6 +404,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> Any:
     # Jinja's own filter escapes "<" for HTML; models were trained on the plain character.
+    context.weigh_text(value, encode_basestring_ascii if ensure_ascii else encode_basestring)
     if indent is None and separators is None:
         return context.read(json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys))
     context.pad([indent, *(separators or ())])
