@@ -49,6 +49,10 @@ def test_every_door_continues_the_same_prompt(server: RunningServer) -> None:
     assert "".join(event["content"] for event in streamed.events) == expected
 
 
+def test_ollamas_clients_see_that_a_model_can_fill_in(server: RunningServer) -> None:
+    assert "insert" in server.post("/api/show", {"model": ""}).value["capabilities"]
+
+
 def test_other_files_are_shown_to_the_model(server: RunningServer) -> None:
     before = "<|repo_name|>unnamed\n<|file_sep|>a.py\nhello<|file_sep|>unnamed\n"
     expected = completed(server, before + PROMPT)["choices"][0]["text"]

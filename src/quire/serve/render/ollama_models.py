@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from quire.core.sampling_params import PARAMETERS, SamplingParams
+from quire.engine.text.infill import infill_format
 from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.model import ServedModel
 from quire.serve.model_names import LATEST
@@ -99,6 +100,7 @@ def shown_model(services: Services, model: ServedModel, name: str | None) -> Sho
     with_tools = "" if tokenizer is None else tokenizer.template_source(with_tools=True)
     capabilities = {
         "completion": True,
+        "insert": tokenizer is not None and infill_format(tokenizer) is not None,
         "tools": create_tool_format(config.tool_format, with_tools) is not None,
         "thinking": create_reasoning_format(config.reasoning_format, template) is not None,
     }
