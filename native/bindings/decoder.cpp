@@ -145,7 +145,7 @@ PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int
         {"down", &LayerWeights::down},        {"router", &LayerWeights::router},
         {"latent", &LayerWeights::latent},    {"query_down", &LayerWeights::query_down},
         {"shared_gate", &LayerWeights::gate}, {"shared_up", &LayerWeights::up},
-        {"shared_down", &LayerWeights::down}};
+        {"shared_down", &LayerWeights::down}, {"shared_router", &LayerWeights::shared_router}};
     static const std::map<std::string, std::vector<PackedMatrix> LayerWeights::*> kOfHead = {
         {"key_up", &LayerWeights::key_up}, {"value_up", &LayerWeights::value_up}};
     static const std::map<std::string, PackedMatrix ExpertWeights::*> kOfExpert = {

@@ -508,7 +508,14 @@ class Decoder::Step {
         const LinearInput shared = rounded(input, view_.num_tokens);
         round(shared, forms_for(weights.gate) | forms_for(weights.up) | view_.adapted.forms(), shape_.hidden_size);
         expand_all(weights, shared);
-        adapted_linear(Adapted::kDown, weights.down, inner_, update_, true);
+        if (weights.shared_router.empty()) return adapted_linear(Adapted::kDown, weights.down, inner_, update_, true);
+        adapted_linear(Adapted::kDown, weights.down, inner_, outputs, false);
+        const Rows scores{a_.router.data(), sizes_.experts};
+        linear(weights.shared_router, input, scores, view_.num_tokens, false);
+        for_rows(view_.num_tokens, [&](int row) {
+            const float share = sigmoid(kernels_, *scores.row(row)), *from = outputs.row(row);
+            for (int d = 0; d < shape_.hidden_size; ++d) update_.row(row)[d] += share * from[d];
+        });
     }
 
     // Chooses the experts of each token, and sorts the tokens by expert.

@@ -38,8 +38,9 @@ std::size_t Decoder::weight_bytes() const {
               &layer.latent_norm}) {
             total += norm(*each);
         }
-        for (const PackedMatrix* each : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.query_down,
-                                         &layer.latent, &layer.gate, &layer.up, &layer.down, &layer.router}) {
+        for (const PackedMatrix* each :
+             {&layer.query, &layer.key, &layer.value, &layer.output, &layer.query_down, &layer.latent, &layer.gate,
+              &layer.up, &layer.down, &layer.router, &layer.shared_router}) {
             total += each->num_bytes();
         }
         for (const auto* of_heads : {&layer.key_up, &layer.value_up}) {

@@ -83,4 +83,9 @@ void choose_experts(const DecoderShape& shape, const Kernels& kernels, const std
     }
 }
 
+float sigmoid(const Kernels& kernels, float score) {
+    kernels.exponentials(&score, 1, 0.0F, -1.0F, &score);
+    return 1.0F / (1.0F + score);
+}
+
 }  // namespace quire

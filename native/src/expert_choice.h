@@ -1,4 +1,4 @@
-// Chooses the experts of a token and their weights.
+// Chooses the experts of a token, and computes the weights of experts.
 #pragma once
 
 #include <vector>
@@ -12,5 +12,8 @@ namespace quire {
 // only for the choice, and may be empty. `ranks` has room for a number for each expert and each group.
 void choose_experts(const DecoderShape& shape, const Kernels& kernels, const std::vector<float>& offset, float* scores,
                     float* ranks, int* chosen, float* weights);
+
+// The weight of the shared MLP from its score.
+float sigmoid(const Kernels& kernels, float score);
 
 }  // namespace quire

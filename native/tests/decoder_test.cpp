@@ -237,6 +237,7 @@ class Model {
             set(weights.gate, shape.shared_size, hidden);
             set(weights.up, shape.shared_size, hidden);
             set(weights.down, hidden, shape.shared_size);
+            set(weights.shared_router, 1, hidden);
             return;
         }
         if (shape.gated) set(weights.gate, shape.intermediate_size, hidden);

@@ -39,6 +39,7 @@ from support.gguf_models import write_gguf
 DATA = Path(__file__).parents[1] / "golden" / "data"
 CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it is there
     "mistral": {"sliding_window": None},
+    "qwen2-moe": {"mlp_only_layers": []},
     "qwen3-moe": {"mlp_only_layers": []},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16, "layer_types": None, "num_hidden_layers": 7},
@@ -58,7 +59,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
 FORMS = (
     *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
     *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm", "glm4"),
-    *("gemma", "granite-moe", "mixtral", "olmoe"),
+    *("gemma", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
 )
@@ -159,6 +160,16 @@ def test_what_no_engine_computes_is_refused_by_the_setting(
     header = GgufHeader.read(write_gguf(golden(form, tmp_path / "model"), tmp_path / "m.gguf"))
     with pytest.raises(CheckpointError, match=said):
         config_of(replace(header, settings={**header.settings, **settings}), lambda name: None)
+
+
+def test_a_matrix_of_one_row_may_be_a_vector(tmp_path: Path) -> None:
+    header = GgufHeader.read(write_gguf(golden("qwen2-moe", tmp_path / "model"), tmp_path / "m.gguf"))
+    stored, ours = "blk.2.ffn_gate_inp_shexp.weight", "model.layers.2.mlp.shared_expert_gate.weight"
+    assert header.tensors[stored].shape == (1, 32)
+    older = {**header.tensors, stored: replace(header.tensors[stored], shape=(32,))}
+    found, expected = GgufTensors(replace(header, tensors=older)).tensor(ours), GgufTensors(header).tensor(ours)
+    assert found.shape == (1, 32)
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])

@@ -121,6 +121,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral-near": ("mixtral", {"sliding_window": 24, "head_dim": 16, "num_experts_per_tok": 3}),
     "mixtral-tied": ("mixtral", {"rope_parameters": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
     "qwen2-near": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+    "qwen2-moe-near": (
+        "qwen2-moe",
+        {
+            **{"use_sliding_window": True, "sliding_window": 24, "layer_types": [NEAR, FAR, NEAR], "qkv_bias": False},
+            **{"norm_topk_prob": True, "tie_word_embeddings": True, "mlp_only_layers": [], "decoder_sparse_step": 2},
+        },
+    ),
     "qwen3-moe-every-other": ("qwen3-moe", {"decoder_sparse_step": 2, "mlp_only_layers": [], "attention_bias": True}),
     "qwen3-moe-near": ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 24, "tie_word_embeddings": True}),
     "gemma-first": ("gemma", {"hidden_act": "gelu", "attention_bias": True, "num_key_value_heads": 1}),

@@ -18,7 +18,7 @@ from quire.compute.torch.kernels.grouped_product import FEW, MANY, ProductShape,
 from quire.compute.torch.operations import PlainOperations
 from quire.compute.torch.products import Matrix, TiledProduct, product
 from quire.compute.torch.quantize import quantized, restored
-from quire.compute.torch.weights import MLP
+from quire.compute.torch.weights import MLP, Experts
 from support.torch_runs import poisoned
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3}
@@ -202,7 +202,7 @@ def sparse(
         )
         up = Matrix(up.weight + torch.cat([gate_change, up_change], dim=1))
         down = Matrix(down.weight + down_change)
-    return mlps.sparse(rows, slots, router, MLP(up, down), SPEC, add)
+    return mlps.sparse(rows, slots, Experts(router, MLP(up, down), None), SPEC, add)
 
 
 @pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])

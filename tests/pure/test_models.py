@@ -190,6 +190,18 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         671_026_419_200,
     ),
+    "Qwen1.5-MoE-A2.7B": (
+        {
+            **{"architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1, "hidden_act": "silu"},
+            **{"hidden_size": 2048, "intermediate_size": 5632, "max_position_embeddings": 8192},
+            **{"max_window_layers": 21, "moe_intermediate_size": 1408, "norm_topk_prob": False},
+            **{"num_attention_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 24},
+            **{"num_key_value_heads": 16, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0},
+            **{"shared_expert_intermediate_size": 5632, "sliding_window": 32768, "tie_word_embeddings": False},
+            **{"use_sliding_window": False, "vocab_size": 151936},
+        },
+        14_315_784_192,
+    ),
     "Qwen3-30B-A3B": (
         {
             **{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1},
@@ -698,6 +710,11 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
             "clip_qkv is 8.0; allowed: null: no queries, keys and values are clipped",
         ),
         ("OLMoE-1B-7B-0924", {"num_experts": 0}, "num_experts is 0; allowed: an integer from 1"),
+        (
+            "Qwen1.5-MoE-A2.7B",
+            {"use_sliding_window": True},
+            "layer_types is None; allowed: a list of layer types with a",
+        ),
         ("gemma-2b", {"hidden_act": "silu"}, "hidden_act is 'silu'; allowed: 'gelu' or 'gelu_pytorch_tanh' or null"),
         (
             "gemma-2b",
@@ -1104,8 +1121,8 @@ def test_parts_of_one_tensor_must_fill_it() -> None:
 def test_the_bytes_of_the_weights_are_those_of_the_tensors(name: str) -> None:
     rounded = exact = 0
     for tensor, shape in expected_tensors(SPECS[name]).items():
-        # Only matrices are rounded, and not the one that chooses the experts.
-        narrow = len(shape) > 1 and not {"router", "query_norm", "key_norm"} & set(tensor.split("."))
+        # Only matrices are rounded, and not those that choose and weigh experts.
+        narrow = len(shape) > 1 and not {"router", "shared_router", "query_norm", "key_norm"} & set(tensor.split("."))
         rounded += (2 if narrow else 4) * math.prod(shape)
         exact += 4 * math.prod(shape)
     assert weight_bytes(SPECS[name]) == exact

@@ -46,6 +46,9 @@ def test_a_shard_of_experts_has_a_part_of_each_expert() -> None:
     spec, whole = shard_of(SPECS["experts"], 2), SPECS["experts"]
     assert spec.experts is not None and whole.experts is not None
     assert spec.experts == replace(whole.experts, intermediate_size=whole.experts.intermediate_size // 2)
+    shared, of_rank = SPECS["shared-expert"].experts, shard_of(SPECS["shared-expert"], 2).experts
+    assert shared is not None and of_rank is not None
+    assert of_rank == replace(shared, intermediate_size=8, shared_size=16)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,7 @@ def test_a_shard_of_experts_has_a_part_of_each_expert() -> None:
         ("plain", 64, "a number that divides the model's 4 query heads"),
         ("three-keys", 4, "a number that divides the model's 3 key-value heads, or a multiple of this number"),
         ("odd-expert", 2, "a number that divides the model's 25 intermediate numbers of an expert"),
+        ("odd-shared", 2, "a number that divides the model's 25 intermediate numbers of the MLP next to experts"),
         ("latent", 2, "1: latents (MLA) cannot be split"),
         ("whole-norms", 2, "1: a norm of all heads together cannot be split"),
     ],
@@ -63,6 +67,7 @@ def test_models_that_cannot_be_split_are_refused(name: str, num_ranks: int, word
     assert experts.experts is not None
     odd = {
         "three-keys": replace(plain, attention=replace(plain.attention, num_heads=12, num_kv_heads=3)),
+        "odd-shared": replace(experts, experts=replace(experts.experts, shared_size=25)),
         "odd-expert": replace(experts, experts=replace(experts.experts, intermediate_size=25)),
     }
     with pytest.raises(InvalidConfigError) as caught:

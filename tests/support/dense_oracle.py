@@ -177,9 +177,12 @@ class DenseOracle:
 
     def _shared(self, x: Array, layer: int) -> Array:
         up = self._linear(x, Part.SHARED_UP, layer)
-        if not self.spec.mlp.gated:
-            return self._linear(self._activate(up), Part.SHARED_DOWN, layer)
-        return self._linear(self._gate(self._linear(x, Part.SHARED_GATE, layer), up), Part.SHARED_DOWN, layer)
+        gated = self.spec.mlp.gated
+        inner = self._gate(self._linear(x, Part.SHARED_GATE, layer), up) if gated else self._activate(up)
+        output = self._linear(inner, Part.SHARED_DOWN, layer)
+        if self.spec.experts is None or not self.spec.experts.shared_router:
+            return output
+        return output / (1 + np.exp(-self._linear(x, Part.SHARED_ROUTER, layer)))
 
     def _expert(self, x: Array, layer: int, expert: int) -> Array:
         up = self._linear(x, Part.EXPERT_UP, layer, expert)

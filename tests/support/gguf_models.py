@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
     "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
     "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
+    "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
     "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
@@ -131,6 +132,8 @@ class GgufWriting:
             writer.add_expert_count(num_experts)
             writer.add_expert_used_count(config["num_experts_per_tok"])
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
+        if "shared_expert_intermediate_size" in config:
+            writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
         self._rope()
 
     def _latents(self) -> None:

@@ -191,6 +191,27 @@ SPECS = {
         layers=(replace(FULL, sparse=True), FULL, replace(NEAR, sparse=True)),
         experts=ExpertsSpec(num_experts=8, experts_per_token=3, intermediate_size=16, normalize_weights=True),
     ),
+    # As in Qwen2-MoE: experts next to an MLP for every token, whose output has a weight of its own.
+    "shared-expert": replace(
+        PLAIN,
+        attention=replace(PLAIN.attention, bias=True),
+        layers=(replace(FULL, sparse=True), FULL),
+        experts=ExpertsSpec(
+            num_experts=6,
+            experts_per_token=2,
+            intermediate_size=16,
+            normalize_weights=False,
+            shared_size=32,
+            shared_router=True,
+        ),
+    ),
+    # The same without a weight, with MLPs that have biases and no gate.
+    "shared-plain": replace(
+        PLAIN,
+        mlp=MLPSpec(48, Activation.RELU, gated=False, bias=True),
+        layers=(replace(FULL, sparse=True),),
+        experts=ExpertsSpec(4, experts_per_token=2, intermediate_size=16, normalize_weights=True, shared_size=24),
+    ),
     # As in gpt-oss: a sink in each head, windows in every other layer, experts and router with biases, a clamped gate.
     # Larger norms than there, so that some numbers reach the clamps.
     "sinks": replace(

@@ -59,6 +59,13 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {**SIZES, "sliding_window": 24}),
     "mixtral": ("Mixtral", {**SIZES, "num_local_experts": 5}),
     "qwen2": ("Qwen2", {**SIZES, "tie_word_embeddings": True}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            **{**SIZES, "num_hidden_layers": 3, "mlp_only_layers": [1], "num_experts": 6, "num_experts_per_tok": 2},
+            **{"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+        },
+    ),
     "qwen3-moe": ("Qwen3Moe", {**MOE, "norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}),
     "qwen3-moe-raw": ("Qwen3Moe", {**MOE, "norm_topk_prob": False}),
     "gemma": ("Gemma", {**SIZES, "head_dim": 16}),

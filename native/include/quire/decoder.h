@@ -137,6 +137,7 @@ struct LayerWeights {
     std::vector<PackedMatrix> key_up, value_up;  // per head: [rank, plain_dim] and [value_dim, rank]
     PackedMatrix gate, up, down, router;         // in a sparse layer: the shared MLP, if any
     std::vector<float> router_offset;            // added to weights for choosing experts; may be empty
+    PackedMatrix shared_router;                  // the score of the shared MLP, one output; may be empty
     std::vector<ExpertWeights> experts;
 };
 

@@ -44,6 +44,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "phi2": "PhiForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
+        "qwen2moe": "Qwen2MoeForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
         "qwen3moe": "Qwen3MoeForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
@@ -287,6 +288,16 @@ def _qwen3moe(settings: _Settings) -> dict[str, object]:
     }
 
 
+def _qwen2moe(settings: _Settings) -> dict[str, object]:
+    size, used = settings.size("feed_forward_length"), settings.size("expert_used_count")
+    return {
+        "num_experts": settings.size("expert_count"),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": settings.size("expert_feed_forward_length", max(size // used, 1)),
+        "shared_expert_intermediate_size": settings.size("expert_shared_feed_forward_length", size),
+    }
+
+
 def _llama(settings: _Settings) -> dict[str, object]:
     """Return the family and experts for Mixtral; empty for models without experts."""
     if not settings.size("expert_count", 0, low=0):
@@ -501,6 +512,7 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "olmoe": _olmoe,
         "phi2": _turned,
         "phi3": _phi3,
+        "qwen2moe": _qwen2moe,
         "qwen3moe": _qwen3moe,
         "stablelm": _stablelm,
         "starcoder2": _starcoder2,

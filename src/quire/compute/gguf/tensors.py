@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -87,6 +87,9 @@ PHI2: Final = MappingProxyType({**LAYER, "attn_output": "self_attn.dense", "ffn_
 OFFSET: Final = "exp_probs_b"
 """The offsets of experts (`ExpertsSpec.offset`), which the file calls a bias."""
 
+ROW: Final = "ffn_gate_inp_shexp"
+"""A matrix of one row, which older files have as a vector."""
+
 BY_HEAD: Final = MappingProxyType({"attn_k_b": True, "attn_v_b": False})
 """Tensors with a matrix per head, and whether it is transposed."""
 
@@ -142,6 +145,15 @@ LAYERS: Final = MappingProxyType(
         "llama": MappingProxyType({**LAYER, "ffn_gate_inp": "block_sparse_moe.gate"}),
         "olmo2": MappingProxyType(
             {name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}
+        ),
+        "qwen2moe": MappingProxyType(
+            {
+                **LAYER,
+                "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+                "ffn_up_shexp": "mlp.shared_expert.up_proj",
+                "ffn_down_shexp": "mlp.shared_expert.down_proj",
+                ROW: "mlp.shared_expert_gate",
+            }
         ),
         "starcoder2": MappingProxyType({**LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
     }
@@ -457,6 +469,8 @@ def _named(header: GgufHeader, names: _Names, name: str, tensor: GgufTensor) -> 
         return [(f"{names.prefix}{layer}.{ours}.{kind}", GgufEntry(tensor))]
     if part not in names.layer:
         return [(name, GgufEntry(tensor))]
+    if part == ROW and len(tensor.shape) == 1:
+        tensor = replace(tensor, shape=(1, *tensor.shape))
     order = _order(header, names.architecture, part, tensor)
     by_head = part in BY_HEAD and len(tensor.shape) == 3
     transposed = (names.architecture == "gpt2" and len(tensor.shape) == 2) or (by_head and BY_HEAD[part])

@@ -56,6 +56,7 @@ FAMILIES: Final = MappingProxyType(
         "PhiForCausalLM": "quire.compute.models.phi",
         "Phi3ForCausalLM": "quire.compute.models.phi3",
         "Qwen2ForCausalLM": "quire.compute.models.qwen2",
+        "Qwen2MoeForCausalLM": "quire.compute.models.qwen2_moe",
         "Qwen3ForCausalLM": "quire.compute.models.qwen3",
         "Qwen3MoeForCausalLM": "quire.compute.models.qwen3_moe",
         "SmolLM3ForCausalLM": "quire.compute.models.smollm3",

@@ -103,6 +103,7 @@ class Part(Enum):
     SHARED_GATE = "shared_gate"
     SHARED_UP = "shared_up"
     SHARED_DOWN = "shared_down"
+    SHARED_ROUTER = "shared_router"
     ROUTER = "router"
     ROUTER_OFFSET = "router_offset"
     EXPERT_GATE = "expert_gate"
@@ -306,6 +307,7 @@ class ExpertsSpec:
     - `num_groups`: experts are in groups of equal size; only experts of a token's best `groups_per_token` groups are
       chosen. Groups are ranked by the sum of their `group_best` highest weights, with offsets.
     - `shared_size`: the size of an additional MLP for every token; its output is added last. 0: none.
+    - `shared_router`: that output is multiplied by the sigmoid of a score, which a matrix of one row computes.
     """
 
     num_experts: int
@@ -320,6 +322,7 @@ class ExpertsSpec:
     groups_per_token: int = 1
     group_best: int = 1
     shared_size: int = 0
+    shared_router: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,6 +472,8 @@ class DecoderSpec:
             parts[Part.SHARED_DOWN] = PartShape((self.hidden_size, size), bias)
             if self.mlp.gated:
                 parts[Part.SHARED_GATE] = PartShape((size, self.hidden_size), bias)
+            if self.experts.shared_router:
+                parts[Part.SHARED_ROUTER] = PartShape((1, self.hidden_size))
         return parts
 
     def _norm_parts(self) -> dict[Part, PartShape]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import MAX_EXPERTS, DecoderSpec, ExpertsSpec, Part
+from quire.compute.models.base import MAX_EXPERTS, DecoderSpec, ExpertsSpec, LayerSpec, Part
 from quire.compute.models.common import (
     LAYER,
     llama_like,
@@ -45,15 +45,11 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     spec = with_head_norms(
         llama_like(config, max_length, rotary_layers(config, max_length, same_windows(config, window)))
     )
-    sparse = _sparse_layers(config, len(spec.layers))
-    return replace(
-        with_stems(spec, STEMS),
-        experts=_experts(config),
-        layers=tuple(replace(layer, sparse=index in sparse) for index, layer in enumerate(spec.layers)),
-    )
+    return replace(with_stems(spec, STEMS), experts=qwen_experts(config), layers=with_sparse(config, spec.layers))
 
 
-def _experts(config: ConfigFile) -> ExpertsSpec:
+def qwen_experts(config: ConfigFile) -> ExpertsSpec:
+    """Return the experts that Qwen2-MoE and Qwen3-MoE share."""
     field = "num_local_experts" if config.is_set("num_local_experts") else "num_experts"
     num_experts = config.size(field, 128, high=MAX_EXPERTS // num_layers(config))
     return ExpertsSpec(
@@ -64,7 +60,8 @@ def _experts(config: ConfigFile) -> ExpertsSpec:
     )
 
 
-def _sparse_layers(config: ConfigFile, count: int) -> set[int]:
-    """Return the layers with experts: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
+def with_sparse(config: ConfigFile, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Return the layers, every `decoder_sparse_step`-th with experts, except `mlp_only_layers`."""
     step = config.size("decoder_sparse_step", 1)
-    return set(range(step - 1, count, step)) - config.indices("mlp_only_layers", count)
+    sparse = set(range(step - 1, len(layers), step)) - config.indices("mlp_only_layers", len(layers))
+    return tuple(replace(layer, sparse=index in sparse) for index, layer in enumerate(layers))

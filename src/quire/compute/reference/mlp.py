@@ -1,8 +1,9 @@
 """The second sublayer: an MLP, or the experts that a router picks for each token.
 
 With experts, every row has its own order of sums: softmax over the router's row, choose the best experts
-by weight and then by id, add their outputs in the order of ids, then the output of the shared MLP. Rows
-with the same expert go through it together, but each row is computed separately, as everywhere.
+by weight and then by id, add their outputs in the order of ids, then the output of the shared MLP, which
+can have a weight for each row. Rows with the same expert go through it together, but each row is computed
+separately, as everywhere.
 """
 
 from __future__ import annotations
@@ -51,14 +52,28 @@ def experts_output(rows: FloatArray, spec: DecoderSpec, parts: Parts, experts: S
         if len(chosen):
             update = mlp_output(rows[chosen], spec.mlp, each, EXPERT)
             output[chosen] += weights[chosen, expert, None] * update
-    return output + mlp_output(rows, spec.mlp, parts, SHARED) if spec.experts.shared_size else output
+    return output + _shared_output(rows, spec, parts) if spec.experts.shared_size else output
+
+
+def _shared_output(rows: FloatArray, spec: DecoderSpec, parts: Parts) -> FloatArray:
+    """Return the output of the MLP next to the experts for each row."""
+    output = mlp_output(rows, spec.mlp, parts, SHARED)
+    if Part.SHARED_ROUTER not in parts:
+        return output
+    return output * sigmoid(linear(rows, parts[Part.SHARED_ROUTER]))
+
+
+def sigmoid(scores: FloatArray) -> FloatArray:
+    """Return 1 / (1 + e^-x) of each number."""
+    weights: FloatArray = np.float32(1) / (1 + exponential(-scores))
+    return weights
 
 
 def routing_weights(scores: FloatArray, spec: ExpertsSpec, offset: FloatArray | None = None) -> FloatArray:
     """Return the weight of each expert for each row, 0 if it is not picked: `[num_rows, num_experts]`."""
     weights: FloatArray
     if spec.scoring is Scoring.SIGMOID:
-        weights = np.float32(1) / (1 + exponential(-scores))
+        weights = sigmoid(scores)
     else:
         exponents = exponential(scores - scores.max(axis=-1, keepdims=True))
         weights = exponents / exponents.sum(axis=-1, keepdims=True)

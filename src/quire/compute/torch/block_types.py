@@ -27,7 +27,7 @@ CODINGS: Final = MappingProxyType(
     }
 )
 """The types of blocks that a GPU keeps, and the coding whose size each has there."""
-FUSED: Final[Joined] = ((Part.QUERY, Part.KEY, Part.VALUE), (Part.GATE, Part.UP))
+FUSED: Final[Joined] = ((Part.QUERY, Part.KEY, Part.VALUE), (Part.GATE, Part.UP), (Part.SHARED_GATE, Part.SHARED_UP))
 OF_EXPERTS: Final[Joined] = ((Part.EXPERT_GATE, Part.EXPERT_UP), (Part.EXPERT_DOWN,))
 
 

@@ -27,7 +27,7 @@ from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, 
 from quire.compute.torch.experts import ExpertOperations, MLPs
 from quire.compute.torch.operations import Angles, Norm, Operations, are_finite
 from quire.compute.torch.products import Product
-from quire.compute.torch.weights import LayerWeights, TorchWeights
+from quire.compute.torch.weights import Experts, LayerWeights, TorchWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +192,11 @@ class TorchDecoder:
         return hidden, self._normed(hidden, before)
 
     def _transform(self, rows: torch.Tensor, weights: LayerWeights, slots: torch.Tensor, add: Add) -> torch.Tensor:
-        if weights.mlp is not None:
-            return self._mlps.dense(rows, weights.mlp, add)
-        spec, router, experts = self.spec.experts, weights.router, weights.experts
-        assert spec is not None and router is not None and experts is not None  # a layer without an MLP is sparse
-        return self._mlps.sparse(rows, slots, router, experts, spec, add)
+        spec, mlp, router, experts = self.spec.experts, weights.mlp, weights.router, weights.experts
+        if spec is None or router is None or experts is None:
+            assert mlp is not None  # a layer without experts has an MLP
+            return self._mlps.dense(rows, mlp, add)
+        return self._mlps.sparse(rows, slots, Experts(router, experts, mlp), spec, add)
 
     def _update(self, output: torch.Tensor, after: Norm | None) -> torch.Tensor:
         """Return a sublayer's update of the residual stream."""

@@ -20,7 +20,7 @@ from quire.compute.models.base import Activation, ExpertsSpec, Part
 from quire.compute.torch.adapters import Add
 from quire.compute.torch.operations import Operations
 from quire.compute.torch.products import Matrix, Product
-from quire.compute.torch.weights import MLP
+from quire.compute.torch.weights import DENSE, MLP, SHARED, Experts
 
 Routing = TypeVar("Routing")
 """The experts of each row, in the implementation's own form."""
@@ -72,25 +72,33 @@ class MLPs:
         self._experts = experts
         self._activation = activation
         self._activate = operations.gated if gated else operations.activate
-        self._up_parts = (Part.GATE, Part.UP) if gated else (Part.UP,)
-        self._expert_up_parts = (Part.EXPERT_GATE, Part.EXPERT_UP) if gated else (Part.EXPERT_UP,)
+        self._first = 0 if gated else 1  # of the parts of an MLP: the gate, or up
+        self._expert_up_parts = (Part.EXPERT_GATE, Part.EXPERT_UP)[self._first :]
 
-    def dense(self, rows: torch.Tensor, mlp: MLP, add: Add) -> torch.Tensor:
+    def dense(self, rows: torch.Tensor, mlp: MLP, add: Add, parts: tuple[Part, ...] = DENSE) -> torch.Tensor:
         """Return the MLP of each row: `[num_rows, hidden_size]`. `add`: adds the adapters' part to its products."""
-        inner = add(self._product(rows, mlp.up), rows, self._up_parts)
+        inner = add(self._product(rows, mlp.up), rows, parts[self._first : -1])
         active = self._activate(inner, self._activation)
-        return add(self._product(active, mlp.down), active, (Part.DOWN,))
+        return add(self._product(active, mlp.down), active, parts[-1:])
 
     def sparse(
-        self, rows: torch.Tensor, slots: torch.Tensor, router: Matrix, experts: MLP, spec: ExpertsSpec, add: Add
+        self, rows: torch.Tensor, slots: torch.Tensor, weights: Experts, spec: ExpertsSpec, add: Add
     ) -> torch.Tensor:
         """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`; undefined for slots of -1."""
-        routing = self._experts.route(self._product(rows.to(torch.float32), router), slots, spec)
-        add = add.with_experts(routing, spec.num_experts)
-        inner = add(self._experts.product(rows, experts.up, routing), rows, self._expert_up_parts)
+        scores, experts = self._product(rows.to(torch.float32), weights.router), weights.experts
+        scores, of_shared = scores.split([spec.num_experts, scores.shape[1] - spec.num_experts], dim=1)
+        routing = self._experts.route(scores.contiguous(), slots, spec)
+        own = add.with_experts(routing, spec.num_experts)
+        inner = own(self._experts.product(rows, experts.up, routing), rows, self._expert_up_parts)
         active = self._activate(inner, self._activation)
-        outputs = add(self._experts.product(active, experts.down, routing), active, (Part.EXPERT_DOWN,))
-        return self._experts.combine(outputs, routing)
+        outputs = own(self._experts.product(active, experts.down, routing), active, (Part.EXPERT_DOWN,))
+        output = self._experts.combine(outputs, routing)
+        if weights.shared is None:
+            return output
+        shared = self.dense(rows, weights.shared, add, SHARED)
+        if spec.shared_router:
+            shared = (shared.to(torch.float32) * torch.sigmoid(of_shared)).to(shared.dtype)
+        return output + shared
 
 
 class Routed(NamedTuple):

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from quire.compute.arrays import FloatArray, WeightArray
 from quire.compute.models.base import DecoderSpec, NormKind, NormScope, NormSpec, Part
@@ -28,6 +29,9 @@ from quire.compute.torch.quantize import quantized
 from quire.compute.weights.decoder_weights import Parts, PartWeights
 
 DTYPES: Final = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16})
+DENSE: Final = (Part.GATE, Part.UP, Part.DOWN)
+SHARED: Final = (Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN)
+ROUTERS: Final = (Part.ROUTER, Part.SHARED_ROUTER)
 LAYER_NORMS: Final = (
     Part.ATTENTION_NORM,
     Part.AFTER_ATTENTION_NORM,
@@ -70,9 +74,17 @@ class MLP:
     down: Matrix
 
 
+class Experts(NamedTuple):
+    """A router, its stacked experts, and the MLP next to them."""
+
+    router: Matrix
+    experts: MLP
+    shared: MLP | None
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer: an MLP, or a router and its stacked experts."""
+    """The weights of one layer: an MLP, or a router and its stacked experts, perhaps with an MLP next to them."""
 
     norms: Mapping[Part, Norm]
     form: HeadForm
@@ -149,15 +161,14 @@ class _Loader:
     def layer(self, index: int) -> LayerWeights:
         """Return the weights of a layer. Mutates the reader, whose memory is released."""
         spec, parts = self._spec, self._reader.layer(index)
-        names = (Part.GATE, Part.UP) if spec.mlp.gated else (Part.UP,)
         weights = LayerWeights(
             norms={part: self.norm(parts[part], spec.norm) for part in LAYER_NORMS if part in parts},
             form=self._head_form(parts),
             sinks=self._moved(parts[Part.SINKS].weight, torch.float32) if Part.SINKS in parts else None,
             projection=self.fused((Part.QUERY, Part.KEY, Part.VALUE), parts),
             output=self.fused((Part.OUTPUT,), parts),
-            mlp=MLP(self.fused(names, parts), self.fused((Part.DOWN,), parts)) if Part.UP in parts else None,
-            router=self._router(parts[Part.ROUTER]) if Part.ROUTER in parts else None,
+            mlp=self._mlp(parts),
+            router=self._router(parts) if Part.ROUTER in parts else None,
             experts=self._experts(index) if Part.ROUTER in parts else None,
         )
         self._reader.release()
@@ -185,9 +196,21 @@ class _Loader:
             inputs=InputScales(*inputs),
         )
 
-    def _router(self, piece: PartWeights) -> Matrix:
-        bias = None if piece.bias is None else self._moved(piece.bias, torch.float32)
-        return Matrix(self._moved(piece.weight, torch.float32), bias)
+    def _router(self, parts: Parts) -> Matrix:
+        """Return the router; if the MLP next to the experts has a score, it is the last output."""
+        bias = parts[Part.ROUTER].bias
+        weight = torch.cat([self._moved(parts[part].weight, torch.float32) for part in ROUTERS if part in parts])
+        if bias is None:
+            return Matrix(weight)
+        return Matrix(weight, functional.pad(self._moved(bias, torch.float32), (0, len(weight) - len(bias))))
+
+    def _mlp(self, parts: Parts) -> MLP | None:
+        """Return the MLP of all rows; in a layer with experts, the one next to them."""
+        gate, up, down = DENSE if Part.UP in parts else SHARED
+        if up not in parts:
+            return None
+        names = (gate, up) if self._spec.mlp.gated else (up,)
+        return MLP(self.fused(names, parts), self.fused((down,), parts))
 
     def _experts(self, layer: int) -> MLP:
         """Return the experts of a layer, each in its place of one large matrix."""

@@ -42,6 +42,9 @@ PRODUCTS: Final = frozenset(
 OF_LATENTS: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 """Matrices that never become codes: queries are multiplied by the columns of KEY_UP."""
 
+ROUTERS: Final = frozenset({Part.ROUTER, Part.SHARED_ROUTER})
+"""Matrices that choose and weigh experts: a small change can send a token to others, so they are not rounded."""
+
 HEAD_NORMS: Final = frozenset({Part.QUERY_NORM, Part.KEY_NORM})
 """Norms on heads: their weights are one row, even if each head has its own."""
 
@@ -132,7 +135,7 @@ def is_product(spec: DecoderSpec, part: Part) -> bool:
 
 def is_matrix(part: Part, shape: PartShape) -> bool:
     """Return whether a weight has the dtype of matrices; norms and routers are always float32."""
-    return len(shape.weight) > 1 and part is not Part.ROUTER and part not in HEAD_NORMS
+    return len(shape.weight) > 1 and part not in ROUTERS and part not in HEAD_NORMS
 
 
 def kept_type(spec: DecoderSpec, part: Part, shape: PartShape, block_types: Mapping[str, str], layer: int) -> str:

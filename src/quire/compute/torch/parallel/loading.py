@@ -100,9 +100,11 @@ def split_matrices(weights: TorchWeights, spec: DecoderSpec, rank: Rank) -> set[
     for layer in weights.layers:
         add(layer.projection, *((count * heads.head_dim, of) for count, of in projected))
         add(layer.output)
-        for mlp, shape in ((layer.mlp, spec.mlp), (layer.experts, spec.experts)):
-            if mlp is not None and shape is not None:
-                add(mlp.up, *(((shape.intermediate_size, rank),) * (2 if spec.mlp.gated else 1)))
+        experts = None if layer.experts is None else spec.experts
+        size = spec.mlp.intermediate_size if experts is None else experts.shared_size
+        for mlp, width in ((layer.mlp, size), (layer.experts, 0 if experts is None else experts.intermediate_size)):
+            if mlp is not None:
+                add(mlp.up, *(((width, rank),) * (2 if spec.mlp.gated else 1)))
                 add(mlp.down)
     return matrices
 

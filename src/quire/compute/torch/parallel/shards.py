@@ -25,10 +25,11 @@ from quire.compute.weights.decoder_weights import Parts, PartWeights
 
 OF_KEYS: Final = frozenset({Part.KEY, Part.VALUE})
 """Parts of key-value heads, which can be fewer than the ranks."""
-ENDS: Final = frozenset({Part.OUTPUT, Part.DOWN, Part.EXPERT_DOWN})
+ENDS: Final = frozenset({Part.OUTPUT, Part.DOWN, Part.EXPERT_DOWN, Part.SHARED_DOWN})
 """The last matrices of sublayers, which read the outputs of all ranks."""
 SPLIT: Final = (
     frozenset({Part.QUERY, Part.GATE, Part.UP, Part.EXPERT_GATE, Part.EXPERT_UP, Part.HEAD, Part.SINKS})
+    | {Part.SHARED_GATE, Part.SHARED_UP}
     | OF_KEYS
     | ENDS
 )

@@ -52,6 +52,7 @@ def shard_of(spec: DecoderSpec, num_ranks: int) -> DecoderSpec:
         sizes["intermediate numbers of an MLP"] = mlp.intermediate_size
     if experts is not None:
         sizes["intermediate numbers of an expert"] = experts.intermediate_size
+        sizes["intermediate numbers of the MLP next to experts"] = experts.shared_size
     for name, size in sizes.items():
         if size % num_ranks:
             raise InvalidConfigError(FIELD, num_ranks, f"a number that divides the model's {size} {name}")
@@ -64,7 +65,12 @@ def shard_of(spec: DecoderSpec, num_ranks: int) -> DecoderSpec:
         spec,
         attention=attention,
         mlp=replace(mlp, intermediate_size=mlp.intermediate_size // num_ranks),
-        experts=experts and replace(experts, intermediate_size=experts.intermediate_size // num_ranks),
+        experts=experts
+        and replace(
+            experts,
+            intermediate_size=experts.intermediate_size // num_ranks,
+            shared_size=experts.shared_size // num_ranks,
+        ),
     )
 
 
