@@ -35,6 +35,8 @@ OPENERS = {
     "mistral_args": "[TOOL_CALLS]",
     "phi4": "<|tool_call|>",
     "harmony": "<|channel|>",
+    "qwen3_coder": "<tool_call>",
+    "glm45": "<tool_call>",
 }
 
 

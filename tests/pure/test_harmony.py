@@ -38,7 +38,7 @@ BITS = st.sampled_from(
         *MARKS,
         *("<|", "<|en", "|>", "<", " ", "\n", "assistant", "analysis", "final", "commentary", " to=functions.add"),
         *(" to=python", " json", "code", '{"a": "', '"}', "{}", "{", "}", '"', "\\", "é", "So.", AGAIN, THOUGHT, FINAL),
-        *(CALL, "a" * MAX_HEADER),
+        *(CALL, "a" * MAX_HEADER, " " * (MAX_HEADER - 1), "\n" * MAX_HEADER),
     ]
 )
 TEXTS = st.lists(BITS, max_size=20).map("".join)

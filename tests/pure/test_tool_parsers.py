@@ -14,13 +14,15 @@ from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.reasoning import THINK, create_reasoning_format
 from quire.serve.tools import TOOL_FORMATS, create_tool_format
 from quire.serve.tools.base import Event, Text, Thinking, Tool, ToolFormat, merged
+from quire.serve.tools.json_format import JsonFormat
 from support.pieces import cut
 
-WITHOUT_HEADERS = [each for each in TOOL_FORMATS if each.reasoning is None]
-"""Formats whose text outside calls has no marks; tests of harmony are in test_harmony.py."""
+JSON_FORMATS = [each for each in TOOL_FORMATS if isinstance(each, JsonFormat)]
+"""Formats whose calls are JSON; the others have tests in test_harmony.py and test_tag_calls.py."""
 
 NAMES = ("add", "get_weather", "x-1")
 TOOLS = [Tool(name, {}) for name in NAMES]
+TAGS = ("qwen3_coder", "glm45")
 Call = tuple[str, str]
 
 
@@ -37,8 +39,6 @@ def written(tool_format: ToolFormat, calls: list[Call]) -> str:
             return f"[TOOL_CALLS] [{', '.join(objects)}]"
         case "mistral_args":
             return "".join(f"[TOOL_CALLS]{name}[ARGS]{text}" for name, text in calls)
-        case "harmony":
-            return "".join(f"<|channel|>commentary to=functions.{name}<|message|>{text}" for name, text in calls)
     return f"<|tool_call|>[{', '.join(objects)}]<|/tool_call|>"
 
 
@@ -99,7 +99,7 @@ def test_pieces_may_be_cut_anywhere(tool_format: ToolFormat, data: st.DataObject
     assert events_of(tool_format, cut(data.draw, text)) == events_of(tool_format, [text])
 
 
-@pytest.mark.parametrize("tool_format", WITHOUT_HEADERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("tool_format", JSON_FORMATS, ids=lambda each: each.name)
 @given(text=TEXTS)
 def test_nothing_is_lost(tool_format: ToolFormat, text: str) -> None:
     """The text is what was said and called, in this order, and what stands around calls."""
@@ -138,7 +138,7 @@ def after_call(tool_format: ToolFormat, *, is_last: bool) -> str:
     return whole + (r"[\s\S]*" if is_last and own_id else r"\s*" if is_last else "")
 
 
-@pytest.mark.parametrize("tool_format", WITHOUT_HEADERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("tool_format", JSON_FORMATS, ids=lambda each: each.name)
 @given(data=st.data(), said=st.sampled_from(["", "Let me see.", "é {"]), calls=CALLS)
 def test_calls_come_back_as_they_were_written(
     tool_format: ToolFormat, data: st.DataObject, said: str, calls: list[Call]
@@ -151,7 +151,7 @@ def test_calls_come_back_as_they_were_written(
     assert answer.text == (said.removesuffix("\n<|python_tag|>") or None)
 
 
-@pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
+@pytest.mark.parametrize("tool_format", JSON_FORMATS, ids=lambda each: each.name)
 def test_a_call_that_breaks_off(tool_format: ToolFormat) -> None:
     """Once its mark is whole nothing of it is text, however it is cut; from its arguments on it is a call."""
     text = written(tool_format, [("add", '{"a": 12}')])
@@ -266,7 +266,15 @@ def test_thinking_is_seen_at_the_end_of_a_prompt() -> None:
 
 
 def test_settings_name_formats() -> None:
-    assert [each.name for each in TOOL_FORMATS] == ["hermes", "llama3", "mistral", "mistral_args", "phi4", "harmony"]
+    assert [each.name for each in TOOL_FORMATS] == [
+        "hermes",
+        "llama3",
+        "mistral",
+        "mistral_args",
+        "phi4",
+        "harmony",
+        *TAGS,
+    ]
     for each in TOOL_FORMATS:
         assert create_tool_format(each.name, "") is each
     with pytest.raises(InvalidConfigError, match="hermes, llama3"):
@@ -280,7 +288,8 @@ def test_settings_name_formats() -> None:
     [
         ("{{ messages }}", None),
         ('<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call>', "hermes"),
-        ("<tool_call>\n<function=example_function_name>\n<parameter=a>arguments</parameter>", None),
+        ("<tool_call>\n<function=example_function_name>\n<parameter=a>arguments</parameter>", "qwen3_coder"),
+        ("<tool_call>{{ name }}<arg_key>{{ key }}</arg_key><arg_value>{{ arguments }}</arg_value>", "glm45"),
         ('{"name": "\' + name + \'", "parameters": \' … ipython', "llama3"),
         ("[AVAILABLE_TOOLS] [TOOL_CALLS] {{ arguments }}", "mistral"),
         ("[TOOL_CALLS] + name + [ARGS] + arguments", "mistral_args"),

@@ -22,6 +22,12 @@ def conversation(before: str, call: str, after: str) -> str:
     return TOOLS + "{% for message in messages %}" + TURN + calls + "<|im_end|>\n{% endfor %}" + BEGIN
 
 
+def of_tags(before: str, parameter: str, after: str) -> str:
+    values = "{% for key, value in call.function.arguments | items %}" + parameter + "{% endfor %}"
+    calls = "{% for call in message.tool_calls or [] %}" + before + values + after + "{% endfor %}"
+    return TOOLS + "{% for message in messages %}" + TURN + calls + "<|im_end|>\n{% endfor %}" + BEGIN
+
+
 TEMPLATES: Mapping[str, str] = {
     "hermes": conversation("<tool_call>\n", CALL % "arguments", "\n</tool_call>"),
     "llama3": "{# ipython #}" + conversation("", CALL % "parameters", ""),
@@ -36,6 +42,16 @@ TEMPLATES: Mapping[str, str] = {
     + TURN
     + "{% if 'tools' in message %}<|tool|>{{ message.tools }}<|/tool|>{% endif %}<|im_end|>\n{% endfor %}"
     + BEGIN,
+    "qwen3_coder": of_tags(
+        "<tool_call>\n<function={{ call.function.name }}>\n",
+        "<parameter={{ key }}>\n{{ value }}\n</parameter>\n",
+        "</function>\n</tool_call>",
+    ),
+    "glm45": of_tags(
+        "<tool_call>{{ call.function.name }}",
+        "<arg_key>{{ key }}</arg_key><arg_value>{{ value }}</arg_value>",
+        "</tool_call>",
+    ),
     "harmony": TOOLS
     + "{% for message in messages %}<|start|>{{ message.role }}"
     + "{% if message.tool_calls %} to=functions.{{ message.tool_calls[0].function.name }}<|channel|>commentary json"
@@ -54,7 +70,7 @@ SPECIAL = (
     "<|/tool|>",
     *HARMONY_MARKS,
 )
-ADDED = ("<tool_call>", "</tool_call>", "</think>")
+ADDED = ("<tool_call>", "</tool_call>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
 def write_tool_model(folder: Path, template: str) -> Path:

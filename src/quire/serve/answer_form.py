@@ -25,7 +25,7 @@ from quire.serve.tools.rules import make_mark
 
 _LINE: Final = re.compile(r"at (\d+)\(\d+\): (.*)")
 _ANSWER: Final = re.compile(r"^answer: (?:%json )?(.*)", re.MULTILINE)
-_ARGUMENTS: Final = re.compile(r"arguments_(\d+): ")
+_ARGUMENTS: Final = re.compile(r"arguments_(\d+)(?:_\d+)?: ")
 JSON_SPACE: Final = " ?"
 
 

@@ -3,9 +3,9 @@
     template ──► a format recognises itself            tools ──► rules of a grammar, in llguidance's dialect of Lark
     text in pieces ──► AnswerParser ──► Text, CallBegun, Arguments, …      nothing is lost: a wrong call is text
 
-A format is the text around a call; the call itself is always a name and a JSON object. Tests check three rules for
-every format: pieces may be cut anywhere with the same result; anything that is not a call is passed on as text; the
-joined arguments are exactly the characters that the model wrote.
+A format is the text around a call; the call itself is a name and a JSON object, or tags of which the parser makes one.
+Tests check three rules for every format: pieces may be cut anywhere with the same result; anything that is not a call
+is passed on as text; the joined arguments are exactly the characters, or the values, that the model wrote.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from quire.serve.tools.base import (
     merged,
 )
 from quire.serve.tools.rules import arguments_schema, literal, pattern
-from quire.serve.tools.template_format import TemplateFormat
+from quire.serve.tools.template_format import TemplateFormat, with_all_fields
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
@@ -51,6 +51,9 @@ RECIPIENT: Final = "to="
 FUNCTIONS: Final = "functions."
 SPACE: Final = " \t\r\n"
 MAX_HEADER: Final = 256
+MAX_PIECE: Final = 1024
+"""Letters that are read at once: with more, a text of short messages would take quadratic time."""
+
 GAP: Final = "\n\n"
 """What separates two messages that are both reasoning, or both text."""
 
@@ -87,12 +90,9 @@ class HarmonyParser:
     def push(self, text: str) -> list[Event]:
         """Add text; return the new events. Mutates."""
         found: list[Event] = []
-        self._held += text
-        while self._held:
-            state, length = self._state, len(self._held)
-            found += state()
-            if self._state == state and len(self._held) == length:
-                break
+        for begin in range(0, len(text), MAX_PIECE):
+            self._held += text[begin : begin + MAX_PIECE]
+            found += self._events()
         return merged(found)
 
     def finish(self) -> list[Event]:
@@ -104,9 +104,21 @@ class HarmonyParser:
         is_text = bool(bare or not self._begun) and not bare.startswith((*OPENERS, RECIPIENT + FUNCTIONS))
         return self._said(held) if self._state == self._between and is_text else []
 
+    def _events(self) -> list[Event]:
+        """Read as far as the held text allows."""
+        found: list[Event] = []
+        while self._held:
+            state, length = self._state, len(self._held)
+            found += state()
+            if self._state == state and len(self._held) == length:
+                break
+        return found
+
     def _between(self) -> list[Event]:
         """Read what precedes a message: its header. Text without one is a message of text."""
         bare = self._held.lstrip(SPACE)
+        if len(self._held) - len(bare) >= MAX_HEADER:
+            return self._without_header()
         if not bare.startswith((*OPENERS, RECIPIENT)):
             begins = any(each.startswith(bare) for each in (*OPENERS, RECIPIENT))
             return [] if begins else self._without_header()
@@ -129,8 +141,8 @@ class HarmonyParser:
         return []
 
     def _without_header(self) -> list[Event]:
-        """Pass on the first letter as text, so that it begins no header."""
-        end = len(self._held) - len(self._held.lstrip(SPACE)) + 1
+        """Pass on the first letter, or much space, as text that begins no header."""
+        end = min(len(self._held) - len(self._held.lstrip(SPACE)), MAX_HEADER - 1) + 1
         text, self._held = self._held[:end], self._held[end:]
         self._kind, self._state, self._needs_gap = Text, self._body, False
         return self._said(text)
@@ -157,11 +169,12 @@ class HarmonyParser:
 
     def _call(self) -> list[Event]:
         """Read up to the brace that begins the arguments."""
-        after = self._held.partition(MESSAGE)[2].lstrip(SPACE)
+        body = self._held.partition(MESSAGE)[2]
+        after = body.lstrip(SPACE)
+        if len(body) - len(after) >= MAX_HEADER or (after and after[0] != "{"):
+            return self._without_header()
         if not after:
             return []
-        if after[0] != "{":
-            return self._without_header()
         self._held, self._state = after, self._arguments
         self._begun.add(CallBegun)
         return [CallBegun(self._name)]
@@ -277,7 +290,7 @@ class HarmonyFormat(TemplateFormat):
                 found += results
                 left = [each for each in left if each not in results]
             found.append(_with_thinking({**message, "tool_calls": calls[-1:]} if calls else message))
-        return found, None if tools is None else [_described(tool) for tool in tools]
+        return found, with_all_fields(tools)
 
     def rules(self, tools: Sequence[Tool], most: int, mark: Mark) -> str:
         """Return the rules `calls` (one, because its mark ends the answer), `opened` and `free`."""
@@ -310,12 +323,6 @@ def _with_thinking(message: Message) -> Message:
     if message.get("tool_calls"):
         parts.append(str(found.pop("content", "")))
     return found | {"thinking": GAP.join(part for part in parts if part)}
-
-
-def _described(tool: Message) -> Message:
-    """Return a tool with a description, which the templates require."""
-    function = tool["function"]
-    return {**tool, "function": {**function, "description": function.get("description") or ""}}
 
 
 HARMONY: Final = HarmonyFormat("harmony", signs=(CHANNEL, MESSAGE, "functions"))

@@ -4,7 +4,7 @@
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-Qwen3-Coder and GLM use the same marks around calls that are not JSON: those are other formats.
+Qwen3-Coder and GLM use the same marks around calls that are not JSON: see `tag_calls`.
 """
 
 from __future__ import annotations

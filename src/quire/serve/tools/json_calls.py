@@ -25,7 +25,7 @@ from quire.serve.tools.rules import arguments_schema, free_text, literal, repeat
 
 SPACE: Final = " \t\r\n"
 MAX_NAME_LENGTH: Final = 64
-_NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _KEYS: Final = ("arguments", "parameters")
 
 Reading = Generator[None, str, None]
@@ -46,7 +46,7 @@ class CallShape:
     has_id: bool = False  # an id may follow the arguments
 
 
-class _WrongCall(Exception):
+class WrongCall(Exception):
     """The text is not a call."""
 
 
@@ -126,7 +126,7 @@ class JsonCallParser:
             except StopIteration:
                 self._reading, self._held = None, ""
                 return text[position + 1 :]
-            except _WrongCall:
+            except WrongCall:
                 return self._give_back() + text[position + 1 :]
         return ""
 
@@ -143,45 +143,45 @@ class JsonCallParser:
 
     def _calls(self) -> Reading:
         shape = self._shape
-        letter = yield from _letter()
+        letter = yield from letter_after_space()
         is_list = shape.is_list and letter == "["  # a single call may have no list around it
         if is_list:
-            letter = yield from _letter()
+            letter = yield from letter_after_space()
         while True:
             yield from self._call(letter)
             if not (is_list or shape.separator):
                 break
-            letter = yield from _letter()
+            letter = yield from letter_after_space()
             if is_list and letter == "]":
                 break
-            _require(letter == (shape.separator.strip() or ","))
+            require(letter == (shape.separator.strip() or ","))
             self._is_safe = False
-            letter = yield from _letter()
+            letter = yield from letter_after_space()
         if shape.closer:
             self._keep(safe=True)
-            _require((yield from _letter()) == shape.closer[0])
-            yield from _letters(shape.closer[1:])
+            require((yield from letter_after_space()) == shape.closer[0])
+            yield from expect(shape.closer[1:])
 
     def _call(self, letter: str) -> Reading:
         """Read an object whose first letter has been read."""
-        _require(letter == "{")
-        _require((yield from _name()) == "name")
-        _require((yield from _letter()) == ":")
+        require(letter == "{")
+        require((yield from _name()) == "name")
+        require((yield from letter_after_space()) == ":")
         name = yield from _name()
-        _require(name in self._names)
-        _require((yield from _letter()) == ",")
-        _require((yield from _name()) in _KEYS)
-        _require((yield from _letter()) == ":")
-        _require((yield from _letter()) == "{")
+        require(name in self._names)
+        require((yield from letter_after_space()) == ",")
+        require((yield from _name()) in _KEYS)
+        require((yield from letter_after_space()) == ":")
+        require((yield from letter_after_space()) == "{")
         self._begin_call(name)
         yield from self._arguments()
-        letter = yield from _letter()
+        letter = yield from letter_after_space()
         if letter == "," and self._shape.has_id:
-            _require((yield from _name()) == "id")
-            _require((yield from _letter()) == ":")
+            require((yield from _name()) == "id")
+            require((yield from letter_after_space()) == ":")
             yield from _name()
-            letter = yield from _letter()
-        _require(letter == "}")
+            letter = yield from letter_after_space()
+        require(letter == "}")
         self._keep(safe=True)
 
     def _begin_call(self, name: str) -> None:
@@ -222,58 +222,60 @@ class NamedCallParser(JsonCallParser):
         self._mark = mark
 
     def _calls(self) -> Reading:
-        name, letter = yield from _word((yield from _letter()))
-        _require(name in self._names)
+        name, letter = yield from word_from((yield from letter_after_space()))
+        require(name in self._names)
         if letter == "[":
             letter = yield
             if letter == self._own_id[1]:
-                yield from _letters(self._own_id[2:])
-                _, letter = yield from _word((yield from _letter()))
-                _require(letter == "[")
+                yield from expect(self._own_id[2:])
+                _, letter = yield from word_from((yield from letter_after_space()))
+                require(letter == "[")
                 letter = yield
-            _require(letter == self._mark[1])
-            yield from _letters(self._mark[2:])
-            letter = yield from _letter()
-        _require(letter == "{")
+            require(letter == self._mark[1])
+            yield from expect(self._mark[2:])
+            letter = yield from letter_after_space()
+        require(letter == "{")
         self._begin_call(name)
         yield from self._arguments()
 
 
-def _letter() -> Generator[None, str, str]:
+def letter_after_space() -> Generator[None, str, str]:
     """Return the next letter that is not space."""
     while (letter := (yield)) in SPACE:
         pass
     return letter
 
 
-def _letters(text: str) -> Reading:
+def expect(text: str) -> Reading:
+    """Read exactly this text."""
     for wanted in text:
-        _require((yield) == wanted)
+        require((yield) == wanted)
 
 
 def _name() -> Generator[None, str, str]:
     """Return the text between quotes."""
-    _require((yield from _letter()) == '"')
+    require((yield from letter_after_space()) == '"')
     name = ""
     while (letter := (yield)) != '"':
-        _require(letter in _NAME_LETTERS and len(name) < MAX_NAME_LENGTH)
+        require(letter in NAME_LETTERS and len(name) < MAX_NAME_LENGTH)
         name += letter
     return name
 
 
-def _word(letter: str) -> Generator[None, str, tuple[str, str]]:
+def word_from(letter: str) -> Generator[None, str, tuple[str, str]]:
     """Return a name or an id whose first letter has been read, and the letter after it."""
     word = ""
-    while letter in _NAME_LETTERS:
-        _require(len(word) < MAX_NAME_LENGTH)
+    while letter in NAME_LETTERS:
+        require(len(word) < MAX_NAME_LENGTH)
         word += letter
         letter = yield
     return word, letter
 
 
-def _require(condition: bool) -> None:
+def require(condition: bool) -> None:
+    """Raise `WrongCall` unless the condition holds."""
     if not condition:
-        raise _WrongCall
+        raise WrongCall
 
 
 def json_call_rules(shape: CallShape, tools: Sequence[Tool], most: int, mark: Mark) -> str:

@@ -47,7 +47,7 @@ def pattern(text: str) -> str:
     >>> pattern("</think>"), pattern("<|a|>")
     ('<\\/think>', '<\\|a\\|>')
     """
-    return re.sub(r"[^A-Za-z0-9_<>]", lambda match: "\\" + match[0], text)
+    return re.sub(r"[^A-Za-z0-9_<>\n]", lambda match: "\\" + match[0], text).replace("\n", r"\n")
 
 
 def make_mark(id_of: Callable[[str], int | None]) -> Mark:
@@ -80,6 +80,14 @@ def arguments_schema(tool: Tool) -> str:
     schema = schema if _adds_up(schema) else _closed(schema)
     schema |= {"type": "object", "x-guidance": {**SEPARATORS, "lenient": not tool.strict}}
     return f"%json {json.dumps(schema)}"
+
+
+def value_schema(tool: Tool, schema: Any) -> str:
+    """Return the rule for one argument with a schema, which may refer to definitions of the tool's schema."""
+    named = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    found = _without_notes(named | dict(schema), keeps_all=tool.strict)
+    found = found if _adds_up(found) else _closed(found)
+    return f"%json {json.dumps({**found, 'x-guidance': {**SEPARATORS, 'lenient': not tool.strict}})}"
 
 
 def _closed(schema: Any) -> Any:

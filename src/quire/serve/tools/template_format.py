@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from quire.serve.tools.base import Message, ReasoningFormat
+
+NO_PARAMETERS: Final[Message] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +42,12 @@ class TemplateFormat:
     def call_id(self, digits: str) -> str:
         """Return the id of a call."""
         return f"call_{digits[:24]}"
+
+
+def with_all_fields(tools: Sequence[Message] | None) -> Sequence[Message] | None:
+    """Return tools with a description and parameters, for templates that require both. Does not mutate."""
+    if tools is None:
+        return None
+    functions = [{key: value for key, value in tool["function"].items() if value is not None} for tool in tools]
+    default = {"description": "", "parameters": NO_PARAMETERS}
+    return [{**tool, "function": default | function} for tool, function in zip(tools, functions, strict=True)]
