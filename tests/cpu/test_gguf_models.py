@@ -59,7 +59,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
 FORMS = (
     *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
     *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm", "glm4"),
-    *("gemma", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
+    *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
 )
@@ -160,6 +160,29 @@ def test_what_no_engine_computes_is_refused_by_the_setting(
     header = GgufHeader.read(write_gguf(golden(form, tmp_path / "model"), tmp_path / "m.gguf"))
     with pytest.raises(CheckpointError, match=said):
         config_of(replace(header, settings={**header.settings, **settings}), lambda name: None)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    folder = golden("glm4-moe", tmp_path / "model")
+    plain = answer_of(folder, "float32")
+    tensors = {name: np.array(each) for name, each in load_file(folder / "model.safetensors").items()}
+    last = "model.layers.2."
+    further = {name.replace(last, "model.layers.3."): each for name, each in tensors.items() if name.startswith(last)}
+    hidden = {
+        "eh_proj": (32, 64),
+        "enorm": (32,),
+        "hnorm": (32,),
+        "shared_head.norm": (32,),
+        "shared_head.head": (64, 32),
+    }
+    further |= {f"model.layers.3.{name}.weight": np.ones(shape, np.float32) for name, shape in hidden.items()}
+    save_file(tensors | further, folder / "model.safetensors")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"num_nextn_predict_layers": 1}))
+    path = write_gguf(folder, tmp_path / "m.gguf")
+    assert "blk.3.nextn.eh_proj.weight" in GgufHeader.read(path).tensors
+    assert read_model(GgufFile(path)).spec.layers == read_model(ModelFolder(folder)).spec.layers
+    assert answer_of(path, "float32") == answer_of(folder, "float32") == plain
 
 
 def test_a_matrix_of_one_row_may_be_a_vector(tmp_path: Path) -> None:

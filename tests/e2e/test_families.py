@@ -22,7 +22,7 @@ FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "gemma2", "gemma3", "opt", "phi3", "gpt2"),
     *("smollm3", "olmo2", "olmo3", "granite", "glm4", "cohere", "cohere2", "starcoder2", "stablelm", "falcon"),
     *("gpt-neox", "phi"),
-    *("gemma", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
+    *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
 )
 OTHERS = ("gemma3-eye", "opt-350m", "llama-3")
 NUM_TOKENS = 24

@@ -165,6 +165,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2-biases": ("deepseek-v2-lite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "deepseek-v3-halves": ("deepseek-v3", {"rope_interleave": False, "n_group": 1, "topk_group": 1}),
     "deepseek-v3-whole": ("deepseek-v3", {"q_lora_rank": None, "norm_topk_prob": False, "first_k_dense_replace": 0}),
+    "glm4-moe-groups": (
+        "glm4-moe",
+        {
+            **{"n_group": 3, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 0},
+            **{"norm_topk_prob": False, "use_qk_norm": False, "attention_bias": False, "tie_word_embeddings": True},
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
+    ),
     "minicpm3-whole": ("minicpm3", {"q_lora_rank": None, "attention_bias": True, "mlp_bias": True, "v_head_dim": 32}),
     "cohere2-pattern": ("cohere2", {"num_hidden_layers": 5, "layer_types": None}),
     "starcoder2-far": ("starcoder2", {"use_bias": False, "sliding_window": None, "tie_word_embeddings": False}),

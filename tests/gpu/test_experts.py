@@ -48,7 +48,7 @@ def test_rows_go_where_the_definition_says(num_experts: int, choices: int, norma
     scores[4] = 0.0
     spec = ExpertsSpec(num_experts, choices, 1, normalize)
     slots = torch.arange(6, dtype=torch.int32, device=device)
-    ids, shares = PlainExperts(product).route(scores, slots, spec)
+    ids, shares = PlainExperts(product).route(scores, slots, spec, None)
     with poisoned():
         own_ids, own_shares = route(scores, slots, choices, normalize=normalize)
     assert torch.equal(own_ids, ids.to(torch.int32))
@@ -202,7 +202,7 @@ def sparse(
         )
         up = Matrix(up.weight + torch.cat([gate_change, up_change], dim=1))
         down = Matrix(down.weight + down_change)
-    return mlps.sparse(rows, slots, Experts(router, MLP(up, down), None), SPEC, add)
+    return mlps.sparse(rows, slots, Experts(router, MLP(up, down)), SPEC, add)
 
 
 @pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])

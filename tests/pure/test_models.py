@@ -381,6 +381,19 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         9_400_279_040,
     ),
+    "GLM-4.5-Air": (  # without the layer that predicts further tokens
+        {
+            **{"architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "first_k_dense_replace": 1},
+            **{"head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 10944},
+            **{"max_position_embeddings": 131072, "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128},
+            **{"n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 96, "num_experts_per_tok": 8},
+            **{"num_hidden_layers": 46, "num_key_value_heads": 8, "num_nextn_predict_layers": 1},
+            **{"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000},
+            **{"routed_scaling_factor": 1.0, "tie_word_embeddings": False, "topk_group": 1, "use_qk_norm": False},
+            **{"vocab_size": 151552},
+        },
+        106_852_251_264,
+    ),
     "c4ai-command-r-v01": (
         {
             **{"architectures": ["CohereForCausalLM"], "attention_bias": False, "hidden_act": "silu"},

@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "FalconForCausalLM": gguf.MODEL_ARCH.FALCON,
     "GPTNeoXForCausalLM": gguf.MODEL_ARCH.GPTNEOX,
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
+    "Glm4MoeForCausalLM": gguf.MODEL_ARCH.GLM4_MOE,
     "GlmForCausalLM": gguf.MODEL_ARCH.CHATGLM,
     "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
@@ -81,11 +82,15 @@ class GgufWriting:
         if fuses:
             self.tensors = fused(self.tensors)
         self.num_layers = int(self.config.get("num_hidden_layers") or self.config["n_layer"])
-        self.names = gguf.get_tensor_name_map(self.architecture, self.num_layers)
+        # Layers that predict further tokens, which files of GLM-4.5 have.
+        self.num_further = (
+            max(int(name.split(".")[2]) + 1 for name in self.tensors if ".layers." in name) - self.num_layers
+        )
+        self.names = gguf.get_tensor_name_map(self.architecture, self.num_layers + self.num_further)
 
     def settings(self) -> None:
         config, writer = self.config, self.writer
-        writer.add_block_count(self.num_layers)
+        writer.add_block_count(self.num_layers + self.num_further)
         if self.architecture is gguf.MODEL_ARCH.GPT2:
             writer.add_context_length(config["n_positions"])
             writer.add_embedding_length(config["n_embd"])
@@ -108,7 +113,10 @@ class GgufWriting:
             writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
         if self.of_latents:
             self._latents()
-        elif "head_dim" in config and self.architecture is not gguf.MODEL_ARCH.CHATGLM:
+        elif self.architecture is gguf.MODEL_ARCH.GLM4_MOE:
+            self._experts_after()
+            writer.add_nextn_predict_layers(self.num_further)
+        if not self.of_latents and "head_dim" in config and self.architecture is not gguf.MODEL_ARCH.CHATGLM:
             writer.add_key_length(config["head_dim"])
             writer.add_value_length(config["head_dim"])
         self._factors()
@@ -151,13 +159,16 @@ class GgufWriting:
         else:
             writer.add_key_length(query)
             writer.add_value_length(value)
-        if "n_routed_experts" not in config:
-            return
+        if "n_routed_experts" in config:
+            self._experts_after()
+
+    def _experts_after(self) -> None:
+        config, writer = self.config, self.writer
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
-        if config["architectures"] == ["DeepseekV3ForCausalLM"]:
+        if config["architectures"][0] in ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"):
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         if config.get("n_group"):
             writer.add_expert_group_count(config["n_group"])

@@ -205,7 +205,25 @@ SPECS = {
             shared_router=True,
         ),
     ),
-    # The same without a weight, with MLPs that have biases and no gate.
+    # As in GLM-4.5: each expert scored alone, and chosen among groups with a number added.
+    "scored-experts": replace(
+        PLAIN,
+        layers=(FULL, replace(FULL, sparse=True)),
+        experts=ExpertsSpec(
+            num_experts=6,
+            experts_per_token=2,
+            intermediate_size=16,
+            normalize_weights=True,
+            scoring=Scoring.SIGMOID,
+            scale=1.5,
+            offset=True,
+            num_groups=3,
+            groups_per_token=2,
+            group_best=2,
+            shared_size=16,
+        ),
+    ),
+    # Plain experts next to an MLP, all with that have biases and no gate.
     "shared-plain": replace(
         PLAIN,
         mlp=MLPSpec(48, Activation.RELU, gated=False, bias=True),

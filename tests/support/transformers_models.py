@@ -153,6 +153,14 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         {**DEEPSEEK, "q_lora_rank": 24, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2, "n_shared_experts": 1},
     ),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            **{**SIZES, "num_hidden_layers": 3, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
+            **{"moe_intermediate_size": 24, "n_routed_experts": 6, "num_experts_per_tok": 3},
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "glm4-moe-lite": (
         "Glm4MoeLite",
         {

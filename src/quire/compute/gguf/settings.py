@@ -31,6 +31,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "gemma2": "Gemma2ForCausalLM",
         "gemma3": "Gemma3ForCausalLM",
         "glm4": "Glm4ForCausalLM",
+        "glm4moe": "Glm4MoeForCausalLM",
         "gpt-oss": "GptOssForCausalLM",
         "gpt2": "GPT2LMHeadModel",
         "gptneox": "GPTNeoXForCausalLM",
@@ -54,7 +55,7 @@ ARCHITECTURES: Final = MappingProxyType(
 )
 """`general.architecture` → the family that runs it."""
 
-BIASED: Final = frozenset({"chatglm", "glm4", "granite", "granitemoe", "internlm2", "llama", "smollm3"})
+BIASED: Final = frozenset({"chatglm", "glm4", "glm4moe", "granite", "granitemoe", "internlm2", "llama", "smollm3"})
 """Architectures whose models may have biases, by their tensors."""
 
 ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
@@ -351,6 +352,14 @@ def _deepseek2(settings: _Settings) -> dict[str, object]:
     return {
         **_latents(settings),
         "architectures": ["DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"],
+        "topk_method": "noaux_tc" if is_v3 else "greedy" if num_groups == 1 else "group_limited_greedy",
+        **_experts_after(settings),
+    }
+
+
+def _experts_after(settings: _Settings) -> dict[str, object]:
+    """Return the settings of experts in most layers, next to an MLP for every token."""
+    return {
         "first_k_dense_replace": settings.size("leading_dense_block_count", 0, low=0),
         "n_routed_experts": settings.size("expert_count"),
         "n_shared_experts": settings.size("expert_shared_count"),
@@ -358,9 +367,8 @@ def _deepseek2(settings: _Settings) -> dict[str, object]:
         "moe_intermediate_size": settings.size("expert_feed_forward_length"),
         "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
         "norm_topk_prob": settings.file.flag(settings.key("expert_weights_norm"), False),
-        "n_group": num_groups,
+        "n_group": settings.size("expert_group_count", 1),
         "topk_group": settings.size("expert_group_used_count", 1),
-        "topk_method": "noaux_tc" if is_v3 else "greedy" if num_groups == 1 else "group_limited_greedy",
     }
 
 
@@ -393,12 +401,29 @@ def _turned(settings: _Settings) -> dict[str, object]:
     return {"partial_rotary_factor": settings.size("rope.dimension_count", size) / size}
 
 
-def _glm4(settings: _Settings) -> dict[str, object]:
-    """Return the settings that only GLM-4 has. Files of vision models have pairs in another order, and sections."""
+def _rotating_part(settings: _Settings) -> dict[str, object]:
+    """Return the sizes of the heads of GLM. Files of vision models have pairs in another order, and sections."""
     if settings.has("rope.dimension_sections"):
         raise settings.file.error(settings.key("rope.dimension_sections"), "none: no positions of images are run")
-    has_fused = "blk.0.attn_qkv.weight" in settings.tensors
-    return {**_turned(settings), "head_dim": _head_size(settings), "qkv_fused": has_fused}
+    return {**_turned(settings), "head_dim": _head_size(settings)}
+
+
+def _glm4(settings: _Settings) -> dict[str, object]:
+    return {**_rotating_part(settings), "qkv_fused": "blk.0.attn_qkv.weight" in settings.tensors}
+
+
+def _glm4moe(settings: _Settings) -> dict[str, object]:
+    """Return the settings that only GLM-4.5 has. Its files count the layers that predict further tokens, too."""
+    if settings.size("expert_gating_func", SIGMOID) != SIGMOID:
+        raise settings.file.error(settings.key("expert_gating_func"), f"{SIGMOID}, a sigmoid")
+    num_further = settings.size("nextn_predict_layers", 0, low=0)
+    return {
+        **_rotating_part(settings),
+        **_experts_after(settings),
+        "num_hidden_layers": settings.size("block_count", low=num_further + 1) - num_further,
+        "num_nextn_predict_layers": num_further,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in settings.tensors,
+    }
 
 
 def _phi3(settings: _Settings) -> dict[str, object]:
@@ -502,6 +527,7 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "gemma2": _gemma2,
         "gemma3": _gemma,
         "glm4": _glm4,
+        "glm4moe": _glm4moe,
         "gpt-oss": _gpt_oss,
         "gptneox": _gptneox,
         "granite": _granite,

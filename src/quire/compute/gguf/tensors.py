@@ -102,6 +102,22 @@ APART: Final = frozenset({"falcon", "gptneox"})
 INTERLEAVED: Final = frozenset({"granite", "granitemoe", "internlm2", "llama", "smollm3"})
 """Architectures whose files interleave the rows of the two halves of each query and key head."""
 
+SHARED: Final = MappingProxyType(
+    {
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        OFFSET: "mlp.gate.e_score_correction_bias",
+    }
+)
+FURTHER: Final = MappingProxyType(
+    {
+        **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+        **{f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")},
+    }
+)
+"""Tensors of the layers that predict further tokens."""
+
 LATENTS: Final = MappingProxyType(
     {
         **LAYER,
@@ -113,10 +129,7 @@ LATENTS: Final = MappingProxyType(
         "attn_kv_b": "self_attn.kv_b_proj",
         "attn_k_b": "self_attn.k_b_proj",
         "attn_v_b": "self_attn.v_b_proj",
-        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-        "ffn_up_shexp": "mlp.shared_experts.up_proj",
-        "ffn_down_shexp": "mlp.shared_experts.down_proj",
-        OFFSET: "mlp.gate.e_score_correction_bias",
+        **SHARED,
     }
 )
 LAYERS: Final = MappingProxyType(
@@ -131,6 +144,12 @@ LAYERS: Final = MappingProxyType(
                 "ffn_up": "mlp.gate_up_proj",
                 "post_attention_norm": "post_self_attn_layernorm",
                 "post_ffw_norm": "post_mlp_layernorm",
+            }
+        ),
+        "glm4moe": MappingProxyType(
+            {
+                **{name: ours for name, ours in LAYER.items() if name != "ffn_norm"},
+                **{**SHARED, **FURTHER, "post_attention_norm": "post_attention_layernorm"},
             }
         ),
         "gpt-oss": MappingProxyType(

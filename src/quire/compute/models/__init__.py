@@ -40,6 +40,7 @@ FAMILIES: Final = MappingProxyType(
         "Gemma3ForConditionalGeneration": "quire.compute.models.gemma3",
         "GemmaForCausalLM": "quire.compute.models.gemma",
         "Glm4ForCausalLM": "quire.compute.models.glm4",
+        "Glm4MoeForCausalLM": "quire.compute.models.glm4_moe",
         "Glm4MoeLiteForCausalLM": "quire.compute.models.glm4_moe_lite",
         "GlmForCausalLM": "quire.compute.models.glm4",
         "GptOssForCausalLM": "quire.compute.models.gpt_oss",

@@ -74,11 +74,10 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     spec = replace(
         with_stems(spec, STEMS),
         mlp=replace(spec.mlp, bias=not is_v3 and config.flag("mlp_bias", False)),
-        layers=_sparse_after(config, spec.layers),
-        experts=_v3_experts(config) if is_v3 else _v2_experts(config),
+        layers=sparse_after(config, spec.layers),
+        experts=v3_experts(config) if is_v3 else _v2_experts(config),
     )
-    num_further = config.size("num_nextn_predict_layers", 0, low=0, high=MAX_FURTHER)
-    return replace(spec, ignored_tensors=spec.ignored_tensors | _further_tensors(spec, num_further))
+    return without_further_layers(config, spec)
 
 
 def latent_like(config: ConfigFile, max_length: int | None, *, has_pairs: bool) -> DecoderSpec:
@@ -103,18 +102,19 @@ def latent_like(config: ConfigFile, max_length: int | None, *, has_pairs: bool) 
     )
 
 
-def _further_tensors(spec: DecoderSpec, count: int) -> set[str]:
-    """Return the tensors of the last layers, which predict further tokens and are not run."""
+def without_further_layers(config: ConfigFile, spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec, which ignores the tensors of the last layers: they predict further tokens and are not run."""
+    count = config.size("num_nextn_predict_layers", 0, low=0, high=MAX_FURTHER)
     num_experts = 0 if spec.experts is None else spec.experts.num_experts
-    names = set()
+    names: set[str] = set()
     for layer in range(len(spec.layers), len(spec.layers) + count):
         stems = {LAYER.format(layer=layer) + each for each in FURTHER}
         for source in spec.sources.values():
             if "{layer}" in source.stem:
                 experts = range(num_experts if "{expert}" in source.stem else 1)
                 stems |= {source.stem_of(layer, expert) for expert in experts}
-        names |= {f"{stem}.weight" for stem in stems}
-    return names
+        names |= {f"{stem}.{kind}" for stem in stems for kind in ("weight", "bias")}
+    return replace(spec, ignored_tensors=spec.ignored_tensors | names)
 
 
 def _latent(config: ConfigFile) -> LatentSpec:
@@ -148,7 +148,7 @@ def _latent_sources(latent: LatentSpec, config: ConfigFile, *, has_pairs: bool) 
     }
 
 
-def _sparse_after(config: ConfigFile, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+def sparse_after(config: ConfigFile, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
     """Return the layers: dense first, then sparse."""
     if config.size("moe_layer_freq", 1) != 1:
         raise config.error("moe_layer_freq", "1: experts in every layer after the first dense ones")
@@ -171,7 +171,8 @@ def _v2_experts(config: ConfigFile) -> ExpertsSpec:
     )
 
 
-def _v3_experts(config: ConfigFile) -> ExpertsSpec:
+def v3_experts(config: ConfigFile) -> ExpertsSpec:
+    """Return experts that are scored one by one, and chosen among the best groups."""
     config.require("scoring_func", "sigmoid", None)
     config.require("topk_method", "noaux_tc", None)
     experts = _experts(config, 256, 2048)

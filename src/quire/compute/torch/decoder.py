@@ -196,7 +196,7 @@ class TorchDecoder:
         if spec is None or router is None or experts is None:
             assert mlp is not None  # a layer without experts has an MLP
             return self._mlps.dense(rows, mlp, add)
-        return self._mlps.sparse(rows, slots, Experts(router, experts, mlp), spec, add)
+        return self._mlps.sparse(rows, slots, Experts(router, experts, mlp, weights.router_offset), spec, add)
 
     def _update(self, output: torch.Tensor, after: Norm | None) -> torch.Tensor:
         """Return a sublayer's update of the residual stream."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from quire.compute.models.base import Activation, ExpertsSpec, Part
+from quire.compute.models.base import Activation, ExpertsSpec, Part, Scoring
 from quire.compute.torch.adapters import Add
 from quire.compute.torch.operations import Operations
 from quire.compute.torch.products import Matrix, Product
@@ -29,10 +29,12 @@ Routing = TypeVar("Routing")
 class ExpertOperations(Protocol[Routing]):
     """The operations of experts. A pair is row × experts_per_token + choice. Do not mutate their arguments."""
 
-    def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> Routing:
+    def route(
+        self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec, offset: torch.Tensor | None
+    ) -> Routing:
         """Return the experts of rows from the router's scores, float32 `[num_rows, num_experts]`.
 
-        Rows with slot -1 do not count: they may go anywhere.
+        Rows with slot -1 do not count: they may go anywhere. `offset`: added to weights for the choice of experts.
         """
         ...
 
@@ -87,7 +89,7 @@ class MLPs:
         """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`; undefined for slots of -1."""
         scores, experts = self._product(rows.to(torch.float32), weights.router), weights.experts
         scores, of_shared = scores.split([spec.num_experts, scores.shape[1] - spec.num_experts], dim=1)
-        routing = self._experts.route(scores.contiguous(), slots, spec)
+        routing = self._experts.route(scores.contiguous(), slots, spec, weights.offset)
         own = add.with_experts(routing, spec.num_experts)
         inner = own(self._experts.product(rows, experts.up, routing), rows, self._expert_up_parts)
         active = self._activate(inner, self._activation)
@@ -97,7 +99,7 @@ class MLPs:
             return output
         shared = self.dense(rows, weights.shared, add, SHARED)
         if spec.shared_router:
-            shared = (shared.to(torch.float32) * torch.sigmoid(of_shared)).to(shared.dtype)
+            shared = (shared.to(torch.float32) * sigmoid(of_shared)).to(shared.dtype)
         return output + shared
 
 
@@ -108,20 +110,40 @@ class Routed(NamedTuple):
     shares: torch.Tensor
 
 
+def sigmoid(scores: torch.Tensor) -> torch.Tensor:
+    """Return 1 / (1 + e^-x); the bits of `torch.sigmoid` depend on a number's place on a CPU."""
+    return 1 / (1 + torch.exp(-scores))
+
+
+def routed(scores: torch.Tensor, spec: ExpertsSpec, offset: torch.Tensor | None) -> Routed:
+    """Return the experts of rows from the router's scores; the host need not wait. Does not mutate."""
+    weights = sigmoid(scores) if spec.scoring is Scoring.SIGMOID else torch.softmax(scores, dim=-1)
+    chosen_by = weights if offset is None else weights + offset
+    if spec.num_groups > 1:
+        groups = chosen_by.unflatten(-1, (spec.num_groups, -1))
+        ranks = groups.sort(dim=-1, descending=True).values[..., : spec.group_best].sum(dim=-1)
+        order = ranks.sort(dim=-1, descending=True, stable=True).indices[:, spec.groups_per_token :]
+        is_out = torch.zeros_like(ranks, dtype=torch.bool).scatter(-1, order, value=True)
+        chosen_by = groups.masked_fill(is_out[..., None], float("-inf")).flatten(1)
+    ids = chosen_by.sort(dim=-1, descending=True, stable=True).indices[:, : spec.experts_per_token]
+    ids = ids.sort(dim=-1).values
+    shares = weights.gather(-1, ids)
+    if spec.normalize_weights:
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+    return Routed(ids, shares if spec.scale == 1 else shares * spec.scale)
+
+
 class PlainExperts:
     """Torch operations; implements `ExpertOperations`."""
 
     def __init__(self, product: Product) -> None:
         self._product = product
 
-    def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> Routed:
+    def route(
+        self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec, offset: torch.Tensor | None
+    ) -> Routed:
         """Return the experts with the highest weights; among equal ones, those with the lowest ids."""
-        weights, ids = torch.softmax(scores, dim=-1).sort(dim=-1, descending=True, stable=True)
-        weights, ids = weights[:, : spec.experts_per_token], ids[:, : spec.experts_per_token]
-        if spec.normalize_weights:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        ids, order = ids.sort(dim=-1)
-        return Routed(ids, weights.gather(-1, order))
+        return routed(scores, spec, offset)
 
     def product(self, rows: torch.Tensor, experts: Matrix, routing: Routed) -> torch.Tensor:
         """Return the products, expert by expert."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from quire.compute.models.base import ExpertsSpec
+from quire.compute.models.base import ExpertsSpec, Scoring
+from quire.compute.torch.experts import routed
 from quire.compute.torch.kernels.expert_groups import Groups, combine, group, route
 from quire.compute.torch.kernels.grouped_product import MANY, ProductShape, grouped_product, shape_for
 from quire.compute.torch.products import Matrix
@@ -32,8 +33,16 @@ class FusedExperts:
     def __init__(self, *, batch_invariant: bool) -> None:
         self._batch_invariant = batch_invariant
 
-    def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> GroupedRows:
-        """Return the experts with the highest weights; among equal ones, those with the lowest ids."""
+    def route(
+        self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec, offset: torch.Tensor | None
+    ) -> GroupedRows:
+        """Return the experts with the highest weights; among equal ones, those with the lowest ids.
+
+        The kernel computes a softmax alone; torch's operations, which are more launches, compute the other rules.
+        """
+        if offset is not None or spec.scoring is not Scoring.SOFTMAX or spec.num_groups > 1 or spec.scale != 1:
+            found = routed(scores, spec, offset)
+            return self.known(found.ids.to(torch.int32), spec.num_experts)._replace(shares=found.shares)
         ids, shares = route(scores, slots, spec.experts_per_token, normalize=spec.normalize_weights)
         return self.known(ids, spec.num_experts)._replace(shares=shares)
 

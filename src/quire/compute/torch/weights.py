@@ -75,11 +75,12 @@ class MLP:
 
 
 class Experts(NamedTuple):
-    """A router, its stacked experts, and the MLP next to them."""
+    """A router, its stacked experts, the MLP next to them, and numbers that are added for the choice of experts."""
 
     router: Matrix
     experts: MLP
-    shared: MLP | None
+    shared: MLP | None = None
+    offset: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class LayerWeights:
     output: Matrix
     mlp: MLP | None
     router: Matrix | None
+    router_offset: torch.Tensor | None  # float32 [num_experts]
     experts: MLP | None
 
 
@@ -168,6 +170,7 @@ class _Loader:
             projection=self.fused((Part.QUERY, Part.KEY, Part.VALUE), parts),
             output=self.fused((Part.OUTPUT,), parts),
             mlp=self._mlp(parts),
+            router_offset=self._offset(parts),
             router=self._router(parts) if Part.ROUTER in parts else None,
             experts=self._experts(index) if Part.ROUTER in parts else None,
         )
@@ -195,6 +198,10 @@ class _Loader:
             torch.cat(biases) if biases else None,
             inputs=InputScales(*inputs),
         )
+
+    def _offset(self, parts: Parts) -> torch.Tensor | None:
+        offset = parts.get(Part.ROUTER_OFFSET)
+        return None if offset is None else self._moved(offset.weight, torch.float32)
 
     def _router(self, parts: Parts) -> Matrix:
         """Return the router; if the MLP next to the experts has a score, it is the last output."""

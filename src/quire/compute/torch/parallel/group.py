@@ -125,9 +125,9 @@ class RanksExperts:
         self._group = group
         self._join = group.sum if sums else group.gather
 
-    def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> Any:
+    def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec, offset: torch.Tensor | None) -> Any:
         """Return the experts of rows."""
-        return self._experts.route(scores, slots, spec)
+        return self._experts.route(scores, slots, spec, offset)
 
     def product(self, rows: torch.Tensor, experts: Matrix, routing: Any) -> torch.Tensor:
         """Return the product of each pair with the part of its expert that this rank has."""
