@@ -22,7 +22,7 @@ from quire.engine.text.chat_template import ChatTemplate
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.reader import ReadAnswer
-from quire.serve.reasoning import THINK
+from quire.serve.reasoning import COMMAND, THINK
 from quire.serve.tools import TOOL_FORMATS
 from quire.serve.tools.base import ReasoningFormat, Thinking, ToolChoice, ToolFormat
 from quire.serve.tools.harmony import HARMONY
@@ -41,7 +41,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "now"}},
 ]
-MARKS = ("</think>", *(mark for each in TOOL_FORMATS for mark in each.marks))
+MARKS = ("</think>", *COMMAND.marks, *(mark for each in TOOL_FORMATS for mark in each.marks))
 MAX_TOKENS = 2_000
 
 
@@ -83,6 +83,7 @@ def writer(with_tokens: bool) -> Writer:
     library = byte_level()
     if with_tokens:
         special = [mark for each in TOOL_FORMATS for mark in each.marks if not mark.endswith("tool_call>")]
+        special += COMMAND.marks
         library.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in special])
         others = ("<tool_call>", "</tool_call>", "</think>")
         library.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in others])
@@ -216,6 +217,24 @@ def test_a_schema_holds_the_final_message_of_harmony(with_tokens: bool) -> None:
     grammar = form.grammar(Grammar.json_schema({"enum": [1]}), Thinking.PERHAPS)
     for seed in range(6):
         assert read(form, pen.write(grammar, seed)).text == "1"
+
+
+@both_tokenizers
+def test_an_answer_of_command_may_have_marks_around_it(with_tokens: bool) -> None:
+    pen = writer(with_tokens)
+    tools = next(each for each in TOOL_FORMATS if each.name == "command")
+    marked = "<|START_THINKING|>Why<|END_THINKING|>" + "<|START_RESPONSE|>{}<|END_RESPONSE|>" * with_tokens
+    for answer, text in ((None, "So."), (Grammar.json_schema({"enum": [1]}), "1")):
+        for choice, known in ((tool_choice_of(TOOLS, "auto", None), tools), (ToolChoice("none"), None)):
+            form = AnswerForm(choice, known, COMMAND, pen.tokenizer)
+            grammar = form.grammar(answer, Thinking.PERHAPS)
+            if grammar is None:
+                continue
+            whole = marked.format(text) if with_tokens else marked + text
+            matcher = pen.matcher(grammar)
+            assert matcher.consume_tokens(pen.ids(whole)), whole
+            assert matcher.is_accepting()
+            assert read(form, whole, Thinking.PERHAPS) == ReadAnswer("Why", text)
 
 
 @each_format

@@ -37,6 +37,8 @@ OPENERS = {
     "harmony": "<|channel|>",
     "qwen3_coder": "<tool_call>",
     "glm45": "<tool_call>",
+    "granite": "<|tool_call|>",
+    "command": "<|START_ACTION|>",
 }
 
 

@@ -28,7 +28,7 @@ Call = tuple[str, str]
 
 def written(tool_format: ToolFormat, calls: list[Call]) -> str:
     """Calls as a model writes them."""
-    key = "parameters" if tool_format.name == "llama3" else "arguments"
+    key = "parameters" if tool_format.name in ("llama3", "command") else "arguments"
     objects = [f'{{"name": "{name}", "{key}": {text}}}' for name, text in calls]
     match tool_format.name:
         case "hermes":
@@ -39,6 +39,12 @@ def written(tool_format: ToolFormat, calls: list[Call]) -> str:
             return f"[TOOL_CALLS] [{', '.join(objects)}]"
         case "mistral_args":
             return "".join(f"[TOOL_CALLS]{name}[ARGS]{text}" for name, text in calls)
+        case "command":
+            numbered = ('{"tool_call_id": "0", "tool_name"' + each.removeprefix('{"name"') for each in objects)
+            lines = ",\n    ".join(numbered)
+            return f"<|START_ACTION|>[\n    {lines}\n]<|END_ACTION|>"
+        case "granite":
+            return f"<|tool_call|>[{', '.join(objects)}]"
     return f"<|tool_call|>[{', '.join(objects)}]<|/tool_call|>"
 
 
@@ -80,6 +86,8 @@ BITS = st.sampled_from(
             "<|",
             '"id"',
             '"name"',
+            '"tool_name"',
+            '"tool_call_id": "0", ',
         ),
         *('"arguments"', '"parameters"', '"add"', "add", '{"name": "add", "arguments": {', "}}\n", ': {"a": 1}'),
     ]
@@ -124,13 +132,15 @@ def before_call(tool_format: ToolFormat, name: str) -> str:
     if tool_format.name == "mistral_args":
         return rf"\s*{opener}\s*{name}(\[CALL_ID\]\s*[\w-]*)?(\[ARGS\]\s*)?"
     space = {"hermes": opener, "llama3": rf"({opener}|;)?"}.get(tool_format.name, rf"({opener}\s*\[?|,)")
-    return rf'\s*{space}\s*\{{\s*"name"\s*:\s*"{name}"\s*,\s*"(arguments|parameters)"\s*:\s*'
+    key = '("tool_call_id"\\s*:\\s*"[\\w-]*"\\s*,\\s*)?"tool_name"' if tool_format.name == "command" else '"name"'
+    return rf'\s*{space}\s*\{{\s*{key}\s*:\s*"{name}"\s*,\s*"(arguments|parameters)"\s*:\s*'
 
 
 def after_call(tool_format: ToolFormat, *, is_last: bool) -> str:
     if tool_format.name == "mistral_args":
         return r"\s*" if is_last else ""
-    closers = {"hermes": "</tool_call>", "llama3": "", "mistral": "]", "phi4": "]<|/tool_call|>"}
+    closers = {"hermes": "</tool_call>", "llama3": "", "mistral": "]", "phi4": "]<|/tool_call|>", "granite": "]"}
+    closers["command"] = "]<|END_ACTION|>"
     letters = [re.escape(letter) + ("?" if letter == "]" else "") for letter in closers[tool_format.name]]
     closer = "".join(rf"(\s*{letter}" for letter in letters) + ")?" * len(letters)
     own_id = r'(\s*,\s*"id"\s*:\s*"[\w-]*")?' if tool_format.name == "mistral" else ""
@@ -211,7 +221,7 @@ def test_the_newer_calls_of_mistral_may_have_an_id_or_no_mark() -> None:
         assert events_of(named, [wrong]) == [Text(wrong)]
 
 
-@pytest.mark.parametrize("name", ["mistral", "phi4"])
+@pytest.mark.parametrize("name", ["mistral", "phi4", "granite"])
 def test_a_call_alone_needs_no_list(name: str) -> None:
     tool_format = create_tool_format(name, "")
     assert tool_format is not None
@@ -241,6 +251,39 @@ def expected_reasoning(text: str, thinking: Thinking) -> ReadAnswer:
         return ReadAnswer(text=text or None)
     thought, answer = match[1].strip(" \t\r\n"), (match[2] or "").lstrip(" \t\r\n")
     return ReadAnswer(reasoning=thought or None, text=answer or None)
+
+
+@given(data=st.data(), said=st.text(st.characters(exclude_characters="<|")))
+def test_command_marks_reasoning_answer_and_calls(data: st.DataObject, said: str) -> None:
+    command, marks = create_tool_format("command", ""), create_reasoning_format("auto", "<|END_THINKING|>")
+    assert command is not None and marks is not None
+    call = written(command, [("add", '{"a": "<|END_RESPONSE|>"}')])
+    for prefix, text in (("", said), ("<|START_RESPONSE|>", said + "<|END_RESPONSE|>"), ("", call)):
+        reader = AnswerReader([marks.parser(Thinking.PERHAPS), command.parser(TOOLS)])
+        pieces = cut(data.draw, f"<|START_THINKING|>Why?<|END_THINKING|>{prefix}{text}")
+        events = [event for piece in pieces for event in reader.read(piece, is_last=False)]
+        answer = ReadAnswer.of(merged(events + reader.read("", is_last=True)))
+        assert answer.reasoning == "Why?"
+        assert answer.calls == [] or text is call
+        assert (answer.text or "") == ("" if text is call else said if prefix else said.lstrip(" \t\r\n"))
+
+
+def test_conversations_for_command_and_granite() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "reasoning_content": "R", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    command, granite = create_tool_format("command", ""), create_tool_format("granite", "")
+    assert command is not None and granite is not None
+    shown, shown_tools = command.told(messages, tools)
+    assert [message.get("tool_plan") for message in shown] == [None, "R", None]
+    assert (shown_tools or [])[0]["function"]["description"] == ""
+    shown, _ = granite.told(messages, tools)
+    assert shown[1]["content"] == '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]'
+    assert [message["role"] for message in shown] == ["user", "assistant", "tool"]
 
 
 def test_reasoning_stands_before_text_and_calls() -> None:
@@ -274,6 +317,7 @@ def test_settings_name_formats() -> None:
         "phi4",
         "harmony",
         *TAGS,
+        *("granite", "command"),
     ]
     for each in TOOL_FORMATS:
         assert create_tool_format(each.name, "") is each
@@ -294,6 +338,9 @@ def test_settings_name_formats() -> None:
         ("[AVAILABLE_TOOLS] [TOOL_CALLS] {{ arguments }}", "mistral"),
         ("[TOOL_CALLS] + name + [ARGS] + arguments", "mistral_args"),
         ("{% if 'tools' in message %}<|tool|>", "phi4"),
+        ("<|start_of_role|> … respond only with <|tool_call|> followed by a JSON list", "granite"),
+        ("<|start_of_role|> … message['role'] == 'assistant_tool_call' … <|tool_call|>", None),
+        ('<|START_ACTION|>[ {"tool_call_id": "0", "tool_name": …}', "command"),
         ("functions … <|channel|>commentary json<|message|>", "harmony"),
     ],
 )

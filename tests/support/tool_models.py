@@ -52,6 +52,10 @@ TEMPLATES: Mapping[str, str] = {
         "<arg_key>{{ key }}</arg_key><arg_value>{{ value }}</arg_value>",
         "</tool_call>",
     ),
+    "granite": "{# <|tool_call|> #}{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    + "{% for message in messages %}<|start_of_role|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    + BEGIN,
+    "command": conversation("<|START_ACTION|>[", CALL % "parameters", "]<|END_ACTION|>{# tool_name #}"),
     "harmony": TOOLS
     + "{% for message in messages %}<|start|>{{ message.role }}"
     + "{% if message.tool_calls %} to=functions.{{ message.tool_calls[0].function.name }}<|channel|>commentary json"
@@ -69,6 +73,7 @@ SPECIAL = (
     "<|tool|>",
     "<|/tool|>",
     *HARMONY_MARKS,
+    *("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
 )
 ADDED = ("<tool_call>", "</tool_call>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 

@@ -60,7 +60,7 @@ class AnswerForm:
         if self.tools is None and (answer is None or thinking is Thinking.NO):
             return answer
         mark = make_mark(self.tokenizer.id_of)
-        before, rules, framed = "", "", "answer"
+        before, rules, framed = "", "", "free" if answer is None else "answer"
         if self.reasoning is not None:
             before, rules = self.reasoning.rules(thinking, mark)
             framed = self.reasoning.answer(framed, mark)
@@ -72,7 +72,7 @@ class AnswerForm:
         elif mode != "auto":
             body = "calls"
         else:
-            body = "free | opened" if answer is None else f"{framed} | calls"
+            body = f"{framed} | {'opened' if answer is None else 'calls'}"
         if answer is not None and body != "calls":
             found.append(_answer_rule(answer))
         return Grammar.lark("\n".join([f"start: {before}({body})", *found]))

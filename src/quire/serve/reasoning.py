@@ -46,11 +46,13 @@ class MarkedReasoning:
     name: str
     begin: str
     end: str
+    around_answer: tuple[str, ...] = ()
+    """The marks before and after an answer, if any."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks around the reasoning."""
-        return (self.begin, self.end)
+        """The marks around the reasoning and the answer."""
+        return (self.begin, self.end, *self.around_answer)
 
     def is_of(self, template: str) -> bool:
         """Return whether a chat template uses this format."""
@@ -77,16 +79,22 @@ class MarkedReasoning:
         return ("think " if thinking is Thinking.YES else "think? "), "\n".join(rules)
 
     def answer(self, answer: str, mark: Mark) -> str:
-        """Return the rule unchanged: an answer has no marks. Does not mutate."""
-        return answer
+        """Return the rule of an answer, which may have marks around it if they are tokens. Does not mutate."""
+        marks = [mark(each) for each in self.around_answer]
+        if not marks or marks == [literal(each) for each in self.around_answer]:
+            return answer
+        return f"({marks[0]} {answer} {marks[1]}? | {answer})"
 
     def parser(self, thinking: Thinking) -> AnswerParser:
         """Return a parser that separates the reasoning from the answer."""
-        return ThinkSplitter(thinking, self.begin, self.end)
+        return ThinkSplitter(thinking, self)
 
 
 THINK: Final = MarkedReasoning("think", "<think>", "</think>")
-FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK, HARMONY_REASONING)
+COMMAND: Final = MarkedReasoning(
+    "command", "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+)
+FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK, HARMONY_REASONING, COMMAND)
 REASONING_FORMATS: Final = (AUTO, NONE, *(each.name for each in FORMATS))
 
 
@@ -106,14 +114,15 @@ def create_reasoning_format(name: str, template: str) -> ReasoningFormat | None:
 class ThinkSplitter:
     r"""Separates the reasoning of one text from its answer, in pieces cut anywhere. Mutable.
 
-    >>> splitter = ThinkSplitter(Thinking.PERHAPS, "<think>", "</think>")
+    >>> splitter = ThinkSplitter(Thinking.PERHAPS, THINK)
     >>> splitter.push("<thi"), splitter.push("nk>\nWhy? </"), splitter.push("think>\n\nSo.")
     ([], [Reasoning(text='Why?')], [Text(text='So.')])
     """
 
-    def __init__(self, thinking: Thinking, begin: str, end: str) -> None:
-        self._begin = begin
-        self._end = end
+    def __init__(self, thinking: Thinking, marks: MarkedReasoning) -> None:
+        self._begin = marks.begin
+        self._end = marks.end
+        self._around_answer = marks.around_answer
         self._held = ""
         self._state = {
             Thinking.NO: self._answer,
@@ -174,4 +183,8 @@ class ThinkSplitter:
 
     def _answer(self) -> list[Event]:
         text, self._held = self._held, ""
+        if self._around_answer:
+            text = text.replace(self._around_answer[0], "").replace(self._around_answer[1], "")
+            kept = len(text) - length_of_begun(text, self._around_answer)
+            text, self._held = text[:kept], text[kept:]
         return [Text(text)]

@@ -6,6 +6,8 @@ from typing import Final
 
 from quire.core.errors import InvalidConfigError
 from quire.serve.tools.base import ToolFormat
+from quire.serve.tools.command import COMMAND
+from quire.serve.tools.granite import GRANITE
 from quire.serve.tools.harmony import HARMONY
 from quire.serve.tools.hermes import HERMES
 from quire.serve.tools.llama3 import LLAMA3
@@ -17,7 +19,10 @@ __all__ = ["AUTO", "NONE", "TOOL_FORMATS", "ToolFormat", "create_tool_format"]
 
 AUTO: Final = "auto"
 NONE: Final = "none"
-TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, PHI4, HARMONY, QWEN3_CODER, GLM45)
+TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
+    *(HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, PHI4),
+    *(HARMONY, QWEN3_CODER, GLM45, GRANITE, COMMAND),
+)
 
 
 def create_tool_format(name: str, template: str) -> ToolFormat | None:

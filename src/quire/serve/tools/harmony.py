@@ -304,7 +304,7 @@ class HarmonyFormat(TemplateFormat):
             f'named: {mark(CHANNEL)} "commentary" kind',
             f"calls: {mark(CHANNEL)} ({' | '.join(names)}) | {' | '.join(before)}",
             "opened: preamble? calls",
-            f"free: {REASONING.answer('TEXT?', mark)}",
+            "free: TEXT?",
             r"TEXT: /(.|\n)+/",
         ]
         return "\n".join(rules)

@@ -44,6 +44,9 @@ class CallShape:
     separator: str = ""  # between objects that share an opener outside a list
     is_bare: bool = False
     has_id: bool = False  # an id may follow the arguments
+    id_key: str = ""  # the key of a number before the name
+    name_key: str = "name"
+    brackets: tuple[str, str] = ("[", "]")
 
 
 class WrongCall(Exception):
@@ -165,7 +168,13 @@ class JsonCallParser:
     def _call(self, letter: str) -> Reading:
         """Read an object whose first letter has been read."""
         require(letter == "{")
-        require((yield from _name()) == "name")
+        key = yield from _name()
+        if self._shape.id_key and key == self._shape.id_key:
+            require((yield from letter_after_space()) == ":")
+            yield from _name()
+            require((yield from letter_after_space()) == ",")
+            key = yield from _name()
+        require(key == self._shape.name_key)
         require((yield from letter_after_space()) == ":")
         name = yield from _name()
         require(name in self._names)
@@ -280,16 +289,18 @@ def require(condition: bool) -> None:
 
 def json_call_rules(shape: CallShape, tools: Sequence[Tool], most: int, mark: Mark) -> str:
     """Return the rules of a grammar for calls of one shape; see `ToolFormat.rules`."""
-    rules = []
+    rules, before = [], literal("{")
+    if shape.id_key:
+        before = literal(f'{{"{shape.id_key}": "') + " /[0-9]{1,4}/ " + literal('", ')
     for index, tool in enumerate(tools):
-        head = f'{{"name": "{tool.name}", "{shape.key}": '
-        rules.append(f"call_{index}: {literal(head)} arguments_{index} {literal('}')}")
+        head = literal(f'"{shape.name_key}": "{tool.name}", "{shape.key}": ')
+        rules.append(f"call_{index}: {before} {head} arguments_{index} {literal('}')}")
         rules.append(f"arguments_{index}: {arguments_schema(tool)}")
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
     several = most if shape.is_list or shape.separator else 1
     objects = "call" + repeated(f"{literal(shape.separator or ', ')} call", several)
     if shape.is_list:
-        objects = f'"[" {objects} "]"'
+        objects = f"{literal(shape.brackets[0])} {objects} {literal(shape.brackets[1])}"
     closer = [mark(shape.closer)] if shape.closer else []
     rules.append(" ".join(["group:", shape.before, objects, shape.after, *closer]))
     more = repeated(f"GAP {mark(shape.opener)} group", 1 if several > 1 else most)

@@ -33,7 +33,7 @@ class Phi4Format(JsonFormat):
         self, messages: Sequence[Message], tools: Sequence[Message] | None
     ) -> tuple[Sequence[Message], Sequence[Message] | None]:
         """Return the conversation with the tools in its system message, and calls as text. Does not mutate."""
-        found = [_with_calls_as_text(message) for message in messages]
+        found = [with_calls_as_text(message, SHAPE) for message in messages]
         if tools:
             if found[0]["role"] != "system":
                 found.insert(0, {"role": "system", "content": SYSTEM})
@@ -41,12 +41,13 @@ class Phi4Format(JsonFormat):
         return found, None
 
 
-def _with_calls_as_text(message: Message) -> Message:
+def with_calls_as_text(message: Message, shape: CallShape) -> Message:
+    """Return a message with its calls in its content, as the model wrote them. Does not mutate."""
     calls = [_call_as_text(call["function"]) for call in message.get("tool_calls", [])]
     if not calls:
         return message
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return rest | {"content": f"{message.get('content', '')}{SHAPE.opener}[{', '.join(calls)}]{SHAPE.closer}"}
+    return rest | {"content": f"{message.get('content', '')}{shape.opener}[{', '.join(calls)}]{shape.closer}"}
 
 
 def _call_as_text(function: Mapping[str, Any]) -> str:
