@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.core.errors import InvalidConfigError
 from quire.serve.reader import AnswerReader, ReadAnswer
-from quire.serve.reasoning import THINK, create_reasoning_format
+from quire.serve.reasoning import COMMAND, THINK, create_reasoning_format
 from quire.serve.tools import TOOL_FORMATS, create_tool_format
 from quire.serve.tools.base import Event, Text, Thinking, Tool, ToolFormat, merged
 from quire.serve.tools.json_format import JsonFormat
@@ -177,6 +177,17 @@ def test_a_call_that_breaks_off(tool_format: ToolFormat) -> None:
             assert [call.arguments for call in answer.calls] == [text[begins : min(length, begins + 9)]]
 
 
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
+def test_much_space_is_not_held_back(tool_format: ToolFormat) -> None:
+    """A model that writes space without end would otherwise make every token slower than the one before."""
+    for text in (" " * 5000, "a" + "\n " * 2500 + "b"):
+        parser = tool_format.parser(TOOLS)
+        shown = [event.text for letter in text[:4000] for event in parser.push(letter) if isinstance(event, Text)]
+        assert len("".join(shown)) > 2000
+        assert "".join(shown) == text[: len("".join(shown))]
+        assert events_of(tool_format, list(text)) == events_of(tool_format, [text]) == [Text(text)]
+
+
 def test_what_is_no_call_is_text() -> None:
     hermes = create_tool_format("hermes", "")
     assert hermes is not None
@@ -284,6 +295,18 @@ def test_conversations_for_command_and_granite() -> None:
     shown, _ = granite.told(messages, tools)
     assert shown[1]["content"] == '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]'
     assert [message["role"] for message in shown] == ["user", "assistant", "tool"]
+
+
+COMMANDS = st.lists(st.sampled_from([*COMMAND.marks, "<|START_", "RESPONSE|>", "<", "a", " ", "\n" * 700]), max_size=9)
+
+
+@given(data=st.data(), text=COMMANDS.map("".join), thinking=st.sampled_from(Thinking))
+def test_command_may_be_cut_anywhere(data: st.DataObject, text: str, thinking: Thinking) -> None:
+    pieces, found = cut(data.draw, text), []
+    for each in (pieces, [text], list(text)):
+        splitter = COMMAND.parser(thinking)
+        found.append(merged([event for piece in each for event in splitter.push(piece)] + splitter.finish()))
+    assert found[0] == found[1] == found[2]
 
 
 def test_reasoning_stands_before_text_and_calls() -> None:

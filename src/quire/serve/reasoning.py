@@ -10,11 +10,14 @@ neither part. A text that ends before its end mark is all reasoning.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 from quire.core.errors import InvalidConfigError
 from quire.serve.tools.base import (
+    MAX_SPACE,
+    SPACE,
     AnswerParser,
     Event,
     Mark,
@@ -23,13 +26,13 @@ from quire.serve.tools.base import (
     Text,
     Thinking,
     length_of_begun,
+    without_last_space,
 )
 from quire.serve.tools.harmony import REASONING as HARMONY_REASONING
 from quire.serve.tools.rules import literal, pattern
 
 AUTO: Final = "auto"
 NONE: Final = "none"
-SPACE: Final = " \t\r\n"
 NUM_LAST_TOKENS: Final = 16
 """Tokens at the end of a prompt in which to look for its last mark."""
 
@@ -152,7 +155,9 @@ class ThinkSplitter:
     def _before(self) -> list[Event]:
         """Read the start of a text: space so far, or the beginning of a mark."""
         text = self._held.lstrip(SPACE)
-        if text.startswith(self._begin):
+        if len(self._held) - len(text) >= MAX_SPACE:
+            self._state = self._answer
+        elif text.startswith(self._begin):
             self._state, self._held = self._leading, text[len(self._begin) :]
         elif not self._begin.startswith(text):
             self._state = self._answer
@@ -168,9 +173,10 @@ class ThinkSplitter:
     def _within(self) -> list[Event]:
         text, place = self._held, self._held.find(self._end)
         if place >= 0:
-            thought, self._held, self._state = text[:place].rstrip(SPACE), text[place + len(self._end) :], self._after
+            thought = without_last_space(text[:place])
+            self._held, self._state = text[place + len(self._end) :], self._after
         else:
-            thought = text[: len(text) - length_of_begun(text, [self._end])].rstrip(SPACE)
+            thought = without_last_space(text[: len(text) - length_of_begun(text, [self._end])])
             self._held = text[len(thought) :]
         return [Reasoning(thought)] if thought else []
 
@@ -184,7 +190,7 @@ class ThinkSplitter:
     def _answer(self) -> list[Event]:
         text, self._held = self._held, ""
         if self._around_answer:
-            text = text.replace(self._around_answer[0], "").replace(self._around_answer[1], "")
+            *parts, text = re.split("|".join(map(re.escape, self._around_answer)), text)
             kept = len(text) - length_of_begun(text, self._around_answer)
-            text, self._held = text[:kept], text[kept:]
+            text, self._held = "".join(parts) + text[:kept], text[kept:]
         return [Text(text)]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quire.serve.tools.base import (
+    SPACE,
     AnswerParser,
     Arguments,
     CallBegun,
@@ -49,7 +50,6 @@ OPENERS: Final = (START, CHANNEL, MESSAGE)
 MARKS: Final = (CHANNEL, START, MESSAGE, CONSTRAIN, *ENDS)
 RECIPIENT: Final = "to="
 FUNCTIONS: Final = "functions."
-SPACE: Final = " \t\r\n"
 MAX_HEADER: Final = 256
 MAX_PIECE: Final = 1024
 """Letters that are read at once: with more, a text of short messages would take quadratic time."""

@@ -20,10 +20,20 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from quire.serve.tools.base import Arguments, CallBegun, Event, Mark, Text, Tool, length_of_begun, merged
+from quire.serve.tools.base import (
+    SPACE,
+    Arguments,
+    CallBegun,
+    Event,
+    Mark,
+    Text,
+    Tool,
+    length_of_begun,
+    merged,
+    without_last_space,
+)
 from quire.serve.tools.rules import arguments_schema, free_text, literal, repeated, text_before
 
-SPACE: Final = " \t\r\n"
 MAX_NAME_LENGTH: Final = 64
 NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _KEYS: Final = ("arguments", "parameters")
@@ -94,13 +104,13 @@ class JsonCallParser:
         place = text.find(opener)
         if place >= 0:
             return self._begin(text[:place], opener, text[place + len(opener) :])
-        plain = text[: len(text) - length_of_begun(text, [opener])].rstrip(SPACE)
+        plain = without_last_space(text[: len(text) - length_of_begun(text, [opener])])
         self._say(plain)
         self._held = text[len(plain) :]
         return ""
 
     def _begin(self, before: str, opener: str, rest: str) -> str:
-        plain = before.rstrip(SPACE)
+        plain = without_last_space(before)
         self._say(plain)
         self._held = before[len(plain) :] + opener
         self._is_safe = False

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
-from quire.serve.tools.base import AnswerParser, Arguments, Mark, Message, Tool
+from quire.serve.tools.base import SPACE, AnswerParser, Arguments, Mark, Message, Tool
 from quire.serve.tools.json_calls import (
-    SPACE,
     CallShape,
     JsonCallParser,
     Reading,
