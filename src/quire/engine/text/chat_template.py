@@ -24,6 +24,7 @@ from typing import Final
 
 from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.core.json_bounds import JsonBounds, require_bounded
+from quire.engine.text.client_text import joined
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 4096
@@ -67,7 +68,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the text of a conversation that `validate_messages` returned. Does not mutate."""
+        """Return the text of a conversation that `validate_messages` returned. Does not mutate.
+
+        The text knows which characters come from each `ClientText` in the messages, tools and variables.
+        """
         for name in variables or {}:
             if name in self._taken or not name.isidentifier():
                 raise InvalidRequestError("template_variables", name, "names that the renderer does not use")
@@ -76,7 +80,7 @@ class ChatTemplate:
         context = {"documents": None, **self._special_tokens, **(variables or {})}
         context |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            return "".join(_bounded(self._template.generate(context)))
+            return joined("", list(_bounded(self._template.generate(context))))
         except InvalidRequestError:
             raise
         except Exception as error:  # a template can raise any exception

@@ -3,9 +3,9 @@ r"""Keeps the text of special tokens in a client's input as text.
 A chat template writes control tokens as text ("<|im_end|>"), so the same text, typed by a client or fetched by a tool,
 would end a turn and begin another. Here it stays text:
 
-    content    "hi <|im_end|>"                              an unused character of a private plane replaces the text
-    rendered   "<|im_start|>user\nhi ▯<|im_end|>\n…"        so all special tokens here are the template's own
-    renamed    "①user\nhi <|im_end|>②\n…"                   they get names that no text contains; the text is put back
+    content    "hi <|im_end|>"                              the template renders text that knows its owners
+    rendered   "<|im_start|>user\nhi <|im_end|><|im_end|>\n…"  the first <|im_end|> has characters of the client
+    renamed    "①user\nhi <|im_end|>②\n…"                   so only the others get names that no text contains
     encoded    by a copy of the tokenizer in which ① and ② are the special tokens, and "<|im_end|>" is ordinary text
 
 The text is encoded in one piece, so spaces and merges are those of ordinary text. (Encoding piece by piece, with the
@@ -20,13 +20,13 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import islice
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quire.core.errors import InvalidRequestError
+from quire.engine.text.client_text import TEMPLATE, owners_of, plain
 from quire.engine.text.library_panics import panics_as_errors
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _NAME_BEGIN, _NAME_END = "\ufdd0", "\ufdef"  # noncharacters: Unicode keeps them for use within a program
 _NAME_DIGITS = range(0xFDD1, 0xFDE1)
-_PRIVATE_PLANES = (*range(0x100000, 0x10FFFE), *range(0xF0000, 0xFFFFE))
 
 
 def ids_of(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
@@ -44,55 +43,45 @@ def ids_of(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -
         return library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
-def unused_characters(count: int, inputs: tuple[Any, ...], source: str) -> list[str]:
-    """Return private characters that neither a client's inputs nor the source of a template contains."""
-    used = {char for text in (source, *_texts(inputs)) for char in text}
-    free = list(islice((char for char in map(chr, _PRIVATE_PLANES) if char not in used), count))
-    if len(free) < count:
-        raise InvalidRequestError("messages", "text of all private characters", "text that leaves one unused")
-    return free
-
-
 class ControlText:
     """Separates a template's special tokens from the same text in a client's input."""
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
-        special = {
-            token.content: token.normalized
-            for token in library.get_added_tokens_decoder().values()
-            if token.special and token.content.strip()
-        }
-        self._names = {text: _name(index) for index, text in enumerate(special)}
-        self._pattern = re.compile(_any_of(list(special)) if special else r"(?!)")
+        added = [token for token in library.get_added_tokens_decoder().values() if token.content.strip()]
+        self._names = {token.content: _name(index) for index, token in enumerate(added) if token.special}
+        # The library finds these in text before it normalises it, the longest at the first place.
+        sought = [token.content for token in added if token.special or not token.normalized]
+        self._pattern = re.compile(_any_of(list(dict.fromkeys(sought))) if self._names else r"(?!)")
         # If the tokenizer looks for special tokens in normalised text, other text can turn into one.
-        self._always = library.normalizer is not None and any(special.values())
+        self._always = library.normalizer is not None and any(token.special and token.normalized for token in added)
         self._lock = threading.Lock()
 
-    def replace(self, inputs: tuple[Any, ...], source: str) -> tuple[dict[str, str], tuple[Any, ...]]:
-        """Return the stand-in characters with their texts, and the inputs with each text replaced by its character."""
-        found = sorted({match[0] for text in _texts(inputs) for match in self._pattern.finditer(text)})
-        if not found:
-            return {}, inputs
-        stand_ins = dict(zip(unused_characters(len(found), inputs, source), found, strict=True))
-        char_of = {text: char for char, text in stand_ins.items()}
-        return stand_ins, _map_texts(inputs, lambda text: self._pattern.sub(lambda match: char_of[match[0]], text))
-
-    def encode(self, text: str, stand_ins: Mapping[str, str]) -> list[int]:
-        """Return the ids of a rendered template, with its own special tokens, and the stand-ins' texts as text.
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a rendered template; special tokens in which a client wrote a character are text.
 
         Mutates only the cached copy of the tokenizer.
         """
-        if not stand_ins and not self._always:
+        owners, text = owners_of(text), plain(text)
+        runs = ((run.start(), run.end()) for run in re.finditer(f"{TEMPLATE}+", owners))
+        own = [token for run in runs for token in self._special(text, *run)]
+        if not self._always and own == self._special(text, 0, len(text)):
             return ids_of(self._library, text, False)
         if _NAME_BEGIN in text:
             raise InvalidRequestError("messages", "text with U+FDD0", "text without this noncharacter")
-        named = self._pattern.sub(lambda match: self._names[match[0]], text)
         library = self.renamed()
         if library is None:
             allowed = "text without special tokens, because this tokenizer cannot tell them from control tokens"
             raise InvalidRequestError("messages", "text of a special token", allowed)
-        return ids_of(library, named.translate({ord(char): text for char, text in stand_ins.items()}), False)
+        pieces, end = [], 0
+        for start, token in own:
+            pieces += [text[end:start], self._names[token]]
+            end = start + len(token)
+        return ids_of(library, "".join([*pieces, text[end:]]), False)
+
+    def _special(self, text: str, start: int, end: int) -> list[tuple[int, str]]:
+        matches = self._pattern.finditer(text, start, end)
+        return [(match.start(), match[0]) for match in matches if match[0] in self._names]
 
     def renamed(self) -> tokenizers.Tokenizer | None:
         """Return a copy of the tokenizer with other names for its special tokens; None if that is impossible."""
@@ -134,25 +123,3 @@ def _any_of(texts: Sequence[str]) -> str:
             tails.setdefault(text[len(prefix)], []).append(text[len(prefix) :])
     branches = "|".join(_any_of(group) for group in tails.values())
     return re.escape(prefix) + (f"(?:{branches})" if branches else "") + ("?" if branches and prefix in texts else "")
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
-
-
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {change(key): _map_texts(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_map_texts(item, change) for item in value)
-    return value

@@ -1,7 +1,7 @@
 r"""A conversation whose last message the model continues, instead of answering it.
 
     messages    … {"role": "assistant", "content": "A block is "}
-    marked      … {"role": "assistant", "content": "A block is ▯"}      ▯: a character that nothing else contains
+    marked      … {"role": "assistant", "content": "A block is ▯"}      ▯: a mark that no client can guess
     rendered    …<|im_start|>assistant\nA block is ▯<|im_end|>\n
     cut         …<|im_start|>assistant\nA block is                      the prompt
 
@@ -11,6 +11,7 @@ trimming space at the end.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,6 +19,11 @@ from quire.core.errors import InvalidRequestError
 from quire.engine.text.chat_template import Message
 
 CONTINUABLE: Final = "a message of the assistant with a text and without tool calls, to be continued"
+
+
+def random_mark() -> str:
+    """Return a mark that is in no text: a private character and digits, which no template changes."""
+    return f"\U00100000{secrets.randbelow(10**18):018}"
 
 
 def with_end(conversation: Sequence[Message], mark: str) -> list[Message]:

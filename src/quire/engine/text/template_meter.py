@@ -9,6 +9,8 @@ from typing import Any, Final
 import jinja2.runtime
 from markupsafe import Markup
 
+from quire.engine.text.client_text import joined, made_of, owned
+
 MAX_STEPS: Final = 10_000_000
 """The steps of one rendering: about a second of loops, or 80 million generated characters."""
 
@@ -100,7 +102,10 @@ class Meter(jinja2.runtime.Context):
         A value can be short and have a long text, because it contains another one many times.
         """
         if isinstance(value, str):
-            length = sum(len(escape(value[start : start + CHUNK])) for start in range(0, len(value), CHUNK))
+            if len(value) <= CHUNK:
+                length = len(escape(value))
+            else:
+                length = sum(len(escape(value[start : start + CHUNK])) for start in range(0, len(value), CHUNK))
             self.charge(length // CHARACTERS_PER_STEP)
         elif isinstance(value, CONTAINERS):
             self.read(value)
@@ -134,7 +139,10 @@ class Meter(jinja2.runtime.Context):
             return value
         if not isinstance(value, str):
             self.weigh_text(value)
-        return self.read(str(value))
+            text = str(value)
+            value = text if value.__class__ in _SCALARS else owned(text, "")  # which can contain a client's text
+        self.read(value)
+        return str(value)
 
     def key(self, value: Any) -> Any:
         """Charge for looking up a value, which can be compared with a key. Returns the value."""
@@ -151,12 +159,14 @@ class Meter(jinja2.runtime.Context):
             self.left -= len(result) // CHARACTERS_PER_STEP
             if self.left >= 0:
                 return result
+        if isinstance(result, Markup):
+            result = made_of(result, (left, right))
         return self.short(result) if isinstance(result, tuple) else self.read(result)
 
     def concat(self, pieces: list[str]) -> str:
         """Return the concatenation of pieces of text."""
         self.charge(sum(map(len, pieces)) // CHARACTERS_PER_STEP)
-        return "".join(pieces)
+        return joined("", pieces)
 
     def str_join(self, values: tuple[Any, ...]) -> str:
         """Return the concatenation of the texts of values."""
@@ -203,7 +213,8 @@ class Meter(jinja2.runtime.Context):
         """Charge for replacing one text in another."""
         first, second = [*(option for option in options if isinstance(option, str)), "", ""][:2]
         longest = max(text.count(first) * len(second), text.count(second) * len(first))
-        self.charge(longest // CHARACTERS_PER_STEP)
+        num_pieces = max(text.count(option) if option else 0 for option in (first, second))
+        self.charge(longest // CHARACTERS_PER_STEP + num_pieces * PIECE_STEPS)
 
     def strip(self, text: Any, options: list[Any]) -> None:
         """Charge for stripping characters: each character of the text can be compared with each of them."""

@@ -16,15 +16,15 @@ Steps are counted, not timed, so a busy machine renders the same conversations a
 chat template needs and that are hard to bound are left out: blocks, `lipsum`, `batch`, `urlize`, `str.translate` and
 others.
 
+Every operation also keeps the owners of its characters: see `client_text`.
+
 Rejected: a child process with limits for each rendering. Starting it would take longer than the rendering.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
-from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
 import jinja2.ext
@@ -37,15 +37,13 @@ from jinja2.exceptions import UndefinedError
 from jinja2.utils import missing
 from markupsafe import Markup
 
+from quire.engine.text.client_text import Client, filled, from_template, made_of, plain
+from quire.engine.text.template_filters import metered_filters, metered_tests
 from quire.engine.text.template_meter import (
     CALL_STEPS,
-    CHARACTERS_PER_STEP,
-    LIST_FILTERS,
     MAX_BITS,
     MAX_TUPLE,
     MAX_WIDTH,
-    NUMBER_FILTERS,
-    TEXT_FILTERS,
     VIEWS,
     Meter,
     names_in,
@@ -63,7 +61,7 @@ _TEXT_METHODS: Final = names_in(
     " replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill"
 )
 _METHODS: Final[dict[type, frozenset[str]]] = {
-    **dict.fromkeys((str, Markup), _TEXT_METHODS),
+    **dict.fromkeys((str, Markup, *Client), _TEXT_METHODS),
     dict: names_in("copy get items keys values"),
     **dict.fromkeys((list, tuple), names_in("copy count index")),
     **dict.fromkeys((int, bool, float, range, *VIEWS), names_in("")),
@@ -72,12 +70,7 @@ _METHODS: Final[dict[type, frozenset[str]]] = {
 
 _OWN_NAMES: Final = frozenset(dir(dict))
 _LOOP_NAMES: Final = names_in("first index index0 last")
-_CHEAP_FILTERS: Final = names_in("count d default first last length")
-_SHORT_FILTERS: Final = names_in("capitalize lower safe string trim upper")
-_TEXT_OPTIONS: Final = names_in("attr join replace")
-_COMPARING_TESTS: Final = names_in("== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in")
-_TEXT_TESTS: Final = names_in("lower upper")
-_REMAINDER_TESTS: Final = names_in("divisibleby even odd")
+_COMBINING_METHODS: Final = names_in("center join ljust replace rjust")
 
 
 class Steps(int):
@@ -219,6 +212,9 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return left % right
         elif isinstance(left, str):
             context.fill(left, [right])
+            if not isinstance(left, Markup):
+                return context.read(filled(left, plain(left).__mod__, (right,), {}))
+            return context.read(made_of(left % right, (right,)))
         return context.read(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -247,16 +243,26 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         method = getattr(__function, "__wrapped__", __function)
         subject = getattr(method, "__self__", None)
         if isinstance(subject, (str, list, tuple, dict)):
-            __context.method(subject, method.__name__, [*args, *kwargs.values()])
-            return __context.read(__function(*args, **kwargs))
+            options = [*args, *kwargs.values()]
+            __context.method(subject, method.__name__, options)
+            if isinstance(subject, Markup):
+                result = made_of(__function(*args, **kwargs), (subject, *options))
+            elif method.__name__ == "format":
+                result = filled(str(subject), __function, args, kwargs)
+            elif subject.__class__ is str and method.__name__ in _COMBINING_METHODS:
+                result = getattr(from_template(subject), method.__name__)(*args, **kwargs)
+            else:
+                result = __function(*args, **kwargs)
+            return __context.read(result)
         __context.charge(CALL_STEPS)
         if isinstance(__function, jinja2.runtime.Macro):
             if __function.catch_varargs or __function.catch_kwargs:
                 __context.weigh([*args, *kwargs.values()])
             return super().call(__context, __function, *args, **kwargs)
-        __context.weigh_text([*args, *kwargs.values()])  # an exception can contain them
+        options = [*args, *kwargs.values()]
+        __context.weigh_text(options)  # an exception can contain them
         result = super().call(__context, __function, *args, **kwargs)
-        return __context.read(result) if isinstance(result, str) else result
+        return __context.read(_of_call(__function, result, options)) if isinstance(result, str) else result
 
 
 class _Generation(jinja2.ext.Extension):
@@ -331,12 +337,8 @@ def _environment(now: Callable[[], datetime]) -> Sandbox:
         autoescape=False,
         optimized=False,  # Python folds constants; Jinja would run filters while it compiles
     )
-    every = environment.filters | {"tojson": _tojson}
-    names = TEXT_FILTERS | NUMBER_FILTERS | LIST_FILTERS | {"attr"}
-    charged = {name: _charged_filter(name, every[name]) for name in sorted(names)}
-    environment.filters = {name: every[name] for name in _CHEAP_FILTERS} | charged | {"tojson": _tojson}
-    costly = _COMPARING_TESTS | _TEXT_TESTS | _REMAINDER_TESTS
-    environment.tests |= {name: _charged_test(name, environment.tests[name]) for name in costly}
+    environment.filters = metered_filters(environment.filters)
+    environment.tests = metered_tests(environment.tests)
     environment.globals = {
         "range": environment.globals["range"],
         "raise_exception": raise_exception,
@@ -347,74 +349,7 @@ def _environment(now: Callable[[], datetime]) -> Sandbox:
     return environment
 
 
-def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter with a charge, which returns a list where Jinja's filter is lazy."""
-    wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", "")
-
-    @jinja2.pass_context
-    def charged(context: Meter, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if name in _SHORT_FILTERS and value.__class__ is str and not args and not kwargs and value.isascii():
-            context.charge(len(value) // CHARACTERS_PER_STEP)
-            return function(value)
-        if name in TEXT_FILTERS:
-            value = value if isinstance(value, str) else context.text(value)
-        if name in _TEXT_OPTIONS:
-            args = tuple(_text_option(context, option) for option in args)
-            kwargs = {key: _text_option(context, option) for key, option in kwargs.items()}
-        context.filter(name, value, [*args, *kwargs.values()])
-        first = {"context": (context,), "eval_context": (context.eval_ctx,), "environment": (context.environment,)}
-        result = function(*first.get(wanted, ()), value, *args, **kwargs)
-        if isinstance(result, Iterator):
-            result = list(result)
-        return context.weigh(result) if "default" in kwargs else context.read(result)
-
-    return charged
-
-
-def _text_option(context: Meter, option: Any) -> Any:
-    """Return an option that a filter would turn into text as text; a number or None can be an option of its own."""
-    return option if option is None or isinstance(option, str | int | float) else context.text(option)
-
-
-def _charged_test(name: str, function: Any) -> Callable[..., Any]:
-    """Return a test with a charge for its arguments."""
-
-    @jinja2.pass_context
-    def charged(context: Meter, value: Any, *args: Any) -> Any:
-        if name in _TEXT_TESTS:
-            value = context.text(value)
-        elif name in _REMAINDER_TESTS and isinstance(value, str):  # it is a format string, here too
-            context.fill(value, list(args))
-        else:
-            context.key(value)
-        for other in args:
-            context.held(other)
-        return function(value, *args)
-
-    return charged
-
-
-@jinja2.pass_context
-def _tojson(
-    context: Meter,
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> Any:
-    # Jinja's own filter escapes "<" for HTML; models were trained on the plain character.
-    context.weigh_text(value, encode_basestring_ascii if ensure_ascii else encode_basestring)
-    if indent is None and separators is None:
-        return context.read(json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys))
-    context.pad([indent, *(separators or ())])
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    pieces: list[str] = []
-    num_characters, most = 0, context.left * CHARACTERS_PER_STEP
-    for piece in encoder.iterencode(value):
-        num_characters += CHARACTERS_PER_STEP + len(piece)
-        pieces.append(piece)
-        if num_characters > most:
-            break
-    context.charge(num_characters // CHARACTERS_PER_STEP)
-    return "".join(pieces)
+def _of_call(function: Any, result: str, options: list[Any]) -> str:
+    """Return the text of a call with its owners, which a loop keeps and a global function does not."""
+    owner = getattr(function, "__self__", function)
+    return result if isinstance(owner, jinja2.runtime.LoopContext) else made_of(result, options)

@@ -29,8 +29,9 @@ from quire.engine.text.chat_template import (
     validate_messages,
     validate_tools,
 )
-from quire.engine.text.control_text import ControlText, ids_of, unused_characters
-from quire.engine.text.final_message import up_to, with_end
+from quire.engine.text.client_text import from_client
+from quire.engine.text.control_text import ControlText, ids_of
+from quire.engine.text.final_message import random_mark, up_to, with_end
 from quire.engine.text.library_panics import panics_as_errors
 from quire.engine.text.token_bytes import TokenBytes
 from quire.engine.text.tokenizer_files import read_library, read_settings, read_templates, token_text_of
@@ -196,20 +197,19 @@ class Tokenizer:
         conversation, plain_tools = validate_messages(messages), validate_tools(tools)
         variables = plain_object(template_variables or {}, "template_variables")
         template = self._template(with_tools=plain_tools is not None, name=template_name)
-        end = ""
-        if continue_final_message:
-            [end] = unused_characters(1, (conversation, plain_tools, variables), template.source)
+        end = random_mark() if continue_final_message else ""
+        if end:
             conversation, add_generation_prompt = with_end(conversation, end), False
-        stand_ins, (conversation, plain_tools, variables) = self._control.replace(
-            (conversation, plain_tools, variables), template.source
-        )
         text = template.render(
-            conversation, tools=plain_tools, add_generation_prompt=add_generation_prompt, variables=variables
+            [from_client(message) | {"role": message["role"]} for message in conversation],  # the role is from a list
+            tools=from_client(plain_tools),
+            add_generation_prompt=add_generation_prompt,
+            variables={name: from_client(value) for name, value in variables.items()},
         )
         text = up_to(text, end) if end else text
         self._require_short(text, "messages")
         require_unicode(text, "messages")
-        return self._control.encode(text, stand_ins)
+        return self._control.encode(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that the tokenizer does not have are skipped. Does not mutate."""
