@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from quire.serve.tools.base import AnswerParser, Arguments, CallBegun, Event, Reasoning, Text, merged
 
@@ -62,3 +65,12 @@ class ReadAnswer:
             else:
                 answer.text = (answer.text or "") + event.text
         return answer
+
+
+def object_of(arguments: str) -> dict[str, Any] | None:
+    """Return the arguments of a call; None if they are cut off, or nest deeper than Python's stack."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

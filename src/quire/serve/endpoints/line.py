@@ -97,6 +97,13 @@ def require_ready(request: Request) -> ModelSet:
     return models
 
 
+async def until_loaded(request: Request, services: Services) -> None:
+    """Wait until the model is loaded; it stays loaded until the call ends. Mutates."""
+    models: ModelSet = request.app.state.models
+    request.state.context.stay = await models.stay(services, request.state.context.tenant)
+    services.gate.require_ready()
+
+
 async def fields_of(request: Request, kind: type[Fields]) -> tuple[Fields, Services]:
     """Read and parse the body of a call, a long one off the event loop; return its fields and its model."""
     models: ModelSet = request.app.state.models

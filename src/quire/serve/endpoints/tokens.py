@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.serve.context import RequestContext
-from quire.serve.endpoints.line import fields_of, require_ready
+from quire.serve.endpoints.line import fields_of, require_ready, until_loaded
 from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.render.answer import json_answer
 from quire.serve.run.prompts import conversation_ids, encoded, off_loop_if_long
@@ -33,7 +33,7 @@ async def tokenize(request: Request) -> Response:
     fields, services = await fields_of(request, TokenizeRequest)
 
     async def work() -> Response:
-        await _loaded(request, services)
+        await until_loaded(request, services)
         tokenizer = required_tokenizer(services)
         given, special = text_to_encode(fields, tokenizer), fields.add_special_tokens is not False
         if isinstance(given, str):
@@ -58,20 +58,13 @@ async def detokenize(request: Request) -> Response:
     fields, services = await fields_of(request, DetokenizeRequest)
 
     async def work() -> Response:
-        await _loaded(request, services)
+        await until_loaded(request, services)
         tokenizer = required_tokenizer(services)
         require_token_ids(fields.tokens, services.model.limits)
         decode = partial(tokenizer.decode, fields.tokens, skip_special_tokens=False)
         return json_answer(DetokenizeAnswer(await off_loop_if_long(services, context, decode)))
 
     return await unless_gone(request, work, services.config)
-
-
-async def _loaded(request: Request, services: Services) -> None:
-    """Wait until the model is loaded; it stays loaded until the call ends. Mutates."""
-    models: ModelSet = request.app.state.models
-    request.state.context.stay = await models.stay(services, request.state.context.tenant)
-    services.gate.require_ready()
 
 
 async def models(request: Request) -> Response:

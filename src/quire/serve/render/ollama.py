@@ -16,7 +16,7 @@ from msgspec import UNSET
 from quire.engine.outputs import CompletionDelta
 from quire.serve.errors import ApiError, OllamaErrorBody
 from quire.serve.json_line import encode
-from quire.serve.reader import AnswerReader, ReadAnswer, ReadCall
+from quire.serve.reader import AnswerReader, ReadAnswer, ReadCall, object_of
 from quire.serve.render.answer import shown_model, shown_reason
 from quire.serve.render.logprobs import TokenNames, content_logprobs, written
 from quire.serve.run.generation import Generation, Results, TokenCounts
@@ -115,7 +115,7 @@ class OllamaReply:
         """Return the complete calls. Mutates: counts them."""
         found = []
         for call in calls:
-            arguments = _object(call.arguments)
+            arguments = object_of(call.arguments)
             if arguments is not None and self._form is not None:
                 own_id = self._form.call_id(self._generation.context.request_id, 0, self._num_calls)
                 found.append(OllamaCall(own_id, CalledFunction(self._num_calls, call.name, arguments)))
@@ -147,15 +147,6 @@ def _without_open_call(events: Sequence[Event]) -> int:
     if events and isinstance(events[-1], CallBegun | Arguments):
         length = next(index for index in reversed(range(length)) if isinstance(events[index], CallBegun))
     return length
-
-
-def _object(arguments: str) -> dict[str, Any] | None:
-    """Return the arguments of a call; None if they are cut off, or nest deeper than Python's stack."""
-    try:
-        value = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _nanoseconds(seconds: float) -> int:

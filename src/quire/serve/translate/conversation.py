@@ -13,6 +13,9 @@ from quire.serve.errors import unsupported
 
 EFFORT: Final = "reasoning_effort"
 NO_EFFORT: Final = (None, "none")
+SWITCHES: Final = ("enable_thinking", "thinking")
+"""Variables of chat templates that turn reasoning on and off."""
+
 REFUSED_IN_MESSAGES: Final = ("audio", "function_call", "refusal")
 """Keys of a message that templates do not pass to the model."""
 

@@ -35,7 +35,7 @@ from quire.serve.schemas.ollama import (
 )
 from quire.serve.services import Services
 from quire.serve.translate.chat import num_logprobs
-from quire.serve.translate.conversation import chat_options, with_ending
+from quire.serve.translate.conversation import SWITCHES, chat_options, with_ending
 from quire.serve.translate.grammar import Held, held_to_schema
 from quire.serve.translate.infill import ended_by, required_infill
 from quire.serve.translate.ollama_messages import messages_of
@@ -53,8 +53,6 @@ NO_LIMIT: Final = (None, -2, -1, 0)
 """Values of `num_predict` for no limit but the context."""
 
 RANDOM_SEED: Final = -1
-SWITCHES: Final = ("enable_thinking", "thinking")
-"""Variables of chat templates that turn reasoning on and off."""
 
 
 def ollama_chat_request(fields: OllamaChatRequest, services: Services) -> GenerationRequest:
