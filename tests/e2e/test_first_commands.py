@@ -69,6 +69,7 @@ CALLS = [
     ("GET /v1/models", None, 200, '"id":"guide"'),
     ("POST /v1/completions", {"model": "guide", "prompt": "San Francisco is a", "max_tokens": 7}, 200, '"text":'),
     ("POST /v1/chat/completions", {"model": "guide", "messages": MESSAGES}, 200, '"finish_reason":"'),
+    ("POST /v1/messages", {"model": "guide", "messages": MESSAGES, "max_tokens": 9}, 200, '"type":"message"'),
     ("POST /v1/chat/completions", {"model": "gpt-4o", "messages": MESSAGES}, 404, "GET /v1/models lists"),
     ("POST /v1/embeddings", {"model": "guide", "input": "a"}, 400, "--pooling"),
     ("POST /generate", {"inputs": "What is Deep Learning?"}, 501, "/v1/completions"),

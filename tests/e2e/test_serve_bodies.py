@@ -121,6 +121,8 @@ def limit_of(server: RunningServer, path: str) -> int:
 def test_a_body_may_be_as_large_as_its_prompts_and_the_context_make_it(guide: RunningServer) -> None:
     limits = {path: limit_of(guide, path) for path in ("/detokenize", "/tokenize", "/v1/completions")}
     assert limits["/tokenize"] == limit_of(guide, "/v1/chat/completions") == limit_of(guide, "/v1/responses")
+    large = guide.ask("POST", "/v1/messages", b" " * (9 * MEBIBYTE), JSON).error["message"]
+    assert f"limit of {limits['/tokenize']} bytes" in large
     assert MEBIBYTE < limits["/detokenize"] < limits["/tokenize"] < limits["/v1/completions"] < 3 * MEBIBYTE
     [text] = guide.post("/v1/completions", {"prompt": "\U0001f600" * 60, "max_tokens": 1}).value["choices"]
     assert text["finish_reason"] == "length"

@@ -25,6 +25,7 @@ ROOMS = {
 }
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "now"}}]
+MESSAGE_TOOLS = [{"name": "now", "input_schema": {"type": "object"}}]
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
 CALLS = {
     "chat": ("/v1/chat/completions", {"messages": MESSAGES}),
@@ -39,6 +40,8 @@ CALLS = {
     "Ollama's chat with tools": ("/api/chat", {"messages": MESSAGES, "tools": TOOLS, "logprobs": True}),
     "Ollama's prompt": ("/api/generate", {"prompt": "Hi", "system": "Be brief."}),
     "Ollama's prompt, raw": ("/api/generate", {"prompt": "Hi", "raw": True}),
+    "message": ("/v1/messages", {"messages": MESSAGES, "system": "Be brief."}),
+    "message with tools": ("/v1/messages", {"messages": MESSAGES, "tools": MESSAGE_TOOLS}),
     "response": ("/v1/responses", {"input": "Hi"}),
     "response with tools": ("/v1/responses", {"input": "Hi", "tools": [{"type": "function", "name": "now"}]}),
 }
@@ -127,6 +130,10 @@ def test_a_call_without_a_place_is_not_read(server: RunningServer) -> None:
 
 
 def test_tokens_are_counted_without_the_gate(server: RunningServer) -> None:
-    for path, fields in (("/tokenize", {"messages": MESSAGES}), ("/detokenize", {"tokens": [1]})):
+    for path, fields in (
+        ("/tokenize", {"messages": MESSAGES}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+    ):
         _, rooms, _ = followed(server, path, fields)
         assert rooms == [room for room in LINE if room != "admit"]

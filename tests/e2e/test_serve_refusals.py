@@ -276,7 +276,8 @@ def test_texts_become_tokens_and_texts_again(server: RunningServer) -> None:
     [b"", b"{", b"[1]", b'{"prompt": NaN}', b'{"prompt": "a", "prompt": "b"}', b'{"prompt": "\\ud800"}', b"\xff"],
 )
 def test_bodies_that_are_no_json(server: RunningServer, num_added: list[int], body: bytes) -> None:
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
+    paths = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/detokenize")
+    for path in paths:
         answer = server.ask("POST", path, body, JSON)
         assert answer.status == 400
         assert answer.error["type"] == "invalid_request_error"

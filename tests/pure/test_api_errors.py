@@ -264,6 +264,11 @@ def test_an_answer_is_what_clients_and_people_read(name: str) -> None:
     assert json.loads(answer.body()) == {
         "error": {"message": message, "type": kind, "param": param, "code": code},
     }
+    own_types = {413: "request_too_large", 500: "api_error", 503: "overloaded_error", 504: "timeout_error"}
+    own_message = f"prompt is too long: {message}" if code == "context_length_exceeded" else message
+    body = {"type": "error", "error": {"type": own_types.get(status, kind), "message": own_message}}
+    for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"):
+        assert json.loads(answer.body(path)) == body
     assert str(answer) == message
     assert message.isprintable()
     assert not message.endswith(".")

@@ -41,6 +41,7 @@ def test_only_translate_makes_requests_for_the_engine() -> None:
         "translate/completions.py",
         "translate/embeddings.py",
         "translate/llama_server.py",
+        "translate/messages.py",
         "translate/ollama.py",
         "translate/responses.py",
         "translate/scores.py",
@@ -61,8 +62,8 @@ def test_fields_become_sampling_parameters_in_translate_alone() -> None:
 
 
 def test_every_endpoint_that_generates_goes_along_the_one_line() -> None:
-    endpoints = {f"endpoints/{name}.py" for name in ("chat", "completions", "llama_server", "ollama", "responses")}
-    assert callers_of("answer_text") == endpoints
+    names = ("chat", "completions", "llama_server", "messages", "ollama", "responses")
+    assert callers_of("answer_text") == {f"endpoints/{name}.py" for name in names}
     assert callers_of("prepare") == {"endpoints/line.py"}
 
 

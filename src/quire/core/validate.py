@@ -264,12 +264,13 @@ def max_total_tokens(request: Request, limits: RequestLimits) -> int:
     With `max_tokens`, that many output tokens (validation has refused requests that do not fit); otherwise as many as
     the context and the memory allow.
     """
-    fits = _longest(limits)
+    fits = longest(limits)
     asked = request.sampling.max_tokens
     return fits if asked is None else min(request.num_prompt_tokens + asked, fits)
 
 
-def _longest(limits: RequestLimits) -> int:
+def longest(limits: RequestLimits) -> int:
+    """Return the maximum length of any sequence, prompt and output together. Pure."""
     # The last token of a sequence is only sampled, never stored.
     return min(limits.max_model_len, limits.max_sequence_tokens + 1)
 
@@ -324,7 +325,7 @@ def validate_length(request: Request, limits: RequestLimits) -> None:
     """Raise `RequestTooLargeError` unless the request fits into the context and the memory. Does not mutate."""
     prompt, asked = request.num_prompt_tokens, request.sampling.max_tokens
     begun = prompt + request.num_output_tokens
-    total, most = begun + 1 if asked is None else prompt + asked, _longest(limits)
+    total, most = begun + 1 if asked is None else prompt + asked, longest(limits)
     if total <= most:
         return
     limit, remedy = f"this model's maximum context length is {most} tokens", ""

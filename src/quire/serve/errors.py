@@ -3,6 +3,7 @@
     {"error": {"message": "n is 0; allowed: an integer from 1 to 64", "type": "invalid_request_error", "param": "n",
                "code": "invalid_value"}}
     {"error": "n is 0; allowed: an integer from 1 to 64"}             on the paths of Ollama's interface
+    {"type": "error", "error": {"type": …, "message": …}}             on the paths of Anthropic's interface
 
 Every answer that is not 2xx has such a body, whether the frame, the gate, an endpoint or the engine refuses. Clients
 decide by status and headers whether to retry: openai-python retries on 408, 409, 429 and from 500 on, after
@@ -23,6 +24,7 @@ from quire.core.errors import (
     TooManyJobsError,
     shortened,
 )
+from quire.serve.messages_errors import TOO_LONG, MessagesErrorBody, is_messages_path, messages_error
 
 INVALID_REQUEST = "invalid_request_error"
 AUTHENTICATION = "authentication_error"
@@ -66,6 +68,8 @@ class ApiError(Exception):
     b'{"error":{"message":"n is 0","type":"invalid_request_error","param":"n","code":"invalid_value"}}'
     >>> ApiError(400, "n is 0", param="n").body("/api/chat")
     b'{"error":"n is 0"}'
+    >>> ApiError(400, "n is 0", param="n").body("/v1/messages")
+    b'{"type":"error","error":{"type":"invalid_request_error","message":"n is 0"}}'
     """
 
     def __init__(
@@ -85,8 +89,14 @@ class ApiError(Exception):
 
     def body(self, path: str = "") -> bytes:
         """Return the body of the answer to a request for this path. Does not mutate."""
+        if is_messages_path(path):
+            return msgspec.json.encode(self.messages_body())
         is_ollama = path.startswith(OLLAMA_PATHS)
         return msgspec.json.encode(OllamaErrorBody(self.detail.message) if is_ollama else ErrorBody(self.detail))
+
+    def messages_body(self) -> MessagesErrorBody:
+        """Return the error in Anthropic's form. Does not mutate."""
+        return messages_error(self.status, self.detail.type, self.detail.code, self.detail.message)
 
 
 def api_error_of(error: BaseException) -> ApiError:
@@ -121,7 +131,7 @@ def context_length_exceeded(error: RequestTooLargeError, param: str = "prompt") 
     message, words = str(error), "maximum context length"
     if words not in message:
         message = f"{message} (the {words} of this server)"
-    return ApiError(400, message, code="context_length_exceeded", param=param)
+    return ApiError(400, message, code=TOO_LONG, param=param)
 
 
 def unsupported(param: str, why: str) -> ApiError:
@@ -152,9 +162,10 @@ def repeated_header(name: str) -> ApiError:
     return ApiError(400, f"the request has the header {name} more than once", code="repeated_header")
 
 
-def unauthorized() -> ApiError:
+def unauthorized(path: str = "") -> ApiError:
     """Return the answer to a missing or a wrong key: the same for both."""
-    message = "no valid API key; send the header Authorization: Bearer KEY"
+    other = " or x-api-key: KEY" if is_messages_path(path) else ""
+    message = f"no valid API key; send the header Authorization: Bearer KEY{other}"
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, message, type=AUTHENTICATION, code="invalid_api_key", headers=headers)
 

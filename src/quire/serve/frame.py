@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.serve.context import RequestContext
 from quire.serve.errors import ApiError, api_error_of, method_not_allowed, not_found, unauthorized
 from quire.serve.hosts import require_single
+from quire.serve.messages_errors import is_messages_path
 from quire.serve.services import ServerServices
 from quire.serve.tenants import ANYBODY, Tenant
 
@@ -77,6 +78,8 @@ class Frame:
         scope.setdefault("state", {})["context"] = context
         origins = self._services.hosts.origins
         cors_headers = origins.headers(headers.get(b"origin", b""))
+        if is_messages_path(scope["path"]):
+            cors_headers = [*cors_headers, (b"request-id", context.request_id.encode())]
         answer = _Answer(send, context, self._services.clock.now, cors_headers)
         calls, traces = self._services.calls, self._services.traces
         calls.note_call(1)
@@ -86,7 +89,7 @@ class Frame:
                 self._services.hosts.check(headers)
                 preflight = origins.preflight(scope["method"], headers)
                 if preflight is None:
-                    context.tenant = self._tenant(scope["path"], headers.get(b"authorization", b""))
+                    context.tenant = self._tenant(scope["path"], headers)
             except ApiError as refusal:
                 await make_response(refusal, scope["path"])(scope, receive, answer.send)
             else:
@@ -124,15 +127,14 @@ class Frame:
             parent_id=traceparent[36:52] if given.startswith(traceparent.encode()) else "",
         )
 
-    def _tenant(self, path: str, authorization: bytes) -> Tenant:
+    def _tenant(self, path: str, headers: dict[bytes, bytes]) -> Tenant:
         """Return the tenant of a request; raises `ApiError` without a valid key."""
         tenants = self._services.tenants
         if not tenants.has_keys or path in self._open_paths:
             return ANYBODY
-        scheme, _, key = authorization.partition(b" ")
-        tenant = tenants.find(key.strip() if scheme.lower() == b"bearer" else b"")
+        tenant = tenants.find(_key_of(path, headers))
         if tenant is None:
-            raise unauthorized()
+            raise unauthorized(path)
         return tenant
 
     def _fields(self, scope: Scope, answer: _Answer) -> dict[str, Any]:
@@ -201,6 +203,15 @@ def traceparent_of(header: bytes, draw: Draw, *, is_recorded: bool = False) -> s
     if match is None or (match[1] == b"00" and match[4]):
         return f"00-{draw(16).hex()}-{draw(8).hex()}-{is_recorded:02x}"
     return header[:55].decode()  # later versions may append fields that we do not know
+
+
+def _key_of(path: str, headers: dict[bytes, bytes]) -> bytes:
+    """Return the key of a request, which may be empty. `authorization` decides if it is present."""
+    authorization = headers.get(b"authorization")
+    if authorization is None:
+        return headers.get(b"x-api-key", b"").strip() if is_messages_path(path) else b""
+    scheme, _, key = authorization.partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
 
 
 def make_response(error: ApiError, path: str) -> Response:

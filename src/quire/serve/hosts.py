@@ -22,7 +22,7 @@ from quire.serve.host_names import ANY, allowed_name, is_loopback, name_of
 if TYPE_CHECKING:
     from quire.serve.config import ServerConfig
 
-DECISIVE: Final = (b"host", b"origin", b"authorization")
+DECISIVE: Final = (b"host", b"origin", b"authorization", b"x-api-key")
 """Headers that decide access. Given two, a proxy and a server might each believe a different one."""
 
 

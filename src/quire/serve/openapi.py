@@ -15,6 +15,7 @@ import msgspec
 import quire
 from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.errors import ErrorBody, OllamaErrorBody
+from quire.serve.messages_errors import MESSAGES_PATH, MessagesErrorBody
 from quire.serve.schemas.adapters import AdapterAnswer, LoadAdapterRequest, UnloadAdapterRequest
 from quire.serve.schemas.cache import CacheExportRequest, CacheImportAnswer, CacheWarmAnswer, CacheWarmRequest
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
@@ -30,6 +31,8 @@ from quire.serve.schemas.embeddings import (
 )
 from quire.serve.schemas.fields import IGNORED, REFUSED
 from quire.serve.schemas.llama_server import LlamaCompletion, LlamaCompletionRequest, LlamaInfillRequest, LlamaProps
+from quire.serve.schemas.message_forms import message_list, system_prompt, tool_list
+from quire.serve.schemas.messages import CountTokensRequest, MessageAnswer, MessagesRequest, TokensCounted
 from quire.serve.schemas.ollama import (
     ListedModels,
     LoadedModels,
@@ -79,6 +82,8 @@ REQUESTS: Final = (
     CompletionRequest,
     ChatRequest,
     ResponseRequest,
+    CountTokensRequest,
+    MessagesRequest,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
@@ -103,6 +108,8 @@ ANSWERS: Final = (
     ChatCompletion,
     ChatCompletionChunk,
     ResponseAnswer,
+    MessageAnswer,
+    TokensCounted,
     OllamaChatAnswer,
     OllamaGenerateAnswer,
     ListedModels,
@@ -119,6 +126,7 @@ ANSWERS: Final = (
     ModelCard,
     ModelList,
     ErrorBody,
+    MessagesErrorBody,
     OllamaErrorBody,
 )
 OPEN: Final = {
@@ -157,12 +165,15 @@ def openapi_document() -> bytes:
             "info": {
                 "title": "quire",
                 "version": quire.__version__,
-                "description": "The APIs of quire that are compatible with OpenAI and Ollama, and its extensions.",
+                "description": "APIs that are compatible with OpenAI, Anthropic and Ollama, and quire's extensions.",
             },
             "paths": _paths(),
             "components": {
                 "schemas": _schemas(),
-                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+                "securitySchemes": {
+                    "key": {"type": "http", "scheme": "bearer"},
+                    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                },
             },
             "security": [{}, {"key": []}],
         }
@@ -195,6 +206,9 @@ def _schemas() -> Schema:
     found["ResponseRequest"]["properties"]["input"] = {"anyOf": [{"type": "string"}, items]}
     found["ChatRequest"]["properties"] |= {"tools": chat_tools(), "tool_choice": tool_choice("function")}
     found["ResponseRequest"]["properties"] |= {"tools": response_tools(), "tool_choice": tool_choice()}
+    for kind in (CountTokensRequest, MessagesRequest):
+        forms = {"messages": message_list(), "system": system_prompt(), "tools": tool_list()}
+        found[kind.__name__]["properties"] |= forms
     return found
 
 
@@ -276,7 +290,7 @@ def _paths() -> Schema:
         paths[path] = _get(summary, {"application/json": {"schema": {"type": "object"}}})
         paths[path]["get"]["security"] = []
     paths["/ping"]["post"] = paths["/ping"]["get"]
-    return paths | _ollama_paths()
+    return paths | _messages_paths() | _ollama_paths()
 
 
 def _cache_paths() -> Schema:
@@ -311,10 +325,24 @@ def _ollama_paths() -> Schema:
         "/api/ps": _get("List the loaded models (Ollama).", _json(LoadedModels)),
         "/api/version": _get("The version of Ollama's interface.", _json(OllamaVersion)),
     }
+    return _with_errors(paths, OllamaErrorBody)
+
+
+def _messages_paths() -> Schema:
+    """Return the paths of Anthropic's API."""
+    count = _post("Count the tokens of a conversation (Anthropic).", CountTokensRequest, TokensCounted)
+    answer = _post("Answer a conversation (Anthropic).", MessagesRequest, MessageAnswer, _event(JSON_TEXT))
+    for path in (answer, count):
+        path["post"]["security"] = [{}, {"key": []}, {"x-api-key": []}]
+    return _with_errors({MESSAGES_PATH: answer, f"{MESSAGES_PATH}/count_tokens": count}, MessagesErrorBody)
+
+
+def _with_errors(paths: Schema, kind: type) -> Schema:
+    """Return paths whose errors have another form. Mutates them."""
     for path in paths.values():
         for operation in path.values():
             for status in ("4XX", "5XX"):
-                operation["responses"][status]["content"] = _json(OllamaErrorBody)
+                operation["responses"][status]["content"] = _json(kind)
     return paths
 
 

@@ -16,6 +16,7 @@ from quire.serve.endpoints.completions import completions
 from quire.serve.endpoints.embeddings import cohere_embed, embeddings
 from quire.serve.endpoints.live import live
 from quire.serve.endpoints.llama_server import LLAMA_SERVER_ROUTES
+from quire.serve.endpoints.messages import MESSAGES_ROUTES
 from quire.serve.endpoints.ollama import OLLAMA_ROUTES
 from quire.serve.endpoints.operator import operator_command, restart_engines
 from quire.serve.endpoints.responses import responses
@@ -45,6 +46,7 @@ ROUTES: Final = (
     Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
     *CACHE_ROUTES,
     *SCORE_ROUTES,
+    *MESSAGES_ROUTES,
     *OLLAMA_ROUTES,
     *LLAMA_SERVER_ROUTES,
     Route("/live", live, methods=["GET"]),

@@ -9,6 +9,7 @@ from typing import Final, TypeVar, cast
 
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
+from quire.core.validate import longest
 from quire.engine.text.chat_template import validate_messages, validate_tools
 from quire.engine.text.prompts import ChatOptions, Message, Prompt
 from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN, Tokenizer
@@ -82,12 +83,14 @@ async def _ready_conversation(
     """
     form, sampling = request.form, request.sampling
     is_plain = form is None or not (form.tools or form.teller or sampling.grammar)
-    if is_plain and request.truncation is None:
+    if is_plain and request.truncation is None and not request.cuts_output:
         return ReadyPrompt(messages, sampling)
     ids = await conversation_ids(services, context, messages, request.chat or ChatOptions(), form)
     ids = truncated(ids, request, services)
     if form is not None:
         sampling = replace(sampling, grammar=form.grammar(sampling.grammar, form.thinking(ids)))
+    if request.cuts_output and len(ids) + (sampling.max_tokens or 0) > longest(services.model.limits):
+        sampling = replace(sampling, max_tokens=None)  # as many as fit, which are fewer
     return ReadyPrompt(ids, sampling)
 
 

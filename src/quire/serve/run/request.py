@@ -31,7 +31,8 @@ class GenerationRequest:
     `num_sequences` and `num_tokens` are for the gate; prompt tokens are estimated. `names` are the client's names for
     fields of the engine. `form` is the answers' form; None: plain text. With `prompts_only`, generated texts are not
     shown and their tokens are not counted. `stream_usage`: whether a stream reports usage at its end, and whether in
-    every chunk. With `pooling`, each prompt becomes a vector.
+    every chunk. With `pooling`, each prompt becomes a vector. With `cuts_output`, `max_tokens` may be more than the
+    context has left, where the text then ends; otherwise such a call is refused.
     """
 
     prompts: Sequence[Prompt]
@@ -48,6 +49,7 @@ class GenerationRequest:
     prompts_only: bool = False
     stream_usage: tuple[bool, bool] = (False, False)
     pooling: Pooling | None = None
+    cuts_output: bool = False
 
 
 class RefusedPrompt(Exception):

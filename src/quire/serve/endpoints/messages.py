@@ -1,0 +1,43 @@
+"""Anthropic's API: POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.serve.endpoints.line import answer_text, fields_of, require_ready, until_loaded
+from quire.serve.messages_errors import MESSAGES_PATH
+from quire.serve.render.answer import json_answer
+from quire.serve.render.messages import MessageReply
+from quire.serve.run.prompts import conversation_ids
+from quire.serve.schemas.messages import CountTokensRequest, MessagesRequest, TokensCounted
+from quire.serve.sse import EventStream, unless_gone
+from quire.serve.translate.messages import conversation_of, messages_request
+
+
+async def messages(request: Request) -> Response | EventStream:
+    """Answer a conversation."""
+    return await answer_text(request, MessagesRequest, messages_request, MessageReply)
+
+
+async def count_tokens(request: Request) -> Response:
+    """Answer with the number of tokens that a conversation has as a prompt."""
+    require_ready(request)
+    fields, services = await fields_of(request, CountTokensRequest)
+
+    async def work() -> Response:
+        await until_loaded(request, services)
+        asked = conversation_of(fields, services)
+        ids = await conversation_ids(services, request.state.context, asked.messages, asked.options, asked.form)
+        return json_answer(TokensCounted(len(ids)))
+
+    return await unless_gone(request, work, services.config)
+
+
+MESSAGES_ROUTES: Final = (
+    Route(MESSAGES_PATH, messages, methods=["POST"]),
+    Route(f"{MESSAGES_PATH}/count_tokens", count_tokens, methods=["POST"]),
+)

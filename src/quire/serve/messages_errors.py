@@ -1,0 +1,49 @@
+"""Errors in the form of Anthropic's interface: the paths that have it, and the types of errors there."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+MESSAGES_PATH: Final = "/v1/messages"
+TOO_LONG: Final = "context_length_exceeded"
+BY_STATUS: Final = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+SAME: Final = frozenset(
+    {"authentication_error", "invalid_request_error", "not_found_error", "permission_error", "rate_limit_error"}
+)
+"""The types with the same name in OpenAI's form."""
+
+
+class MessagesErrorDetail(msgspec.Struct, frozen=True):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The body of an error answer, and the data of the event that ends a failed stream."""
+
+    error: MessagesErrorDetail
+
+
+def is_messages_path(path: str) -> bool:
+    """Return whether a path belongs to Anthropic's interface.
+
+    >>> is_messages_path("/v1/messages"), is_messages_path("/v1/messages/batches"), is_messages_path("/v1/messages2")
+    (True, True, False)
+    """
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def messages_error(status: int, type: str, code: str | None, message: str) -> MessagesErrorBody:
+    """Return the body of an error with this status, type and code in OpenAI's form. Does not mutate.
+
+    >>> messages_error(500, "server_error", None, "oh").error.type
+    'api_error'
+    """
+    own_type = BY_STATUS.get(status, type if type in SAME else "api_error")
+    # Programs look for these words, and then shorten the conversation.
+    start = "prompt is too long: " if code == TOO_LONG else ""
+    return MessagesErrorBody(MessagesErrorDetail(own_type, start + message))
