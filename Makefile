@@ -87,7 +87,7 @@ test-transformers: $(VENV)/.installed-dev $(SMOLLM2) $(GPU)/.installed  ## Compa
 	@PYTHONPATH=$$($(GPU)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 		$(PYTEST) -m transformers $$(grep -rl mark.transformers tests | sort -r) --junitxml=$(REPORTS)/transformers.xml $(PYTEST_ARGS)
 
-test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI and Ollama
+test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI, Anthropic and Ollama
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
 		$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients -q tests/clients $(PYTEST_ARGS)
 

@@ -1,7 +1,7 @@
 """A server of the built-in model, as a process of its own, for clients that know nothing of quire.
 
 These tests run in an environment that has the clients and not quire (`make test-clients`): what they prove is that
-programs made for OpenAI's service and for Ollama work unchanged.
+programs made for the services of OpenAI and Anthropic and for Ollama work unchanged.
 """
 
 from __future__ import annotations
