@@ -370,6 +370,22 @@ def test_reasoning_that_does_not_end_is_reasoning(thinker: RunningServer) -> Non
     assert "reasoning_content" not in plain["message"]
 
 
+@pytest.mark.parametrize(
+    ("begun", "kind"),
+    [("<think>Why", "reasoning_content"), ("<think>Why?</think>So", "content"), ("So <", "content")],
+)
+def test_what_continues_a_message_is_reasoning_if_the_message_ends_within_it(
+    thinker: RunningServer, begun: str, kind: str
+) -> None:
+    bias = {token_id(thinker, "</think>"): -100}
+    messages = [*MESSAGES, {"role": "assistant", "content": begun}]
+    fields: Any = {"tools": None, "max_tokens": 8, "seed": 5, "logit_bias": bias, "messages": messages}
+    [whole] = chat(thinker, continue_final_message=True, **fields).value["choices"]
+    assert {name for name in ("content", "reasoning_content") if whole["message"].get(name)} == {kind}
+    [streamed] = added_up(chat(thinker, stream=True, continue_final_message=True, **fields).events)
+    assert streamed == told(whole)
+
+
 def test_calls_come_after_the_reasoning(thinker: RunningServer) -> None:
     fields: Any = {"tool_choice": "required", "parallel_tool_calls": False}
     fields["logit_bias"] = {token_id(thinker, "</think>"): 5}

@@ -256,11 +256,13 @@ def test_reasoning_may_be_cut_anywhere(data: st.DataObject, text: str, thinking:
 
 def expected_reasoning(text: str, thinking: Thinking) -> ReadAnswer:
     """The same by regular expressions, over the whole text."""
-    begin = {Thinking.NO: "(?!)", Thinking.PERHAPS: r"\s*<think>", Thinking.YES: ""}[thinking]
+    begin = {Thinking.NO: "(?!)", Thinking.PERHAPS: r"\s*<think>"}.get(thinking, "")
     match = re.fullmatch(rf"{begin}(.*?)(?:</think>(.*))?", text, re.DOTALL)
     if match is None:
         return ReadAnswer(text=text or None)
-    thought, answer = match[1].strip(" \t\r\n"), (match[2] or "").lstrip(" \t\r\n")
+    thought, answer = match[1].rstrip(" \t\r\n"), (match[2] or "").lstrip(" \t\r\n")
+    if thinking is not Thinking.WITHIN:
+        thought = thought.lstrip(" \t\r\n")
     return ReadAnswer(reasoning=thought or None, text=answer or None)
 
 

@@ -39,6 +39,8 @@ class AnswerForm:
     tokenizer: Tokenizer
     teller: ToolFormat | None = None
     """The format in which the template expects a conversation, whether or not the answer can have tool calls."""
+    begun: str = ""
+    """The text of the message that the answers continue."""
 
     @property
     def shown_token_ids(self) -> frozenset[int]:
@@ -51,6 +53,8 @@ class AnswerForm:
         """Return whether answers to a prompt begin with reasoning. Does not mutate."""
         if self.reasoning is None:
             return Thinking.NO
+        if self.begun.strip():
+            return self.reasoning.within(self.begun)
         last = prompt_token_ids[-NUM_LAST_TOKENS:]
         return self.reasoning.after(self.tokenizer.decode(last, skip_special_tokens=False))
 

@@ -3,6 +3,7 @@
     prompt ends with "<think>"      the model thinks first, and only the end is marked
     prompt ends with "</think>"     the model does not think, for example because of enable_thinking false
     otherwise                       the model thinks if its answer begins with "<think>"
+    the text continues a message    it is still reasoning if the message has no end mark after the begin mark
 
 The end of a prompt shows which case holds, so templates need not be understood. Space around the marks belongs to
 neither part. A text that ends before its end mark is all reasoning.
@@ -68,6 +69,14 @@ class MarkedReasoning:
             return Thinking.YES
         return Thinking.NO if last.endswith(self.end) else Thinking.PERHAPS
 
+    def within(self, begun: str) -> Thinking:
+        """Return whether a text that continues a message is reasoning at first. Does not mutate.
+
+        >>> [THINK.within(begun).value for begun in ("<think>Why", "<think>Why?</think>So", "So")]
+        ['within', 'no', 'no']
+        """
+        return Thinking.WITHIN if begun.rfind(self.begin) > begun.rfind(self.end) else Thinking.NO
+
     def rules(self, thinking: Thinking, mark: Mark) -> tuple[str, str]:
         """Return the part of a grammar's `start` before the answer, and the rules for it. Does not mutate."""
         if thinking is Thinking.NO:
@@ -77,9 +86,10 @@ class MarkedReasoning:
             body = [f"thought[lazy]: /(.|\\n)*{pattern(self.end)}/"]
         else:
             body = [f"thought: THOUGHT? {end}", r"THOUGHT: /(.|\n)+/"]
-        begin = "" if thinking is Thinking.YES else f"{mark(self.begin)} "
+        is_perhaps = thinking is Thinking.PERHAPS
+        begin = f"{mark(self.begin)} " if is_perhaps else ""
         rules = [f"think: {begin}thought SPACE", *body, r"SPACE: /[ \n]{0,4}/"]
-        return ("think " if thinking is Thinking.YES else "think? "), "\n".join(rules)
+        return ("think? " if is_perhaps else "think "), "\n".join(rules)
 
     def answer(self, answer: str, mark: Mark) -> str:
         """Return the rule of an answer, which may have marks around it if they are tokens. Does not mutate."""
@@ -131,6 +141,7 @@ class ThinkSplitter:
             Thinking.NO: self._answer,
             Thinking.PERHAPS: self._before,
             Thinking.YES: self._leading,
+            Thinking.WITHIN: self._within,
         }[thinking]
 
     def push(self, text: str) -> list[Event]:

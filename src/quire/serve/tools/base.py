@@ -100,6 +100,8 @@ class Thinking(Enum):
     NO = "no"
     PERHAPS = "perhaps"
     YES = "yes"
+    WITHIN = "within"
+    """The reasoning has begun in the message that the text continues."""
 
 
 class ReasoningFormat(Protocol):
@@ -121,6 +123,10 @@ class ReasoningFormat(Protocol):
 
     def after(self, prompt: str) -> Thinking:
         """Return whether a text begins with reasoning, by the end of its prompt. Does not mutate."""
+        ...
+
+    def within(self, begun: str) -> Thinking:
+        """Return whether a text that continues a message is reasoning at first. Does not mutate."""
         ...
 
     def rules(self, thinking: Thinking, mark: Mark) -> tuple[str, str]:

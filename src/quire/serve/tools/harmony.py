@@ -228,6 +228,10 @@ class HarmonyReasoning:
         """Return that a text may begin with reasoning: the headers of its messages show it."""
         return Thinking.PERHAPS
 
+    def within(self, begun: str) -> Thinking:
+        """Return the same: the template writes a message that is continued as a final one."""
+        return Thinking.PERHAPS
+
     def rules(self, thinking: Thinking, mark: Mark) -> tuple[str, str]:
         """Return the part of a grammar's `start` before the answer, and the rules of a message. Does not mutate."""
         end = mark(END)

@@ -7,7 +7,7 @@ from quire.serve.errors import ApiError
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.chat import ChatRequest
 from quire.serve.services import Services
-from quire.serve.translate.conversation import chat_options, require_plain_messages, with_ending
+from quire.serve.translate.conversation import begun_by, chat_options, require_plain_messages, with_ending
 from quire.serve.translate.grammar import held_to
 from quire.serve.translate.sampling import (
     include_usage,
@@ -43,6 +43,8 @@ def chat_request(fields: ChatRequest, services: Services) -> GenerationRequest:
         tools=choice.shown,
     )
     options = with_ending(options, fields.add_generation_prompt, fields.continue_final_message)
+    if options.continue_final_message:
+        form = begun_by(form, fields.messages)
     require_few_choices(1, sampling, services)
     names = {
         "prompt": "messages",

@@ -9,6 +9,7 @@ from typing import Any, Final
 from quire.core.errors import InvalidRequestError
 from quire.engine.text.prompts import ChatOptions
 from quire.engine.text.tokenizer import Tokenizer
+from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import unsupported
 
 EFFORT: Final = "reasoning_effort"
@@ -62,6 +63,14 @@ def with_ending(
         add_generation_prompt=add_generation_prompt is not False and not continue_final_message,
         continue_final_message=bool(continue_final_message),
     )
+
+
+def begun_by(form: AnswerForm | None, messages: Sequence[Mapping[str, Any]]) -> AnswerForm | None:
+    """Return the form of answers that continue the last message. Does not mutate."""
+    content = messages[-1].get("content") if messages else None
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return None if form is None else replace(form, begun="".join(text for text in texts if isinstance(text, str)))
 
 
 def require_plain_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from quire.serve.errors import unsupported
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.messages import MessagesRequest, OutputWanted
 from quire.serve.services import Services
-from quire.serve.translate.conversation import EFFORT, SWITCHES, chat_options, with_ending
+from quire.serve.translate.conversation import EFFORT, SWITCHES, begun_by, chat_options, with_ending
 from quire.serve.translate.grammar import Held, held_to_schema
 from quire.serve.translate.message_blocks import Message, message_tools, messages_of
 from quire.serve.translate.sampling import require_few_choices, sampling_of
@@ -67,7 +67,9 @@ def conversation_of(fields: MessagesRequest, services: Services) -> Conversation
     messages, form = messages_of(fields), answer_form(services.config, tokenizer, choice)
     options = chat_options(tokenizer, _variables(fields, tokenizer), tools=choice.shown)
     continues = fields.messages[-1]["role"] == "assistant"  # without being asked, as in Anthropic's API
-    return Conversation(messages, with_ending(options, None, continues), form)
+    return Conversation(
+        messages, with_ending(options, None, continues), begun_by(form, messages) if continues else form
+    )
 
 
 def _held(wanted: OutputWanted | None) -> Held:

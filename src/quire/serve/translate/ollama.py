@@ -35,7 +35,7 @@ from quire.serve.schemas.ollama import (
 )
 from quire.serve.services import Services
 from quire.serve.translate.chat import num_logprobs
-from quire.serve.translate.conversation import SWITCHES, chat_options, with_ending
+from quire.serve.translate.conversation import SWITCHES, begun_by, chat_options, with_ending
 from quire.serve.translate.grammar import Held, held_to_schema
 from quire.serve.translate.infill import ended_by, required_infill
 from quire.serve.translate.ollama_messages import messages_of
@@ -110,6 +110,8 @@ def _conversation(
     chat = chat_options(services.model.tokenizer, variables, effort=effort, effort_field="think", tools=choice.shown)
     continues = bool(messages) and messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls")
     chat = with_ending(chat, None, continues)  # as Ollama does, without being asked
+    if continues:
+        form = begun_by(form, messages)
     return _request(fields, services, messages, place, chat=chat, form=form)
 
 
