@@ -83,9 +83,8 @@ class GgufWriting:
             self.tensors = fused(self.tensors)
         self.num_layers = int(self.config.get("num_hidden_layers") or self.config["n_layer"])
         # Layers that predict further tokens, which files of GLM-4.5 have.
-        self.num_further = (
-            max(int(name.split(".")[2]) + 1 for name in self.tensors if ".layers." in name) - self.num_layers
-        )
+        layers = [int(name.split(".")[2]) for name in self.tensors if ".layers." in name]
+        self.num_further = max(layers, default=self.num_layers - 1) + 1 - self.num_layers
         self.names = gguf.get_tensor_name_map(self.architecture, self.num_layers + self.num_further)
 
     def settings(self) -> None:
