@@ -15,7 +15,7 @@ import pytest
 
 from quire.core.errors import CheckpointError, InvalidRequestError, QuireError
 from quire.engine.text.chat_template import ChatTemplate, validate_messages
-from quire.engine.text.template_meter import MAX_STEPS, Meter
+from quire.engine.text.template_meter import CALL_STEPS, MAX_STEPS, Meter
 from quire.engine.text.template_sandbox import MAX_NODES, MAX_SOURCE_CHARACTERS
 
 USER = {"role": "user", "content": "Hi"}
@@ -232,3 +232,10 @@ def test_whatever_a_template_calls_takes_little_memory() -> None:
     command = [sys.executable, "-m", "support.template_trials"]
     trials = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=300, check=False)
     assert (trials.returncode, trials.stdout.strip(), trials.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("call", ["x.strip()", "x | trim", "x | replace('a', 'b')", "x | tojson", "range(1)"])
+def test_each_call_is_charged_however_short_its_text_is(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Meter, "left", 20 * CALL_STEPS)
+    with pytest.raises(InvalidRequestError, match="steps"):
+        rendered("{% set x = 'a' %}" + f"{{% set y = {call} %}}" * 21)

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.text import template_sandbox
+from quire.engine.text.client_text import ClientText
 from quire.engine.text.template_meter import Meter
 
 NUM_STEPS = 100_000  # 0.8 million characters
 MORE_BYTES = 48 << 20
 TEXT = "ab\u2028\0<% {}" * 12_000
-LISTS = [[TEXT] * 4096, [[7**1400] * 60_000]]
+LISTS = [[ClientText(TEXT)] * 4096, [[7**1400] * 60_000]]
 VALUES: list[Any] = [
-    *(TEXT, "\n" * 100_000, "%999999999d", "{:999999999}"),
+    *(ClientText(TEXT), "\n" * 100_000, "%999999999d", "{:999999999}"),
     *(7**1400, 1.5, LISTS[0], LISTS[1], tuple(LISTS[0][:60]), {"a": LISTS[0], TEXT: 1}, range(100_000)),
 ]
 OPTIONS: list[Any] = [TEXT, "", 10**9, -(10**9), 3, LISTS[0], {"a": TEXT}]

@@ -16,6 +16,7 @@ Rejected: rendering twice, with harmless text the second time: a template that l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinMethodType, MethodType
 from typing import Any, Final, SupportsIndex
@@ -165,7 +166,9 @@ class ClientText(_TextMethods):
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the characters, each with its owner."""
-        return (self[index] for index in range(len(self)))
+        if not self.owners:
+            return map(ClientText, str.__iter__(self))
+        return map(owned, str.__iter__(self), self.owners)
 
 
 class ClientMarkup(Markup):
@@ -237,8 +240,12 @@ def filled(form: str, fill: Callable[..., str], values: tuple[Any, ...], named: 
     if not any(map(_may_be_clients, (*values, *named.values()))):
         return text
     trial = plain(fill(*map(_placeholders, values), **{name: _placeholders(value) for name, value in named.items()}))
-    same = len(trial) == len(text) and all(t in (c, _PLACEHOLDER) for c, t in zip(text, trial, strict=True))
-    return owned(text, "".join([CLIENT if char == _PLACEHOLDER else TEMPLATE for char in trial]) if same else "")
+    owners, is_same = [], len(trial) == len(text)
+    for run in re.finditer(f"{_PLACEHOLDER}+|[^{_PLACEHOLDER}]+", trial):
+        is_clients = run[0][0] == _PLACEHOLDER
+        owners.append((CLIENT if is_clients else TEMPLATE) * len(run[0]))
+        is_same = is_same and (is_clients or run[0] == text[slice(*run.span())])
+    return owned(text, "".join(owners) if is_same else "")
 
 
 def made_of(result: Any, inputs: Iterable[Any]) -> Any:
@@ -279,8 +286,9 @@ def _is_opaque(value: Any) -> bool:
 
 def _placeholders(value: Any) -> Any:
     if isinstance(value, Client):
-        owners = zip(plain(value), owners_of(value), strict=True)
-        return "".join([_PLACEHOLDER if owner == CLIENT else char for char, owner in owners])
+        own, owners = plain(value), owners_of(value)
+        runs = re.finditer(f"{CLIENT}+|{TEMPLATE}+", owners)
+        return "".join([_PLACEHOLDER * len(run[0]) if run[0][0] == CLIENT else own[slice(*run.span())] for run in runs])
     if isinstance(value, dict):
         return {key: _placeholders(item) for key, item in value.items()}
     return type(value)(map(_placeholders, value)) if isinstance(value, list | tuple) else value

@@ -24,6 +24,7 @@ from quire.engine.text.client_text import (
     plain,
 )
 from quire.engine.text.template_meter import (
+    CALL_STEPS,
     CHARACTERS_PER_STEP,
     LIST_FILTERS,
     NUMBER_FILTERS,
@@ -62,8 +63,9 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     @jinja2.pass_context
     def charged(context: Meter, value: Any, *args: Any, **kwargs: Any) -> Any:
         if name in _SHORT_FILTERS and value.__class__ is str and not args and not kwargs and value.isascii():
-            context.charge(len(value) // CHARACTERS_PER_STEP)
+            context.charge(CALL_STEPS + len(value) // CHARACTERS_PER_STEP)
             return function(value)
+        context.charge(CALL_STEPS)
         if name in TEXT_FILTERS:
             value = value if isinstance(value, str) else context.text(value)
         if name in _TEXT_OPTIONS:
@@ -123,6 +125,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> Any:
+    context.charge(CALL_STEPS)
     # Jinja's own filter escapes "<" for HTML; models were trained on the plain character.
     context.weigh_text(value, encode_basestring_ascii if ensure_ascii else encode_basestring)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -166,7 +166,10 @@ class Meter(jinja2.runtime.Context):
     def concat(self, pieces: list[str]) -> str:
         """Return the concatenation of pieces of text."""
         self.charge(sum(map(len, pieces)) // CHARACTERS_PER_STEP)
-        return joined("", pieces)
+        text = joined("", pieces)
+        if text.__class__ is not str:  # to keep owners takes time, too
+            self.charge(CALL_STEPS)
+        return text
 
     def str_join(self, values: tuple[Any, ...]) -> str:
         """Return the concatenation of the texts of values."""

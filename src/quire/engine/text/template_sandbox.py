@@ -5,7 +5,7 @@ does not stop it from looping for hours or from building a text of gigabytes. So
 and every operation is charged:
 
     an iteration, a call of a macro         the nodes of its body, counted when the template is compiled
-    ~ + * % filters, methods, slices        the sizes of their inputs and outputs
+    ~ + * % filters, methods, slices        the sizes of their inputs and outputs; a call also a constant
     == in [key]                             the size of the compared value, unless one side is a constant
     the text of a list or object            the size of the text
     a literal list or object                the size of all its contents, at every depth
@@ -242,6 +242,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             kwargs.pop("_block_vars", None)
         method = getattr(__function, "__wrapped__", __function)
         subject = getattr(method, "__self__", None)
+        __context.charge(CALL_STEPS)
         if isinstance(subject, (str, list, tuple, dict)):
             options = [*args, *kwargs.values()]
             __context.method(subject, method.__name__, options)
@@ -254,7 +255,6 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             else:
                 result = __function(*args, **kwargs)
             return __context.read(result)
-        __context.charge(CALL_STEPS)
         if isinstance(__function, jinja2.runtime.Macro):
             if __function.catch_varargs or __function.catch_kwargs:
                 __context.weigh([*args, *kwargs.values()])
