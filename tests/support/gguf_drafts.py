@@ -129,8 +129,9 @@ def _write_value(pair: Pair, number: Callable[[str, Any], None], text: Callable[
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2"),
     *("smollm3", "olmo2", "granite", "chatglm", "glm4", "command-r", "cohere2", "starcoder2", "stablelm"),
-    *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2"),
+    *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2", "olmoe", "granitemoe", "glm4moe"),
 )
+WITH_EXPERTS = ("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen3moe")
 LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")
 WITH_BIASES = ("gptneox", "gpt-oss", "phi2")
 RANK, PLAIN = 16, 4  # of latents; what rotates and values have RANK numbers too
@@ -192,7 +193,7 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs.append(pair("attention.sliding_window_pattern", ARRAY, [draw.random() < 0.5], items))
     if name in ("command-r", "cohere2"):
         pairs.append(pair("logit_scale", F32, 0.25))
-    if name == "granite":
+    if name in ("granite", "granitemoe"):
         pairs += [pair("attention.scale", F32, 0.5), pair("residual_scale", F32, 0.2), pair("logit_scale", F32, 8.0)]
     if name in ("chatglm", "glm4", "gptneox", "phi2", "stablelm"):
         pairs.append(pair("rope.dimension_count", U32, 2))
@@ -200,9 +201,8 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs.append(pair("rope.dimension_sections", ARRAY, [1], U32))
     if name == "gemma2":
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
-    if name in ("deepseek2", "gpt-oss", "qwen3moe"):
-        pairs += [pair("expert_count", U32, 3), pair("expert_used_count", U32, 2)]
-        pairs.append(pair("expert_feed_forward_length", U32, FEED))
+    if name in WITH_EXPERTS:
+        pairs += [pair(*each) for each in _expert_settings(draw, name)]
     if draw.random() < 0.3:
         pairs.append(pair("rope.scaling.type", STRING, draw.choice([b"none", b"linear", b"yarn"])))
         pairs.append(pair("rope.scaling.factor", F32, 4.0))
@@ -212,6 +212,22 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
     if draw.random() < 0.1:
         pairs.append(Pair(b"general.alignment", U32, 32))
     return pairs
+
+
+def _expert_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int, Any]]:
+    """Yield the settings of a family with experts, sometimes one that is refused."""
+    yield "expert_count", U32, 3
+    yield "expert_used_count", U32, 2
+    yield "expert_feed_forward_length", U32, FEED
+    if name == "granitemoe" and draw.random() < 0.2:
+        yield "rope.scaling.finetuned", BOOL, draw.random() < 0.5
+    for refused, key in (("granitemoe", "expert_shared_feed_forward_length"), ("olmoe", "attention.clamp_kqv")):
+        if name == refused and draw.random() < 0.1:
+            yield key, U32, 8
+    if name == "glm4moe":
+        yield "expert_gating_func", U32, draw.choice([2, 2, 2, 1])
+        yield "expert_shared_count", U32, 1
+        yield "rope.dimension_count", U32, 2
 
 
 def _latent_sizes(draw: random.Random) -> dict[str, int]:
@@ -227,9 +243,9 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the tensors of a model: their names and dimensions, fastest first."""
     yield "token_embd.weight", [SIZE, len(VOCABULARY)]
     norms = ["output_norm"] if name == "olmo2" else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
-    if name in ("command-r", "cohere2", "falcon", "gpt-oss", "phi2"):
+    if name in ("command-r", "cohere2", "falcon", "glm4moe", "gpt-oss", "phi2"):
         norms.remove("blk.0.ffn_norm")
-    if name == "gpt-oss":
+    if name in ("glm4moe", "gpt-oss"):
         norms.append("blk.0.post_attention_norm")
     if name in ("gemma2", "gemma3", "glm4", "olmo2"):
         norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]
@@ -258,7 +274,7 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
     if name in ("qwen3", "qwen3moe", "gemma3"):
         yield "blk.0.attn_q_norm.weight", [SIZE // HEADS]
         yield "blk.0.attn_k_norm.weight", [SIZE // HEADS]
-    if name == "olmo2":
+    if name in ("olmo2", "olmoe"):
         yield "blk.0.attn_q_norm.weight", [SIZE]
         yield "blk.0.attn_k_norm.weight", [SIZE]
     if name == "deepseek2":
@@ -286,14 +302,16 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
-    if name in ("deepseek2", "gpt-oss", "qwen3moe"):
+    if name in WITH_EXPERTS:
         yield "blk.0.ffn_gate_inp.weight", [SIZE, 3]
         for part, dimensions in (("gate", [SIZE, FEED]), ("up", [SIZE, FEED]), ("down", [FEED, SIZE])):
             yield f"blk.0.ffn_{part}_exps.weight", [*dimensions, 3]
             if name == "gpt-oss":
                 yield f"blk.0.ffn_{part}_exps.bias", [dimensions[1], 3]
-            if name == "deepseek2":
+            if name in ("deepseek2", "glm4moe"):
                 yield f"blk.0.ffn_{part}_shexp.weight", dimensions
+        if name == "glm4moe":
+            yield "blk.0.exp_probs_b.bias", [3]
         if name == "gpt-oss":
             yield "blk.0.ffn_gate_inp.bias", [3]
         return

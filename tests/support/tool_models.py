@@ -72,17 +72,21 @@ SPECIAL = (
     "<|/tool_call|>",
     "<|tool|>",
     "<|/tool|>",
-    *HARMONY_MARKS,
-    *("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
 )
-ADDED = ("<tool_call>", "</tool_call>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+OF_SOME = (HARMONY_MARKS, ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"))
+"""Marks of families whose templates have the first: more tokens would change the random weights of all models."""
+
+ADDED = ("<tool_call>", "</tool_call>", "</think>")
+ADDED_TO_SOME = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
 def write_tool_model(folder: Path, template: str) -> Path:
-    """Write a tiny Qwen3 of random weights with this chat template; the marks of all formats are tokens."""
+    """Write a tiny Qwen3 of random weights with this chat template; the marks of its format are tokens."""
     tokenizer = byte_level()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in SPECIAL])
-    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ADDED])
+    special = [*SPECIAL, *(mark for marks in OF_SOME if marks[0] in template for mark in marks)]
+    added = [*ADDED, *(mark for mark in ADDED_TO_SOME if mark in template)]
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in special])
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in added])
     end = tokenizer.token_to_id("<|im_end|>")
     settings = {"vocab_size": tokenizer.get_vocab_size(), "eos_token_id": end, "max_position_embeddings": 2048}
     write_tiny_qwen3(folder, settings=settings)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.engine.outputs import CompletionDelta
@@ -45,13 +45,13 @@ Kind = Literal["thinking", "text", "tool_use"]
 
 @dataclass(slots=True)
 class Block:
-    """One block, as far as it has been generated. `text`: of any kind; the arguments of a call."""
+    """One block, as far as it has been generated. `texts`: the parts of its text, or of the arguments of a call."""
 
     kind: Kind
     index: int
     id: str = ""
     name: str = ""
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
 
 
 class MessageReply:
@@ -113,17 +113,18 @@ class MessageReply:
             if self._form is not None:
                 block.id = self._form.call_id(self._id, block.index)
         else:
-            block.text += event.text
+            block.texts.append(event.text)
         return block, is_new
 
     def _shown(self, block: Block) -> ContentBlock | None:
         """Return a block for the client; None for a call that is cut off. Does not mutate."""
+        text = "".join(block.texts)
         match block.kind:
             case "text":
-                return TextBlock(block.text)
+                return TextBlock(text)
             case "thinking":
-                return ThinkingBlock(block.text, self._id)
-        arguments = object_of(block.text)
+                return ThinkingBlock(text, self._id)
+        arguments = object_of(text)
         return None if arguments is None else ToolUseBlock(block.id, block.name, arguments)
 
     def _ending(self, output: CompletionDelta, counts: TokenCounts) -> tuple[StopReason, str | None]:
