@@ -46,7 +46,7 @@ def test_logits_are_those_of_peft(name: str, has_root_scale: bool, tmp_path: Pat
     # PEFT takes the names of an MLP for those of experts too, where there are any: these are parameters.
     parts = ADAPTED if spec.experts is None else ADAPTED & spec.layer_parts(spec.layers[0]).keys() - OF_MLPS
     modules = sorted({stem.rpartition(".")[2] for stem in adapted_stems(spec, parts)})
-    parameters = [] if spec.experts is None else ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    parameters = [] if spec.experts is None else ["experts.gate_up_proj", "experts.down_proj"]
     torch.manual_seed(5)
     config = peft.LoraConfig(
         **{"r": 6, "lora_alpha": 9, "target_modules": modules, "target_parameters": parameters or None},
