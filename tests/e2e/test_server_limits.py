@@ -22,11 +22,12 @@ from typing import Any
 import pytest
 
 from quire.core.clock import SystemClock
+from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.connections import OTHER_FILES, UNCOUNTED
 from quire.serve.loading.build import only_model
-from quire.serve.server import run_server
-from support.bare_server import FakeModel
+from quire.serve.server import Server, listen, run_server
+from support.bare_server import ROUTES, FakeModel
 
 QUIRE = (sys.executable, "-m", "quire", "serve")
 QUICK = ("guide", "--port", "0", "--kv-memory", "8MiB", "--num-threads", "1")
@@ -194,3 +195,23 @@ def test_a_server_seldom_looks_at_old_objects_for_garbage(monkeypatch: pytest.Mo
     [(num_frozen, found)] = seen
     assert num_frozen > 10_000
     assert math.prod(found) >= 1_000_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_order_from_the_line_on_that_says_that_it_listens(number: signal.Signals) -> None:
+    models = only_model(FakeModel(), ServerConfig(port=0), SystemClock())  # type: ignore[arg-type]
+
+    def announce(text: str) -> None:
+        if text.startswith("listening"):
+            os.kill(os.getpid(), number)
+
+    missed: list[int] = []
+    before = signal.signal(number, lambda received, _: missed.append(received))
+    try:
+        with closing(listen("127.0.0.1", 0)) as listener:
+            server = Server(models, make_app(models, ROUTES), announce)
+            asyncio.run(asyncio.wait_for(server.run(listener), 300))
+    finally:
+        signal.signal(number, before)
+    assert not missed
+    assert not server.was_forced

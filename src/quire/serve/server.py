@@ -113,22 +113,10 @@ class Server:
 
     async def run(self, listener: socket.socket) -> None:
         """Listen, load, and serve until `stop`; raises the error if the only model cannot be loaded or is lost."""
-        if self._models.loads_first:
-            first = self._models.first.model
-            self._announce(f"{first.report}{kv_memory_hint(first.config, first.report.plan)}")
-        if len(self._models.models) > 1 or self._models.broken:
-            self._announce(self._models.table())
-        address = address_of(listener, self._scheme)
-        self._announce(f"listening on {address}")
-        config = self._services.config
-        if not self._services.tenants.has_keys and not is_loopback(config.host):
-            logger.warning(
-                "anyone who can reach %s can use this server: --api-key requires a key, --allowed-host keeps out web "
-                "pages on other host names",
-                config.host,
-            )
-        tasks = [asyncio.create_task(self._load(address)), asyncio.create_task(self._tell())]
-        with self._signals():
+        with self._signals():  # from the line on that says that the server listens
+            address = address_of(listener, self._scheme)
+            self._introduce(address)
+            tasks = [asyncio.create_task(self._load(address)), asyncio.create_task(self._tell())]
             try:
                 await self._http.serve(sockets=[listener])
             finally:
@@ -138,6 +126,22 @@ class Server:
                 await self._models.close()
         if self._failure is not None:
             raise self._failure
+
+    def _introduce(self, address: str) -> None:
+        """Show the tables and the address; warn if anyone can use the server."""
+        if self._models.loads_first:
+            first = self._models.first.model
+            self._announce(f"{first.report}{kv_memory_hint(first.config, first.report.plan)}")
+        if len(self._models.models) > 1 or self._models.broken:
+            self._announce(self._models.table())
+        self._announce(f"listening on {address}")
+        config = self._services.config
+        if not self._services.tenants.has_keys and not is_loopback(config.host):
+            logger.warning(
+                "anyone who can reach %s can use this server: --api-key requires a key, --allowed-host keeps out web "
+                "pages on other host names",
+                config.host,
+            )
 
     def stop(self) -> None:
         """Drain, then end; on a second call, end now. Mutates."""
