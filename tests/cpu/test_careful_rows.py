@@ -21,6 +21,7 @@ PLAIN: list[dict[str, Any]] = [
     {"max_tokens": 3},
     {"n": 3},
     {"seed": 7},
+    {"penalty_window": 9},
 ]
 CAREFUL: list[dict[str, Any]] = [
     {"logprobs": 0},
@@ -71,7 +72,13 @@ AHEAD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", [*PLAIN, *CAREFUL, *AHEAD, {"bad_words_ids": ((3,), (1, 2))}], ids=str)
+WAITS: list[dict[str, Any]] = [
+    {"bad_words_ids": ((3,), (1, 2))},
+    {"presence_penalty": 0.5, "penalty_window": 9},
+]
+
+
+@pytest.mark.parametrize("settings", [*PLAIN, *CAREFUL, *AHEAD, *WAITS], ids=str)
 def test_steps_ahead_apply_rules_that_need_no_known_token(settings: dict[str, Any]) -> None:
     rows = CarefulRows(is_ahead=True)
     rows.apply(plan([start(4, settings)], []))

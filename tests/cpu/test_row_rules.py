@@ -71,15 +71,25 @@ def test_repetition_sees_prompt_and_output_the_others_the_output_only() -> None:
     assert mixed["seen"] == both["seen"]
 
 
-def test_a_text_that_grows_is_counted_as_if_it_were_new() -> None:
+def test_with_a_window_every_penalty_sees_the_last_tokens_of_prompt_and_output() -> None:
+    for wanted in ({"repetition_penalty": 1.2}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}):
+        seen = [rules_of([5, 6, 6, 7, 6], 3, penalty_window=size, **wanted)[0]["seen"] for size in range(1, 7)]
+        assert seen == [{6: 1}, {7: 1, 6: 1}, {6: 2, 7: 1}, {6: 3, 7: 1}, {5: 1, 6: 3, 7: 1}, {5: 1, 6: 3, 7: 1}]
+    found = rules_of([5, 6, 7], 2, [8, 8, 1], frequency_penalty=0.5, penalty_window=2)
+    assert [rules["seen"] for rules in found] == [{6: 1, 7: 1}, {7: 1, 8: 1}, {8: 2}, {8: 1, 1: 1}]
+
+
+@pytest.mark.parametrize("window", [0, 1, 7, 64, 150, 10_000])
+def test_a_text_that_grows_is_counted_as_if_it_were_new(window: int) -> None:
     chance = random.Random(4)
     text = array("i", [chance.randrange(200) for _ in range(100)])
-    start = RowStart(0, "r", text[:], 30, SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0), 99)
+    sampling = SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0, penalty_window=window)
+    start = RowStart(0, "r", text[:], 30, sampling, 99)
     rules = RowRules(start, EOS)
     for _ in range(60):
         (found,) = rules.at(text)
-        counts = Counter(text[30:])
-        expected = {token: counts[token] for token in text}
+        counts = Counter(text[-window:] if window else text[30:])
+        expected = {token: counts[token] for token in (text[-window:] if window else text)}
         assert dict(zip(found.seen.tolist(), found.counts.tolist(), strict=True)) == expected
         drafts = [chance.randrange(200) for _ in range(chance.randrange(4))]
         for index, guessed in enumerate(rules.at(text, drafts)):
@@ -160,12 +170,15 @@ def text_of(run: ReferenceRun, row: int, sampling: SamplingParams, count: int) -
     return [run.step(Work(row, 0, 40, 1)).tokens[0], *run.decode(row, 40, count - 1)]
 
 
+@pytest.mark.parametrize("window", [0, 6])
 @pytest.mark.parametrize("kind", [ReferenceRun, NativeRun])
-def test_the_text_is_the_same_with_drafts_and_from_any_known_tokens(folder: Path, kind: type[ReferenceRun]) -> None:
-    run = new_run(folder, kind)
-    text = text_of(run, 0, VARIED, 12)
+def test_the_text_is_the_same_with_drafts_and_from_any_known_tokens(
+    folder: Path, kind: type[ReferenceRun], window: int
+) -> None:
+    run, varied = new_run(folder, kind), replace(VARIED, penalty_window=window)
+    text = text_of(run, 0, varied, 12)
     assert text != text_of(run, 1, SamplingParams(temperature=1.3, seed=3), 12)
-    run.driver.open(2, PROMPT, VARIED)
+    run.driver.open(2, PROMPT, varied)
     assert run.step(Work(2, 0, 40, 1)).tokens.tolist() == text[:1]
     wrong = (text[3] + 1) % 128
     assert run.step(Work(2, 40, 4, 1, drafts=[*text[1:3], wrong])).tokens.tolist() == text[1:4]
@@ -174,15 +187,17 @@ def test_the_text_is_the_same_with_drafts_and_from_any_known_tokens(folder: Path
     # As after a preemption: the row is taken anew with everything known, in chunks.
     for known in (1, 5, 11):
         row = 10 + known
-        start = RowStart(row, f"r{row}", array("i", PROMPT + text[:known]), 40, VARIED, 99)
+        start = RowStart(row, f"r{row}", array("i", PROMPT + text[:known]), 40, varied, 99)
         run.driver.open(row, PROMPT)
         run.driver._starts[-1] = start
         run.step(Work(row, 0, 23))
         assert run.step(Work(row, 23, 17 + known, 1)).tokens.tolist() == text[known : known + 1]
 
 
-def test_reference_and_native_write_the_same_text(folder: Path) -> None:
-    texts = [text_of(new_run(folder, kind), 0, VARIED, 20) for kind in (ReferenceRun, NativeRun)]
+@pytest.mark.parametrize("window", [0, 6])
+def test_reference_and_native_write_the_same_text(folder: Path, window: int) -> None:
+    varied = replace(VARIED, penalty_window=window)
+    texts = [text_of(new_run(folder, kind), 0, varied, 20) for kind in (ReferenceRun, NativeRun)]
     assert texts[0] == texts[1]
 
 

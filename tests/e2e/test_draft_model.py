@@ -38,6 +38,7 @@ SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(70)]
 RULES: list[dict[str, Any]] = [
     {},
     {"repetition_penalty": 1.4, "logprobs": 3},
+    {"repetition_penalty": 1.4, "penalty_window": 20},
     {"presence_penalty": 0.8, "frequency_penalty": 0.5, "prompt_logprobs": 2},
     {"allowed_token_ids": list(range(0, 120, 3)), "min_tokens": 3},
     {"bad_words_ids": [[i] for i in range(0, 60)] + [[i, i + 1] for i in range(60, 110)]},

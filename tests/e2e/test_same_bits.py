@@ -31,6 +31,7 @@ Text = tuple[list[int], list[Entry], list[Entry]]
 RULES: list[dict[str, Any]] = [
     {},
     {"repetition_penalty": 1.4},
+    {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "penalty_window": 20},
     {"presence_penalty": 0.8, "frequency_penalty": 0.5, "prompt_logprobs": 2},
     {"logit_bias": {3: 2.0, 40: -5.0, 41: 1.0}, "repetition_penalty": 0.8},
     {"allowed_token_ids": list(range(0, 120, 3)), "frequency_penalty": 2.0, "min_tokens": 3},

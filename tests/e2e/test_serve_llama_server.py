@@ -103,6 +103,19 @@ def test_how_likely_tokens_were(server: RunningServer) -> None:
         assert 0 >= entry["logprob"] >= entry["top_logprobs"][2]["logprob"]
 
 
+def test_penalties_look_at_the_last_tokens(server: RunningServer) -> None:
+    whole, usual, short = (
+        complete(server, repeat_penalty=1.8, repeat_last_n=n, return_tokens=True)["tokens"] for n in (-1, 64, 2)
+    )
+    assert complete(server, repeat_penalty=1.8, return_tokens=True)["tokens"] == usual
+    same = {"prompt": PROMPT, "model": "guide", "temperature": 0, "max_tokens": 24, "return_token_ids": True}
+    for ids, window in ((whole, 0), (usual, 64), (short, 2)):
+        fields = same | {"repetition_penalty": 1.8, "penalty_window": window}
+        assert server.post("/v1/completions", fields).value["choices"][0]["token_ids"] == ids
+    assert whole != short
+    assert complete(server, repeat_penalty=1.8, repeat_last_n=0)["content"] == complete(server)["content"]
+
+
 def test_biases_in_both_forms(server: RunningServer) -> None:
     first = complete(server, n_predict=1, return_tokens=True)["tokens"][0]
     for bias in ([[first, False]], {str(first): -100.0}):
@@ -122,7 +135,7 @@ def test_biases_in_both_forms(server: RunningServer) -> None:
         ({"logit_bias": [[1]]}, "logit_bias is [1]"),
         ({"logit_bias": [["1", 2.0]]}, "logit_bias"),
         ({"logit_bias": [[1, 10**400]]}, "logit_bias"),
-        ({"repeat_penalty": 1.1, "repeat_last_n": 64}, "repeat_last_n is 64"),
+        ({"repeat_last_n": -2}, "repeat_last_n is -2"),
         ({"n_predicted": 5}, "n_predict"),
         ({"model": "other"}, "other"),
     ],

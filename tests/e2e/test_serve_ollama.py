@@ -140,8 +140,9 @@ def test_options_mean_what_sampling_parameters_mean(server: RunningServer) -> No
             if chance.random() < 0.5:
                 wanted[name] = chance.choice(values)
         options = {NAMES.get(name, name): value for name, value in wanted.items()}
+        options["repeat_last_n"], window = chance.choice([(None, 64), (-1, 0), (9, 9)])
         found = ollama_text(chat(server, options=options))
-        assert found == openai_text(server, **wanted), wanted
+        assert found == openai_text(server, **wanted, penalty_window=window), wanted
         texts.add(found[0])
     assert len(texts) > 12
 
@@ -353,7 +354,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"options": {"repeat_penalty": 0}}, "options.repeat_penalty is 0"),
     ({"options": {"presence_penalty": 3}}, "options.presence_penalty is 3"),
     ({"options": {"frequency_penalty": 3}}, "options.frequency_penalty is 3"),
-    ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "options.repeat_last_n is 64; allowed: -1"),
+    ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n is -2; allowed: a number of tokens, or -1"),
     ({"options": {"num_ctx": 0}}, "options.num_ctx: Expected `int` >= 1"),
     ({"options": {"mirostat": 1}}, "options.mirostat is not supported"),
     ({"options": {"tfs_z": 0.5}}, "options.tfs_z is not supported"),

@@ -13,11 +13,12 @@ from support.tiny_checkpoint import write_tiny_qwen3
 
 BLOCK_BYTES = 16 * 3 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, numbers, bytes
 PREFIX = [(7 * i * i + 3 * i) % 126 for i in range(50)]
-PROMPTS = [PREFIX[: 5 * row] + [(11 * row + i * i) % 126 for i in range(12 + 3 * row)] for row in range(10)]
+PROMPTS = [PREFIX[: 5 * row] + [(11 * row + i * i) % 126 for i in range(12 + 3 * row)] for row in range(11)]
 SAMPLING = [SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)] * 5 + [
     SamplingParams(temperature=1.2, top_p=0.9, seed=1, max_tokens=25),
     SamplingParams(temperature=0.8, top_k=20, seed=2, max_tokens=40),
     SamplingParams(temperature=0.0, repetition_penalty=1.2, max_tokens=20),
+    SamplingParams(temperature=0.0, repetition_penalty=1.4, penalty_window=6, max_tokens=20),
     SamplingParams(temperature=1.0, seed=4, n=2, max_tokens=20),
     SamplingParams(temperature=0.0, logprobs=3, max_tokens=10),
 ]

@@ -140,8 +140,12 @@ PARAMS_DIGEST = "sha256:" + "5" * 64
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
-        ({"stop": ["<|im_start|>", "User:"], "temperature": 0.6, "top_k": 20, "num_ctx": 4096, "repeat_penalty": 1.1},
+        ({"stop": ["<|im_start|>", "User:"], "temperature": 0.6, "top_k": 20, "num_ctx": 4096, "repeat_last_n": 9},
          GenerationDefaults(temperature=0.6, top_k=20, stop=("<|im_start|>", "User:"))),
+        ({"repeat_penalty": 1.1}, GenerationDefaults(repetition_penalty=1.1, penalty_window=64)),
+        ({"repeat_penalty": 1, "repeat_last_n": 9}, GenerationDefaults(repetition_penalty=1, penalty_window=9)),
+        ({"repeat_penalty": 1.1, "repeat_last_n": -1}, GenerationDefaults(repetition_penalty=1.1, penalty_window=0)),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, GenerationDefaults()),
         ({"stop": "END", "min_p": 0.1, "top_p": 0.9}, GenerationDefaults(min_p=0.1, top_p=0.9, stop=("END",))),
         ({}, GenerationDefaults()),
     ],

@@ -82,7 +82,8 @@ def test_every_option_is_mapped_refused_or_about_loading() -> None:
         assert getattr(sampling, ours) == (("a",) if ours == "stop" else mapped[theirs])
         assert asked({}).names[ours] == f"options.{theirs}"
     changed = {name for name in PARAMETERS if getattr(sampling, name) != getattr(SamplingParams(), name)}
-    assert changed == set(OPTION_NAMES)
+    assert changed == {*OPTION_NAMES, "penalty_window"}
+    assert asked({"options": mapped | {"repeat_last_n": 20}}).sampling == replace(sampling, penalty_window=20)
     draws = {name for name, each in PARAMETERS.items() if each.place is Place.DRAW}
     assert draws - {"top_n_sigma"} <= set(OPTION_NAMES), "what Ollama does not have, it does not have"
     rest = set(OllamaOptions.__struct_fields__) - set(OPTION_NAMES.values()) - REFUSED_OPTIONS.keys()

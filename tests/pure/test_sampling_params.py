@@ -174,7 +174,7 @@ def test_what_no_version_writes_is_refused(entries: list[tuple[str, float]], mes
 
 
 def test_every_parameter_of_draws_has_a_flag() -> None:
-    assert set(DRAW_PARAMETERS) | {"seed", "max_tokens"} == {declared.name for declared in FLAGS}
+    assert set(DRAW_PARAMETERS) | {"seed", "max_tokens", "penalty_window"} == {declared.name for declared in FLAGS}
 
 
 @pytest.mark.parametrize("declared", FLAGS, ids=lambda declared: declared.name)

@@ -39,8 +39,8 @@ from quire.serve.translate.sampling import (
     PASSED,
     include_usage,
     require_few_choices,
-    require_whole_text,
     sampling_of,
+    with_penalty_window,
 )
 from support.idle_services import services
 
@@ -267,17 +267,45 @@ def test_as_many_stop_strings_are_allowed_as_the_engine_takes() -> None:
         validate_sampling(sampling_of(fields_of(stop=[*many, "x"]), SamplingParams()), ANY_ENGINE)
 
 
-def test_a_window_of_penalties_matters_only_with_a_penalty() -> None:
-    require_whole_text(SamplingParams(), 64, "repeat_last_n")
-    for penalty in ({"repetition_penalty": 1.1}, {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}):
-        require_whole_text(SamplingParams(**penalty), -1, "repeat_last_n")
-        require_whole_text(SamplingParams(**penalty), None, "repeat_last_n")
-        with pytest.raises(InvalidRequestError) as caught:
-            require_whole_text(SamplingParams(**penalty), 64, "options.repeat_last_n")
-        assert str(caught.value) == (
-            "options.repeat_last_n is 64; allowed: -1 with a repeat_penalty, presence_penalty or frequency_penalty, "
-            "because penalties count over the whole text"
-        )
+@pytest.mark.parametrize(
+    ("defaults", "given", "last_n", "expected"),
+    [
+        ({}, {}, None, {}),
+        ({}, {"repetition_penalty": 1.0}, None, {}),
+        ({}, {"repetition_penalty": 1.1}, None, {"repetition_penalty": 1.1, "penalty_window": 64}),
+        ({}, {"presence_penalty": 0.5}, None, {"presence_penalty": 0.5, "penalty_window": 64}),
+        ({}, {"frequency_penalty": -0.5}, 7, {"frequency_penalty": -0.5, "penalty_window": 7}),
+        ({}, {"repetition_penalty": 1.1}, -1, {"repetition_penalty": 1.1}),
+        ({}, {"repetition_penalty": 1.1}, 0, {}),
+        ({"repetition_penalty": 1.05}, {}, None, {"repetition_penalty": 1.05}),
+        ({"repetition_penalty": 1.05}, {}, 20, {"repetition_penalty": 1.05, "penalty_window": 20}),
+        ({"repetition_penalty": 1.05}, {}, 0, {}),
+        (
+            {"repetition_penalty": 1.05},
+            {"presence_penalty": 1.0},
+            None,
+            {"repetition_penalty": 1.05, "presence_penalty": 1.0, "penalty_window": 64},
+        ),
+        (
+            {"repetition_penalty": 1.1, "penalty_window": 9},
+            {"repetition_penalty": 1.2},
+            None,
+            {"repetition_penalty": 1.2, "penalty_window": 9},
+        ),
+    ],
+)
+def test_penalties_of_ollama_look_at_the_last_tokens(
+    defaults: dict[str, Any], given: dict[str, Any], last_n: int | None, expected: dict[str, Any]
+) -> None:
+    found = with_penalty_window(given, SamplingParams(**defaults), last_n, "repeat_last_n")
+    assert found == SamplingParams(**expected)
+
+
+@pytest.mark.parametrize("last_n", [-2, 1 << 31])
+def test_a_window_that_cannot_be_is_refused_by_the_name_that_the_client_gave(last_n: int) -> None:
+    message = rf"options\.repeat_last_n is {last_n}; allowed: a number of tokens, or -1 for the whole text"
+    with pytest.raises(InvalidRequestError, match=message):
+        with_penalty_window({}, SamplingParams(), last_n, "options.repeat_last_n")
 
 
 def test_stream_options_need_a_stream() -> None:

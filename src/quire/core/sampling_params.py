@@ -37,6 +37,9 @@ MAX_STOP_STRING_LENGTH: Final = 1024
 MAX_STOP_STRINGS: Final = 64
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_TOKENS: Final = 32
+USUAL_PENALTY_WINDOW: Final = 64
+"""The penalty window of llama.cpp and Ollama for requests that name none."""
+
 DRAW, TEXT, CHOICES, OWN = Place.DRAW, Place.TEXT, Place.CHOICES, Place.OWN
 
 
@@ -57,7 +60,8 @@ class SamplingParams:
     `bad_words` must not occur in the text: the door turns the strings into `bad_words_ids`, and each sequence bans its
     last token after its other tokens. `logit_bias` is added to the logits of tokens, by id. If a token occurs in the
     prompt or the output, its logit is divided by `repetition_penalty` if it is positive, else multiplied by it. If it
-    occurs in the output, `presence_penalty` is subtracted once, and `frequency_penalty` once per occurrence.
+    occurs in the output, `presence_penalty` is subtracted once, and `frequency_penalty` once per occurrence. With a
+    `penalty_window`, all three look at that many of the last tokens instead, in prompt and output.
 
     With a `grammar`, only tokens that can still lead to a text of the grammar may be chosen, and the text may end only
     where it is complete. All other rules still apply.
@@ -129,6 +133,13 @@ class SamplingParams:
     presence_penalty: float = parameter(Number(-2.0, 2.0), 0.0, DRAW, "above 0: tokens of the text become less likely")
     frequency_penalty: float = parameter(
         Number(-2.0, 2.0), 0.0, DRAW, "above 0: tokens become less likely each time they occur in the text"
+    )
+    penalty_window: int = parameter(
+        Integer(0, MAX_INT32),
+        0,
+        TEXT,
+        "penalties look at only this many of the last tokens, in prompt and text; 0: at the whole text",
+        flag=True,
     )
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = parameter(
         Biases(MAX_BIASES, Number(-100.0, 100.0)),

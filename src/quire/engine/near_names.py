@@ -59,6 +59,7 @@ ELSEWHERE: Final = MappingProxyType(
         "--predict": "--max-tokens",
         "--num-predict": "--max-tokens",
         "--repeat-penalty": "--repetition-penalty",
+        "--repeat-last-n": "--penalty-window",
         "--reverse-prompt": "--stop",
         "--system-prompt": "--system",
         "-sys": "--system",

@@ -15,7 +15,7 @@ from quire.core.sampling_params import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
 class GenerationDefaults:
     """Defaults for requests; a field is None if the folder lacks the setting.
 
-    `do_sample` false means temperature 0. A `top_k` of 0 or -1 is off.
+    `do_sample` false means temperature 0. A `top_k` of 0 or -1 is off. Only Ollama's store has a `penalty_window`.
     """
 
     temperature: float | None = None
@@ -23,6 +23,7 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    penalty_window: int | None = None
     stop: tuple[str, ...] = ()
 
     @property
@@ -35,21 +36,22 @@ class GenerationDefaults:
         """Return the defaults in the generation settings.
 
         >>> GenerationDefaults.read(ConfigFile("generation_config.json", {"do_sample": False, "top_k": 20}))
-        GenerationDefaults(temperature=0.0, top_p=None, top_k=20, min_p=None, repetition_penalty=None, stop=())
+        GenerationDefaults(temperature=0.0, top_p=None, top_k=20, min_p=None, repetition_penalty=None, ..., stop=())
         """
         temperature = config.optional_number("temperature", low=0, high=100)
         return cls(
             temperature=temperature if config.flag("do_sample", True) else 0.0,
             top_p=config.optional_number("top_p", low=0, high=1),
-            top_k=_top_k(config),
+            top_k=_size(config, "top_k", low=-1),
             min_p=config.optional_number("min_p", low=0, high=1),
             repetition_penalty=config.optional_number("repetition_penalty", low=0.01, high=100),
+            penalty_window=_size(config, "penalty_window", low=0),
             stop=_stop(config),
         )
 
 
-def _top_k(config: ConfigFile) -> int | None:
-    return config.size("top_k", low=-1, high=MAX_LENGTH) if config.is_set("top_k") else None
+def _size(config: ConfigFile, name: str, low: int) -> int | None:
+    return config.size(name, low=low, high=MAX_LENGTH) if config.is_set(name) else None
 
 
 def _stop(config: ConfigFile) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from quire.compute.gguf.source import GgufFile, is_gguf, is_later_part
 from quire.compute.models.config_file import GENERATION_CONFIG_FILE
 from quire.core.errors import CheckpointError, ModelError
 from quire.core.model_files import MAX_SETTINGS_BYTES, read_json_object
+from quire.core.sampling_params import USUAL_PENALTY_WINDOW
 
 PART: Final = r"[A-Za-z0-9][\w.-]{0,95}"
 NAME: Final = re.compile(rf"(?P<path>{PART}(/{PART}){{0,2}})(:(?P<tag>{PART}))?", re.ASCII)
@@ -33,6 +34,9 @@ DEFAULTS: Final = MappingProxyType(
     {"stop": "stop_strings", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 )
 """An Ollama parameter → the setting with the same meaning in generation_config.json."""
+
+WHOLE_TEXT: Final = -1
+"""The value of Ollama's `repeat_last_n` for penalties over the whole text; 0: no penalties."""
 
 SERVICE_STORE: Final = Path("/usr/share/ollama/.ollama/models")
 """Where Ollama keeps models if its Linux installer made it a service."""
@@ -56,7 +60,12 @@ class OllamaModel(GgufFile):
         if file != GENERATION_CONFIG_FILE:
             return found
         params = read_json_object(self.params, MAX_MANIFEST_BYTES)
-        return found | {ours: params[theirs] for theirs, ours in DEFAULTS.items() if theirs in params}
+        found |= {ours: params[theirs] for theirs, ours in DEFAULTS.items() if theirs in params}
+        last_n = params.get("repeat_last_n", USUAL_PENALTY_WINDOW)
+        if "repeat_penalty" in params and last_n != 0:
+            window = 0 if last_n == WHOLE_TEXT else last_n
+            found |= {"repetition_penalty": params["repeat_penalty"], "penalty_window": window}
+        return found
 
 
 def find_stored(name: str, home: Path, environ: Mapping[str, str]) -> GgufFile | None:

@@ -15,8 +15,8 @@ from quire.core.step import RowStart, StepPlan
 class CarefulRows:
     """Tracks which rows are careful, as requests take and leave rows.
 
-    `is_ahead`: for steps ahead, which apply all rules except bad words of several tokens, return no hidden states, and
-    support no adapters.
+    `is_ahead`: for steps ahead, which apply all rules except bad words of several tokens and penalties with a window,
+    return no hidden states, and support no adapters.
     """
 
     def __init__(self, *, is_ahead: bool = False) -> None:
@@ -43,5 +43,7 @@ def _has_more(start: RowStart) -> bool:
 
 
 def _waits_ahead(start: RowStart) -> bool:
-    bans_after_others = any(len(word) > 1 for word in start.sampling.bad_words_ids)
-    return bans_after_others or start.pooling is not None or bool(start.scope.adapter)
+    sampling = start.sampling
+    bans_after_others = any(len(word) > 1 for word in sampling.bad_words_ids)
+    has_window = sampling.has_penalties and sampling.penalty_window > 0
+    return bans_after_others or has_window or start.pooling is not None or bool(start.scope.adapter)

@@ -49,7 +49,8 @@ class RowRules:
         self._bad_words = BadWords(sampling.bad_words_ids)
         self._counts: TokenCounts | None = None
         if sampling.has_penalties:
-            self._counts = TokenCounts(start.num_prompt_tokens, with_prompt=sampling.repetition_penalty != 1)
+            with_prompt, window = sampling.repetition_penalty != 1, sampling.penalty_window
+            self._counts = TokenCounts(start.num_prompt_tokens, with_prompt=with_prompt, window=window)
         self._min_length = start.num_prompt_tokens + sampling.min_tokens
         self._ends = sampling.ending_tokens(eos_token_ids) if sampling.min_tokens else frozenset[int]()
 
@@ -106,35 +107,50 @@ class BadWords:
 class TokenCounts:
     """The distinct tokens of a text, and how often each occurs in the output; without the prompt: of the output only.
 
+    With a `window`: the tokens among that many of the last, in prompt or output, and how often each occurs there.
+
     >>> counts = TokenCounts(2, with_prompt=True)
     >>> counts.follow(array("i", [7, 8, 9, 7, 9]))
     >>> [column.tolist() for column in counts.columns()]
     [[7, 8, 9], [1, 0, 2]]
+    >>> counts = TokenCounts(2, with_prompt=True, window=4)
+    >>> counts.follow(array("i", [7, 8, 9, 9, 6]))
+    >>> [column.tolist() for column in counts.columns()]
+    [[8, 9, 6], [1, 2, 1]]
     """
 
-    def __init__(self, num_prompt_tokens: int, *, with_prompt: bool) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-        self._num_counted = 0 if with_prompt else num_prompt_tokens
+    def __init__(self, num_prompt_tokens: int, *, with_prompt: bool, window: int = 0) -> None:
+        self._num_prompt_tokens = 0 if window else num_prompt_tokens
+        self._window = window
+        self._num_counted = 0 if with_prompt else self._num_prompt_tokens
         self._places: dict[int, int] = {}
         self._ids = np.zeros(16, np.int64)  # in the order of their first occurrence
         self._counts = np.zeros(16, np.int64)
 
     def follow(self, text: array[int]) -> None:
         """Count the tokens added to the text since the last call. Mutates; O(new tokens)."""
+        begin = 0  # of the window
+        if self._window:
+            begin = max(0, len(text) - self._window)
+            for token in text[max(0, self._num_counted - self._window) : min(begin, self._num_counted)]:
+                self._counts[self._places[token]] -= 1
         for token in text[self._num_counted : self._num_prompt_tokens]:
             self._place(token)
-        for token in text[max(self._num_counted, self._num_prompt_tokens) :]:
+        for token in text[max(self._num_counted, self._num_prompt_tokens, begin) :]:
             place = self._place(token)  # may move the columns
             self._counts[place] += 1
         self._num_counted = len(text)
 
     def columns(self) -> tuple[IntArray, IntArray]:
-        """Return the tokens, and how often each occurs in the output. Does not mutate."""
-        return self._ids[: len(self._places)].copy(), self._counts[: len(self._places)].copy()
+        """Return the tokens, and how often each occurs in the output, or in the window. Does not mutate."""
+        ids, counts = self._ids[: len(self._places)], self._counts[: len(self._places)]
+        if self._window:
+            return ids[counts > 0], counts[counts > 0]
+        return ids.copy(), counts.copy()
 
     def copy(self) -> TokenCounts:
         """Return an independent copy. Does not mutate."""
-        other = TokenCounts(self._num_prompt_tokens, with_prompt=True)
+        other = TokenCounts(self._num_prompt_tokens, with_prompt=True, window=self._window)
         other._num_counted, other._places = self._num_counted, self._places.copy()
         other._ids, other._counts = self._ids.copy(), self._counts.copy()
         return other

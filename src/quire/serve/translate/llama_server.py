@@ -30,7 +30,7 @@ from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
 from quire.serve.translate.grammar import Held, grammar_of, held_to_schema
 from quire.serve.translate.infill import ended_by, required_infill
-from quire.serve.translate.sampling import require_whole_text
+from quire.serve.translate.sampling import with_penalty_window
 
 NAMES: Final = {**OPTION_NAMES, "logprobs": "n_probs"}
 """The client's names for fields of the engine."""
@@ -93,9 +93,8 @@ def _sampling(fields: LlamaTextFields, defaults: SamplingParams, held: Held) -> 
     given["max_tokens"] = None if fields.n_predict in NO_LIMIT else fields.n_predict
     if fields.logit_bias:
         given["logit_bias"] = _biases(fields.logit_bias)
-    sampling = replace(defaults, **given, logprobs=fields.n_probs or None, grammar=held.grammar)
-    require_whole_text(sampling, fields.repeat_last_n, "repeat_last_n")
-    return sampling
+    given |= {"logprobs": fields.n_probs or None, "grammar": held.grammar}
+    return with_penalty_window(given, defaults, fields.repeat_last_n, "repeat_last_n")
 
 
 def _biases(given: list[Any] | Mapping[str, float]) -> dict[int, float]:

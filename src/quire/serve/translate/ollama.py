@@ -39,7 +39,7 @@ from quire.serve.translate.conversation import SWITCHES, begun_by, chat_options,
 from quire.serve.translate.grammar import Held, held_to_schema
 from quire.serve.translate.infill import ended_by, required_infill
 from quire.serve.translate.ollama_messages import messages_of
-from quire.serve.translate.sampling import require_whole_text
+from quire.serve.translate.sampling import with_penalty_window
 from quire.serve.translate.tools import answer_form, tool_choice_of
 
 NAMES: Final = {
@@ -169,9 +169,9 @@ def _sampling(fields: OllamaFields, services: Services, grammar: Grammar | None)
         del given["seed"]
     given["max_tokens"] = None if options.num_predict in NO_LIMIT else options.num_predict
     given["logprobs"] = num_logprobs(fields.logprobs, fields.top_logprobs)
-    sampling = replace(services.model.get_default_sampling_params(), **given, grammar=grammar)
-    require_whole_text(sampling, options.repeat_last_n, "options.repeat_last_n")
-    return sampling
+    given["grammar"] = grammar
+    defaults = services.model.get_default_sampling_params()
+    return with_penalty_window(given, defaults, options.repeat_last_n, "options.repeat_last_n")
 
 
 def _thinking(

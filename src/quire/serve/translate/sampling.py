@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
 from quire.core.parameters import Place
-from quire.core.sampling_params import MAX_BIASES, SamplingParams
+from quire.core.sampling_params import MAX_BIASES, MAX_INT32, USUAL_PENALTY_WINDOW, SamplingParams
 from quire.serve.errors import ApiError
 from quire.serve.run.request import Truncation
 from quire.serve.schemas.sampling import TOKEN_ID, ChoiceFields, SamplingFields, names_in
@@ -19,6 +19,7 @@ from quire.serve.services import Services
 
 AS_MANY_AS_FIT: Final = -1
 WHOLE_TEXT: Final = -1
+NO_PENALTIES: Final[Mapping[str, Any]] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 PASSED: Final = tuple(
     name for name in ("stop", *names_in(Place.DRAW, Place.TEXT, Place.CHOICES)) if name != "logit_bias"
@@ -43,12 +44,26 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams, **changes: Any
     return replace(defaults, **(given | changes))
 
 
-def require_whole_text(sampling: SamplingParams, repeat_last_n: int | None, field: str) -> None:
-    """Raise if `repeat_last_n`, named `field`, limits a penalty: penalties here count over the whole text."""
-    if sampling.has_penalties and repeat_last_n not in (None, WHOLE_TEXT):
-        penalties = "repeat_penalty, presence_penalty or frequency_penalty"
-        allowed = f"{WHOLE_TEXT} with a {penalties}, because penalties count over the whole text"
-        raise InvalidRequestError(field, repeat_last_n, allowed)
+def with_penalty_window(
+    given: Mapping[str, Any], defaults: SamplingParams, repeat_last_n: int | None, field: str
+) -> SamplingParams:
+    """Return the defaults with the `given` parameters, and with llama.cpp's `repeat_last_n`, named `field`.
+
+    >>> default, given = SamplingParams(), {"repetition_penalty": 1.1}
+    >>> [with_penalty_window(given, default, n, "repeat_last_n").penalty_window for n in (None, 20, -1)]
+    [64, 20, 0]
+    >>> with_penalty_window(given, default, 0, "repeat_last_n").has_penalties
+    False
+    """
+    sampling = replace(defaults, **given)
+    if repeat_last_n is None:
+        is_usual = sampling.has_penalties and not defaults.penalty_window and not given.keys().isdisjoint(NO_PENALTIES)
+        return replace(sampling, penalty_window=USUAL_PENALTY_WINDOW) if is_usual else sampling
+    if not WHOLE_TEXT <= repeat_last_n <= MAX_INT32:
+        raise InvalidRequestError(field, repeat_last_n, f"a number of tokens, or {WHOLE_TEXT} for the whole text")
+    if repeat_last_n == 0:
+        return replace(sampling, **NO_PENALTIES)
+    return replace(sampling, penalty_window=max(0, repeat_last_n))
 
 
 def max_tokens_of(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
