@@ -17,7 +17,8 @@ from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError, overloaded
 from quire.serve.render.events import error_event
 from quire.serve.schemas.common import StreamFields
-from quire.serve.sse import EventStream, deadline, gone, unless
+from quire.serve.schemas.ollama import OllamaChatRequest
+from quire.serve.sse import PING, EventStream, deadline, gone, unless
 
 Message = MutableMapping[str, Any]
 FAILED = b"data: failed\n\n"
@@ -197,6 +198,73 @@ def test_a_stream_that_fails_to_be_sent_is_closed() -> None:
     _, error = run(source, Broken)
     assert isinstance(error, OSError)
     assert source.num_closed == 1
+
+
+async def pinged(client: Client, *events: bytes | Exception) -> AsyncGenerator[bytes, None]:
+    """Events, each after one more comment has been sent."""
+    for index, event in enumerate(events):
+        while client.messages[1:].count({"type": "http.response.body", "body": PING, "more_body": True}) <= index:
+            await asyncio.sleep(0.001)
+        if isinstance(event, Exception):
+            raise event
+        yield event
+
+
+@pytest.mark.parametrize("ending", [b"data: two\n\n", ExecutionError("lost")])
+def test_a_silent_stream_begins_without_an_event_and_is_kept_open_by_comments(ending: bytes | Exception) -> None:
+    client = Client()
+    kind = StreamFields.stream_type
+    events = pinged(client, b"data: one\n\n", ending)
+
+    async def test() -> None:
+        await EventStream(events, ServerConfig(), error_event, kind, ping_s=0.01)({}, client.receive, client.send)
+
+    during(test)
+    assert client.messages[0]["status"] == 200
+    first, last = [event for event in client.body.split(b"\n\n") if event and event + b"\n\n" != PING]
+    assert first == b"data: one"
+    assert last == b"data: two" if isinstance(ending, bytes) else b'"code":"engine_unavailable"' in last
+    assert client.is_whole
+
+
+def test_an_event_waits_while_a_comment_begins_the_stream() -> None:
+    begins = asyncio.Event()
+
+    class Slow(Client):
+        async def send(self, message: Message) -> None:
+            if message["type"] == "http.response.start":
+                begins.set()
+                await asyncio.sleep(0.05)
+            await super().send(message)
+
+    async def meanwhile() -> AsyncGenerator[bytes, None]:
+        await begins.wait()
+        yield b"one"
+
+    client = Slow()
+
+    async def test() -> None:
+        kind = StreamFields.stream_type
+        await EventStream(meanwhile(), ServerConfig(), error_event, kind, ping_s=0.001)({}, client.receive, client.send)
+
+    during(test)
+    assert [message.get("body") for message in client.messages if message.get("body") != PING] == [None, b"one", b""]
+    assert client.messages[1]["body"] == PING
+
+
+def test_lines_of_json_get_no_comments() -> None:
+    client = Client()
+
+    async def late() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(0.05)
+        yield b"{}\n"
+
+    async def test() -> None:
+        kind = OllamaChatRequest.stream_type
+        await EventStream(late(), ServerConfig(), error_event, kind, ping_s=0.001)({}, client.receive, client.send)
+
+    during(test)
+    assert client.body == b"{}\n"
 
 
 # ---- unless, gone and deadline --------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@
                     └──────────────── the client has gone ◄────────────────┘
 
 The status is sent with the first event, not before: an earlier error (a full queue, a lost engine) is an answer with
-its own status, which clients know how to retry. A later error is an event, which ends the stream.
+its own status, which clients know how to retry. A later error is an event, which ends the stream. While a long prompt
+is computed, comments keep the connection open: many clients and proxies give up after a silent minute.
 
 The message "http.disconnect" reports a client that leaves at once. The guard disconnects a client that stays and reads
 nothing; until then, the socket's buffer bounds the waiting data, because unread deltas of a text are merged into one.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
@@ -30,6 +32,13 @@ HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy that buffers events defeats a stream
 )
+
+PING_S: Final = 20.0
+"""How often a stream that is silent gets a comment."""
+
+PING: Final = b": still working\n\n"
+EVENTS: Final = "text/event-stream"
+"""The type of streams that may have comments; lines of JSON may not."""
 
 Result = TypeVar("Result")
 
@@ -63,32 +72,57 @@ class EventStream(LongAnswer):
         config: ServerConfig,
         error_event: Callable[[ApiError], bytes],
         media_type: str,
+        ping_s: float = PING_S,
     ) -> None:
         self._events = events
         self._config = config
         self._error_event = error_event
         self._headers = [(b"content-type", media_type.encode()), *HEADERS]
+        self._ping_s = ping_s if media_type.startswith(EVENTS) else math.inf
+        self._num_sent = 0
+        self._turn = asyncio.Lock()
 
     async def write(self, send: Send) -> None:
         """Send events as they arrive; an error after the first event is sent as an event."""
-        try:
-            async with aclosing(self._events) as events, deadline(self._config.request_timeout_s):
-                async for event in events:
-                    await self._pass_on(send, event)
-        except Exception as error:
-            if not self.has_begun:
-                raise
-            answer = api_error_of(error)
-            if answer.status == 500 and answer is not error:
-                logger.exception("a stream failed")
-            await self._pass_on(send, self._error_event(answer))
+        async with self._kept_open(send):
+            try:
+                async with aclosing(self._events) as events, deadline(self._config.request_timeout_s):
+                    async for event in events:
+                        await self._pass_on(send, event)
+            except Exception as error:
+                if not self.has_begun:
+                    raise
+                answer = api_error_of(error)
+                if answer.status == 500 and answer is not error:
+                    logger.exception("a stream failed")
+                await self._pass_on(send, self._error_event(answer))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass_on(self, send: Send, event: bytes) -> None:
-        if not self.has_begun:
-            self.has_begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+        async with self._turn:
+            self._num_sent += 1
+            if not self.has_begun:
+                self.has_begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
+    @asynccontextmanager
+    async def _kept_open(self, send: Send) -> AsyncIterator[None]:
+        """Send comments while the stream is silent."""
+
+        async def ping() -> None:
+            while True:
+                num_sent = self._num_sent
+                await asyncio.sleep(self._ping_s)
+                if self._num_sent == num_sent:
+                    await self._pass_on(send, PING)
+
+        task = asyncio.create_task(ping())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def unless(end: Coroutine[Any, Any, None], work: Coroutine[Any, Any, Result]) -> Result:
