@@ -257,7 +257,7 @@ class Page {
     summarise() {
         const { memory, hello } = this.model;
         const [free, one, shared, cached] = memory.counts.map(count);
-        const rest = hello.scope === "operator" ? "are free" : "are free or others'";
+        const rest = hello.scope === "operator" ? "free" : "free or others'";
         const { state, failure } = this.model.replicas[hello.replica] ?? { state: "ready" };
         const trouble = state === "ready" ? "" : `Replica ${hello.replica} is ${state}: ${failure}. `;
         find("map-summary").textContent =
