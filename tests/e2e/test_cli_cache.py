@@ -40,10 +40,10 @@ def test_stores_are_listed_verified_and_forgotten(tmp_path: Path, capsys: pytest
     assert status == 0
     assert "guide" in text and "6 of 16 tokens" in text and "ada 3, bob 3" in text
     assert json.loads(output(capsys, "ls", folder, "--json")[1])["tenants"] == {"ada": 3, "bob": 3}
-    assert output(capsys, "verify", folder)[1].endswith("6 blocks are intact, 0 are damaged\n")
-    assert output(capsys, "forget", folder, "--tenant", "ada")[1].endswith("3 blocks erased\n")
+    assert output(capsys, "verify", folder)[1].endswith("blocks: 6 intact, 0 damaged\n")
+    assert output(capsys, "forget", folder, "--tenant", "ada")[1].endswith("blocks: 3 erased\n")
     assert json.loads(output(capsys, "ls", folder, "--json")[1])["tenants"] == {"bob": 3}
-    assert output(capsys, "forget", folder, "--all")[1].endswith("3 blocks erased\n")
+    assert output(capsys, "forget", folder, "--all")[1].endswith("blocks: 3 erased\n")
     (path,) = (tmp_path / "cache").glob("*/blocks.bin")
     assert not path.read_bytes().strip(b"\0"), "the bytes are gone too"
 
@@ -55,7 +55,7 @@ def test_damage_is_told_and_a_store_in_use_is_left_alone(tmp_path: Path, capsys:
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     path.write_bytes(data)
-    assert output(capsys, "verify", folder) == (1, f"{path.parent.name}  5 blocks are intact, 1 are damaged\n")
+    assert output(capsys, "verify", folder) == (1, f"{path.parent.name}  blocks: 5 intact, 1 damaged\n")
     with LLM("guide", disk_cache=folder, disk_cache_size="4MiB", kv_memory="4MiB"):
         assert "in use" in output(capsys, "ls", folder)[1]
         assert output(capsys, "verify", folder) == (1, f"{path.parent.name}  in use; stop the engine first\n")
@@ -69,8 +69,8 @@ def test_blocks_are_computed_again_and_every_byte_is_compared(
     fill(tmp_path / "cache")
     folder = str(tmp_path / "cache")
     status, text = output(capsys, "verify", folder, "--recompute", "4")
-    assert (status, text.splitlines()[1].split("  ")[1]) == (0, "4 blocks recomputed, 0 differ")
-    assert "6 blocks recomputed, 0 differ" in output(capsys, "verify", folder, "--recompute", "99")[1]
+    assert (status, text.splitlines()[1].split("  ")[1]) == (0, "blocks: 4 recomputed, 0 different")
+    assert "blocks: 6 recomputed, 0 different" in output(capsys, "verify", folder, "--recompute", "99")[1]
     (path,) = (tmp_path / "cache").glob("*/blocks.bin")
     with opened(path.parent) as store:
         assert store is not None
@@ -79,7 +79,7 @@ def test_blocks_are_computed_again_and_every_byte_is_compared(
         data[7] ^= 1  # wrong bytes with the right checksum
         store.write(block, memoryview(data))
     status, text = output(capsys, "verify", folder, "--recompute", "6")
-    assert (status, text.splitlines()[1].split("  ")[1]) == (1, "6 blocks recomputed, 1 differ")
+    assert (status, text.splitlines()[1].split("  ")[1]) == (1, "blocks: 6 recomputed, 1 different")
 
 
 def test_blocks_of_another_model_are_not_computed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,14 +95,14 @@ def test_blocks_of_another_model_are_not_computed_again(tmp_path: Path, capsys: 
 def test_blocks_go_to_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(tmp_path / "cache")
     folder, other, file = str(tmp_path / "cache"), str(tmp_path / "other"), str(tmp_path / "blocks")
-    assert output(capsys, "export", folder, file)[1].endswith(f"6 of 6 blocks written to {file}\n")
+    assert output(capsys, "export", folder, file)[1].endswith(f"blocks: 6 of 6 written to {file}\n")
     (tmp_path / "other").mkdir(mode=0o700)
     assert main(["cache", "import", other, file]) == 2
     assert "start the engine once" in capsys.readouterr().err
     with LLM("guide", disk_cache=other, disk_cache_size="4MiB", kv_memory="4MiB"):
         status, text = output(capsys, "import", other, file)
         assert status == 1 and "stop the engine first" in text
-    taken = "6 blocks imported, 0 were already in the store, 0 are damaged, 0 did not fit\n"
+    taken = "blocks: 6 imported, 0 already in the store, 0 damaged, 0 did not fit\n"
     assert output(capsys, "import", other, file)[1].endswith(taken)
     assert json.loads(output(capsys, "ls", other, "--json")[1])["tenants"] == {"ada": 3, "bob": 3}
     with LLM("guide", disk_cache=other, disk_cache_size="4MiB", kv_memory="4MiB") as llm:

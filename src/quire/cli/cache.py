@@ -107,13 +107,13 @@ def run_verify(arguments: argparse.Namespace) -> int:
                 status = 1
                 continue
             bad = damaged(store)
-            print(f"{each.name}  {len(store.kept) - len(bad):,} blocks are intact, {len(bad):,} are damaged")
+            print(f"{each.name}  blocks: {len(store.kept) - len(bad):,} intact, {len(bad):,} damaged")
             status = 1 if bad else status
             if arguments.recompute and store.kept and not bad:
                 from quire.cli.recompute import recompute
 
                 again = recompute(arguments.folder / each.name, store, arguments.recompute, arguments.model)
-                print(f"{each.name}  {again.num_blocks:,} blocks recomputed, {len(again.differing):,} differ")
+                print(f"{each.name}  blocks: {again.num_blocks:,} recomputed, {len(again.differing):,} different")
                 status = 1 if again.differing else status
     return status
 
@@ -129,7 +129,7 @@ def run_forget(arguments: argparse.Namespace) -> int:
                 print(f"{each.name}  in use; stop the engine first")
                 status = 1
                 continue
-            print(f"{each.name}  {forget(store, arguments.tenant):,} blocks erased")
+            print(f"{each.name}  blocks: {forget(store, arguments.tenant):,} erased")
     return status
 
 
@@ -145,7 +145,7 @@ def run_export(arguments: argparse.Namespace) -> int:
             return 1
         count = export_blocks(store, meta_of(path), arguments.file, arguments.tenant)
         lost = "" if arguments.tenant is not None else f" of {len(store.kept):,}"
-        print(f"{path.name}  {count:,}{lost} blocks written to {arguments.file}")
+        print(f"{path.name}  blocks: {count:,}{lost} written to {arguments.file}")
     return 0
 
 
@@ -185,7 +185,7 @@ def run_import(arguments: argparse.Namespace) -> int:
             slots = num_slots_within(budget, meta["block_bytes"], meta["block_size"])
             taken = import_blocks(source, store, meta, slots)
     print(
-        f"{path.name}  {taken.added:,} blocks imported, {taken.known:,} were already in the store, "
-        f"{taken.damaged:,} are damaged, {taken.left_out:,} did not fit"
+        f"{path.name}  blocks: {taken.added:,} imported, {taken.known:,} already in the store, "
+        f"{taken.damaged:,} damaged, {taken.left_out:,} did not fit"
     )
     return 1 if taken.damaged else 0
