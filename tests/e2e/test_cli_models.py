@@ -200,6 +200,8 @@ def test_several_texts_are_numbered_and_stop_strings_and_seeds_heeded(quire: Com
         (("-p", "x", "--weights", "int3"), 2, "weights is 'int3'; allowed: one of auto, widened, int8, int4"),
         (("-p", "x", "--kv-dtype", "int3"), 2, "kv_dtype is 'int3'; allowed: one of auto, bfloat16, float16, float32"),
         (("-p", "x" * 9000), 2, "Shorten the prompt"),
+        (("-p", "x", "--beams", "1000"), 2, "--beams is 1000; allowed: an integer from 1 to "),
+        (("-p", "x", "--best-of", "1000"), 2, "best_of is 1000; allowed: an integer from 1 to "),
         (("-p", "x", "--prompt-file", "y"), 2, "not allowed with"),
     ],
 )
@@ -230,8 +232,10 @@ def test_a_request_that_fails_is_one_line_and_status_1(
         ("generate guide --prompt x --temperature -1", "temperature is -1.0; allowed: "),
         (
             "generate guide --prompt x --beams 2 --temperature 1",
-            "temperature is 1.0; allowed: 0 if beam_search is on",
+            "temperature is 1.0; allowed: 0 in a beam search",
         ),
+        ("generate guide --prompt x --beams 2 --format json", "allowed: no grammar in a beam search"),
+        ("generate guide --prompt x --length-penalty 2", "length_penalty is 2.0; allowed: 1.0 outside a beam search"),
         ("generate guide --prompt x --beams 2 -n 3", "--beams is 2; allowed: at least 3, the number of texts (-n)"),
         ("generate guide --prompt x --best-of 2 -n 3", "--best-of is 2; allowed: at least 3, the number of texts (-n)"),
         ("generate guide --prompt x --kv-memory 0.5", "kv_memory is '0.5'; allowed: a number of bytes, or a size such"),

@@ -114,7 +114,6 @@ PART_CASES: list[tuple[dict[str, Any], str, Any, str]] = [
 HELD = Grammar.regex("a+")
 # What a grammar does not stand beside: the tokens that it needs must all be there, and its end must be an end.
 BESIDE_A_GRAMMAR: list[tuple[str, Any]] = [
-    ("beam_search", True),
     ("allowed_token_ids", (1, 2)),
     ("bad_words", ("no",)),
     ("bad_words_ids", ((1, 2),)),
@@ -236,7 +235,7 @@ def test_each_stop_token_is_of_the_vocabulary(token: object) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 1e-9])
 def test_beam_search_needs_temperature_zero(temperature: float) -> None:
     sampling = SamplingParams(beam_search=True, temperature=temperature)
-    expect_refusal(Request("r", [1], sampling), "temperature", temperature, "0 if beam_search is on")
+    expect_refusal(Request("r", [1], sampling), "temperature", temperature, "0 in a beam search")
 
 
 def test_best_of_is_at_least_n() -> None:
@@ -447,7 +446,7 @@ def test_validate_does_not_mutate(prompt: list[int]) -> None:
 def test_a_search_ranks_and_ends_texts_by_itself(field: str, value: object, allowed: str) -> None:
     search = SamplingParams(temperature=0.0, beam_search=True, n=2)
     validate(Request("r", [1], search), LIMITS)
-    with pytest.raises(InvalidRequestError, match=rf"^{field} is .*; allowed: {allowed} if beam_search is on$"):
+    with pytest.raises(InvalidRequestError, match=rf"^{field} is .*; allowed: {allowed} in a beam search$"):
         validate(Request("r", [1], replace(search, **{field: value})), LIMITS)  # type: ignore[arg-type]
 
 
@@ -458,6 +457,11 @@ def test_a_grammar_stands_alone(field: str, value: object) -> None:
     expect_refusal(
         Request("r", [1], replace(sampling, grammar=HELD)), "grammar", HELD, f"no grammar together with {field}"
     )
+
+
+def test_a_search_has_no_grammar() -> None:
+    sampling = SamplingParams(temperature=0.0, beam_search=True, grammar=HELD)
+    expect_refusal(Request("r", [1], sampling), "grammar", HELD, "no grammar in a beam search")
 
 
 @pytest.mark.parametrize(
@@ -479,7 +483,7 @@ def test_what_cannot_be_written_as_a_grammar_is_refused(make: Callable[[], Gramm
 @pytest.mark.parametrize(("field", "value"), [("length_penalty", 2.0), ("early_stopping", True)])
 def test_the_settings_of_a_search_need_one(field: str, value: object) -> None:
     sampling = replace(SamplingParams(temperature=0.0), **{field: value})  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match=rf"^{field} is .* unless beam_search is on$"):
+    with pytest.raises(InvalidRequestError, match=rf"^{field} is .* outside a beam search$"):
         validate(Request("r", [1], sampling), LIMITS)
     validate(Request("r", [1], replace(sampling, beam_search=True)), LIMITS)
 

@@ -96,6 +96,15 @@ def _searching(arguments: argparse.Namespace, sampling: SamplingParams) -> Sampl
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate. Returns the exit status."""
+    try:
+        return _run(arguments)
+    except InvalidRequestError as error:
+        if arguments.beams is None or error.field != "best_of":
+            raise
+        raise InvalidRequestError("--beams", error.value, error.allowed) from None
+
+
+def _run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments, os.environ)
     check_sampling(_searching(arguments, sampling_params(arguments, SamplingParams())))
     texts = arguments.prompt or [_read_prompt(arguments)]

@@ -49,14 +49,7 @@ NOT_IN_A_SEARCH: Final = (
     "allowed_token_ids",
 )
 # Parameters that could ban every token that the grammar allows, or continue the text past its end.
-NOT_BESIDE_A_GRAMMAR: Final = (
-    "beam_search",
-    "allowed_token_ids",
-    "bad_words",
-    "bad_words_ids",
-    "min_tokens",
-    "ignore_eos",
-)
+NOT_BESIDE_A_GRAMMAR: Final = ("allowed_token_ids", "bad_words", "bad_words_ids", "min_tokens", "ignore_eos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +225,8 @@ def _require_grammar(name: str, grammar: Any, kind: HeldText) -> None:
 
 
 def _require_alone(grammar: Grammar, sampling: SamplingParams) -> None:
+    if sampling.beam_search:
+        raise InvalidRequestError("grammar", grammar, "no grammar in a beam search")
     for field in NOT_BESIDE_A_GRAMMAR:
         if getattr(sampling, field) != PARAMETERS[field].default:
             raise InvalidRequestError("grammar", grammar, f"no grammar together with {field}")
@@ -242,16 +237,16 @@ def _validate_search(sampling: SamplingParams, limits: RequestLimits) -> None:
         for field in ("length_penalty", "early_stopping"):
             value, unset = getattr(sampling, field), PARAMETERS[field].default
             if value != unset:
-                raise InvalidRequestError(field, value, f"{unset} unless beam_search is on")
+                raise InvalidRequestError(field, value, f"{unset} outside a beam search")
         return
     if sampling.temperature != 0:
-        raise InvalidRequestError("temperature", sampling.temperature, "0 if beam_search is on")
+        raise InvalidRequestError("temperature", sampling.temperature, "0 in a beam search")
     if sampling.num_beams == 1:
         return
     for field in NOT_IN_A_SEARCH:
         value, unset = getattr(sampling, field), PARAMETERS[field].default
         if value != unset:
-            raise InvalidRequestError(field, value, f"{unset!r} if beam_search is on")
+            raise InvalidRequestError(field, value, f"{unset!r} in a beam search")
     num_ends = len(sampling.ending_tokens(frozenset(limits.eos_token_ids)))
     if sampling.num_beams + num_ends > limits.vocab_size:
         allowed = f"at most {max(1, limits.vocab_size - num_ends)} beams: each needs a token that does not end it"
