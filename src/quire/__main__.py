@@ -1,14 +1,22 @@
-"""`python -m quire` runs the command `quire`."""
+"""The command `quire`, also as `python -m quire`."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+
+def main() -> int:
+    """Run the command line; return the exit status. Ctrl-C ends it quietly, also while its modules are imported."""
+    try:
+        from quire.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
+
 if __name__ == "__main__":
     if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]  # `-m` adds the current folder; files in a model folder must not be imported
-
-    from quire.cli import main
-
     sys.exit(main())

@@ -199,6 +199,22 @@ def test_closed_stdout_is_silent() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("command", [QUIRE, [str(Path(sys.executable).with_name("quire"))]], ids=["module", "script"])
+def test_an_interrupt_is_silent_while_modules_are_imported(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'quire.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n",
+        encoding="utf-8",
+    )
+    variables = environment() | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, env=variables, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (cli.INTERRUPTED, "", "")
+
+
 def test_interrupt_ends_with_130_and_gives_the_cursor_back(terminal: tuple[int, int]) -> None:
     process = start_on(terminal, "demo")
     seen = b""
