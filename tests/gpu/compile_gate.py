@@ -201,10 +201,21 @@ def _wide_share(ptx: str) -> float | None:
 def digest_job(module: str, name: str, capability: int) -> str:
     """Return a digest of all that decides what a variant is compiled to, and what is read off it."""
     variant = variants_of(module)[name]
+    _forget_hashes()
     options = (variant.num_warps, variant.num_stages, variant.fuses, capability, metadata.version("triton"))
     digest = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=16)
     digest.update(repr((_source(variant).hash(), options)).encode())
     return digest.hexdigest()
+
+
+def _forget_hashes() -> None:
+    """Make Triton hash every function again: its hash of a caller depends on which callees it has hashed before."""
+    from triton.runtime.jit import JITCallable
+
+    for module in list(sys.modules.values()):
+        for value in list(getattr(module, "__dict__", {}).values()):
+            if issubclass(type(value), JITCallable):  # some modules warn when a member is asked for its class
+                value.hash, value.used_global_vals = None, {}
 
 
 def recorded() -> dict[str, Compiled]:
