@@ -161,7 +161,7 @@ TEMPLATE = """<|start|>system<|message|>Channels.<|end|>
 
 
 def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
-    shown, shown_tools = HARMONY.told(validate_messages(messages), validate_tools(tools))
+    shown, shown_tools = HARMONY.adapt(validate_messages(messages), validate_tools(tools))
     return ChatTemplate(TEMPLATE, {}).render([dict(each) for each in shown], tools=shown_tools and list(shown_tools))  # type: ignore[arg-type]
 
 
@@ -201,7 +201,7 @@ def test_calls_without_results_and_results_without_calls_stay_in_order() -> None
         {"role": "tool", "tool_call_id": "1", "content": "one"},
         {"role": "assistant", "content": "A", "reasoning_content": "B"},
     ]
-    shown, _ = HARMONY.told(messages, None)
+    shown, _ = HARMONY.adapt(messages, None)
     assert [
         each.get("content") or each["tool_calls"][0]["id"] if each["role"] != "tool" else each["content"]
         for each in shown

@@ -217,8 +217,8 @@ def test_the_template_gets_all_fields_of_tools() -> None:
         {"type": "function", "function": {"name": "f", "description": "D", "parameters": SCHEMA}},
     ]
     messages = validate_messages([{"role": "user", "content": "Q"}])
-    shown, shown_tools = QWEN3_CODER.told(messages, validate_tools(tools))
+    shown, shown_tools = QWEN3_CODER.adapt(messages, validate_tools(tools))
     assert shown is messages
     rendered = ChatTemplate(TEMPLATE, {}).render(messages, tools=[dict(each) for each in shown_tools or []])
     assert rendered == "now: ;f: D city days kind place perhaps;"
-    assert QWEN3_CODER.told(messages, None) == (messages, None)
+    assert QWEN3_CODER.adapt(messages, None) == (messages, None)

@@ -291,10 +291,10 @@ def test_conversations_for_command_and_granite() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     command, granite = create_tool_format("command", ""), create_tool_format("granite", "")
     assert command is not None and granite is not None
-    shown, shown_tools = command.told(messages, tools)
+    shown, shown_tools = command.adapt(messages, tools)
     assert [message.get("tool_plan") for message in shown] == [None, "R", None]
     assert (shown_tools or [])[0]["function"]["description"] == ""
-    shown, _ = granite.told(messages, tools)
+    shown, _ = granite.adapt(messages, tools)
     assert shown[1]["content"] == '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]'
     assert [message["role"] for message in shown] == ["user", "assistant", "tool"]
 

@@ -20,7 +20,7 @@ from quire.core.grammar import Grammar
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.reader import AnswerReader
 from quire.serve.reasoning import NUM_LAST_TOKENS
-from quire.serve.tools.base import AnswerParser, ReasoningFormat, Thinking, ToolChoice, ToolFormat
+from quire.serve.tools.base import Adapt, AnswerParser, ReasoningFormat, Thinking, ToolChoice, ToolFormat
 from quire.serve.tools.rules import make_mark
 
 _LINE: Final = re.compile(r"at (\d+)\(\d+\): (.*)")
@@ -37,8 +37,8 @@ class AnswerForm:
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     tokenizer: Tokenizer
-    teller: ToolFormat | None = None
-    """The format in which the template expects a conversation, whether or not the answer can have tool calls."""
+    adapt: Adapt | None = None
+    """Returns the conversation in the form that the template needs, whether or not the answer can have tool calls."""
     begun: str = ""
     """The text of the message that the answers continue."""
 

@@ -24,6 +24,7 @@ from quire.serve.tools.base import (
     Mark,
     Reasoning,
     ReasoningFormat,
+    StateParser,
     Text,
     Thinking,
     length_of_begun,
@@ -124,7 +125,7 @@ def create_reasoning_format(name: str, template: str) -> ReasoningFormat | None:
     return next((each for each in FORMATS if (each.is_of(template) if name == AUTO else each.name == name)), None)
 
 
-class ThinkSplitter:
+class ThinkSplitter(StateParser):
     r"""Separates the reasoning of one text from its answer, in pieces cut anywhere. Mutable.
 
     >>> splitter = ThinkSplitter(Thinking.PERHAPS, THINK)
@@ -133,27 +134,21 @@ class ThinkSplitter:
     """
 
     def __init__(self, thinking: Thinking, marks: MarkedReasoning) -> None:
-        self._begin = marks.begin
-        self._end = marks.end
-        self._around_answer = marks.around_answer
-        self._held = ""
-        self._state = {
+        states = {
             Thinking.NO: self._answer,
             Thinking.PERHAPS: self._before,
             Thinking.YES: self._leading,
             Thinking.WITHIN: self._within,
-        }[thinking]
+        }
+        super().__init__(states[thinking])
+        self._begin = marks.begin
+        self._end = marks.end
+        self._around_answer = marks.around_answer
 
     def push(self, text: str) -> list[Event]:
         """Add text; return the new reasoning and text. Mutates."""
-        found: list[Event] = []
         self._held += text
-        while self._held:
-            state, length = self._state, len(self._held)
-            found += state()
-            if self._state == state and len(self._held) == length:
-                break
-        return found
+        return self._read()
 
     def finish(self) -> list[Event]:
         """End the text; return what is left. Mutates."""

@@ -82,7 +82,7 @@ async def _ready_conversation(
     The grammar depends on the end of the prompt, where the template may have opened the reasoning.
     """
     form, sampling = request.form, request.sampling
-    is_plain = form is None or not (form.tools or form.teller or sampling.grammar)
+    is_plain = form is None or not (form.tools or form.adapt or sampling.grammar)
     if is_plain and request.truncation is None and not request.cuts_output:
         return ReadyPrompt(messages, sampling)
     ids = await conversation_ids(services, context, messages, request.chat or ChatOptions(), form)
@@ -132,8 +132,8 @@ async def conversation_ids(
 
     def encode() -> list[int]:
         shown, tools = messages, options.tools
-        if form is not None and form.teller is not None:
-            shown, tools = form.teller.told(validate_messages(messages), validate_tools(tools))
+        if form is not None and form.adapt is not None:
+            shown, tools = form.adapt(validate_messages(messages), validate_tools(tools))
         return tokenizer.encode_chat(
             shown,
             add_generation_prompt=options.add_generation_prompt,

@@ -17,6 +17,12 @@ from typing import Any, Final, Literal, Protocol
 
 Message = Mapping[str, Any]
 
+Conversation = tuple[Sequence[Message], Sequence[Message] | None]
+"""The messages, and the tools that the model is shown, if any."""
+
+Adapt = Callable[[Sequence[Message], Sequence[Message] | None], Conversation]
+"""Returns a validated conversation in the form that a template needs. Does not mutate."""
+
 Mark = Callable[[str], str]
 """Returns a mark such as "<tool_call>" in a grammar: as its token if it has one, else letter by letter."""
 
@@ -94,6 +100,27 @@ class AnswerParser(Protocol):
         ...
 
 
+State = Callable[[], list[Event]]
+
+
+class StateParser:
+    """Reads text in states: each takes what it can of the held text, and may set the next state. Mutable."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._held = ""
+
+    def _read(self) -> list[Event]:
+        """Read until a state takes nothing and sets no other. Mutates."""
+        found: list[Event] = []
+        while self._held:
+            state, length = self._state, len(self._held)
+            found += state()
+            if self._state == state and len(self._held) == length:
+                break
+        return found
+
+
 class Thinking(Enum):
     """Whether a text begins with reasoning."""
 
@@ -160,14 +187,8 @@ class ToolFormat(Protocol):
         ...
 
     @property
-    def tells(self) -> bool:
-        """Whether its templates need conversations in their own form: `told`."""
-        ...
-
-    def told(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None
-    ) -> tuple[Sequence[Message], Sequence[Message] | None]:
-        """Return a validated conversation in the templates' form. Does not mutate."""
+    def adapt(self) -> Adapt | None:
+        """Returns a conversation in the form that the templates need; None: they need none."""
         ...
 
     def rules(self, tools: Sequence[Tool], most: int, mark: Mark) -> str:

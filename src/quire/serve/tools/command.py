@@ -11,10 +11,9 @@ The template shows the reasoning before a call from the field `tool_plan` of a m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from quire.serve.tools.base import Message
+from quire.serve.tools.base import Conversation, Message
 from quire.serve.tools.json_calls import CallShape
 from quire.serve.tools.json_format import JsonFormat
 from quire.serve.tools.template_format import with_all_fields
@@ -31,20 +30,8 @@ SHAPE: Final = CallShape(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CommandFormat(JsonFormat):
-    """The format of Command R7B."""
-
-    @property
-    def tells(self) -> bool:
-        """Whether its templates need conversations in their own form."""
-        return True
-
-    def told(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None
-    ) -> tuple[Sequence[Message], Sequence[Message] | None]:
-        """Return the conversation with the reasoning before calls as `tool_plan`. Does not mutate."""
-        return [_with_plan(message) for message in messages], with_all_fields(tools)
+def _with_plans(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
+    return [_with_plan(message) for message in messages], with_all_fields(tools)
 
 
 def _with_plan(message: Message) -> Message:
@@ -53,4 +40,4 @@ def _with_plan(message: Message) -> Message:
     return {"tool_plan": message.get("reasoning_content") or message.get("content", ""), **message}
 
 
-COMMAND: Final = CommandFormat("command", SHAPE, signs=("<|START_ACTION|>", "tool_name"))
+COMMAND: Final = JsonFormat("command", SHAPE, signs=("<|START_ACTION|>", "tool_name"), adapt=_with_plans)

@@ -9,10 +9,9 @@ Granite 4 writes calls as Hermes does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from quire.serve.tools.base import Message
+from quire.serve.tools.base import Conversation, Message
 from quire.serve.tools.json_calls import CallShape
 from quire.serve.tools.json_format import JsonFormat
 from quire.serve.tools.phi4 import with_calls_as_text
@@ -21,22 +20,14 @@ from quire.serve.tools.template_format import with_all_fields
 SHAPE: Final = CallShape("<|tool_call|>", is_list=True)
 
 
-@dataclass(frozen=True, slots=True)
-class GraniteFormat(JsonFormat):
-    """The format of Granite 3.1 to 3.3."""
-
-    @property
-    def tells(self) -> bool:
-        """Whether its templates need conversations in their own form."""
-        return True
-
-    def told(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None
-    ) -> tuple[Sequence[Message], Sequence[Message] | None]:
-        """Return the conversation with calls as text. Does not mutate."""
-        return [with_calls_as_text(message, SHAPE) for message in messages], with_all_fields(tools)
+def _with_calls_as_text(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
+    return [with_calls_as_text(message, SHAPE) for message in messages], with_all_fields(tools)
 
 
-GRANITE: Final = GraniteFormat(
-    "granite", SHAPE, signs=("<|tool_call|>", "<|start_of_role|>"), others=("assistant_tool_call",)
+GRANITE: Final = JsonFormat(
+    "granite",
+    SHAPE,
+    signs=("<|tool_call|>", "<|start_of_role|>"),
+    others=("assistant_tool_call",),
+    adapt=_with_calls_as_text,
 )

@@ -15,7 +15,7 @@ header of a final message nothing is a call.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,11 +24,13 @@ from quire.serve.tools.base import (
     AnswerParser,
     Arguments,
     CallBegun,
+    Conversation,
     Event,
     Mark,
     Message,
     Reasoning,
     ReasoningFormat,
+    StateParser,
     Text,
     Thinking,
     Tool,
@@ -62,10 +64,8 @@ _HEADER: Final = re.compile(
     r"(?:<\|channel\|>\s*(?P<channel>\w+)\s*(?:to=(?P<after>[\w.-]+))?\s*(?:<\|constrain\|>)?\s*\w*\s*)?"
 )
 
-State = Callable[[], list[Event]]
 
-
-class HarmonyParser:
+class HarmonyParser(StateParser):
     r"""Reads the messages of one answer. Mutable.
 
     >>> parser = HarmonyParser([Tool("now", {})])
@@ -76,9 +76,8 @@ class HarmonyParser:
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(self._between)
         self._names = frozenset(tool.name for tool in tools)
-        self._held = ""
-        self._state: State = self._between
         self._kind: type[Reasoning | Text] = Text
         self._name = ""
         self._is_final = False  # the rest of the message is text, and no later message is a call
@@ -92,7 +91,7 @@ class HarmonyParser:
         found: list[Event] = []
         for begin in range(0, len(text), MAX_PIECE):
             self._held += text[begin : begin + MAX_PIECE]
-            found += self._events()
+            found += self._read()
         return merged(found)
 
     def finish(self) -> list[Event]:
@@ -103,16 +102,6 @@ class HarmonyParser:
         bare = held.lstrip(SPACE)
         is_text = bool(bare or not self._begun) and not bare.startswith((*OPENERS, RECIPIENT + FUNCTIONS))
         return self._said(held) if self._state == self._between and is_text else []
-
-    def _events(self) -> list[Event]:
-        """Read as far as the held text allows."""
-        found: list[Event] = []
-        while self._held:
-            state, length = self._state, len(self._held)
-            found += state()
-            if self._state == state and len(self._held) == length:
-                break
-        return found
 
     def _between(self) -> list[Event]:
         """Read what precedes a message: its header. Text without one is a message of text."""
@@ -274,28 +263,6 @@ class HarmonyFormat(TemplateFormat):
         """The format of the reasoning: the same parser reads all messages."""
         return REASONING
 
-    @property
-    def tells(self) -> bool:
-        """Whether its templates need conversations in their own form."""
-        return True
-
-    def told(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None
-    ) -> tuple[Sequence[Message], Sequence[Message] | None]:
-        """Return the conversation with one call in a message, and reasoning as `thinking`. Does not mutate."""
-        left, found = list(messages), list[Message]()
-        while left:
-            message = left.pop(0)
-            calls: Sequence[Any] = message.get("tool_calls", [])
-            for call in calls[:-1]:
-                found.append(_with_thinking({**message, "tool_calls": [call]}))
-                message = {"role": "assistant"}
-                results = [each for each in left if each.get("tool_call_id") == call.get("id", "")]
-                found += results
-                left = [each for each in left if each not in results]
-            found.append(_with_thinking({**message, "tool_calls": calls[-1:]} if calls else message))
-        return found, with_all_fields(tools)
-
     def rules(self, tools: Sequence[Tool], most: int, mark: Mark) -> str:
         """Return the rules `calls` (one, because its mark ends the answer), `opened` and `free`."""
         before, names = [], []
@@ -318,6 +285,22 @@ class HarmonyFormat(TemplateFormat):
         return HarmonyParser(tools)
 
 
+def _with_one_call_each(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
+    """Return the conversation with one call in a message, and reasoning as `thinking`. Does not mutate."""
+    left, found = list(messages), list[Message]()
+    while left:
+        message = left.pop(0)
+        calls: Sequence[Any] = message.get("tool_calls", [])
+        for call in calls[:-1]:
+            found.append(_with_thinking({**message, "tool_calls": [call]}))
+            message = {"role": "assistant"}
+            results = [each for each in left if each.get("tool_call_id") == call.get("id", "")]
+            found += results
+            left = [each for each in left if each not in results]
+        found.append(_with_thinking({**message, "tool_calls": calls[-1:]} if calls else message))
+    return found, with_all_fields(tools)
+
+
 def _with_thinking(message: Message) -> Message:
     """Return a message with its reasoning in the templates' field. They refuse a call with both reasoning and text."""
     if message["role"] != "assistant" or "reasoning_content" not in message:
@@ -329,4 +312,4 @@ def _with_thinking(message: Message) -> Message:
     return found | {"thinking": GAP.join(part for part in parts if part)}
 
 
-HARMONY: Final = HarmonyFormat("harmony", signs=(CHANNEL, MESSAGE, "functions"))
+HARMONY: Final = HarmonyFormat("harmony", signs=(CHANNEL, MESSAGE, "functions"), adapt=_with_one_call_each)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from quire.serve.tools.base import Message
+from quire.serve.tools.base import Conversation, Message
 from quire.serve.tools.json_calls import CallShape
 from quire.serve.tools.json_format import JsonFormat
 
@@ -20,25 +19,14 @@ SHAPE: Final = CallShape("<|tool_call|>", "<|/tool_call|>", is_list=True)
 SYSTEM: Final = "You are a helpful assistant with some tools."
 
 
-@dataclass(frozen=True, slots=True)
-class Phi4Format(JsonFormat):
-    """The format of Phi-4-mini."""
-
-    @property
-    def tells(self) -> bool:
-        """Whether its templates need conversations in their own form."""
-        return True
-
-    def told(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None
-    ) -> tuple[Sequence[Message], Sequence[Message] | None]:
-        """Return the conversation with the tools in its system message, and calls as text. Does not mutate."""
-        found = [with_calls_as_text(message, SHAPE) for message in messages]
-        if tools:
-            if found[0]["role"] != "system":
-                found.insert(0, {"role": "system", "content": SYSTEM})
-            found[0] = {**found[0], "tools": _json([tool["function"] for tool in tools])}
-        return found, None
+def _with_tools_as_text(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
+    """Put the tools into the system message, and write calls as text."""
+    found = [with_calls_as_text(message, SHAPE) for message in messages]
+    if tools:
+        if found[0]["role"] != "system":
+            found.insert(0, {"role": "system", "content": SYSTEM})
+        found[0] = {**found[0], "tools": _json([tool["function"] for tool in tools])}
+    return found, None
 
 
 def with_calls_as_text(message: Message, shape: CallShape) -> Message:
@@ -58,4 +46,4 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-PHI4: Final = Phi4Format("phi4", SHAPE, signs=("<|tool|>", "'tools' in message"))
+PHI4: Final = JsonFormat("phi4", SHAPE, signs=("<|tool|>", "'tools' in message"), adapt=_with_tools_as_text)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
-from quire.serve.tools.base import SPACE, AnswerParser, Arguments, Mark, Message, Tool
+from quire.serve.tools.base import SPACE, AnswerParser, Arguments, Conversation, Mark, Message, Tool
 from quire.serve.tools.json_calls import (
     CallShape,
     JsonCallParser,
@@ -160,17 +160,6 @@ class TagFormat(TemplateFormat):
         parts = (tags.opener, tags.closers[-1], tags.before_key, tags.after_key, tags.before_value, tags.after_value)
         return tuple(part for part in parts if re.fullmatch(r"</?\w+>", part))
 
-    @property
-    def tells(self) -> bool:
-        """Whether its templates need conversations in their own form."""
-        return True
-
-    def told(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None
-    ) -> tuple[Sequence[Message], Sequence[Message] | None]:
-        """Return the conversation with all fields of its tools. Does not mutate."""
-        return messages, with_all_fields(tools)
-
     def rules(self, tools: Sequence[Tool], most: int, mark: Mark) -> str:
         """Return the rules `calls`, `opened` and `free`; raises for a schema that no call can follow."""
         tags, rules = self.shape, list[str]()
@@ -285,6 +274,10 @@ def _is_json(text: str) -> bool:
     return True
 
 
+def _with_all_fields(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
+    return messages, with_all_fields(tools)
+
+
 QWEN3_CODER: Final = TagFormat(
     "qwen3_coder",
     TagShape(
@@ -300,6 +293,7 @@ QWEN3_CODER: Final = TagFormat(
         line="\n",
     ),
     signs=("<function=", "<parameter="),
+    adapt=_with_all_fields,
 )
 GLM45: Final = TagFormat(
     "glm45",
@@ -315,4 +309,5 @@ GLM45: Final = TagFormat(
         space="GAP",
     ),
     signs=("<arg_key>", "<arg_value>"),
+    adapt=_with_all_fields,
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from quire.serve.tools.base import Message, ReasoningFormat
+from quire.serve.tools.base import Adapt, Message, ReasoningFormat
 
 NO_PARAMETERS: Final[Message] = {"type": "object", "properties": {}}
 
@@ -18,21 +18,11 @@ class TemplateFormat:
     name: str
     signs: tuple[str, ...] = field(kw_only=True)
     others: tuple[str, ...] = field(default=(), kw_only=True)
+    adapt: Adapt | None = field(default=None, kw_only=True)
 
     def is_of(self, template: str) -> bool:
         """Return whether a chat template uses this format."""
         return all(sign in template for sign in self.signs) and not any(sign in template for sign in self.others)
-
-    @property
-    def tells(self) -> bool:
-        """Whether its templates need conversations in their own form."""
-        return False
-
-    def told(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None
-    ) -> tuple[Sequence[Message], Sequence[Message] | None]:
-        """Return the conversation unchanged: the templates support tools. Does not mutate."""
-        return messages, tools
 
     @property
     def reasoning(self) -> ReasoningFormat | None:

@@ -58,13 +58,13 @@ def answer_form(config: ServerConfig, tokenizer: Tokenizer | None, choice: ToolC
     tools = None if choice.mode == "none" else known
     if choice.mode != "none" and tools is None:
         raise unsupported("tools", _why_no_calls(config, tokenizer))
-    teller = known if known is not None and known.tells else None
+    adapt = None if known is None else known.adapt
     reasoning = create_reasoning_format(config.reasoning_format, template)
     if tools is not None and tools.reasoning is not None:
         reasoning = tools.reasoning
-    if tokenizer is None or (tools is None and teller is None and reasoning is None):
+    if tokenizer is None or (tools is None and adapt is None and reasoning is None):
         return None
-    return AnswerForm(choice, tools, reasoning, tokenizer, teller)
+    return AnswerForm(choice, tools, reasoning, tokenizer, adapt)
 
 
 def _why_no_calls(config: ServerConfig, tokenizer: Tokenizer | None) -> str:
