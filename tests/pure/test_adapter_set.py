@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from quire.core.adapters import AdapterFacts
-from quire.core.errors import ExecutionError
+from quire.core.errors import ExecutionError, TooManyJobsError
 from quire.engine.commands import AnyCommand, DropAdapter, LoadAdapter
-from quire.engine.process.adapter_set import AdapterSet
+from quire.engine.process.adapter_set import MAX_WAITING, AdapterSet
 from quire.engine.records.stats import EngineStats
 
 
@@ -172,23 +172,37 @@ def test_a_restarted_engine_gets_an_adapter_without_a_name_while_requests_hold_i
     run(test)
 
 
-def test_a_folder_that_is_never_read_does_not_hold_up_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_never_answers_holds_one_thread_and_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.engine.process.adapter_set.LOAD_S", 0.01)
-    gate = threading.Event()
+    gate, begun = threading.Event(), []
 
-    def check(folder: str) -> AdapterFacts:
+    def find() -> str:
+        begun.append(threading.get_ident())
         gate.wait(300)
-        return X
+        return "/disk/tune"
 
     async def test() -> None:
         engine = Engine(1)
-        engine.set._check = check
-        with pytest.raises(ExecutionError, match="tune could not be read"):
-            await engine.set.load("new", "/disk/tune", engine.send, engine.stats)
+        for _ in range(3):
+            with pytest.raises(ExecutionError, match="the adapter 'new' could not be read within"):
+                await engine.set.load("new", find, engine.send, engine.stats)
+        assert len(begun) == 1, "the others have waited for it, and given up"
         assert "new" not in engine.set.by_name
+        monkeypatch.setattr("quire.engine.process.adapter_set.LOAD_S", 300.0)
+        calls = [
+            asyncio.create_task(engine.set.load("x", lambda: "/x", engine.send, engine.stats))
+            for _ in range(MAX_WAITING)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyJobsError):
+            await engine.set.load("x", lambda: "/x", engine.send, engine.stats)
+        gate.set()
+        await until(lambda: "x" in engine.states)
+        engine.load()
+        assert await asyncio.gather(*calls) == [X] * MAX_WAITING, "the disk answers again"
+        engine.set.close()
 
     run(test)
-    gate.set()
 
 
 def test_requests_for_many_adapters_take_turns() -> None:

@@ -204,6 +204,11 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         *(503, "service_unavailable_error", "server_is_overloaded", None, after(120, 120_000)),
         "the server is overloaded: its queue is full; try again later",
     ),
+    "too_many_adapters": (
+        errors.too_many_adapters(60.0),
+        *(503, "service_unavailable_error", "too_many_adapters", None, after(60, 60_000)),
+        "many adapters wait to be read, one after another; if this does not end, their disk does not answer",
+    ),
     "too_many_readers": (
         errors.too_many_readers(8),
         *(503, "service_unavailable_error", "too_many_readers", None, after(2, 2000)),

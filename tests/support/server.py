@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from openai import OpenAI
 
 from quire import AsyncLLM
+from quire.core.adapters import AdapterFacts
 from quire.core.clock import SystemClock
 from quire.core.request import CacheScope
 from quire.engine.commands import AnyCommand
@@ -48,6 +49,9 @@ class ServedLLM(AsyncLLM):
 
     def holder(self, tokens: array[int], scope: CacheScope) -> int:
         return 0
+
+    async def load_adapter(self, name: str, find: Callable[[], str]) -> AdapterFacts:  # type: ignore[override]
+        return await self._door.adapters.load(name, find, self.send, self.stats)
 
     def watch(self, every_s: float, show: ShowLive, replica: int = 0) -> None:
         super().watch(every_s, show)

@@ -11,7 +11,7 @@
     ├── RequestStateError                       a call that the state of the request does not allow
     ├── StaleMatchError                         a prefix match whose blocks have been evicted
     ├── UnknownRequestError (also KeyError)     an unknown request id
-    ├── TooManyJobsError                        one tenant has too many texts waiting to be processed
+    ├── TooManyJobsError                        too many jobs of one kind or tenant wait
     ├── ExecutionError                          the compute plane failed a step
     │   ├── OutOfMemoryError                    … for lack of memory: a smaller step may succeed
     │   └── ExecutorLostError                   … and cannot go on
@@ -186,7 +186,7 @@ class UnknownRequestError(QuireError, KeyError):
 
 
 class TooManyJobsError(QuireError):
-    """Too many texts of one tenant wait to be processed; the caller may try again later."""
+    """Too many jobs of one tenant, or adapters, wait for a thread; the caller may try again later."""
 
 
 class ExecutionError(QuireError):

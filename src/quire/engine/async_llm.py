@@ -150,7 +150,7 @@ class AsyncLLM(LocalModel, OperatorVerbs):
     async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
         """Load the adapter in a folder under a name, while steps run; raises if it does not fit."""
         self._require_engine()
-        return await self._door.adapters.load(name, folder, self.send, self.stats)
+        return await self._door.adapters.load(name, lambda: folder, self.send, self.stats)
 
     def unload_adapter(self, name: str) -> None:
         """Remove the name of an adapter; requests that use it go on. Mutates."""

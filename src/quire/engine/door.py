@@ -189,6 +189,7 @@ class Door:
         """End the door's own threads, and the processes that compile grammars. May be called twice."""
         if self._has_own_pool:
             self.text_pool.close()
+        self.adapters.close()
         self._turns.close()
 
     def prepare_all(

@@ -240,6 +240,12 @@ def adapter_not_loaded(message: str) -> ApiError:
     return ApiError(500, message, type=SERVER, code="adapter_not_loaded", headers=NO_RETRY)
 
 
+def too_many_adapters(retry_after_s: float) -> ApiError:
+    """Return the answer to an adapter while many others wait to be read."""
+    message = "many adapters wait to be read, one after another; if this does not end, their disk does not answer"
+    return ApiError(503, message, type=UNAVAILABLE, code="too_many_adapters", headers=_retry_after(retry_after_s))
+
+
 def method_not_allowed(method: str, allowed: str) -> ApiError:
     """Return the answer to a method that the path does not support; `allowed` lists the supported ones."""
     message = f"{shortened(method)} is not allowed here; allowed: {allowed}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Protocol
 
 from quire.core.adapters import AdapterFacts
@@ -80,8 +80,11 @@ class ServedModel(Protocol):
         """The adapters that requests can use, by name."""
         ...
 
-    async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
-        """Load a folder's adapter under a name, while steps run; raises if it does not fit the model."""
+    async def load_adapter(self, name: str, find: Callable[[], str]) -> AdapterFacts:
+        """Load the adapter in the folder that `find` returns, while steps run; raises if it does not fit the model.
+
+        `find` runs in a thread. Raises `TooManyJobsError` if many adapters wait to be read.
+        """
         ...
 
     def unload_adapter(self, name: str) -> None:

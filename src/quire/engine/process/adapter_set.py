@@ -1,6 +1,6 @@
 """AdapterSet: a model's adapters by name, and the ones that the engine has in memory.
 
-    load ──► check the files (in a thread) ──► a name
+    load ──► check the files (in one thread) ──► a name
     request ──► hold ──► in memory? ──► held until `release`
                             └── not yet: room? ──► LoadAdapter ──► the engine reports it as ready
                                             └── DropAdapter: the least recently used one that no request holds
@@ -8,27 +8,30 @@
 Requests for adapters in memory never wait here. The others wait for room, in order, and then for their adapter, up to
 `LOAD_S`: the engine loads it in a thread while steps run. An adapter that requests hold stays in memory until they have
 ended, even if its name was removed. A restarted engine gets the same adapters, so a text can continue there.
+
+Files are read one adapter at a time, in one thread: a disk that never answers costs no second one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
 from quire.core.adapters import LOAD_S, LOADING, READY, AdapterFacts
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import ADAPTER_NAME
-from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.core.errors import ExecutionError, InvalidRequestError, shortened
 from quire.engine.commands import AnyCommand, DropAdapter, LoadAdapter
 from quire.engine.records.stats import EngineStats
+from quire.engine.text.tenant_pool import TenantPool
 
 ASK_AGAIN_S: Final = 0.02
+MAX_WAITING: Final = 8
+"""The most adapters that wait until the files of another are read."""
 
 Send = Callable[[AnyCommand], None]
 Stats = Callable[[], EngineStats]
@@ -52,6 +55,11 @@ class AdapterSet:
         self._dropped: set[str] = set()  # dropped and not loaded again
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock, self._released = asyncio.Lock(), asyncio.Event()  # of that loop
+        self._disk = TenantPool("quire-adapter-check", num_threads=1, max_waiting=MAX_WAITING)
+
+    def close(self) -> None:
+        """End the thread that reads files. May be called twice."""
+        self._disk.close()
 
     @property
     def by_name(self) -> Mapping[str, AdapterFacts]:
@@ -67,36 +75,22 @@ class AdapterSet:
 
     # ---- names ------------------------------------------------------------------------------------------------------
 
-    async def load(self, name: str, folder: str, send: Send, stats: Stats) -> AdapterFacts:
-        """Load the adapter in a folder under a name, while steps run. Mutates.
+    async def load(self, name: str, find: Callable[[], str], send: Send, stats: Stats) -> AdapterFacts:
+        """Load an adapter under a name, while steps run. `find` returns its folder, and may read the disk. Mutates.
 
-        Raises `InvalidRequestError` or `CheckpointError` for an unsuitable adapter, `ExecutionError` if loading fails.
+        Raises `InvalidRequestError` or `CheckpointError` for an unsuitable adapter, `ExecutionError` if loading fails,
+        `TooManyJobsError` if many others wait for the disk.
         """
-        facts = await self._checked(folder)
+        try:
+            async with asyncio.timeout(LOAD_S):
+                facts = await self._disk.run("", lambda: self._check(find()))
+        except TimeoutError as error:
+            raise ExecutionError(f"the adapter {shortened(name)!r} could not be read within {LOAD_S:.0f} s") from error
         self._require_possible(name, facts)
         await self.hold(facts, send, stats)
         self._by_name[name] = facts
         self.release(facts, send)
         return facts
-
-    async def _checked(self, folder: str) -> AdapterFacts:
-        """Return the facts of the adapter in a folder, read in a thread that does not delay the end of the process."""
-        facts: Future[AdapterFacts] = Future()
-        facts.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-
-        def work() -> None:
-            try:
-                facts.set_result(self._check(folder))
-            except BaseException as error:
-                facts.set_exception(error)
-
-        threading.Thread(target=work, name="quire-adapter-check", daemon=True).start()
-        try:
-            async with asyncio.timeout(LOAD_S):
-                return await asyncio.wrap_future(facts)
-        except TimeoutError as error:
-            message = f"the adapter in {Path(folder).name} could not be read within {LOAD_S:.0f} s"
-            raise ExecutionError(message) from error
 
     def load_now(self, name: str, folder: str, send: Send, stats: Stats) -> AdapterFacts:
         """Load as `load` does, but block the caller. Mutates."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import secrets
 from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -175,9 +175,9 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         """Return the number of the engine that holds most of a prompt; raises `ExecutionError` if none runs."""
         return self._set.holder(tokens, scope)
 
-    async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
-        """Load the adapter in a folder under a name, while steps run; raises if it does not fit."""
-        return await self._door.adapters.load(name, folder, self.send, self.stats)
+    async def load_adapter(self, name: str, find: Callable[[], str]) -> AdapterFacts:
+        """Load the adapter in the folder that `find` returns, while steps run; raises if it does not fit."""
+        return await self._door.adapters.load(name, find, self.send, self.stats)
 
     def unload_adapter(self, name: str) -> None:
         """Remove the name of an adapter; requests that use it go on. Mutates."""

@@ -87,7 +87,7 @@ class TenantPool:
                 raise ExecutionError(CLOSED)
             jobs = self._waiting.setdefault(job.tenant, deque())
             if self._max_waiting is not None and len(jobs) >= self._max_waiting:
-                raise TooManyJobsError(f"{len(jobs)} texts of this tenant are already waiting")
+                raise TooManyJobsError(f"{len(jobs)} jobs of this tenant are already waiting")
             jobs.append(job)
             if len(self._threads) < self._num_threads:
                 name = f"{self._name}-{len(self._threads)}"

@@ -7,9 +7,17 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.core.errors import CheckpointError, ExecutionError, InvalidRequestError
+from quire.core.adapters import LOAD_S
+from quire.core.errors import CheckpointError, ExecutionError, InvalidRequestError, TooManyJobsError
 from quire.serve.endpoints.line import fields_of, require_ready
-from quire.serve.errors import adapter_not_found, adapter_not_loaded, adapter_refused, adapters_are_fixed, name_is_used
+from quire.serve.errors import (
+    adapter_not_found,
+    adapter_not_loaded,
+    adapter_refused,
+    adapters_are_fixed,
+    name_is_used,
+    too_many_adapters,
+)
 from quire.serve.errors import operator_required as required
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.render.answer import json_answer
@@ -24,12 +32,13 @@ async def load_adapter(request: Request) -> Response:
     name, model = fields.lora_name, services.model
     if name in services.model_names:
         raise name_is_used(name)
-    folder = _below(root, fields.lora_path)
     is_used = name in model.adapters
     try:
-        facts = await model.load_adapter(name, str(folder))
+        facts = await model.load_adapter(name, lambda: str(_below(root, fields.lora_path)))
+    except TooManyJobsError as error:
+        raise too_many_adapters(LOAD_S) from error
     except CheckpointError as error:
-        raise adapter_refused(str(error).replace(str(root), ".")) from error
+        raise adapter_refused(str(error).replace(str(root.resolve()), ".")) from error
     except InvalidRequestError as error:
         if is_used and error.field == "name":
             raise name_is_used(name) from error
@@ -58,11 +67,15 @@ def _root(request: Request) -> Path:
     if models.server.config.adapter_root is None:
         raise adapters_are_fixed()
     require_ready(request)
-    return Path(models.server.config.adapter_root).resolve()
+    return Path(models.server.config.adapter_root)
 
 
 def _below(root: Path, path: str) -> Path:
-    """Return a folder or GGUF file below the root; raises for any other path, also if a link leads outside."""
+    """Return a folder or GGUF file below the root; raises for any other path, also if a link leads outside.
+
+    Call it in a thread: a disk may never answer.
+    """
+    root = root.resolve()
     try:
         folder = (root / path).resolve(strict=True)
         files = [*folder.iterdir()] if folder.is_dir() else [folder]

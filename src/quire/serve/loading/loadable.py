@@ -127,9 +127,9 @@ class LoadableModel:
         """The adapters that requests can use, by name."""
         return {} if self._model is None else self._model.adapters
 
-    async def load_adapter(self, name: str, folder: str) -> AdapterFacts:
-        """Load a folder's adapter under a name, while steps run; raises if it does not fit the model."""
-        return await self._present().load_adapter(name, folder)
+    async def load_adapter(self, name: str, find: Callable[[], str]) -> AdapterFacts:
+        """Load the adapter in the folder that `find` returns, while steps run; raises if it does not fit the model."""
+        return await self._present().load_adapter(name, find)
 
     def unload_adapter(self, name: str) -> None:
         """Remove the name of an adapter; requests that use it continue."""
