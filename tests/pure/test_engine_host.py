@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from quire.core.clock import ManualClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, ModelError
+from quire.core.logprobs import TokenLogprobs
 from quire.core.sampling_params import SamplingParams
+from quire.engine.client import SequenceUpdate
 from quire.engine.commands import Abort, Add, Clear, Stop
 from quire.engine.process.engine_host import FAILED, EngineHost, MessageSocket
 from quire.engine.process.messages import (
@@ -223,6 +225,21 @@ def test_commands_are_passed_on_until_anything_else_comes() -> None:
             server.shutdown(socket.SHUT_WR)
             EngineHost(engine, ManualClock())._obey(thread)
         assert passed == [Clear(), Abort("r")]
+
+
+def test_a_step_with_more_than_a_message_holds_does_not_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = TokenLogprobs(-0.5, 1, array("i", [7] * 20), array("d", [-0.5] * 20))
+    updates = [SequenceUpdate(name, 0, [1], [], 0, prompt_logprobs=(entry,) * 10) for name in "abcd"]
+    monkeypatch.setattr("quire.engine.process.messages.MAX_MESSAGE_BYTES", 6000)
+    with connected() as (engine, server):
+        host = EngineHost(engine, ManualClock())
+        host._deliver(updates[:1])
+        host._deliver(updates)
+        server.shutdown(socket.SHUT_WR)
+        engine.close()
+        received = read_all(server)
+    assert [each.number for each in received] == list(range(len(received))) and len(received) > 2
+    assert [update for each in received for update in each.updates] == [updates[0], *updates]
 
 
 def test_loading_is_told_now_and_then() -> None:

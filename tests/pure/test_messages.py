@@ -11,12 +11,14 @@ from quire.core.errors import ExecutionError
 from quire.core.grammar import Grammar
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import CacheScope, FinishReason
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from quire.core.validate import MAX_PROMPT_LOGPROBS
 from quire.engine.client import SequenceUpdate
 from quire.engine.commands import Abort, Add, Clear, Fail, Stop, Survey, Watch, command_bytes, read_command
 from quire.engine.process import messages
 from quire.engine.process.messages import (
     LENGTH_BYTES,
+    MAX_MESSAGE_BYTES,
     Blocks,
     Close,
     Configure,
@@ -27,6 +29,7 @@ from quire.engine.process.messages import (
     Updates,
     body_length,
     encode_message,
+    encode_updates,
     message_from_engine,
     message_to_engine,
 )
@@ -140,6 +143,30 @@ def test_columns_that_are_cut_off_are_refused() -> None:
 def test_a_message_for_the_other_side_is_refused() -> None:
     with pytest.raises(ExecutionError, match="invalid message"):
         message_from_engine(encode_message(Abort("r"))[LENGTH_BYTES:])
+
+
+@pytest.mark.parametrize(("num_updates", "most"), [(1, 1 << 20), (2, 100), (7, 100), (7, 300)])
+def test_updates_that_are_too_long_for_one_message_come_in_several(
+    num_updates: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates = [SequenceUpdate(f"r{index}", 0, list(range(40)), [], index) for index in range(num_updates)]
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", most)
+    received = [message_from_engine(each[LENGTH_BYTES:]) for each in encode_updates(updates, 3)]
+    assert all(isinstance(each, Updates) for each in received)
+    assert [each.number for each in received] == list(range(3, 3 + len(received)))
+    assert [update for each in received for update in each.updates] == updates
+    assert (len(received) > 1) == (most < 1 << 20)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, MAX_LOGPROBS])
+def test_the_most_log_probabilities_of_a_prompt_fit_into_a_message(num_top: int) -> None:
+    """Each log-probability that `validate` counts takes at most 12 bytes, so there is room for the rest."""
+    count = 1000
+    entry = TokenLogprobs(-0.1, 1 << 31, array("i", [1 << 30] * num_top), array("d", [-0.1] * num_top))
+    update = SequenceUpdate("r", 0, [], [], 0, prompt_logprobs=(entry,) * count)
+    (message,) = encode_updates([update], 0)
+    assert len(message) <= count * 12 * (num_top + 2)
+    assert 12 * MAX_PROMPT_LOGPROBS < 0.8 * MAX_MESSAGE_BYTES
 
 
 def test_lengths_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:

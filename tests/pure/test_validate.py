@@ -238,6 +238,16 @@ def test_beam_search_needs_temperature_zero(temperature: float) -> None:
     expect_refusal(Request("r", [1], sampling), "temperature", temperature, "0 in a beam search")
 
 
+def test_the_log_probabilities_of_a_prompt_fit_into_a_message_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.core.validate.MAX_PROMPT_LOGPROBS", 100)
+    for num_tokens, most in ((4, 20), (10, 8), (50, 0)):
+        validate(Request("r", [1] * num_tokens, SamplingParams(prompt_logprobs=most, max_tokens=1)), LIMITS)
+    for num_tokens, asked, allowed in ((10, 9, "at most 8"), (50, 1, "at most 0"), (51, 0, "None")):
+        request = Request("r", [1] * num_tokens, SamplingParams(prompt_logprobs=asked, max_tokens=1))
+        expect_refusal(request, "prompt_logprobs", asked, f"{allowed} for a prompt of {num_tokens} tokens")
+    validate(Request("r", [1] * 51, SamplingParams(max_tokens=1)), LIMITS)
+
+
 def test_best_of_is_at_least_n() -> None:
     expect_refusal(Request("r", [1], SamplingParams(n=3, best_of=2)), "best_of", 2, "an integer from 3 to 8")
 

@@ -34,6 +34,11 @@ MAX_SALT_LENGTH = 1024
 MAX_EXTRA_KEYS = 16
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_PRIORITY = 1_000_000
+MAX_PROMPT_LOGPROBS: Final = 16 << 20
+"""The most log-probabilities of one prompt: for each token those of the likeliest, its own, and one for its rank.
+
+They reach the client in one message of the engine, in which each takes up to 12 bytes.
+"""
 LARGEST = sys.float_info.max
 NO_LABELS: Final = "this model has no labels, so it cannot classify texts"
 # A beam search ranks texts by the model's own probabilities, and decides itself when they end.
@@ -96,6 +101,7 @@ def validate(request: Request, limits: RequestLimits) -> None:
     elif not limits.generates:
         allowed = "a text to classify or to score (/classify, /score, /rerank): this model cannot generate text"
         raise InvalidRequestError("prompt", "a text to continue", allowed)
+    _validate_prompt_logprobs(request)
     validate_length(request, limits)  # before the tokens, because checking each token of a long prompt takes long
     _validate_tokens(request, limits)
     if request.num_output_tokens:
@@ -129,6 +135,14 @@ def _validate_pooling(pooling: Pooling, sampling: SamplingParams, limits: Reques
         _require_int("dimensions", pooling.dimensions, 1, limits.vector_size)
     if sampling.num_sequences > 1 or sampling.max_tokens != 1 or sampling.prompt_logprobs is not None:
         raise InvalidRequestError("sampling", sampling, "SamplingParams(max_tokens=1) for a vector")
+
+
+def _validate_prompt_logprobs(request: Request) -> None:
+    asked, num_tokens = request.sampling.prompt_logprobs, request.num_prompt_tokens
+    if asked is not None and num_tokens * (asked + 2) > MAX_PROMPT_LOGPROBS:
+        most = MAX_PROMPT_LOGPROBS // num_tokens - 2
+        allowed = f"at most {most}" if most >= 0 else "None"
+        raise InvalidRequestError("prompt_logprobs", asked, f"{allowed} for a prompt of {num_tokens} tokens")
 
 
 def _narrowed(sampling: SamplingParams, limits: RequestLimits) -> dict[str, Kind]:

@@ -44,9 +44,9 @@ from quire.engine.process.messages import (
     Ready,
     Stats,
     ToEngine,
-    Updates,
     body_length,
     encode_message,
+    encode_updates,
     message_to_engine,
 )
 from quire.engine.records.live import LiveFrame
@@ -73,7 +73,11 @@ class MessageSocket:
 
     def send(self, message: Message) -> None:
         """Queue a message; from any thread."""
-        self._outgoing.put(encode_message(message))
+        self.send_encoded(encode_message(message))
+
+    def send_encoded(self, message: bytes) -> None:
+        """Queue the bytes of a message; from any thread."""
+        self._outgoing.put(message)
 
     def receive(self) -> ToEngine | None:
         """Wait for a message; None when the connection has ended."""
@@ -195,8 +199,9 @@ class EngineHost:
             self._die(f"a step took more than {max_step_s:g} s (max_step_s)")
 
     def _deliver(self, updates: list[SequenceUpdate]) -> None:
-        self._connection.send(Updates.of(updates, self._num_delivered))
-        self._num_delivered += 1
+        for message in encode_updates(updates, self._num_delivered):
+            self._connection.send_encoded(message)
+            self._num_delivered += 1
 
     def _die(self, message: str) -> None:
         """End the process because the engine has failed, after sending the server the reason."""

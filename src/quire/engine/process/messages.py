@@ -17,7 +17,7 @@ as 32-bit integers, log-probabilities as 64-bit floats, in the machine's byte or
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -205,6 +205,21 @@ def encode_message(message: Message | Command) -> bytes:
     if len(body) > MAX_MESSAGE_BYTES:
         raise ExecutionError(f"a message of {len(body)} bytes is too long for the engine's connection")
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def encode_updates(updates: Sequence[SequenceUpdate], number: int) -> list[bytes]:
+    """Return the messages with these updates, numbered from `number`: one, or several if it would be too long.
+
+    A single update always fits, because `validate` bounds its log-probabilities. Does not mutate.
+    """
+    try:
+        return [encode_message(Updates.of(updates, number))]
+    except ExecutionError:
+        if len(updates) == 1:
+            raise
+    half = len(updates) // 2
+    first = encode_updates(updates[:half], number)
+    return first + encode_updates(updates[half:], number + len(first))
 
 
 def message_to_engine(body: bytes) -> ToEngine:
