@@ -54,6 +54,8 @@ class Pulls:
         self.cache = home / ".cache" / "huggingface" / "hub" / "models--org--m"
         kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         self.environ = kept | {"HOME": str(home), "HF_ENDPOINT": url, "HF_TOKEN": "hf_secret"}
+        # A hub that waits at its gate is not one that is lost: after 10 s the client would ask for the rest again.
+        self.environ |= dict.fromkeys(("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"), str(WAIT_S))
         self._home = home
 
     def start(self, *arguments: str, stderr: int = subprocess.PIPE, **environ: str) -> subprocess.Popen[str]:

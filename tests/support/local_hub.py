@@ -119,12 +119,12 @@ class _Handler(BaseHTTPRequestHandler):
                 hub.reached.set()
                 hub.opened.wait()
             piece = data[at : min(at + PIECE, end)]
+            hub.note_sent(len(piece))  # before the client can have it, and end the test
             try:
                 self.wfile.write(piece)
             except OSError:  # the client is gone
                 self.close_connection = True
                 return
-            hub.note_sent(len(piece))
 
     def _send(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self._head(status, len(data), headers or {})
