@@ -19,14 +19,14 @@ from quire.instruments.torture.stage import ServerSpec, Stage, wait_until
 
 def test_a_few_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "torture.json"
-    names = ("F1", "F10", "F8", "I7", "I24", "I44", "L10")
+    names = ("F1", "F10", "F8", "I7", "I24", "I44", "I46", "L10")
     status = cli.main(["torture", "--quick", "--only", *names, "--json", str(path)])
     printed = capsys.readouterr().out
     found = {case["number"]: case for case in json.loads(path.read_text(encoding="utf-8"))["cases"]}
     assert [number for number, case in found.items() if not case["has_passed"]] == [], printed
     assert status == 0
-    assert "faults 3/" in printed and "· refused 3/" in printed and "· load 1/" in printed
-    assert "· blocks leaked 0 · bystanders changed 0 (quick; 7 of " in printed
+    assert "faults 3/" in printed and "· refused 4/" in printed and "· load 1/" in printed
+    assert "· blocks leaked 0 · bystanders changed 0 (quick; 8 of " in printed
 
 
 def test_cases_fail_where_the_server_does_not_cope(monkeypatch: pytest.MonkeyPatch) -> None:

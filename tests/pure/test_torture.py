@@ -7,22 +7,44 @@ import json
 import pytest
 
 from quire.core.errors import InvalidValueError
+from quire.engine.commands import OPERATOR_COMMANDS
 from quire.instruments.http.plain import Answer
 from quire.instruments.torture.bad_tables import TABLES
+from quire.instruments.torture.bundles import IMPORT
 from quire.instruments.torture.case import Case, CaseResult
 from quire.instruments.torture.failure import CaseFailedError, require
 from quire.instruments.torture.refusals import bad, check_answer
 from quire.instruments.torture.retries import should_retry
 from quire.instruments.torture.runner import CASES, chosen, figure, run_case
 from quire.instruments.torture.stage import Stage
+from quire.serve.endpoints import ROUTES
+from quire.serve.endpoints.llama_server import elsewhere
+from quire.serve.endpoints.ollama import no_changes
+from quire.serve.openapi import openapi_document
 
 
 def test_every_case_of_the_list_is_there_once() -> None:
     numbers = [case.number for case in CASES]
     expected = [f"{part}{number}" for part, most in (("F", 21), ("I", 24), ("L", 9)) for number in range(1, most + 1)]
-    expected += [*(f"I{number}" for number in (*range(25, 29), *range(30, 44))), "L10", "L11"]
+    expected += [*(f"I{number}" for number in (*range(25, 29), *range(30, 47))), "L10", "L11"]
     assert set(expected) <= set(numbers) and len(set(numbers)) == len(numbers)
     assert all(case.run is not None for case in CASES)
+
+
+def test_every_post_that_reads_a_body_is_attacked() -> None:
+    """I46 posts to the paths that the OpenAPI document lists with JSON. All others must be known not to read any."""
+    document = json.loads(openapi_document())["paths"]
+    posts = {path: each["post"] for path, each in document.items() if "post" in each}
+    routes = [each for each in ROUTES if "POST" in (each.methods or ())]
+    described = {each.endpoint for each in routes if each.path in posts}
+    for route in routes:
+        reads_none = route.endpoint in (elsewhere, no_changes)
+        assert route.path in posts or route.endpoint in described or reads_none, route.path
+    other = {
+        path for path, post in posts.items() if "application/json" not in post.get("requestBody", {}).get("content", {})
+    }
+    reads_no_json = {"/ping", "/restart_engines", *(f"/{name}" for name in OPERATOR_COMMANDS)}
+    assert other == {IMPORT, *reads_no_json}, "I44 and I45 attack /cache/import"
 
 
 def num_of(part: str) -> int:

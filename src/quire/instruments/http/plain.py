@@ -31,12 +31,12 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object of the body; empty if there is none."""
+        """The error object of the body; if it is a text, as for Ollama, with the text as its message; else empty."""
         try:
             found = json.loads(self.body)["error"]
         except (ValueError, KeyError, TypeError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return {"message": found} if isinstance(found, str) else found if isinstance(found, dict) else {}
 
 
 def ask(url: str, body: object = None, *, headers: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> Answer:

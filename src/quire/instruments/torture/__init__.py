@@ -6,6 +6,7 @@
     I30 … I39   bodies that are cheap to send and expensive to read: the memory held, and the service of others
     I40 … I43   hosts, pages, keys and tenants that must be refused
     I44, I45    bundles of KV blocks that are wrong, truncated, slow or endless
+    I46         every path that takes JSON, with bodies that are no requests
     L1 … L9     load: more than the server can serve, thousands of connections, too little memory, expensive grammars
     L10, L11    tenants: one sends large texts or uses all of its limits, while another sends small calls
 

@@ -18,7 +18,7 @@ from quire.instruments.torture.prober import start_prober
 from quire.instruments.torture.refusals import CHAT, COMPLETIONS, JSON_TYPE
 
 MEBIBYTE: Final = 1 << 20
-TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+TOKENIZE, DETOKENIZE, MESSAGES, INFILL = "/tokenize", "/detokenize", "/v1/messages", "/infill"
 _LIMIT: Final = re.compile(r"limit of (\d+) bytes")
 
 
@@ -63,6 +63,10 @@ FLOODS: Final = (
         28 * MEBIBYTE,
     ),
     Flood("a message of 1-byte words", CHAT, _CHAT, _same(b"a "), b'"}]}', 32 * MEBIBYTE - 64),
+    Flood(
+        "a message of 1-byte words to Anthropic's interface", MESSAGES, _CHAT, _same(b"a "), b'"}]}', 32 * MEBIBYTE - 64
+    ),
+    Flood("1-byte words before a gap", INFILL, b'{"input_prefix": "', _same(b"a "), b'"}', 32 * MEBIBYTE - 64),
     Flood("a message of escapes", CHAT, _CHAT, _same(b"\\u2028"), b'"}]}', 32 * MEBIBYTE - 64),
     Flood("empty messages", CHAT, b'{"messages": [', _same(b"{},"), b"{}]}", 30 * MEBIBYTE),
     Flood("prompts of a batch", COMPLETIONS, b'{"prompt": [', _same(b'"a",'), b'"a"]}', 30 * MEBIBYTE),

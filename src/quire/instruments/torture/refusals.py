@@ -17,6 +17,9 @@ MAX_ANSWER_S = 0.05
 NUM_TRIES = 5
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON_TYPE = {"Content-Type": "application/json"}
+FIELDS = {"message", "type", "param", "code"}
+OTHER_FORMS = {"/api/": {"message"}, "/v1/messages": {"message", "type"}}
+"""The fields of an error on the paths of Ollama's and Anthropic's interfaces; `FIELDS`: on all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,12 @@ def check_answer(probe: Probe, answer: Answer) -> None:
     what = f"{probe.name} got {answer.status}"
     require(answer.status in probe.statuses, f"{what}, not {sorted(probe.statuses)}: {answer.body[:120]!r}")
     error = answer.error
-    require(
-        set(error) == {"message", "type", "param", "code"}, f"{what} without an error object: {answer.body[:120]!r}"
-    )
+    fields = next((fields for begin, fields in OTHER_FORMS.items() if probe.path.startswith(begin)), FIELDS)
+    require(set(error) == fields, f"{what} without the error object of its interface: {answer.body[:120]!r}")
     require(isinstance(error["message"], str) and bool(error["message"]), f"{what} without a message")
     require(
-        not probe.code or error["code"] == probe.code, f"{what} with the code {error['code']!r}, not {probe.code!r}"
+        not probe.code or error.get("code") == probe.code,
+        f"{what} with the code {error.get('code')!r}, not {probe.code!r}",
     )
-    named = str(error["param"])
+    named = str(error.get("param"))
     require(not probe.param or named.startswith(probe.param), f"{what} and names {named!r}, not {probe.param!r}")

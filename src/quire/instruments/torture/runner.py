@@ -22,6 +22,7 @@ from quire.instruments.torture.hangs import HANGS
 from quire.instruments.torture.hostile_folders import FOLDERS
 from quire.instruments.torture.hosts import HOSTS
 from quire.instruments.torture.loads import LOADS
+from quire.instruments.torture.paths import PATHS
 from quire.instruments.torture.process_faults import PROCESS_FAULTS
 from quire.instruments.torture.stage import Stage
 from quire.instruments.torture.tenants import TENANTS
@@ -36,6 +37,7 @@ CASES: tuple[Case, ...] = (
     *BODIES,
     *HOSTS,
     *BUNDLES,
+    *PATHS,
     *LOADS,
     *GRAMMARS,
     *TENANTS,

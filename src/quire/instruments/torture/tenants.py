@@ -77,11 +77,13 @@ def tenant_at_its_limits(stage: Stage) -> str:
 
 
 def _send_large_and_leave(server: TortureServer) -> None:
-    """Send large texts to every path that tokenizes, and disconnect; returns once the server works on the first."""
+    """Send large texts to paths that tokenize, and disconnect; returns once the server works on the first."""
     message = [{"role": "user", "content": LARGE_TEXT}]
     calls: tuple[tuple[str, dict[str, Any]], ...] = (
         ("/v1/completions", {"prompt": LARGE_TEXT}),
         ("/v1/chat/completions", {"messages": message, "truncate_prompt_tokens": 64}),
+        ("/v1/messages", {"messages": message, "max_tokens": 4}),
+        ("/v1/responses", {"input": LARGE_TEXT}),
         ("/tokenize", {"messages": message}),
     )
     for index in range(NUM_LARGE):
