@@ -15,23 +15,13 @@ import pytest
 from support.message_events import added_up
 from support.server import JSON, RunningServer, running_server
 from support.server_thread import Answer
-from support.tool_models import TEMPLATES, write_tool_model
+from support.tool_models import THINKS, WEATHER, write_tool_model
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 MESSAGES: Any = [{"role": "user", "content": "What is a block table?"}]
 TEXT: Any = {"type": "text", "text": "What is a block table?"}
 GREEDY: Any = {"temperature": 0, "max_tokens": 24}
-SCHEMA: Any = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-TOOLS: Any = [{"name": "weather", "description": "It rains.", "input_schema": SCHEMA}]
-THINKS = TEMPLATES["hermes"].removesuffix("{% endif %}") + (
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
-    "{% endif %}"
-)
+TOOLS: Any = [{"name": "weather", "description": "It rains.", "input_schema": WEATHER}]
 OFF: Any = {"thinking": {"type": "disabled"}}
 
 
@@ -178,7 +168,7 @@ def test_max_tokens_may_be_more_than_the_context_has_left() -> None:
 
 
 def test_a_format_holds_the_text(thinker: RunningServer) -> None:
-    wanted = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    wanted = {"format": {"type": "json_schema", "schema": WEATHER}}
     for seed in range(3):
         answer = create(thinker, output_config=wanted, temperature=1, seed=seed, max_tokens=200, **OFF)
         [block] = answer["content"]
@@ -240,7 +230,7 @@ def test_a_conversation_with_calls_is_the_prompt_that_chat_makes_of_it(thinker: 
         {"role": "user", "content": "And?"},
     ]
     functions = [
-        {"type": "function", "function": {"name": "weather", "description": "It rains.", "parameters": SCHEMA}}
+        {"type": "function", "function": {"name": "weather", "description": "It rains.", "parameters": WEATHER}}
     ]
     seeded = {"seed": 9, "temperature": 1, "max_tokens": 6}
     text = create(thinker, messages=told, tools=TOOLS, **seeded)["content"]
@@ -261,7 +251,7 @@ def test_a_call_with_all_that_claude_code_sends(thinker: RunningServer) -> None:
             {"role": "user", "content": [{"type": "text", "text": "A reminder."}, {**TEXT, **fresh}]},
             {"role": "system", "content": "Agents: none."},
         ],
-        "tools": [TOOLS[0] | {"input_schema": SCHEMA | {"$schema": "https://json-schema.org/draft/2020-12/schema"}}],
+        "tools": [TOOLS[0] | {"input_schema": WEATHER | {"$schema": "https://json-schema.org/draft/2020-12/schema"}}],
         "metadata": {"user_id": "{}"},
         "thinking": {"type": "adaptive"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},

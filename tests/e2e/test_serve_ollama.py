@@ -22,23 +22,13 @@ from support.model_stores import VARIABLES, add_to_ollama
 from support.server import JSON, RunningServer, running_server
 from support.server_thread import Answer
 from support.smollm2 import smollm2_path
-from support.tool_models import TEMPLATES, write_tool_model
+from support.tool_models import THINKS, WEATHER, write_tool_model
 
 MESSAGES: Any = [{"role": "user", "content": "What is a block table?"}]
 GREEDY: Any = {"temperature": 0, "num_predict": 24}
-SCHEMA: Any = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-TOOLS: Any = [{"type": "function", "function": {"name": "weather", "description": "It rains.", "parameters": SCHEMA}}]
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "description": "It rains.", "parameters": WEATHER}}]
 FIGURES = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "created_at")
 CREATED = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
-THINKS = TEMPLATES["hermes"].removesuffix("{% endif %}") + (
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
-    "{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +187,7 @@ def test_log_probabilities_are_those_of_chat(server: RunningServer) -> None:
 def test_a_format_holds_the_text(thinker: RunningServer) -> None:
     for seed in range(3):
         options = {"seed": seed, "temperature": 1}
-        held = json.loads(chat(thinker, format=SCHEMA, think=False, options=options)["message"]["content"])
+        held = json.loads(chat(thinker, format=WEATHER, think=False, options=options)["message"]["content"])
         assert held.keys() == {"city", "days"} and held["city"] in ("Paris", "Rome") and 1 <= held["days"] <= 7
     fields = {"prompt": "a", "format": "json", "think": False, "options": {"num_predict": 1, "temperature": 0}}
     assert thinker.post("/api/generate", {**fields, "stream": False}).value["response"].startswith("{")
@@ -223,7 +213,7 @@ def test_reasoning_that_has_no_switch_stays_on(tmp_path: Path) -> None:
 
 
 def test_calls_have_an_object_of_arguments_and_are_answered(thinker: RunningServer) -> None:
-    fields: Any = {"tools": TOOLS, "format": SCHEMA, "think": False}
+    fields: Any = {"tools": TOOLS, "format": WEATHER, "think": False}
     for seed in range(40):
         fields["options"] = {"seed": seed, "temperature": 1}
         whole = thinker.post("/api/chat", {"messages": MESSAGES, "stream": False, **fields}).value

@@ -13,7 +13,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from support.server import RunningServer, running_server
-from support.tool_models import TEMPLATES, write_tool_model
+from support.tool_models import TEMPLATES, THINKS, write_tool_model
 
 CITIES = ("Paris", "Rome")
 WEATHER = {
@@ -343,11 +343,6 @@ def test_a_template_with_tools_and_calls_of_an_unknown_format(tmp_path: Path) ->
 
 
 # ---- reasoning ------------------------------------------------------------------------------------------------------
-
-THINKS = TEMPLATES["hermes"].removesuffix("{% endif %}") + (
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
-    "{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")

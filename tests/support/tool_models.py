@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken
 
@@ -63,6 +64,19 @@ TEMPLATES: Mapping[str, str] = {
     + "{% else %}<|message|>{{ message.content }}<|end|>{% endif %}{% endfor %}"
     + "{% if add_generation_prompt %}<|start|>assistant{% endif %}",
 }
+
+# A template of Hermes that begins the reasoning, or ends it.
+THINKS = TEMPLATES["hermes"].removesuffix("{% endif %}") + (
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+    "{% endif %}"
+)
+WEATHER: Any = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+"""The parameters of a tool that the tests call weather."""
 SPECIAL = (
     "<|python_tag|>",
     "[TOOL_CALLS]",
