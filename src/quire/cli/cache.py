@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quire.core.byte_sizes import format_bytes, parse_bytes
 from quire.core.errors import InvalidConfigError
 from quire.core.kept_block import num_slots_within
+
+if TYPE_CHECKING:
+    from quire.compute.worker.store.slot_file import SlotFile
 
 FOLDER: Final = "the folder given as --disk-cache"
 
@@ -97,39 +101,45 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 def run_verify(arguments: argparse.Namespace) -> int:
     """Print how many blocks are intact. Returns the exit status: 1 if one is damaged or differs, or is in use."""
-    from quire.compute.worker.store.closed import damaged, opened, summaries
+    from quire.compute.worker.store.closed import damaged
 
-    status = 0
-    for each in summaries(arguments.folder):
-        with opened(arguments.folder / each.name) as store:
-            if store is None:
-                print(f"{each.name}  in use; stop the engine first")
-                status = 1
-                continue
-            bad = damaged(store)
-            print(f"{each.name}  blocks: {len(store.kept) - len(bad):,} intact, {len(bad):,} damaged")
-            status = 1 if bad else status
-            if arguments.recompute and store.kept and not bad:
-                from quire.cli.recompute import recompute
+    def verify(path: Path, store: SlotFile) -> bool:
+        bad = damaged(store)
+        print(f"{path.name}  blocks: {len(store.kept) - len(bad):,} intact, {len(bad):,} damaged")
+        if bad or not (arguments.recompute and store.kept):
+            return not bad
+        from quire.cli.recompute import recompute
 
-                again = recompute(arguments.folder / each.name, store, arguments.recompute, arguments.model)
-                print(f"{each.name}  blocks: {again.num_blocks:,} recomputed, {len(again.differing):,} different")
-                status = 1 if again.differing else status
-    return status
+        again = recompute(path, store, arguments.recompute, arguments.model)
+        print(f"{path.name}  blocks: {again.num_blocks:,} recomputed, {len(again.differing):,} different")
+        return not again.differing
+
+    return _for_each_store(arguments.folder, verify)
 
 
 def run_forget(arguments: argparse.Namespace) -> int:
     """Erase blocks. Returns the exit status: 1 if a store is in use."""
-    from quire.compute.worker.store.closed import forget, opened, summaries
+    from quire.compute.worker.store.closed import forget
+
+    def erase(path: Path, store: SlotFile) -> bool:
+        print(f"{path.name}  blocks: {forget(store, arguments.tenant):,} erased")
+        return True
+
+    return _for_each_store(arguments.folder, erase)
+
+
+def _for_each_store(folder: Path, act: Callable[[Path, SlotFile], bool]) -> int:
+    """Open each store of a folder, and act on it. Returns the exit status: 1 if one is in use, or `act` says no."""
+    from quire.compute.worker.store.closed import opened, summaries
 
     status = 0
-    for each in summaries(arguments.folder):
-        with opened(arguments.folder / each.name) as store:
+    for each in summaries(folder):
+        path = folder / each.name
+        with opened(path) as store:
             if store is None:
                 print(f"{each.name}  in use; stop the engine first")
+            if store is None or not act(path, store):
                 status = 1
-                continue
-            print(f"{each.name}  blocks: {forget(store, arguments.tenant):,} erased")
     return status
 
 

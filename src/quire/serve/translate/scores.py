@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from quire.core.errors import InvalidRequestError
 from quire.core.pooling import LABELS, Pooling
 from quire.core.validate import NO_LABELS
-from quire.engine.door import FOR_VECTORS
-from quire.engine.text.prompts import Prompt, estimated_tokens
 from quire.engine.text.scores import pair_prompts
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.scores import ClassifyRequest, Pairs, RerankRequest, ScoreRequest
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
-from quire.serve.translate.embeddings import pooling_of, require_count, start_of
+from quire.serve.translate.embeddings import pooling_of, require_count, start_of, unsampled_request
 
 NO_SCORES: Final = (
     "this server was started without --pooling and --score-tokens, and the model names neither, so it cannot score "
@@ -42,7 +39,7 @@ def classify_request(fields: ClassifyRequest, services: Services) -> GenerationR
         raise InvalidRequestError("input", "texts to classify", "texts to continue or to embed").saying(NO_LABELS)
     prompts = prompts_of(fields.input, "input")
     require_count(len(prompts), "input")
-    made = _request(services, prompts, "input")
+    made = unsampled_request(services, prompts, "input")
     special = fields.add_special_tokens is not False
     return _with_common(replace(made, pooling=Pooling(LABELS), add_special_tokens=special), fields)
 
@@ -55,10 +52,10 @@ def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, pl
     if not model.report.labels:
         # Each text once: the query's vector serves all pairs.
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        return replace(_request(services, texts, place), pooling=pooling_of(services, 0, NO_SCORES))
+        return replace(unsampled_request(services, texts, place), pooling=pooling_of(services, 0, NO_SCORES))
     _require_room(services, pairs, instruction, place)
     prompts, chat = pair_prompts(pairs, instruction, model.tokenizer)
-    return replace(_request(services, prompts, place), pooling=Pooling(LABELS), chat=chat)
+    return replace(unsampled_request(services, prompts, place), pooling=Pooling(LABELS), chat=chat)
 
 
 def _require_room(services: Services, pairs: Pairs, instruction: str | None, place: str) -> None:
@@ -68,17 +65,6 @@ def _require_room(services: Services, pairs: Pairs, instruction: str | None, pla
     if num_characters > most:
         found = f"{num_characters:,} characters, with the query for each"
         raise InvalidRequestError(place, found, f"at most {most:,}, the max_body: fewer texts, or a shorter query")
-
-
-def _request(services: Services, prompts: Sequence[Prompt], place: str) -> GenerationRequest:
-    longest = services.model.limits.max_model_len
-    return GenerationRequest(
-        prompts=prompts,
-        num_sequences=len(prompts),
-        num_tokens=sum(estimated_tokens(prompt, longest) for prompt in prompts),
-        sampling=FOR_VECTORS,
-        names={"prompt": place},
-    )
 
 
 def _with_common(made: GenerationRequest, fields: ScoreRequest | RerankRequest | ClassifyRequest) -> GenerationRequest:
