@@ -148,11 +148,11 @@ class ClientText(_TextMethods):
         """Return the sum; one with `Markup` escapes this text."""
         if isinstance(other, Markup):
             return NotImplemented
-        return _sum(str.__add__(self, other), self, other)
+        return owned(str.__add__(self, other), owners_of(self) + owners_of(other))
 
     def __radd__(self, other: str) -> str:
         """Return the sum."""
-        return _sum(str.__add__(other, self), other, self)
+        return owned(str.__add__(other, self), owners_of(other) + owners_of(self))
 
     def __mul__(self, times: SupportsIndex) -> str:
         """Return the text several times."""
@@ -209,11 +209,6 @@ def owned(text: str, owners: str) -> str:
     """Return a text with the owners of its characters; "" if all are the client's."""
     if not text or (owners and CLIENT not in owners):
         return plain(text)
-    return ClientText(text, owners if TEMPLATE in owners else "")
-
-
-def _sum(text: str, left: str, right: str) -> str:
-    owners = owners_of(left) + owners_of(right)
     return ClientText(text, owners if TEMPLATE in owners else "")
 
 

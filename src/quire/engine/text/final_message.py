@@ -1,4 +1,4 @@
-r"""A conversation whose last message the model continues, instead of answering it.
+r"""Prompts that end within the last message of a conversation, which the model continues instead of answering it.
 
     messages    … {"role": "assistant", "content": "A block is "}
     marked      … {"role": "assistant", "content": "A block is ▯"}      ▯: a mark that no client can guess

@@ -2,8 +2,8 @@
 
     "def f(", "):"   ──►   <|fim_prefix|>def f(<|fim_suffix|>):<|fim_middle|>   ──►   "x"
 
-Models of code were trained with such texts, each family with tokens of its own. A model that has such tokens can fill
-in; no file of a model says so otherwise. The middle ends like any text, or where the model begins another file.
+Models of code were trained with such texts, each family with its own tokens. A model can fill in if it has such tokens:
+no other part of its files shows it. The middle ends like any text, or where the model begins another file.
 """
 
 from __future__ import annotations
@@ -76,6 +76,6 @@ def infill_format(tokenizer: Tokenizer) -> InfillFormat | None:
 
 
 def _is_one_token(tokenizer: Tokenizer, text: str) -> bool:
-    """Return whether a text is encoded as the token of this name: it is one wherever it occurs."""
+    """Return whether a text is encoded as a single token, the one with this name."""
     token_id = tokenizer.id_of(text)
     return token_id is not None and tokenizer.encode(text, add_special_tokens=False) == [token_id]

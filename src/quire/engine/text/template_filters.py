@@ -44,7 +44,7 @@ _CHEAP_FILTERS: Final = names_in("count d default first last length")
 
 def metered_filters(every: Mapping[str, Any]) -> dict[str, Any]:
     """Return the filters that a chat template can use, of those of Jinja."""
-    own = {"tojson": _tojson, "join": _join, "safe": _safe, "format": _format}
+    own = {"join": _join, "safe": _safe, "format": _format}
     names = TEXT_FILTERS | NUMBER_FILTERS | LIST_FILTERS | {"attr"}
     charged = {name: _charged_filter(name, own.get(name, every[name])) for name in sorted(names)}
     return {name: every[name] for name in _CHEAP_FILTERS} | charged | {"tojson": _tojson}
@@ -105,7 +105,7 @@ def _charged_test(name: str, function: Any) -> Callable[..., Any]:
     def charged(context: Meter, value: Any, *args: Any) -> Any:
         if name in _TEXT_TESTS:
             value = context.text(value)
-        elif name in _REMAINDER_TESTS and isinstance(value, str):  # it is a format string, here too
+        elif name in _REMAINDER_TESTS and isinstance(value, str):  # the test's % fills in a text, too
             context.fill(value, list(args))
         else:
             context.key(value)

@@ -190,7 +190,7 @@ def _assistant(blocks: Sequence[Block]) -> tuple[Message, set[str]]:
             case "text":
                 texts.append((where, block))
             case "thinking":
-                thoughts.append(_named(block, "thinking", where, may_be_empty=True))
+                thoughts.append(_required_text(block, "thinking", where, may_be_empty=True))
             case "tool_use":
                 call = _call(block, where)
                 if call["id"] in calls:
@@ -208,8 +208,8 @@ def _assistant(blocks: Sequence[Block]) -> tuple[Message, set[str]]:
 
 def _call(block: dict[str, Any], where: str) -> Message:
     arguments = plain_object(block.get("input"), f"{where}.input")
-    function = {"name": _named(block, "name", where), "arguments": arguments}
-    return {"id": _named(block, "id", where), "type": "function", "function": function}
+    function = {"name": _required_text(block, "name", where), "arguments": arguments}
+    return {"id": _required_text(block, "id", where), "type": "function", "function": function}
 
 
 def _joined(blocks: Sequence[Block]) -> str:
@@ -217,10 +217,10 @@ def _joined(blocks: Sequence[Block]) -> str:
 
 
 def _text(where: str, block: dict[str, Any]) -> str:
-    return _named(block, "text", where, may_be_empty=True)
+    return _required_text(block, "text", where, may_be_empty=True)
 
 
-def _named(block: dict[str, Any], key: str, where: str, *, may_be_empty: bool = False) -> str:
+def _required_text(block: dict[str, Any], key: str, where: str, *, may_be_empty: bool = False) -> str:
     text = block.get(key)
     if not isinstance(text, str) or not (text or may_be_empty):
         raise InvalidRequestError(f"{where}.{key}", text, "a text")

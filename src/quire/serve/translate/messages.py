@@ -66,7 +66,7 @@ def conversation_of(fields: MessagesRequest, services: Services) -> Conversation
     tokenizer, choice = services.model.tokenizer, message_tools(fields)
     messages, form = messages_of(fields), answer_form(services.config, tokenizer, choice)
     options = chat_options(tokenizer, _variables(fields, tokenizer), tools=choice.shown)
-    continues = fields.messages[-1]["role"] == "assistant"  # without being asked, as in Anthropic's API
+    continues = fields.messages[-1]["role"] == "assistant"  # Anthropic's API has no field that asks for it
     return Conversation(
         messages, with_ending(options, None, continues), begun_by(form, messages) if continues else form
     )
