@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar
@@ -90,8 +91,10 @@ def _read_object(body: bytes | bytearray) -> dict[str, Any]:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError:
         raise _too_deep() from None
-    except ValueError as error:  # from the parser, or for an integer of thousands of digits
+    except json.JSONDecodeError as error:
         raise _not_json(" ".join(str(error).split())[:200]) from None
+    except ValueError:  # only integers raise it
+        raise _not_json(f"an integer has more than {sys.get_int_max_str_digits():,} digits") from None
     if not isinstance(value, dict):
         raise _not_json(f"it is a JSON {_name_of(value)}, not an object")
     if "\\u" in text:  # only an escape can write a non-character
@@ -117,7 +120,7 @@ def _first_twice(pairs: list[tuple[str, Any]]) -> str:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    raise _not_json(f"{name} is not JSON")
 
 
 def _require_characters(fields: Mapping[str, Any]) -> None:

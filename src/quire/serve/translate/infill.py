@@ -1,4 +1,4 @@
-"""Prompts to fill in: the text between a prefix and a suffix."""
+"""What requests to fill in need from the model: its tokens for a gap, and those that end what fills it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.serve.services import Services
 
 
 def required_infill(services: Services, field: str) -> InfillFormat:
-    """Return the format of the model; raises `ApiError` about a field if the model cannot fill in."""
+    """Return how the model fills in; raises `ApiError` about a field if it cannot."""
     tokenizer = services.model.tokenizer
     found = None if tokenizer is None else infill_format(tokenizer)
     if found is None:
