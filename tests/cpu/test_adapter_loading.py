@@ -76,6 +76,21 @@ def test_an_adapter_that_is_wanted_again_is_there_after_the_load_that_was_droppe
     assert not disk.has() and loader.states() == {}
 
 
+def test_a_load_that_hangs_holds_one_thread_however_often_it_is_repeated(tmp_path: Path) -> None:
+    disk = SlowDisk(tmp_path)
+    loader = disk.loader()
+    loader.load(disk.digest, str(disk.folder))
+    assert disk.asked.acquire(timeout=LONG_S)
+    for _ in range(5):
+        loader.drop(disk.digest)
+        loader.load(disk.digest, str(disk.folder))
+    assert [thread.name for thread in threading.enumerate()].count("quire-adapters") == 1
+    disk.gate.set()
+    assert loader.has_adapter(disk.digest) and loader.states() == {disk.digest: READY}
+    end_of_loads()
+    assert disk.asked.acquire(blocking=False) and not disk.asked.acquire(blocking=False), "only the last is read too"
+
+
 def test_loads_that_hang_do_not_hold_up_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, gate = SlowDisk(tmp_path), threading.Event()
 

@@ -2,9 +2,9 @@
 
 load ──► thread: read, check, pack ──► shelf of the runner      a row that needs it earlier waits for the thread
 
-A disk may never respond. So each load has its own thread, for which nothing waits when the process ends, and up to
-`LOADS_AT_ONCE` loads run at once: hanging loads delay others only if they take all turns. A later load of the same
-adapter waits for the end of an earlier one.
+A disk may never respond. So each adapter that loads has its own thread, for which nothing waits when the process ends,
+and up to `LOADS_AT_ONCE` loads run at once: hanging loads delay others only if they take all turns. A later load of the
+same adapter follows an earlier one in the same thread: however often it is repeated, a hang holds one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ CLOSE_S: Final = 10.0
 
 
 class _Load:
-    """A load of an adapter. `before`: a load of the same adapter that must end first."""
+    """A load of an adapter. `after`: a load of the same adapter that follows it."""
 
-    def __init__(self, before: _Load | None) -> None:
-        self.before = before
+    def __init__(self, digest: str, folder: str) -> None:
+        self.digest = digest
+        self.folder = folder
+        self.after: _Load | None = None
         self.is_wanted = True
         self.failure = ""
         self.ended = threading.Event()
@@ -51,7 +53,7 @@ class AdapterLoader:
         self._loads: dict[str, _Load] = {}
         self._dropped: dict[str, _Load] = {}  # the last one of each adapter, which may still run
         self._turns = threading.Semaphore(LOADS_AT_ONCE)
-        self._lock = threading.Lock()  # guards `is_wanted` and its consequences
+        self._lock = threading.Lock()  # guards `is_wanted`, `after` and their consequences
 
     def load_now(self, adapters: Iterable[Adapter]) -> None:
         """Load adapters before the first step. Mutates; raises `CheckpointError`."""
@@ -64,27 +66,35 @@ class AdapterLoader:
         load = self._loads.get(digest)
         if digest in self._there or (load is not None and not load.failure):
             return
-        load = self._loads[digest] = _Load(self._dropped.pop(digest, None))
-        threading.Thread(target=self._run, args=(load, digest, folder), name="quire-adapters", daemon=True).start()
+        load = self._loads[digest] = _Load(digest, folder)
+        before = self._dropped.pop(digest, None)
+        with self._lock:
+            if before is not None and not before.ended.is_set():
+                before.after = load
+                return
+        threading.Thread(target=self._run, args=(load,), name="quire-adapters", daemon=True).start()
 
-    def _run(self, load: _Load, digest: str, folder: str) -> None:
+    def _run(self, load: _Load | None) -> None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        if load.before is not None:
-            load.before.ended.wait()
-            load.before = None
-        failure = ""
+        while load is not None:
+            failure = self._tried(load)
+            with self._lock:
+                if not load.is_wanted:
+                    self._shelf.drop_adapter(load.digest)
+                load.failure = failure
+                load.ended.set()
+                load = load.after
+
+    def _tried(self, load: _Load) -> str:
+        """Load an adapter, if it is still wanted; return the reason of a failure. Mutates."""
         with self._turns:
             try:
                 if load.is_wanted:
-                    self._shelf.load_adapter(self._read(folder, digest))
+                    self._shelf.load_adapter(self._read(load.folder, load.digest))
             except Exception as error:  # reported to the requests that need the adapter
-                failure = " ".join(f"{error}".split()) or type(error).__name__
-        with self._lock:
-            if not load.is_wanted:
-                self._shelf.drop_adapter(digest)
-            load.failure = failure
-            load.ended.set()
+                return " ".join(f"{error}".split()) or type(error).__name__
+        return ""
 
     def has_adapter(self, digest: str) -> bool:
         """Return whether an adapter is in memory; waits, not forever, for a running load. Does not mutate."""
