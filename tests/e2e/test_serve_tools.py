@@ -245,6 +245,71 @@ def test_a_response_that_calls(server: RunningServer) -> None:
         assert again.usage.input_tokens > (whole.usage.input_tokens if whole.usage else 0)
 
 
+def test_functions_of_a_namespace_are_called_by_both_names(guide: RunningServer) -> None:
+    """As Codex offers them: names are unique within a namespace only, and a search is offered with every call."""
+    weather = {"type": "function", "name": "weather", "parameters": WEATHER}
+    tools = [weather, {"type": "namespace", "name": "old", "tools": [weather]}, {"type": "web_search", "size": 1}]
+    fields: Any = {"input": "Is it warm?", "tools": tools, "max_output_tokens": 300, "temperature": 0}
+    fields |= {"tool_choice": {"type": "function", "name": "old__weather"}, "client_metadata": {"turn": "1"}}
+    whole = guide.post("/v1/responses", fields)
+    assert whole.status == 200, whole.body
+    [call] = whole.value["output"]
+    assert (call["type"], call["name"], call["namespace"]) == ("function_call", "weather", "old")
+    require_allowed("weather", call["arguments"])
+    assert whole.value["tools"] == tools[:2], "the answer has the tools that were offered to the model"
+    events = guide.post("/v1/responses", fields | {"stream": True}).events
+    told = [event["item"] for event in events if event["type"].startswith("response.output_item")]
+    assert [(item["name"], item["namespace"]) for item in told] == [("weather", "old")] * 2
+    plain = guide.post("/v1/responses", fields | {"tool_choice": {"type": "function", "name": "weather"}}).value
+    assert "namespace" not in plain["output"][0]
+    prompts = []
+    for name in (call | {"namespace": "old"}, call | {"name": "old__weather", "namespace": None}):
+        items = [{"role": "user", "content": "Is it warm?"}, name]
+        items.append({"type": "function_call_output", "call_id": call["call_id"], "output": "19 degrees"})
+        again = guide.post("/v1/responses", fields | {"input": items, "tool_choice": "none", "max_output_tokens": 8})
+        prompts.append((again.value["usage"]["input_tokens"], again.value["output"][0]["content"][0]["text"]))
+    assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "web_search"}], "tools[0].type"),
+        ([{"type": "function", "name": "a"}, {"type": "local_shell"}], "tools[1].type"),
+        ([{"type": "namespace", "tools": []}], "tools[0].name"),
+        ([{"type": "namespace", "name": "a", "tools": [1]}], "tools[0].tools"),
+        ([{"type": "namespace", "name": "a", "tools": [{"type": "web_search"}]}], "tools[0].tools[0].type"),
+        ([{"type": "namespace", "name": "a", "tools": [{"type": "function", "name": "!"}]}], "tools[0].tools[0].name"),
+        (
+            [
+                {"type": "function", "name": "a__b"},
+                {"type": "web_search"},
+                {"type": "namespace", "name": "a", "tools": [{"type": "function", "name": "b"}]},
+            ],
+            "tools[2].tools[0].name",
+        ),
+    ],
+)
+def test_tools_of_a_response_that_cannot_be_offered_are_named(guide: RunningServer, tools: Any, param: str) -> None:
+    answer = guide.post("/v1/responses", {"input": "Is it warm?", "tools": tools})
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+def test_texts_in_a_row_are_one_message_of_a_response(guide: RunningServer) -> None:
+    """Codex sends two messages of the developer and two of the user; some templates accept one of each."""
+    rows = [("developer", "Be brief."), ("system", "Be kind."), ("user", "Warm."), ("user", "Is it?")]
+    items = [{"type": "message", "role": role, "content": text} for role, text in rows]
+    same = [
+        {"role": "system", "content": "You are.\nBe brief.\nBe kind."},
+        {"role": "user", "content": "Warm.\nIs it?"},
+    ]
+    fields: Any = {"max_output_tokens": 8, "temperature": 0}
+    found = guide.post("/v1/responses", fields | {"input": items, "instructions": "You are."}).value
+    chat = guide.post("/v1/chat/completions", {"messages": same, "max_tokens": 8, "temperature": 0}).value
+    assert found["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert found["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+
+
 def test_the_helpers_of_openai_python(guide: RunningServer) -> None:
     fields: Any = {"model": "guide", "messages": MESSAGES, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
     fields |= {"tool_choice": "required", "parallel_tool_calls": False}

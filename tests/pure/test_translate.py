@@ -302,8 +302,9 @@ def test_parts_of_a_message_that_no_template_would_show(key: str) -> None:
 
 NAMES = st.sampled_from(["add", "now"])
 WORDS = st.text("ab é", min_size=1, max_size=3)
+ROLES = ["user", "assistant", "developer", "system"]
 ITEMS = st.one_of(
-    st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "assistant"]), WORDS),
+    st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(ROLES), WORDS),
     st.builds(lambda text: {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}, WORDS),
     st.just({"type": "reasoning", "summary": [], "encrypted_content": "x"}),
     st.builds(
@@ -317,7 +318,7 @@ def spoken_in(item: dict[str, Any]) -> list[tuple[str, str]]:
     """What an item says, as a list of who and what: the same for items and for messages."""
     match item.get("type", "message"):
         case "message":
-            return [(item["role"], item["content"])]
+            return [("system" if item["role"] == "developer" else item["role"], item["content"])]
         case "reasoning":
             return [("thought", "".join(part["text"] for part in item.get("content", [])))]
         case "function_call":
@@ -332,7 +333,8 @@ def spoken_by(message: dict[str, Any]) -> list[tuple[str, str]]:
     if "reasoning_content" in message:
         said.append(("thought", message["reasoning_content"]))
     if message.get("content"):
-        said.append((message["role"], message["content"]))
+        role = "system" if message["role"] == "developer" else message["role"]
+        said.append((role, message["content"]))
     said += [
         ("call", call["function"]["name"] + call["function"]["arguments"]) for call in message.get("tool_calls", [])
     ]
@@ -344,13 +346,17 @@ def test_a_conversation_keeps_every_item_in_its_place(items: list[dict[str, Any]
     before = json.dumps(items)
     messages = messages_of(ResponseRequest(input=items, instructions=instructions))
     assert json.dumps(items) == before
-    if instructions:
-        assert messages.pop(0) == {"role": "system", "content": instructions}
     said = [each for message in messages for each in spoken_by(message)]
-    assert said == [each for item in items for each in spoken_in(item)]
+    told = [("system", instructions)] if instructions else []
+    for who, what in (each for item in items for each in spoken_in(item)):
+        if told and told[-1][0] == who and who in ("user", "system"):
+            told[-1] = (who, f"{told[-1][1]}\n{what}")
+        else:
+            told.append((who, what))
+    assert said == told
     for message in messages:
         assert {"content", "tool_calls"} & message.keys(), "a template reads one of the two"
-        assert message["role"] in ("user", "assistant", "tool")
+        assert message["role"] in (*ROLES, "tool")
         assert "tool_calls" not in message or message["role"] == "assistant"
     for last, message in pairwise(messages):
         is_call_alone = message.keys() == {"role", "tool_calls"}

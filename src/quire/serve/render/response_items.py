@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from quire.serve.answer_form import AnswerForm
 from quire.serve.schemas.common import ContentLogprob
 from quire.serve.schemas.responses import (
@@ -34,6 +36,7 @@ class Item:
     call_id: str = ""
     text: str = ""
     logprobs: list[ContentLogprob] = field(default_factory=list)
+    namespace: str = ""
 
     def part(self) -> OutputText:
         """Return the text as a part of a message. Does not mutate."""
@@ -46,7 +49,8 @@ class Item:
             return OutputMessage(self.id, status, "assistant", [self.part()] if has_begun else [])
         if self.kind == "reasoning":
             return ReasoningItem(self.id, status, [ReasoningText("reasoning_text", self.text)] if has_begun else [])
-        return FunctionCallItem(self.id, status, self.call_id, self.name, self.text if has_begun else "")
+        text = self.text if has_begun else ""
+        return FunctionCallItem(self.id, status, self.call_id, self.name, text, self.namespace or msgspec.UNSET)
 
 
 class Items:
@@ -56,6 +60,7 @@ class Items:
         self.all: list[Item] = []
         self._suffix = suffix
         self._form = form
+        self._tools = {} if form is None else {tool.name: tool for tool in form.choice.tools}
 
     def open(self, kind: Kind, name: str = "") -> Item:
         """Add and return a new item. Mutates."""
@@ -63,7 +68,9 @@ class Items:
         # The first item, often the only one, has an id without an index.
         own_id = PREFIXES[kind] + self._suffix + (f"_{index}" if index else "")
         call_id = "" if self._form is None or kind != "call" else self._form.call_id(self._suffix, index)
-        self.all.append(Item(kind, own_id, index, name, call_id))
+        tool = self._tools.get(name)
+        names = (name, "") if tool is None else (tool.own_name, tool.namespace)
+        self.all.append(Item(kind, own_id, index, names[0], call_id, namespace=names[1]))
         return self.all[-1]
 
     def take(self, event: Event) -> tuple[Item, bool]:

@@ -82,7 +82,7 @@ class ResponseReply:
             parallel_tool_calls=fields.parallel_tool_calls is not False,
             text=TextSettings(fields.wanted_format),
             tool_choice=fields.tool_choice or ("auto" if fields.tools else "none"),
-            tools=fields.tools or [],
+            tools=fields.shown_tools,
         )
 
 

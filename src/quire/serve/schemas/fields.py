@@ -15,6 +15,7 @@ from typing import Any, Final
 IGNORED: Final = frozenset(
     {
         # for a service's bookkeeping: user, price, retention
+        "client_metadata",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_options",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from quire.serve.schemas.common import ContentLogprob
 from quire.serve.schemas.formats import OutputFormat, TextFormat
 from quire.serve.schemas.sampling import LogprobCount, SamplingFields, TokenCount
+
+SEARCH: Final = "web_search"
+"""The type of a tool that is left out next to functions."""
 
 Status = Literal["completed", "incomplete", "in_progress"]
 
@@ -37,6 +40,11 @@ class ResponseRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     stream_options: dict[str, Any] | None = None
     metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """The tools of a valid request, without those that are left out."""
+        return [tool for tool in self.tools or [] if tool["type"] != SEARCH]
 
     @property
     def wanted_format(self) -> OutputFormat:
@@ -86,6 +94,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="funct
     call_id: str
     name: str
     arguments: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
 OutputItem = OutputMessage | ReasoningItem | FunctionCallItem

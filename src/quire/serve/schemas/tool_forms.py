@@ -16,7 +16,12 @@ def chat_tools() -> Schema:
 
 def response_tools() -> Schema:
     """Return the schema of the tools of responses."""
-    return _tools(_object({"type": {"const": "function"}, **_function()}, ["type", "name"]))
+    function = _object({"type": {"const": "function"}, **_function()}, ["type", "name"])
+    members = {"type": "array", "minItems": 1, "maxItems": 8, "items": function}
+    short = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,16}$"}
+    namespace = _object({"type": {"const": "namespace"}, "name": short, "tools": members})
+    search = {"description": "Accepted next to functions, and left out.", **_object({"type": {"const": "web_search"}})}
+    return _tools({"anyOf": [function, namespace, search]})
 
 
 def tool_choice(*path: str) -> Schema:

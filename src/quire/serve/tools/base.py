@@ -45,6 +45,22 @@ class Tool:
     strict: bool = False
     place: str = "tools"
     """The request's field that has the parameters."""
+    namespace: str = ""
+    """The namespace that `name` begins with. An answer of /v1/responses has it apart from the rest, `own_name`."""
+
+    @property
+    def own_name(self) -> str:
+        """The name within the namespace."""
+        return self.name.removeprefix(full_name(self.namespace, ""))
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    """Return the name by which the model knows a function.
+
+    >>> full_name(None, "now"), full_name("agents", "spawn")
+    ('now', 'agents__spawn')
+    """
+    return f"{namespace}__{name}" if namespace else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
-"""Turns the input of /v1/responses into messages of a chat template, and its tools into chat's."""
+"""Turns the input of /v1/responses into messages of a chat template.
+
+Items in a row are one message if they are of one role: many templates allow a system message only at the start, and
+some require that user and assistant alternate. Programs such as Codex send several items of each.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
 from quire.serve.errors import unsupported
 from quire.serve.schemas.responses import ResponseRequest
-from quire.serve.tools.base import ToolChoice
-from quire.serve.translate.tools import tool_choice_of
+from quire.serve.tools.base import full_name
 
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
 KEYS: Final = {
@@ -26,12 +28,14 @@ Message = dict[str, Any]
 def messages_of(fields: ResponseRequest) -> list[Message]:
     """Return the conversation of a request: the instructions first, as a system message. Does not mutate.
 
-    Reasoning, text and calls in a row become one message, as the model wrote them.
+    Reasoning, text and calls in a row become one message, as the model wrote them; texts of others, one with several
+    lines.
 
     >>> messages_of(ResponseRequest(input="Hi", instructions="Be brief."))
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}]
     """
     messages: list[Message] = []
+    lines: dict[int, list[str]] = {}  # of messages made from several items, joined once: thousands may follow
     if fields.instructions:
         messages.append({"role": "system", "content": fields.instructions})
     if isinstance(fields.input, str):
@@ -40,41 +44,26 @@ def messages_of(fields: ResponseRequest) -> list[Message]:
         raise InvalidRequestError("input", fields.input, "a text, or at least one message")
     for index, item in enumerate(fields.input):
         message = _message(item, f"input[{index}]")
-        if messages and _belongs_to(message, messages[-1]):
+        if messages and _same_speaker(message, messages[-1]):
+            lines.setdefault(len(messages) - 1, [messages[-1]["content"]]).append(message["content"])
+        elif messages and _belongs_to(message, messages[-1]):
             calls = messages[-1].get("tool_calls", [])  # made here: it grows in place, thousands of items may follow
             calls += message.get("tool_calls", [])
             messages[-1] |= message | ({"tool_calls": calls} if calls else {})
         else:
             messages.append(message)
+    for index, texts in lines.items():
+        messages[index]["content"] = "\n".join(texts)
     return [
         message if "content" in message or "tool_calls" in message else message | {"content": ""}
         for message in messages
     ]
 
 
-def response_tools(fields: ResponseRequest) -> ToolChoice:
-    """Return the tools that the model may call; errors use this API's field names. Does not mutate."""
-    tools = [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or [])]
-    choice = fields.tool_choice
-    if isinstance(choice, dict):
-        choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
-    try:
-        found = tool_choice_of(tools, choice, fields.parallel_tool_calls)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(_own_place(error.field), error.value, error.allowed) from error
-    return replace(found, tools=tuple(replace(tool, place=_own_place(tool.place)) for tool in found.tools))
-
-
-def _own_place(place: str) -> str:
-    """Return this API's name for a field of chat."""
-    return place.replace(".function", "")
-
-
-def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise unsupported(f"{where}.type", "this server supports function tools only")
-    function = {key: value for key, value in tool.items() if key != "type" and value is not None}
-    return {"type": "function", "function": function}
+def _same_speaker(message: Message, last: Message) -> bool:
+    """Return whether both are texts of the user, or of the developer, whom some clients call system."""
+    speakers = ("user",), ("system", "developer")
+    return any(message["role"] in roles and last["role"] in roles for roles in speakers)
 
 
 def _belongs_to(message: Message, last: Message) -> bool:
@@ -108,7 +97,9 @@ def _message(item: dict[str, Any], where: str) -> Message:
 
 
 def _call(item: dict[str, Any], where: str) -> Message:
-    function = {"name": _named(item, "name", where), "arguments": item.get("arguments")}
+    namespace = _named(item, "namespace", where) if item.get("namespace") else None
+    name = full_name(namespace, _named(item, "name", where))
+    function = {"name": name, "arguments": item.get("arguments")}
     if not isinstance(function["arguments"], str):
         raise InvalidRequestError(f"{where}.arguments", function["arguments"], "a JSON object, as text")
     call = {"id": _named(item, "call_id", where), "type": "function", "function": function}

@@ -12,7 +12,8 @@ from quire.serve.schemas.responses import ResponseRequest
 from quire.serve.services import Services
 from quire.serve.translate.conversation import chat_options
 from quire.serve.translate.grammar import response_held_to
-from quire.serve.translate.response_input import messages_of, response_tools
+from quire.serve.translate.response_input import messages_of
+from quire.serve.translate.response_tools import response_tools
 from quire.serve.translate.sampling import require_few_choices, sampling_of, truncation_of
 from quire.serve.translate.tools import answer_form
 

@@ -29,8 +29,12 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MODES: Final[tuple[Mode, ...]] = ("none", "auto", "required")
 
 
-def tool_choice_of(tools: list[dict[str, Any]] | None, choice: object, parallel: bool | None) -> ToolChoice:
+def tool_choice_of(
+    tools: list[dict[str, Any]] | None, choice: object, parallel: bool | None, places: Sequence[str] | None = None
+) -> ToolChoice:
     """Return the tools that the model may call; raises `InvalidRequestError` for invalid tools. Does not mutate.
+
+    `places`: where each tool is in the request; by default in `tools`, in this order.
 
     >>> tool = {"type": "function", "function": {"name": "now"}}
     >>> tool_choice_of([tool], None, None).mode, tool_choice_of([tool], "none", None).tools
@@ -39,8 +43,10 @@ def tool_choice_of(tools: list[dict[str, Any]] | None, choice: object, parallel:
     shown = tools or []
     if len(shown) > MAX_TOOLS:
         raise InvalidRequestError("tools", f"{len(shown)} tools", f"at most {MAX_TOOLS}")
-    known = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(shown)]
-    _require_unique(known)
+    if places is None:
+        places = [f"tools[{index}]" for index in range(len(shown))]
+    known = [_tool(tool, place) for tool, place in zip(shown, places, strict=True)]
+    _require_unique(known, places)
     mode, name = _mode(choice, bool(known))
     if mode in ("required", "named") and not known:
         raise InvalidRequestError("tool_choice", choice, "'none' or 'auto' without tools")
@@ -104,11 +110,11 @@ def _parameters(parameters: object, where: str) -> Mapping[str, Any]:
     return parameters
 
 
-def _require_unique(tools: Sequence[Tool]) -> None:
+def _require_unique(tools: Sequence[Tool], places: Sequence[str]) -> None:
     seen: set[str] = set()
-    for index, tool in enumerate(tools):
+    for tool, place in zip(tools, places, strict=True):
         if tool.name in seen:
-            raise InvalidRequestError(f"tools[{index}].function.name", tool.name, "a name that no other tool has")
+            raise InvalidRequestError(f"{place}.function.name", tool.name, "a name that no other tool has")
         seen.add(tool.name)
 
 
