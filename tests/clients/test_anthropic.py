@@ -114,7 +114,7 @@ def test_errors_have_their_classes(client: anthropic.Anthropic) -> None:
     assert missing.value.body["error"]["type"] == "not_found_error"
     assert missing.value.request_id and missing.value.request_id.startswith("req-")
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]\.type is not supported"):
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]\.image is not supported"):
         client.messages.create(messages=[{"role": "user", "content": [image]}], **LIMITS)
     long = [{"role": "user", "content": "block " * 4000}]
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):

@@ -150,6 +150,16 @@ def test_a_block_of_claude_code_that_changes_with_every_call_is_left_out() -> No
     assert told([USER], system=[]) == told([USER], system="") == [USER]
 
 
+def test_a_tool_that_claude_code_has_found_is_a_text() -> None:
+    found = [{"type": "tool_reference", "tool_name": "WebFetch"}, *text("Loaded.")]
+    messages = told([USER, answered(call()), said(result(content=found))])
+    assert messages[-1] == {
+        "role": "tool",
+        "tool_call_id": "c1",
+        "content": "The tool WebFetch is available.\nLoaded.",
+    }
+
+
 DEEP: Any = 1
 for _ in range(70):
     DEEP = {"a": DEEP}
@@ -174,9 +184,10 @@ BAD_CONVERSATIONS: list[tuple[list[Any], str]] = [
     ([said({"type": []})], "messages[0].content[0] is {'type': []}; allowed"),
     ([USER | {"name": "x"}], "messages[0].name is 'x'; allowed: one of content, role"),
     ([said({"type": "text"})], "messages[0].content[0].text is None; allowed: a text"),
-    ([said(*text("a"), {"type": "image"})], f"messages[0].content[1].type {TEXT_ONLY}text, tool_result"),
-    ([said({"type": "thinking", "thinking": "a"})], f"messages[0].content[0].type {TEXT_ONLY}text, tool_result"),
-    ([answered(result()), USER], f"messages[0].content[0].type {TEXT_ONLY}text, thinking, redacted_thinking, tool_use"),
+    ([said(*text("a"), {"type": "image"})], f"messages[0].content[1].image {TEXT_ONLY}text, tool_result"),
+    ([said({"type": "thinking", "thinking": "a"})], f"messages[0].content[0].thinking {TEXT_ONLY}text, tool_result"),
+    ([said({"type": "a b"})], f"messages[0].content[0].type {TEXT_ONLY}text, tool_result"),
+    ([answered(result()), USER], f"messages[0].content[0].tool_result {TEXT_ONLY}text, thinking, redacted_thinking"),
     ([said(text("a")[0] | {"what": 1})], "messages[0].content[0].what is 1; allowed"),
     ([said(result())], "messages[0].content[0].tool_use_id is 'c1'; allowed: the id of a tool_use block"),
     ([answered(call()), USER, answered(), said(result())], "messages[3].content[0].tool_use_id is 'c1'; allowed"),
@@ -186,7 +197,11 @@ BAD_CONVERSATIONS: list[tuple[list[Any], str]] = [
     ([answered(call()), said(result(content=[7]))], "messages[1].content[0].content[0] is 7; allowed"),
     (
         [answered(call()), said(result(content=[{"type": "image"}]))],
-        f"messages[1].content[0].content[0].type {TEXT_ONLY}text",
+        f"messages[1].content[0].tool_result.content[0].image {TEXT_ONLY}text, tool_reference",
+    ),
+    (
+        [answered(call()), said(result(content=[{"type": "tool_reference"}]))],
+        "messages[1].content[0].content[0].tool_name is None; allowed",
     ),
     ([answered(call(), call()), USER], "messages[0].content[1].id is 'c1'; allowed: an id that no other call"),
     ([answered(call(a=DEEP)), USER], "messages[0].content[0].input.a"),
@@ -197,7 +212,7 @@ BAD_CONVERSATIONS: list[tuple[list[Any], str]] = [
 ]
 BAD: list[tuple[dict[str, Any], str]] = [
     *(({"messages": messages}, start) for messages, start in BAD_CONVERSATIONS),
-    ({"system": [{"type": "image"}]}, f"system[0].type {TEXT_ONLY}text"),
+    ({"system": [{"type": "image"}]}, f"system[0].image {TEXT_ONLY}text"),
     ({"system": 7}, "system: Expected"),
     ({"tools": [{"type": "web_search_20250305"}]}, "tools[0].type is not supported: this server supports only tools"),
     ({"tools": [{"name": "add"}]}, "tools[0].input_schema is None; allowed: a JSON Schema of an object"),

@@ -12,7 +12,8 @@ NAME: Final[Schema] = {"type": "string", "minLength": 1}
 
 def message_list() -> Schema:
     """Return the schema of a conversation."""
-    result = {"tool_use_id": NAME, "content": {"anyOf": [STRING, {"type": "null"}, _list(_text())]}}
+    part = {"anyOf": [_text(), _block("tool_reference", {"tool_name": NAME})]}
+    result = {"tool_use_id": NAME, "content": {"anyOf": [STRING, {"type": "null"}, _list(part)]}}
     user = _message("user", [_text(), _block("tool_result", result, ["tool_use_id"])])
     call = _block("tool_use", {"id": NAME, "name": NAME, "input": {"type": "object"}})
     thought = _block("thinking", {"thinking": STRING})

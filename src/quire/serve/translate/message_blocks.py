@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
-from quire.core.errors import InvalidRequestError
+from quire.core.errors import InvalidRequestError, shortened
 from quire.engine.text.chat_template import plain_object
 from quire.serve.errors import unsupported
 from quire.serve.schemas.messages import MessagesRequest, WantedTool
@@ -30,10 +30,12 @@ KEYS: Final = {
     "redacted_thinking": frozenset({"data", "type"}),
     "tool_use": frozenset({"cache_control", "caller", "id", "input", "name", "toolset_name", "type"}),
     "tool_result": frozenset({"cache_control", "content", "is_error", "tool_use_id", "toolset_name", "type"}),
+    "tool_reference": frozenset({"cache_control", "tool_name", "type"}),
 }
 """The supported keys of content blocks, by type."""
 
 TEXT_ONLY: Final = ("text",)
+RESULT: Final = ("text", "tool_reference")
 ALLOWED: Final = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
@@ -141,8 +143,13 @@ def _content(message: Message, where: str) -> list[Block]:
     return _blocks(content, ALLOWED[message["role"]], place)
 
 
-def _blocks(content: object, kinds: Sequence[str], where: str) -> list[Block]:
-    """Return content whose blocks have one of these types, and only known keys."""
+def _blocks(content: object, kinds: Sequence[str], where: str, variant: str = "") -> list[Block]:
+    """Return content whose blocks have one of these types, and only known keys.
+
+    The error for another type names its place as Anthropic's service does: `variant`, or else `where`, and the type.
+    Claude Code finds an image or a document by it, removes it and repeats the call; otherwise every later call of the
+    conversation would fail.
+    """
     if not isinstance(content, list):
         raise InvalidRequestError(where, content, "a text, or a list of content blocks")
     found = []
@@ -152,7 +159,8 @@ def _blocks(content: object, kinds: Sequence[str], where: str) -> list[Block]:
         if not isinstance(kind, str):
             raise InvalidRequestError(place, block, "a content block: an object with a type")
         if kind not in kinds:
-            raise unsupported(f"{place}.type", f"this server supports text only; allowed here: {', '.join(kinds)}")
+            name = f"{variant or where}[{index}].{shortened(kind) if kind.isidentifier() else 'type'}"
+            raise unsupported(name, f"this server supports text only; allowed here: {', '.join(kinds)}")
         _require_known(block, KEYS[kind], place)
         found.append((place, block))
     return found
@@ -176,8 +184,10 @@ def _user(blocks: Sequence[Block], calls: set[str]) -> list[Message]:
             allowed = "the id of a tool_use block of the turn before, once"
             raise InvalidRequestError(f"{where}.tool_use_id", call_id, allowed)
         calls.remove(call_id)
-        place = f"{where}.content"
-        text = content or "" if isinstance(content, str | None) else _joined(_blocks(content, TEXT_ONLY, place))
+        if content is None or isinstance(content, str):
+            text = content or ""
+        else:
+            text = _joined(_blocks(content, RESULT, f"{where}.content", f"{where}.tool_result.content"))
         results.append({"role": "tool", "tool_call_id": call_id, "content": text})
     return [*results, {"role": "user", "content": _joined(texts)}] if texts or not results else results
 
@@ -217,6 +227,8 @@ def _joined(blocks: Sequence[Block]) -> str:
 
 
 def _text(where: str, block: dict[str, Any]) -> str:
+    if block["type"] == "tool_reference":  # from the client's search for tools: its later calls have the tool
+        return f"The tool {_required_text(block, 'tool_name', where)} is available."
     return _required_text(block, "text", where, may_be_empty=True)
 
 
