@@ -237,5 +237,6 @@ $(CLIENTS)/.installed: $(CLIENTS).list
 
 $(CLIENTS)/node_modules: $(CLIENTS)/.installed
 	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS) \
-		ai@7 @ai-sdk/openai-compatible@3 ollama@0.6 ollama-ai-provider-v2@4 openai@7 zod@4
+		ai@7 @ai-sdk/openai-compatible@3 ollama@0.6 ollama-ai-provider-v2@4 openai@7 zod@4 \
+		@anthropic-ai/claude-code@2 @openai/codex@0
 	@touch $@

@@ -6,8 +6,10 @@ programs made for the services of OpenAI and Anthropic and for Ollama work uncha
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -36,6 +38,17 @@ def short_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def long_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with room for an agent's prompt: the guide with more positions than it has learnt."""
+    folder = tmp_path_factory.mktemp("models") / "guide"
+    shutil.copytree(GUIDE, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 65536}))
+    with _served(model=str(folder)) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def base_url(server: str) -> str:
     """What clients call the base URL."""
     return f"{server}/v1"
@@ -48,8 +61,8 @@ def guide() -> str:
 
 
 @contextmanager
-def _served(*options: str) -> Iterator[str]:
-    command = [os.environ["QUIRE_COMMAND"], "serve", "guide", "--port", "0", "--pooling", "mean", *options]
+def _served(*options: str, model: str = "guide") -> Iterator[str]:
+    command = [os.environ["QUIRE_COMMAND"], "serve", model, "--port", "0", "--pooling", "mean", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:

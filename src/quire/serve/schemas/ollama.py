@@ -14,8 +14,9 @@ from quire.core.sampling_params import MAX_LOGPROBS
 from quire.serve.schemas.common import ContentLogprob, FinishReason, ModelFields, StreamFields
 from quire.serve.schemas.fields import Refusal
 
-VERSION: Final = "0.12.11"
-"""The version of Ollama with this API: clients compare it with the version that they need. quire's is at /version."""
+VERSION: Final = "0.13.4"
+"""The version of Ollama with this API. Clients compare it with the version that they need: Codex needs 0.13.4. That of
+quire is at /version."""
 
 OPTION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
