@@ -64,7 +64,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     ),
     "unauthorized": (
         errors.unauthorized(),
-        *(401, "authentication_error", "invalid_api_key", None, {"www-authenticate": "Bearer"}),
+        *(401, "authentication_error", "invalid_api_key", None, {"www-authenticate": "Bearer", **NEVER}),
         "no valid API key; send the header Authorization: Bearer KEY",
     ),
     "operator_required": (

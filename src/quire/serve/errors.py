@@ -166,7 +166,7 @@ def unauthorized(path: str = "") -> ApiError:
     """Return the answer to a missing or a wrong key: the same for both."""
     other = " or x-api-key: KEY" if is_messages_path(path) else ""
     message = f"no valid API key; send the header Authorization: Bearer KEY{other}"
-    headers = {"www-authenticate": "Bearer"}
+    headers = {"www-authenticate": "Bearer", **NO_RETRY}  # Claude Code would try a wrong key again for minutes
     return ApiError(401, message, type=AUTHENTICATION, code="invalid_api_key", headers=headers)
 
 
