@@ -91,7 +91,9 @@ DecoderShape shape_of(const nb::dict& fields) {
         const auto entry = nb::cast<nb::dict>(rope);
         shape.ropes.push_back({.rotary_dim = field<int>(entry, "rotary_dim"),
                                .scale = field<float>(entry, "scale"),
-                               .inverse_frequencies = field<std::vector<float>>(entry, "inverse_frequencies")});
+                               .inverse_frequencies = field<std::vector<float>>(entry, "inverse_frequencies"),
+                               .query_growth = field<float>(entry, "query_growth"),
+                               .growth_length = field<std::int64_t>(entry, "growth_length")});
     }
     for (const nb::handle layer : field<nb::list>(fields, "layers")) {
         const auto entry = nb::cast<nb::dict>(layer);

@@ -377,6 +377,8 @@ class Decoder::Step {
                 }
             };
             prepare(query_.row(row), shape_.num_heads, query_norm);
+            const float factor = layer.rope < 0 ? 1.0F : shape_.ropes[layer.rope].query_factor(view_.positions[row]);
+            for (int d = 0; d < shape_.num_heads * head_dim && factor != 1.0F; ++d) query_.row(row)[d] *= factor;
             prepare(key_.row(row), shape_.num_kv_heads, key_norm);
             for (int head = 0; head < shape_.num_kv_heads; ++head) {
                 float* key = key_.row(row) + head * head_dim;

@@ -23,8 +23,9 @@ FAMILIES = (
     *("smollm3", "olmo2", "olmo3", "granite", "glm4", "cohere", "cohere2", "starcoder2", "stablelm", "falcon"),
     *("gpt-neox", "phi"),
     *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
+    *("ministral3",),
 )
-OTHERS = ("gemma3-eye", "opt-350m", "llama-3")
+OTHERS = ("gemma3-eye", "ministral3-eye", "opt-350m", "llama-3")
 NUM_TOKENS = 24
 PROMPTS = {
     "short": ("hello, the user and the ing system 12", ["--max-model-len", "64"]),
@@ -36,8 +37,6 @@ QUIET = ["--raw", "--kv-memory", "2MiB", "--num-threads", "2", "--dtype", "float
 def make_model(name: str) -> Any:
     from support import transformers_models as made
 
-    if name == "gemma3-eye":
-        return made.gemma3_with_eye(**VOCABULARY)
     if name == "qwen3":
         return made.model_of("Qwen3", {**made.SIZES, "head_dim": 16, **VOCABULARY})
     changes: dict[str, Any] = dict(VOCABULARY)

@@ -191,7 +191,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt-oss-pattern": ("gpt-oss", {"num_hidden_layers": 3, "layer_types": None, "num_experts_per_tok": 2}),
     "phi-gqa": ("phi", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
-    "gemma3-eye": ("", {}),
+    "gemma3-eye": ("gemma3-eye", {}),
+    "ministral3-far": (
+        "ministral3",
+        {"sliding_window": 24, "tie_word_embeddings": True, "rope_parameters": None, "max_position_embeddings": 262144},
+    ),
+    "ministral3-eye": ("ministral3-eye", {}),
+    "mistral-eye": ("mistral-eye", {}),
 }
 
 
@@ -202,7 +208,7 @@ def test_other_settings_of_a_family_are_read_as_transformers_reads_them(name: st
     from support import transformers_models
 
     form, changes = VARIANTS[name]
-    model = transformers_models.small_model(form, **changes) if form else transformers_models.gemma3_with_eye()
+    model = transformers_models.small_model(form, **changes)
     transformers_models.save(model, tmp_path)
     tokens = [(7 * i * i + 3 * i) % 64 for i in range(150)]
     run = ENGINES[engine](tmp_path, spec=read_model(ModelFolder(tmp_path), len(tokens)).spec)

@@ -29,13 +29,14 @@ SUMMED_APART = (16, 256)
 
 @dataclass(frozen=True)
 class Case:
-    """One call: heads, how many dimensions turn, whether heads are normed."""
+    """One call: heads, how many dimensions turn, whether heads are normed, whether queries grow."""
 
     num_heads: int = 2
     num_kv_heads: int = 2
     head_dim: int = 16
     rotary_dim: int = 16
     norms: bool = True
+    grows: bool = False
     num_tokens: int = 5
     dtype: torch.dtype = torch.float32
 
@@ -54,7 +55,8 @@ class Case:
         if not self.rotary_dim:
             return None
         turns = torch.arange(self.num_tokens)[:, None] * torch.linspace(1, 0.01, self.rotary_dim // 2)
-        return Angles(turns.cos().to(device), turns.sin().to(device))
+        factors = torch.linspace(1, 3, self.num_tokens, device=device) if self.grows else None
+        return Angles(turns.cos().to(device), turns.sin().to(device), factors)
 
     def projected(self, device: str) -> torch.Tensor:
         """Random rows that lie apart by numbers that nobody may read."""
@@ -77,6 +79,8 @@ CASES = (
     Case(rotary_dim=0),
     Case(rotary_dim=0, norms=False),
     Case(rotary_dim=6),
+    Case(rotary_dim=6, grows=True, num_heads=4),
+    Case(norms=False, grows=True),
     Case(head_dim=24, rotary_dim=20),
     Case(head_dim=80, rotary_dim=80),
     Case(head_dim=96, rotary_dim=72, num_heads=7, num_kv_heads=1),
@@ -123,7 +127,10 @@ def expected(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor, torch
         first, second, rest = part[..., :half], part[..., half : 2 * half], part[..., 2 * half :]
         return torch.cat((first * cosines - second * sines, second * cosines + first * sines, rest), dim=-1)
 
-    return brought(queries, form.query_norm), brought(keys, form.key_norm), values
+    queries = brought(queries, form.query_norm)
+    if angles is not None and angles.query_factors is not None:
+        queries = queries * angles.query_factors.double()[:, None, None]
+    return queries, brought(keys, form.key_norm), values
 
 
 def at_slots(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -287,7 +294,8 @@ def test_a_token_does_not_depend_on_the_tokens_beside_it(device: str) -> None:
     one_by_one = poisoned_pair(case, "int8", device)
     for index in reversed(range(case.num_tokens)):
         own = slice(index, index + 1)
-        turned = Angles(angles.cosines[own], angles.sines[own])
+        factors = None if angles.query_factors is None else angles.query_factors[own]
+        turned = Angles(angles.cosines[own], angles.sines[own], factors)
         alone = rotate_and_write(projected[own], case.form(device), turned, one_by_one, slots[own])
         assert torch.equal(alone[0], queries[index])
     assert torch.equal(together.keys, one_by_one.keys)

@@ -133,6 +133,37 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         46_702_792_704,
     ),
+    "Ministral-3-3B": (  # the text model alone
+        {
+            **{"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16"},
+            "text_config": {
+                **{"head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 9216},
+                **{"max_position_embeddings": 262144, "model_type": "ministral3", "num_attention_heads": 32},
+                **{"num_hidden_layers": 26, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "sliding_window": None},
+                **{"tie_word_embeddings": True, "vocab_size": 131072},
+                "rope_parameters": {
+                    **{"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1},
+                    **{"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384},
+                    **{"rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn"},
+                },
+            },
+            "vision_config": {"hidden_size": 1024, "model_type": "pixtral"},
+        },
+        3_429_006_336,
+    ),
+    "Mistral-Small-3.2-24B": (  # the text model alone
+        {
+            **{"architectures": ["Mistral3ForConditionalGeneration"], "torch_dtype": "bfloat16"},
+            "text_config": {
+                **{"head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 32768},
+                **{"max_position_embeddings": 131072, "model_type": "mistral", "num_attention_heads": 32},
+                **{"num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05},
+                **{"rope_theta": 1000000000.0, "sliding_window": None, "vocab_size": 131072},
+            },
+            "vision_config": {"hidden_size": 1024, "model_type": "pixtral"},
+        },
+        23_572_403_200,
+    ),
     "Qwen2.5-0.5B": (
         {
             **{"architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896},
@@ -648,15 +679,45 @@ def test_gemma_3_with_an_eye_is_served_as_text(tmp_path: Path) -> None:
     assert (model.eos_token_ids, spec.vocab_size, spec.context_length) == ((1, 106), 262208, 131072)
     assert model.notices == ("a multimodal model: only its text model is served",)
     assert "language_model.model.layers.33.mlp.up_proj.weight" in expected_tensors(spec)
-    eye = ["vision_tower.encoder.layers.26.mlp.fc1.bias", "vision_tower.vision_model.post_layernorm.weight"]
-    assert {
-        *eye,
-        "multi_modal_projector.mm_soft_emb_norm.weight",
-        "language_model.lm_head.weight",
-    } <= spec.ignored_tensors
+    assert "language_model.lm_head.weight" in spec.ignored_tensors
+    assert spec.ignored_prefixes == ("multi_modal_projector.", "vision_tower.")
     newer = published("gemma-3-4b", eos_token_id=None)
     newer["text_config"] = {**newer["text_config"], "eos_token_id": 1}  # type: ignore[dict-item]
     assert read(tmp_path, newer).eos_token_ids == (1,)
+
+
+def test_queries_of_ministral_3_grow_with_their_position(tmp_path: Path) -> None:
+    model = read(tmp_path, PUBLISHED["Ministral-3-3B"][0])
+    spec, rope = model.spec, model.spec.layers[0].rope
+    assert rope is not None
+    assert (rope.query_growth, rope.growth_length) == (float(np.float32(0.1)), 16384)
+    assert (rope.scale, spec.context_length, model.dtype) == (1.0, 262144, "bfloat16")
+    assert model.notices == ("a multimodal model: only its text model is served",)
+    text = PUBLISHED["Ministral-3-3B"][0]["text_config"]
+    assert isinstance(text, dict)
+    alone = {**text, "architectures": ["Ministral3ForCausalLM"]}
+    assert read(tmp_path, alone).spec.layers == spec.layers
+    del alone["rope_parameters"]
+    assert read(tmp_path, alone).spec.layers == spec.layers
+    with pytest.raises(CheckpointError, match=r"query growth is 0\.5; allowed: 0 in a model with latents"):
+        replace(SPECS["latent"], layers=SPECS["growing"].layers[:1])
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "is_tied"),
+    [
+        *((None, None, False), (True, None, True), (None, True, True), (True, True, True), (False, True, False)),
+        *((True, False, False), (False, None, False), (None, False, False)),
+    ],
+)
+def test_a_multimodal_model_has_a_tied_head_if_no_config_denies_it(
+    inner: bool | None, outer: bool | None, is_tied: bool, tmp_path: Path
+) -> None:
+    config = published("Mistral-Small-3.2-24B", tie_word_embeddings=outer)
+    config["text_config"] = {**config["text_config"], "tie_word_embeddings": inner}  # type: ignore[dict-item]
+    spec = read(tmp_path, config).spec
+    assert spec.tied_head is is_tied
+    assert ("language_model.lm_head.weight" in expected_tensors(spec)) is not is_tied
 
 
 def test_experts_of_qwen3_moe(tmp_path: Path) -> None:
@@ -755,6 +816,11 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
             "tie_word_embeddings is False; allowed: null, or the value in text_config",
         ),
         ("gemma-3-4b", {"text_config": 3}, "text_config is 3; allowed: an object"),
+        (
+            "Mistral-Small-3.2-24B",
+            {"text_config": {"model_type": "mistral4"}},
+            "text_config: model_type is 'mistral4'; allowed: 'ministral3' or 'mistral' or null",
+        ),
         ("opt-125m", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is False; allowed: true"),
         ("opt-125m", {"activation_function": "tanh"}, "activation_function is 'tanh'; allowed: one of silu"),
         ("opt-125m", {"num_attention_heads": 13}, "hidden_size is 768; allowed: a multiple of the 13 heads"),

@@ -109,6 +109,9 @@ class DenseOracle:
             query, key, value = self._of_latents(x, layer, index, shape.latent)
         else:
             query = self._heads(x, layer, index, (Part.QUERY, Part.QUERY_NORM))
+            if layer.rope is not None:
+                turns = np.floor(np.arange(len(x)) / layer.rope.growth_length)
+                query *= 1 + layer.rope.query_growth * np.log1p(turns)[:, None, None]
             key = self._heads(x, layer, index, (Part.KEY, Part.KEY_NORM))
             value = self._linear(x, Part.VALUE, index).reshape(key.shape)
             group = shape.num_heads // shape.num_kv_heads

@@ -129,7 +129,7 @@ def _write_value(pair: Pair, number: Callable[[str, Any], None], text: Callable[
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2"),
     *("smollm3", "olmo2", "granite", "chatglm", "glm4", "command-r", "cohere2", "starcoder2", "stablelm"),
-    *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2", "olmoe", "granitemoe", "glm4moe"),
+    *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2", "olmoe", "granitemoe", "glm4moe", "mistral3"),
 )
 WITH_EXPERTS = ("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen3moe")
 LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")
@@ -204,14 +204,22 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
     if name in WITH_EXPERTS:
         pairs += [pair(*each) for each in _expert_settings(draw, name)]
     if draw.random() < 0.3:
-        pairs.append(pair("rope.scaling.type", STRING, draw.choice([b"none", b"linear", b"yarn"])))
-        pairs.append(pair("rope.scaling.factor", F32, 4.0))
-        pairs.append(pair("rope.scaling.original_context_length", U32, 32))
+        pairs += [pair(*each) for each in _scaling_settings(draw, name)]
     if draw.random() < 0.1:
         pairs.append(Pair(b"general.file_type", U32, draw.choice([0, 1, 7, 999])))
     if draw.random() < 0.1:
         pairs.append(Pair(b"general.alignment", U32, 32))
     return pairs
+
+
+def _scaling_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int, Any]]:
+    """Yield the settings of scaled positions."""
+    yield "rope.scaling.type", STRING, draw.choice([b"none", b"linear", b"yarn"])
+    yield "rope.scaling.factor", F32, 4.0
+    yield "rope.scaling.original_context_length", U32, 32
+    if name == "mistral3":
+        yield "rope.scaling.yarn_log_multiplier", F32, draw.choice([0.0, 1.0])
+        yield "attention.temperature_scale", F32, draw.choice([0.0, 0.1])
 
 
 def _expert_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int, Any]]:

@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
+    "Ministral3ForCausalLM": gguf.MODEL_ARCH.MISTRAL3,
     "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
     "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
     "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
@@ -50,7 +51,7 @@ ARCHITECTURES = {
 
 INTERLEAVED = (
     *(gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.INTERNLM2, gguf.MODEL_ARCH.SMOLLM3),
-    *(gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE),
+    *(gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE, gguf.MODEL_ARCH.MISTRAL3),
 )
 GEMMAS = (gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
 
@@ -200,6 +201,9 @@ class GgufWriting:
             writer.add_rope_scaling_factor(rope["factor"])
         if self.of_latents and kind == "yarn":
             writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+        if "llama_4_scaling_beta" in rope:
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
         if kind in ("yarn", "longrope"):
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if kind == "longrope":

@@ -165,6 +165,15 @@ SPECS = {
             Part.UP: WeightSource("model.gate_up.{layer}", first_row=48),
         },
     ),
+    # As in Ministral 3: queries grow with their position. In the second layer, a part of each head does not turn.
+    "growing": replace(
+        PLAIN,
+        layers=(
+            replace(FULL, rope=replace(rope(10_000.0, 16), query_growth=0.5, growth_length=16)),
+            LayerSpec(20, replace(rope(500.0, 12, scale=1.1), query_growth=0.25, growth_length=5)),
+            NO_ROPE,
+        ),
+    ),
     # As in GPT-2: the same, with biases, and all matrices of a layer stored as [in, out].
     "transposed": replace(
         PLAIN,

@@ -57,6 +57,16 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-longrope": _llama({"rope_type": "longrope", **FACTORS, "original_max_position_embeddings": 64}),
     "llama-dynamic": _llama({"rope_type": "dynamic", "factor": 4.0}, max_position_embeddings=64),
     "mistral": ("Mistral", {**SIZES, "sliding_window": 24}),
+    "ministral3": (
+        "Ministral3",
+        {
+            **{**SIZES, "head_dim": 16},
+            "rope_parameters": {
+                **{"rope_type": "yarn", "rope_theta": 10_000.0, **STRETCHED, "llama_4_scaling_beta": 0.5},
+                **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            },
+        },
+    ),
     "mixtral": ("Mixtral", {**SIZES, "num_local_experts": 5}),
     "qwen2": ("Qwen2", {**SIZES, "tie_word_embeddings": True}),
     "qwen2-moe": (
@@ -218,24 +228,40 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-350m": ("OPT", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 24, "do_layer_norm_before": False}),
 }
 """Small models of every family that a spec can say: name → the family's name in transformers, its settings."""
-CAUSAL = {"GPT2": "GPT2LMHeadModel", "Gemma3Eye": "Gemma3ForConditionalGeneration"}
+CAUSAL = {
+    "GPT2": "GPT2LMHeadModel",
+    "Gemma3Eye": "Gemma3ForConditionalGeneration",
+    "Mistral3": "Mistral3ForConditionalGeneration",
+}
 CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma3Eye": "Gemma3Config"}
 EYE: dict[str, Any] = {
     **{"hidden_size": 32, "image_size": 28, "intermediate_size": 48, "num_attention_heads": 2},
-    **{"num_hidden_layers": 2, "patch_size": 14, "vision_use_head": False},
+    **{"num_hidden_layers": 2, "patch_size": 14},
 }
+WITH_EYES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3-eye": (
+        *("Gemma3Eye", "gemma3", {}),
+        {"vision_config": {**EYE, "vision_use_head": False}, "mm_tokens_per_image": 4, "image_token_index": 5},
+    ),
+    "ministral3-eye": (
+        *("Mistral3", "ministral3", {"model_type": "ministral3"}),
+        {"vision_config": {**EYE, "head_dim": 16}, "image_token_index": 5, "tie_word_embeddings": False},
+    ),
+    "mistral-eye": (
+        *("Mistral3", "mistral", {"model_type": "mistral", "tie_word_embeddings": True}),
+        {"vision_config": {**EYE, "head_dim": 16}, "image_token_index": 5},
+    ),
+}
+"""Multimodal models: their family, the form of the text model, and the settings of the text model and around it."""
 
 
 def small_model(name: str, **changes: Any) -> Any:
-    """Return a seeded model of one of the FORMS, with changes, its weights rounded to bfloat16."""
+    """Return a seeded model of one of the FORMS or WITH_EYES, with changes, its weights rounded to bfloat16."""
+    if name in WITH_EYES:
+        family, form, own, around = WITH_EYES[name]
+        return model_of(family, {"text_config": FORMS[form][1] | own | changes, **around})
     family, settings = FORMS[name]
     return model_of(family, settings | changes)
-
-
-def gemma3_with_eye(**changes: Any) -> Any:
-    """Return a seeded Gemma 3 that has a vision tower."""
-    eye = {"vision_config": EYE, "mm_tokens_per_image": 4, "image_token_index": 5}
-    return model_of("Gemma3Eye", {"text_config": FORMS["gemma3"][1] | changes, **eye})
 
 
 def model_of(family: str, settings: dict[str, Any]) -> Any:

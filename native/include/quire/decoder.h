@@ -12,6 +12,7 @@
 // depend on the thread that computes it, or on the other tokens of the step.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -58,6 +59,14 @@ struct RopeShape {
     int rotary_dim = 0;
     float scale = 1.0F;
     std::vector<float> inverse_frequencies;
+    float query_growth = 0.0F;  // queries are multiplied by 1 + query_growth * log(1 + position / growth_length)
+    std::int64_t growth_length = 1;
+
+    float query_factor(std::int64_t position) const {
+        if (query_growth == 0.0F) return 1.0F;
+        const auto times = static_cast<double>(1 + position / growth_length);
+        return static_cast<float>(1.0 + static_cast<double>(query_growth) * std::log(times));
+    }
 };
 
 struct DecoderShape {

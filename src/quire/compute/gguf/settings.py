@@ -40,6 +40,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "internlm2": "LlamaForCausalLM",  # its files have the tensors of Llama
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "minicpm3": "MiniCPM3ForCausalLM",
+        "mistral3": "Ministral3ForCausalLM",  # also Mistral Small 3, without a growth of queries
         "olmo2": "Olmo2ForCausalLM",  # also OLMo 3, with a window
         "olmoe": "OlmoeForCausalLM",
         "phi2": "PhiForCausalLM",
@@ -93,6 +94,7 @@ POOLINGS: Final = MappingProxyType({1: "mean", 2: "cls", 3: "lasttoken"})
 SOFTMAX: Final = 1  # of expert_gating_func
 SIGMOID: Final = 2
 YARN_LOG: Final = "rope.scaling.yarn_log_multiplier"
+TEMPERATURE: Final = "attention.temperature_scale"
 ReadTensor = Callable[[str], FloatArray | None]
 """The name of a tensor in the file → its numbers, or None."""
 
@@ -262,7 +264,17 @@ def _rope_scaling(settings: _Settings, read: ReadTensor) -> dict[str, object]:
         if settings.architecture == "deepseek2" and settings.has(YARN_LOG):
             strength = float(f"{10 * settings.number(YARN_LOG):.7g}")
             scaling |= {"mscale": strength, "mscale_all_dim": strength}
+        if settings.architecture == "mistral3":
+            scaling |= _mistral3_yarn(settings)
     return scaling
+
+
+def _mistral3_yarn(settings: _Settings) -> dict[str, object]:
+    """Return the strengths of yarn and the growth of queries, which files may have as 0."""
+    names = {"mscale_all_dim": YARN_LOG, "llama_4_scaling_beta": TEMPERATURE}
+    found = {field: settings.file.optional_number(settings.key(name), low=0) for field, name in names.items()}
+    given: dict[str, object] = {field: float(str(np.float32(number))) for field, number in found.items() if number}
+    return given | ({"mscale": 1.0} if "mscale_all_dim" in given else {})
 
 
 def _given(field: str, settings: _Settings, name: str) -> dict[str, object]:
@@ -306,6 +318,11 @@ def _llama(settings: _Settings) -> dict[str, object]:
     return {"architectures": ["MixtralForCausalLM"], **_local_experts(settings)}
 
 
+def _mistral3(settings: _Settings) -> dict[str, object]:
+    """Return the family: without scaled positions, the file is Mistral Small 3."""
+    return {} if _rope_scaling(settings, lambda _: None) else {"architectures": ["MistralForCausalLM"]}
+
+
 def _local_experts(settings: _Settings) -> dict[str, object]:
     return {
         "num_local_experts": settings.size("expert_count"),
@@ -345,8 +362,8 @@ def _deepseek2(settings: _Settings) -> dict[str, object]:
 
     A file has only one of yarn's two strengths, which are equal in published models.
     """
-    if settings.has("attention.temperature_scale"):
-        raise settings.file.error(settings.key("attention.temperature_scale"), "none: no scores by position are run")
+    if settings.has(TEMPERATURE):
+        raise settings.file.error(settings.key(TEMPERATURE), "none: no scores by position are run with latents")
     is_v3 = settings.size("expert_gating_func", SOFTMAX) == SIGMOID
     num_groups = settings.size("expert_group_count", 1)
     return {
@@ -534,6 +551,7 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "granitemoe": _granite_moe,
         "llama": _llama,
         "minicpm3": _latents,
+        "mistral3": _mistral3,
         "olmo2": _olmo2,
         "olmoe": _olmoe,
         "phi2": _turned,

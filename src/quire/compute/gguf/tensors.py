@@ -1,9 +1,9 @@
 """The tensors of a GGUF file by the names and in the order of Hugging Face.
 
-A name in Hugging Face refers to a tensor of the file, or to one expert's part. Files of Llama, Granite, InternLM2 and
-SmolLM3 have the rows of queries and keys interleaved, because llama.cpp rotates adjacent dimensions where we rotate
-halves; this module restores their order. It also reorders the rows of Falcon and GPT-NeoX files, which have all
-queries, then all keys, then all values. MXFP4 blocks are returned as Q5_0, which represents the same weights.
+A name in Hugging Face refers to a tensor of the file, or to one expert's part. Files of Llama, Granite, InternLM2,
+Ministral 3 and SmolLM3 have the rows of queries and keys interleaved, because llama.cpp rotates adjacent dimensions
+where we rotate halves; this module restores their order. It also reorders the rows of Falcon and GPT-NeoX files, which
+have all queries, then all keys, then all values. MXFP4 blocks are returned as Q5_0, which represents the same weights.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
 APART: Final = frozenset({"falcon", "gptneox"})
 """Architectures whose files have all queries, then all keys, then all values in one tensor."""
 
-INTERLEAVED: Final = frozenset({"granite", "granitemoe", "internlm2", "llama", "smollm3"})
+INTERLEAVED: Final = frozenset({"granite", "granitemoe", "internlm2", "llama", "mistral3", "smollm3"})
 """Architectures whose files interleave the rows of the two halves of each query and key head."""
 
 SHARED: Final = MappingProxyType(

@@ -48,6 +48,8 @@ FAMILIES: Final = MappingProxyType(
         "GraniteMoeForCausalLM": "quire.compute.models.granite_moe",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",
+        "Ministral3ForCausalLM": "quire.compute.models.ministral3",
+        "Mistral3ForConditionalGeneration": "quire.compute.models.mistral3",
         "MistralForCausalLM": "quire.compute.models.mistral",
         "MixtralForCausalLM": "quire.compute.models.mixtral",
         "OPTForCausalLM": "quire.compute.models.opt",
@@ -148,7 +150,9 @@ def _family(architecture: str) -> str:
 
 
 def _dtype(config: ConfigFile) -> str:
-    """Return the dtype of the checkpoint: `dtype` in transformers 5, `torch_dtype` in 4."""
+    """Return the dtype of the checkpoint: `dtype` in transformers 5, `torch_dtype` in 4, perhaps of the text model."""
+    if not (config.is_set("dtype") or config.is_set("torch_dtype")):
+        config = config.section("text_config")
     field = "dtype" if config.is_set("dtype") else "torch_dtype"
     found = config.fields.get(field)
     name = "float32" if found is None else found.removeprefix("torch.") if isinstance(found, str) else ""

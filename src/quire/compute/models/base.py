@@ -195,12 +195,15 @@ class RopeSpec:
     """The first `rotary_dim` dimensions of a head rotate, in pairs (i, i + rotary_dim / 2).
 
     At position p pair i rotates by p × inverse_frequencies[i]; cosine and sine are multiplied by
-    `scale`. These numbers include any context extension, and are float32 values.
+    `scale`. Queries, not keys, are also multiplied by 1 + `query_growth` × log(1 + floor(p / growth_length)). These
+    numbers include any context extension, and are float32 values.
     """
 
     rotary_dim: int
     inverse_frequencies: tuple[float, ...]
     scale: float = 1.0
+    query_growth: float = 0.0
+    growth_length: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +343,9 @@ class DecoderSpec:
     - `learned_positions`: the offset of learned positions in their table; None: no learned positions.
     - `tied_head`: the embedding is also the head. `head_bias`: the head has a bias.
     - `experts`: of the `sparse` layers.
-    - `sources`: the tensors of each part in a checkpoint. It may also have `ignored_tensors`, which are not
-      used. Checkpoints of the bare decoder lack `optional_prefix` in their names.
+    - `sources`: the tensors of each part in a checkpoint. It may also have `ignored_tensors`, and those whose names
+      begin with one of the `ignored_prefixes`, which are not used. Checkpoints of the bare decoder lack
+      `optional_prefix` in their names.
     """
 
     vocab_size: int
@@ -353,6 +357,7 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     sources: Mapping[Part, WeightSource]
     ignored_tensors: frozenset[str] = frozenset()
+    ignored_prefixes: tuple[str, ...] = ()
     optional_prefix: str = ""
     experts: ExpertsSpec | None = None
     tied_head: bool = False
@@ -384,6 +389,8 @@ class DecoderSpec:
             if layer.rope is not None:
                 latent = self.attention.latent
                 _check_rope(layer.rope, self.attention.head_dim if latent is None else latent.rope_dim)
+                if latent is not None and layer.rope.query_growth:
+                    raise CheckpointError("query growth", layer.rope.query_growth, "0 in a model with latents")
             if layer.sparse and self.parallel:
                 raise CheckpointError("layers", "sparse and parallel", "one of both")
             if layer.sparse and self.experts is None:

@@ -23,7 +23,7 @@ from quire.compute.models.base import (
     WeightSource,
 )
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
-from quire.compute.models.rope import FULL, SLIDING, context_length, rope_spec
+from quire.compute.models.rope import FULL, SLIDING, context_length, growing, rope_spec
 
 MAX_LAYERS: Final = 1000
 MAX_HEADS: Final = 1 << 16
@@ -154,12 +154,14 @@ def rotary_layers(
     windows: Sequence[int | None] | None = None,
     *,
     partial: bool = False,
+    grows: bool = False,
 ) -> tuple[LayerSpec, ...]:
     """Return layers with the same rotary positions, on a part of each head if `partial`.
 
-    Without `windows`, layers have full attention.
+    Without `windows`, layers have full attention. `grows`: queries may grow with their position.
     """
     rope = rope_spec(config, head_dim(config), max_length, partial=partial)
+    rope = growing(config, rope) if grows else rope
     return tuple(LayerSpec(window, rope) for window in windows or [None] * num_layers(config))
 
 

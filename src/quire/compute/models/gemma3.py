@@ -12,14 +12,14 @@ settings of the text model are then in `text_config`, and its weights are named 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models import gemma2
 from quire.compute.models.base import DecoderSpec, LayerSpec
-from quire.compute.models.common import head_dim, mixed_windows, num_layers, with_head_norms
+from quire.compute.models.common import head_dim, mixed_windows, with_head_norms
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
+from quire.compute.models.multimodal import with_other_tensors
 from quire.compute.models.rope import full_and_sliding_ropes
 
 DEFAULTS: Final = MappingProxyType(
@@ -36,19 +36,17 @@ DEFAULTS: Final = MappingProxyType(
 FULL_BASE: Final = 1_000_000.0
 LOCAL_BASE: Final = 10_000.0
 TEXT: Final = "language_model."
-PROJECTOR: Final = ("mm_input_projection_weight", "mm_soft_emb_norm.weight")
-VISION_ONCE: Final = ("embeddings.patch_embedding", "embeddings.position_embedding", "post_layernorm")
-VISION_LAYER: Final = (
-    *("layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2"),
-    *(f"self_attn.{name}_proj" for name in ("k", "out", "q", "v")),
-)
+IMAGES: Final = ("multi_modal_projector.", "vision_tower.")
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
     """Return the spec of a Gemma 3 model; refuses settings that quire does not interpret."""
-    if config.is_set("text_config"):
-        return _with_vision_aside(_text_spec(config.section("text_config"), max_length), config)
-    return _text_spec(config, max_length)
+    if not config.is_set("text_config"):
+        return _text_spec(config, max_length)
+    spec = _text_spec(config.section("text_config"), max_length)
+    if config.flag("tie_word_embeddings", spec.tied_head) is not spec.tied_head:
+        raise config.error("tie_word_embeddings", "null, or the value in text_config")
+    return with_other_tensors(spec, TEXT.__add__, IMAGES)
 
 
 def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
@@ -63,17 +61,3 @@ def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
     full, local = full_and_sliding_ropes(config, size, max_length, base=FULL_BASE, sliding_base=base)
     layers = [LayerSpec(window, full if window is None else local) for window in windows]
     return with_head_norms(gemma2.gemma_like(config, max_length, layers))
-
-
-def _with_vision_aside(spec: DecoderSpec, config: ConfigFile) -> DecoderSpec:
-    """Return the spec of the text model in a multimodal model, whose config is `config`."""
-    sources = {part: replace(source, stem=TEXT + source.stem) for part, source in spec.sources.items()}
-    if config.flag("tie_word_embeddings", spec.tied_head) is not spec.tied_head:
-        raise config.error("tie_word_embeddings", "null, or the value in text_config")
-    layers = range(num_layers(config.section("vision_config").over({"num_hidden_layers": 12})))
-    stems = [*VISION_ONCE, *(f"encoder.layers.{layer}.{name}" for layer in layers for name in VISION_LAYER)]
-    eyes = ("vision_tower.", "vision_tower.vision_model.")  # of transformers 5 and 4
-    vision = {f"{eye}{stem}.{kind}" for eye in eyes for stem in stems for kind in ("weight", "bias")}
-    projector = {f"multi_modal_projector.{name}" for name in PROJECTOR}
-    text = {TEXT + name for name in spec.ignored_tensors}
-    return replace(spec, sources=MappingProxyType(sources), ignored_tensors=frozenset(text | vision | projector))

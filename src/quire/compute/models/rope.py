@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -38,6 +38,7 @@ from quire.core.errors import CheckpointError
 FULL: Final = "full_attention"  # the names in `layer_types`
 SLIDING: Final = "sliding_attention"
 DEFAULT_BASE: Final = 10_000.0
+MAX_GROWTH: Final = 1000.0  # of queries; 0.1 in published models
 SECTIONS: Final = ("rope_scaling", "rope_parameters")  # of transformers 4 and 5
 
 
@@ -254,6 +255,16 @@ def score_factor(config: ConfigFile) -> float:
     if _kind(section) == "default" or not strength:
         return 1.0
     return _growth(section.number("factor"), strength) ** 2
+
+
+def growing(config: ConfigFile, rope: RopeSpec) -> RopeSpec:
+    """Return the rope of a model whose queries grow with their position, if its settings say so."""
+    section = _section(config, None)
+    growth = section.optional_number("llama_4_scaling_beta", low=0, high=MAX_GROWTH)
+    if not growth:
+        return rope
+    length = section.size("original_max_position_embeddings", high=MAX_LENGTH)
+    return replace(rope, query_growth=float(np.float32(growth)), growth_length=length)
 
 
 def _llama3(rope: _Rope) -> tuple[FloatArray, float]:

@@ -179,6 +179,8 @@ class _Attention:
     def attend(self, hidden: FloatArray, cache: LayerCache, inputs: StepInputs) -> FloatArray:
         """Store the step's keys and values and return the attention: `[num_tokens, hidden_size]`. Mutates."""
         query = self._heads(hidden, Part.QUERY, Part.QUERY_NORM)
+        if self._angles is not None and self._angles.query_factors is not None:
+            query = query * self._angles.query_factors[:, None, None]
         keys = self._heads(hidden, Part.KEY, Part.KEY_NORM)
         values = linear(hidden, self.parts[Part.VALUE]).reshape(keys.shape)
         keys, values = self._rounding.round(keys, values)

@@ -15,7 +15,7 @@ numpy also chooses its vector loops by memory layout, so inputs here are always 
 from __future__ import annotations
 
 import math
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,15 @@ from quire.compute.weights.quantize import quantized
 GELU_FACTOR: Final = np.float32(math.sqrt(2 / math.pi))
 SWIGLU_FACTOR: Final = np.float32(1.702)
 SWIGLU_LIMIT: Final = np.float32(7)
-Angles: TypeAlias = tuple[FloatArray, FloatArray]
-"""Cosine and sine for each token and pair that rotates."""
 ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
+
+
+class Angles(NamedTuple):
+    """The cosine and sine of each position and pair, and the factor of each position's queries, if it has one."""
+
+    cosines: FloatArray  # [num_tokens, rotary_dim / 2]
+    sines: FloatArray
+    query_factors: FloatArray | None = None  # [num_tokens]
 
 
 def linear(rows: FloatArray, part: PartWeights) -> FloatArray:
@@ -138,16 +144,20 @@ def soft_cap(rows: FloatArray, cap: float | None) -> FloatArray:
 
 
 def rope_angles(positions: IntArray, rope: RopeSpec) -> Angles:
-    """Return cosine and sine for each position and pair: `[num_tokens, rotary_dim / 2]`."""
+    """Return the angles of positions."""
     # Models are trained with angles rounded to float32, so the oracle rounds them too.
     angles = positions.astype(np.float32)[:, None] * np.array(rope.inverse_frequencies, np.float32)
     exact, scale = angles.astype(np.float64), np.float32(rope.scale)
-    return np.cos(exact).astype(np.float32) * scale, np.sin(exact).astype(np.float32) * scale
+    factors = None
+    if rope.query_growth:
+        times = (1 + positions // rope.growth_length).astype(np.float64)
+        factors = (1 + rope.query_growth * np.log(times)).astype(np.float32)
+    return Angles(np.cos(exact).astype(np.float32) * scale, np.sin(exact).astype(np.float32) * scale, factors)
 
 
 def rotate(heads: FloatArray, angles: Angles) -> FloatArray:
     """Rotate the pairs (i, i + half) of each head, `[num_tokens, num_heads, head_dim]`."""
-    cosine, sine = (table[:, None, :] for table in angles)  # [num_tokens, 1, half]
+    cosine, sine = angles.cosines[:, None, :], angles.sines[:, None, :]  # [num_tokens, 1, half]
     half = cosine.shape[-1]
     first, second = heads[..., :half], heads[..., half : 2 * half]
     turned = [

@@ -54,17 +54,25 @@ class HeadForm:
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """The angles of the pairs (i, i + rotary_dim / 2) of each token's heads, multiplied by the spec's scale."""
+    """The angles of the pairs (i, i + rotary_dim / 2) of each token's heads, multiplied by the spec's scale.
+
+    `query_factors`: numbers by which the token's queries are multiplied, if the spec has a growth.
+    """
 
     cosines: torch.Tensor  # float32 [num_tokens, rotary_dim / 2]
     sines: torch.Tensor  # float32 [num_tokens, rotary_dim / 2]
+    query_factors: torch.Tensor | None = None  # float32 [num_tokens]
 
     @classmethod
     def at(cls, positions: torch.Tensor, rope: RopeSpec, frequencies: torch.Tensor) -> Angles:
         """Return the angles of positions; `frequencies`: the rope's inverse frequencies, float32 on the device."""
         # Models are trained with angles rounded to float32, so only the cosines and sines are exact.
         exact = (positions.to(torch.float32)[:, None] * frequencies).to(torch.float64)
-        return cls(exact.cos().to(torch.float32) * rope.scale, exact.sin().to(torch.float32) * rope.scale)
+        factors = None
+        if rope.query_growth:
+            times = 1 + positions.div(rope.growth_length, rounding_mode="floor")
+            factors = (1 + rope.query_growth * times.to(torch.float64).log()).to(torch.float32)
+        return cls(exact.cos().to(torch.float32) * rope.scale, exact.sin().to(torch.float32) * rope.scale, factors)
 
 
 class Operations(Protocol):
@@ -144,6 +152,8 @@ class PlainOperations:
             queries, keys = queries.view(-1, form.num_heads, form.head_dim), keys.view(values.shape)
         if angles is not None:
             queries, keys = rotated(queries, angles), rotated(keys, angles)
+            if angles.query_factors is not None:
+                queries = queries * angles.query_factors[:, None, None]
         if form.key_centre is not None:
             keys = keys - form.key_centre
         self._attention.write_kv(pair, slots, keys, values)

@@ -377,7 +377,8 @@ class WeightReader:
         expected = {self._named(name): shape for name, shape in expected_tensors(self._spec).items()}
         ignored = {self._named(name) for name in self._spec.ignored_tensors}
         missing = sorted(expected.keys() - found.keys())
-        extra = sorted(found.keys() - expected.keys() - ignored)
+        prefixes = self._spec.ignored_prefixes
+        extra = sorted(name for name in found.keys() - expected.keys() - ignored if not name.startswith(prefixes))
         stored = self._checkpoint.stored_name
         wrong = [
             f"{stored(name)} {list(found[name].shape)} for {list(shape)}"

@@ -1,7 +1,7 @@
 """From the fused product of a layer to the inputs of attention, in one launch: norm, rotate, quantise, store.
 
     projected row of a token        q q q q q q q q │ k k │ v v          eight heads per program
-    queries ─► norm ─► rotate ────────────────────────────────────────► queries
+    queries ─► norm ─► rotate ─► grow with the position if configured ─► queries
     keys    ─► norm ─► rotate ─► scale, int8 or e4m3 if configured ───► their slots in the KV memory
     values  ───────────────────► scale, int8 or e4m3 if configured ───► their slots
 
@@ -71,6 +71,23 @@ def over_head(first, second, rest):
 
 
 @triton.jit
+def normed_parts(parts, weights, epsilon, is_value, head_dim: tl.constexpr):
+    """Return the norms of heads in three parts; values as they are."""
+    first, second, rest = parts
+    length = tl.sqrt_rn(over_head(first * first, second * second, rest * rest) / head_dim + epsilon)
+    first = tl.where(is_value, first, weights[0] * (first / length))
+    second = tl.where(is_value, second, weights[1] * (second / length))
+    return first, second, tl.where(is_value, rest, weights[2] * (rest / length))
+
+
+@triton.jit
+def grown_queries(first, second, rest, factors, is_query):
+    """Return heads in three parts: queries times the factor of their token, keys and values as they are."""
+    factor = tl.where(is_query, tl.load(factors), 1.0)
+    return first * factor, second * factor, rest * factor
+
+
+@triton.jit
 def turned_pairs(first, second, cosines, sines, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
     """Return the firsts and the seconds of pairs, rotated by the angles of a token."""
     pairs = tl.arange(0, HALF_BLOCK)[None, :]
@@ -100,6 +117,7 @@ def rotate_and_write_kernel(
     key_weight,
     cosines,
     sines,
+    query_factors,
     keys,
     values,
     key_scales,
@@ -119,6 +137,7 @@ def rotate_and_write_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     TURNS: tl.constexpr,
+    GROWS: tl.constexpr,
     FORMAT: tl.constexpr,
     HALF: tl.constexpr,
     REST: tl.constexpr,
@@ -135,16 +154,14 @@ def rotate_and_write_kernel(
     start = projected + token * projected_stride + heads * head_dim
     first, second, rest = load_parts(start, held, HALF, REST, HALF_BLOCK, REST_BLOCK)
     if HAS_NORM:
-        mean = over_head(first * first, second * second, rest * rest) / head_dim
-        length = tl.sqrt_rn(mean + tl.where(is_query, query_epsilon, key_epsilon))
-        weight = tl.where(is_query, query_weight, key_weight)
+        weight, epsilon = tl.where(is_query, query_weight, key_weight), tl.where(is_query, query_epsilon, key_epsilon)
         weights = load_parts(weight, held & (is_value == 0), HALF, REST, HALF_BLOCK, REST_BLOCK)
-        first = tl.where(is_value, first, weights[0] * (first / length))
-        second = tl.where(is_value, second, weights[1] * (second / length))
-        rest = tl.where(is_value, rest, weights[2] * (rest / length))
+        first, second, rest = normed_parts((first, second, rest), weights, epsilon, is_value, head_dim)
     if TURNS:
         turned = turned_pairs(first, second, cosines + token * HALF, sines + token * HALF, HALF, HALF_BLOCK)
         first, second = tl.where(is_value, first, turned[0]), tl.where(is_value, second, turned[1])
+    if GROWS:
+        first, second, rest = grown_queries(first, second, rest, query_factors + token, is_query)
     parts = (first, second, rest)
     store_parts(queries + (token * NUM_HEADS + heads) * head_dim, is_query, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
 
@@ -206,6 +223,7 @@ def _rotate(
         None if key_norm is None else key_norm.weight,
         None if angles is None else angles.cosines,
         None if angles is None else angles.sines,
+        None if angles is None else angles.query_factors,
         pair.keys,
         pair.values,
         scales,
@@ -221,6 +239,7 @@ def _rotate(
         NUM_KV_HEADS=form.num_kv_heads,
         HAS_NORM=query_norm is not None,
         TURNS=angles is not None,
+        GROWS=angles is not None and angles.query_factors is not None,
         FORMAT=format_,
         **_parts(form.head_dim, form.head_dim if angles is None else 2 * angles.cosines.shape[-1]),
         HEADS=HEADS,
@@ -237,7 +256,9 @@ def _parts(head_dim: int, rotary_dim: int) -> dict[str, Any]:
     return {"HALF": half, "REST": rest} | blocks
 
 
-def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: bool = False) -> KernelVariant:
+def _variant(
+    head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: bool = False, grows: bool = False
+) -> KernelVariant:
     # float32 numbers are compiled as rows.
     format_ = {"i8": "int8", "fp8e4nv": "fp8", "fp32": "rows"}.get(stored, "plain")
     scale = "*fp32:16" if format_ in ("int8", "fp8") else f"*{stored}:16"
@@ -248,9 +269,8 @@ def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: 
     strides = ("projected", "block", "head", "token", "scale_block", "scale_head")
     arguments |= {f"{name}_stride": "i32:16" for name in strides} | {"block_size": "i32:16"}
     arguments |= dict.fromkeys(("query_epsilon", "key_epsilon"), "fp32")
-    optional = dict.fromkeys(("query_weight", "key_weight"), norms) | dict.fromkeys(
-        ("cosines", "sines"), rotary_dim > 0
-    )
+    optional = dict.fromkeys(("query_weight", "key_weight"), norms) | {"query_factors": grows}
+    optional |= dict.fromkeys(("cosines", "sines"), rotary_dim > 0)
     arguments |= {name: "*fp32:16" for name, is_there in optional.items() if is_there}
     constants = {name: None for name, is_there in optional.items() if not is_there}
     constants |= _parts(head_dim, rotary_dim or head_dim) | {
@@ -259,11 +279,12 @@ def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: 
         "NUM_KV_HEADS": 8,
         "HEADS": HEADS,
     }
+    extras = (", normed" if norms else "") + (", growing" if grows else "")
     return KernelVariant(
-        f"{head_dim} dims, {rotary_dim} turn{', normed' if norms else ''}, {dtype} to {stored}",
+        f"{head_dim} dims, {rotary_dim} turn{extras}, {dtype} to {stored}",
         rotate_and_write_kernel,
         arguments=arguments,
-        constants=constants | {"HAS_NORM": norms, "TURNS": rotary_dim > 0, "FORMAT": format_},
+        constants=constants | {"HAS_NORM": norms, "TURNS": rotary_dim > 0, "GROWS": grows, "FORMAT": format_},
         num_warps=NUM_WARPS,
         min_wide_share=0.5 if head_dim > 64 else 0.0,  # half a small head is too little for all threads
         capabilities=(90, 100) if format_ == "fp8" else (80, 90, 100),
@@ -272,6 +293,7 @@ def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: 
 
 VARIANTS = (
     _variant(128, 128, "bf16", "bf16"),
+    _variant(128, 128, "bf16", "bf16", grows=True),
     _variant(128, 128, "bf16", "bf16", norms=True),
     _variant(128, 128, "fp16", "fp16", norms=True),
     _variant(128, 128, "bf16", "i8", norms=True),
