@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,17 @@ def test_every_byte_of_e4m3_is_what_torch_takes_it_for() -> None:
 
 
 @pytest.mark.transformers
-def test_blocks_are_widened_as_transformers_widens_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [(32, 48), None])
+def test_blocks_are_widened_as_transformers_widens_them(block: tuple[int, int] | None, tmp_path: Path) -> None:
     import torch
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     random = np.random.default_rng(0)
-    matrix = block_fp8(random.standard_normal((64, 96), np.float32), random, block=(32, 48), scale_dtype="F32")
+    numbers, single = random.standard_normal((64, 96), np.float32), () if block is None else None
+    matrix = block_fp8(numbers, random, block=block or (0, 0), scale_dtype="F32", single=single)
     write_tensors(tmp_path / "model.safetensors", {f"up.{part}": tensor for part, tensor in matrix.tensors.items()})
-    settings = '{"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 48]}}'
-    (tmp_path / "config.json").write_text(settings)
+    settings = {"quantization_config": {"quant_method": "fp8", "weight_block_size": block}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
     data, scales = (torch.from_numpy(matrix.tensors[part][1]) for part in ("weight", "weight_scale_inv"))
     pair = {"weight": [data.view(torch.float8_e4m3fn)], "weight_scale_inv": [scales]}
     theirs = Fp8Dequantize(None).convert(pair, full_layer_name="up.weight")

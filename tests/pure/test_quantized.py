@@ -148,7 +148,7 @@ def test_every_form_is_read_and_stays_packed_where_blocks_are_exact(form: str, t
         assert folder.tensors().block_rows(f"{STEM}.weight").tobytes() == gguf_blocks(TYPES[form], matrix).tobytes()
 
 
-@pytest.mark.parametrize("form", ["fp8-128", "float8", "float8-tensor"])
+@pytest.mark.parametrize("form", ["fp8-128", "fp8-tensor", "float8", "float8-tensor"])
 def test_floats_of_8_bits_stay_packed_where_each_128_inputs_share_a_scale(form: str, tmp_path: Path) -> None:
     for index, (num_inputs, kind) in enumerate(((256, "E4M3"), (200, ""))):
         matrix = matrix_of(form, 300, num_inputs)
@@ -349,6 +349,8 @@ WRONG_PARTS: list[tuple[str, dict[str, Tensor | None], str]] = [
     ("float8-tensor", {"weight_scale": f16(2)}, "weight_scale': shape is [2]; allowed: 2 dimensions"),
     ("fp8", {"weight": f16(64, 96)}, "weight': dtype is 'F16'; allowed: one of F8_E4M3"),
     ("fp8", {"weight_scale_inv": f16(2, 5)}, "shape is [2, 5]; allowed: [2, 4]"),
+    ("fp8-tensor", {"weight_scale_inv": f16(2)}, "shape is [2]; allowed: [1]"),
+    ("fp8-tensor", {"weight_scale_inv": f16(2, 4)}, "shape is [2, 4]; allowed: 1 dimensions"),
 ]
 
 
@@ -431,7 +433,7 @@ def scheme(**changes: object) -> dict[str, Any]:
         ({**AWQ, "bits": 8}, "bits is 8; allowed: 4"),
         ({**AWQ, "zero_point": False}, "zero_point is False; allowed: true"),
         ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; allowed: 'e4m3' or null"),
-        ({**FP8, "weight_block_size": None}, "weight_block_size is None; allowed: two integers from 1, such as [128"),
+        ({"quant_method": "fp8"}, "weight_block_size is None; allowed: two integers from 1, such as [128"),
         ({**FP8, "weight_block_size": [0, 128]}, "weight_block_size is [0, 128]; allowed: two integers"),
         ({**FP8, "weight_block_size": [True, 128]}, "weight_block_size is [True, 128]; allowed: two integers"),
         ({**PACKED, "config_groups": {}}, "config_groups is {}; allowed: one group, or several with the same weights"),

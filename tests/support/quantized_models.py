@@ -221,8 +221,10 @@ def block_fp8(
     *,
     block: tuple[int, int] = (40, 24),
     scale_dtype: str = "BF16",
+    single: tuple[int, ...] | None = None,
 ) -> Quantized:
     data, scales, stands_for = in_blocks(weight, block, scale_dtype)
+    scales = scales if single is None else scales.reshape(single)
     return Quantized({"weight": ("F8_E4M3", data), "weight_scale_inv": (scale_dtype, scales)}, stands_for)
 
 
@@ -246,6 +248,7 @@ def gptq_settings(**changes: object) -> dict[str, Any]:
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [40, 24]}
+WHOLE_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "dequantize": False, "weight_block_size": None}
 FORMS: Mapping[str, tuple[dict[str, Any], Quantize]] = {
     "gptq": (gptq_settings(), gptq),
     "gptq-8": (gptq_settings(bits=8, sym=True), partial(gptq, bits=8, symmetric=True)),
@@ -285,6 +288,8 @@ FORMS: Mapping[str, tuple[dict[str, Any], Quantize]] = {
     ),
     "fp8": (FP8, block_fp8),
     "fp8-128": ({**FP8, "weight_block_size": [128, 128]}, partial(block_fp8, block=(128, 128))),
+    "fp8-tensor": (WHOLE_FP8, partial(block_fp8, block=(0, 0), single=())),
+    "fp8-tensor-1": (WHOLE_FP8, partial(block_fp8, block=(0, 0), single=(1,), scale_dtype="F32")),
     "fp8-float-scales": (FP8, partial(block_fp8, scale_dtype="F32")),
 }
 """Every form that quire reads: its quantization_config, and how a matrix becomes one."""

@@ -1,6 +1,7 @@
 """fp8: weights as e4m3, a float of a sign, 4 bits of exponent and 3 of mantissa, with a scale for each block.
 
     weight [out, in]    weight_scale_inv [out / 128, in / 128], rounded up; in spite of its name, it multiplies
+                        [] or [1] for the entire matrix, if weight_block_size is null (Ministral 3)
 
 quire does not round activations to fp8: their scales are not used.
 """
@@ -45,7 +46,7 @@ def block_sizes(config: ConfigFile, field: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class BlockFp8:
-    """Implements `Method`."""
+    """Implements `Method`. `block`: the outputs and inputs that share a scale; 0: all."""
 
     block: tuple[int, int]
     unconverted: tuple[str, ...]
@@ -58,13 +59,17 @@ class BlockFp8:
     def read(cls, config: ConfigFile) -> BlockFp8:
         """Read the settings of a folder."""
         config.require("fmt", "e4m3", None)
-        block = block_sizes(config, "weight_block_size")
+        field = "weight_block_size"
+        is_whole = field in config.fields and not config.is_set(field)
+        block = (0, 0) if is_whole else block_sizes(config, field)
         return cls(block, optional_texts(config, "modules_to_not_convert") or optional_texts(config, "ignored_layers"))
 
     def shape(self, parts: MatrixParts) -> tuple[int, int]:
         """Return the shape of a matrix, after checking its parts."""
         out, num_inputs = parts.shape("weight", "F8_E4M3")
-        grid = num_groups(out, self.block[0]), num_groups(num_inputs, self.block[1])
+        grid: tuple[int, ...] = num_groups(out, self.block[0]), num_groups(num_inputs, self.block[1])
+        if not self.block[0]:
+            grid = () if parts.entries[self.marker].shape == () else (1,)
         parts.require("weight_scale_inv", grid, *FLOAT_DTYPES)
         return out, num_inputs
 
@@ -75,5 +80,7 @@ class BlockFp8:
 
     def groups(self, parts: MatrixParts, rows: slice) -> Groups:
         """Return the scales of rows of a matrix."""
+        if not self.block[0]:
+            return Groups(parts.floats("weight_scale_inv").reshape(1, 1), 0, 0, E4M3)
         scales = parts.floats("weight_scale_inv", np.arange(rows.start, rows.stop) // self.block[0])
         return Groups(scales, 0, self.block[1], E4M3)

@@ -28,7 +28,7 @@ STORED: Final = MappingProxyType(
 IN_ORDER: Final = (0, 1, 2, 3, 4, 5, 6, 7)
 ADVICE: Final = (
     "Use the model from before it was quantised, with --weights int8 or int4, a GGUF file, or a folder quantised"
-    " by GPTQ, AWQ (gemm), compressed-tensors, mxfp4 or fp8 with block scales"
+    " by GPTQ, AWQ (gemm), compressed-tensors, mxfp4 or fp8"
 )
 
 
