@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import MODEL_ARCH
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -134,10 +134,19 @@ def test_widened_weights_compute_what_the_numbers_compute_that_they_stand_for(ki
     assert answer_of(path, "bfloat16", "widened") == answer_of(folder, "bfloat16")
 
 
-def test_internlm_2_has_the_tensors_of_llama(tmp_path: Path) -> None:
-    folder = golden("llama", tmp_path / "model")
-    path = write_gguf(folder, tmp_path / "m.gguf", architecture=MODEL_ARCH.INTERNLM2)
-    assert GgufHeader.read(path).settings["general.architecture"] == "internlm2"
+@pytest.mark.parametrize(
+    ("form", "architecture"),
+    [
+        *(("llama", MODEL_ARCH.INTERNLM2), ("mistral", MODEL_ARCH.MISTRAL3)),
+        *(("qwen2", MODEL_ARCH.QWEN2VL), ("tied", MODEL_ARCH.QWEN3VL)),
+    ],
+)
+def test_files_of_other_architectures_have_the_text_model_of_a_family(
+    form: str, architecture: MODEL_ARCH, tmp_path: Path
+) -> None:
+    folder = golden(form, tmp_path / "model")
+    path = write_gguf(folder, tmp_path / "m.gguf", architecture=architecture)
+    assert GgufHeader.read(path).settings["general.architecture"] == MODEL_ARCH_NAMES[architecture]
     ours, theirs = read_model(GgufFile(path)).spec, read_model(ModelFolder(folder)).spec
     assert (ours.attention, ours.layers, ours.mlp) == (theirs.attention, theirs.layers, theirs.mlp)
     assert answer_of(path, "float32") == answer_of(folder, "float32")
@@ -161,6 +170,14 @@ def test_what_no_engine_computes_is_refused_by_the_setting(
     header = GgufHeader.read(write_gguf(golden(form, tmp_path / "model"), tmp_path / "m.gguf"))
     with pytest.raises(CheckpointError, match=said):
         config_of(replace(header, settings={**header.settings, **settings}), lambda name: None)
+
+
+def test_positions_of_texts_have_three_equal_parts(tmp_path: Path) -> None:
+    folder = golden("qwen2", tmp_path / "model")
+    header = GgufHeader.read(write_gguf(folder, tmp_path / "m.gguf", architecture=MODEL_ARCH.QWEN2VL))
+    settings = {**header.settings, "qwen2vl.rope.dimension_sections": [1, 1, 1, 1]}
+    with pytest.raises(CheckpointError, match=r"sections is \[1, 1, 1, 1\]; allowed: a list with 0 as its fourth"):
+        config_of(replace(header, settings=settings), lambda name: None)
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ FAMILIES = (
     *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
     *("ministral3",),
 )
-OTHERS = ("gemma3-eye", "ministral3-eye", "opt-350m", "llama-3")
+OTHERS = ("gemma3-eye", "ministral3-eye", "qwen2.5-vl", "qwen3-vl", "opt-350m", "llama-3")
 NUM_TOKENS = 24
 PROMPTS = {
     "short": ("hello, the user and the ing system 12", ["--max-model-len", "64"]),

@@ -198,6 +198,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ministral3-eye": ("ministral3-eye", {}),
     "mistral-eye": ("mistral-eye", {}),
+    "qwen2-vl": ("qwen2-vl", {}),
+    "qwen2.5-vl": ("qwen2.5-vl", {}),
+    "qwen3-vl": ("qwen3-vl", {}),
+    "qwen3-vl-tied": ("qwen3-vl", {"tie_word_embeddings": True, "attention_bias": True}),
 }
 
 

@@ -286,7 +286,10 @@ def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path) ->
     (folder / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
     with pytest.raises(ModelError, match="a model of the family 'MambaForCausalLM', which quire cannot run") as caught:
         read_model(ModelFolder(folder))
-    assert all(name in str(caught.value) for name in FAMILIES)
+    listed = (
+        str(caught.value).partition("Use a model of one of these: ")[2].replace(" (each followed by ForCausalLM)", "")
+    )
+    assert {name.removesuffix("ForCausalLM") for name in FAMILIES} == set(listed.split(", "))
 
 
 @pytest.mark.parametrize(
@@ -305,7 +308,7 @@ def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path) ->
         ("LongcatFlashForCausalLM", "its layers have two sublayers of attention with latents (MLA)"),
         ("DeepseekV32ForCausalLM", "its attention chooses tokens by an index (DSA)"),
         ("BloomForCausalLM", "its positions are by ALiBi"),
-        ("Qwen2VLForConditionalGeneration", "it reads images or sound, or has an encoder"),
+        ("Qwen2AudioForConditionalGeneration", "it reads images or sound, or has an encoder"),
         ("BertForSequenceClassification", "it writes no text"),
     ],
 )

@@ -164,6 +164,32 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         23_572_403_200,
     ),
+    "Qwen2.5-VL-3B": (  # the text model alone
+        {
+            **{"architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_act": "silu", "hidden_size": 2048},
+            **{"intermediate_size": 11008, "max_position_embeddings": 128000, "max_window_layers": 70},
+            **{"num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2, "rms_norm_eps": 1e-06},
+            **{"rope_scaling": {"mrope_section": [16, 24, 24], "type": "mrope"}, "rope_theta": 1000000.0},
+            **{"sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
+            **{"use_sliding_window": False, "vision_config": {"depth": 32}, "vocab_size": 151936},
+        },
+        3_085_938_688,
+    ),
+    "Qwen3-VL-4B": (  # the text model alone
+        {
+            **{"architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": True},
+            "text_config": {
+                **{"attention_bias": False, "dtype": "bfloat16", "eos_token_id": 151645, "head_dim": 128},
+                **{"hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 9728},
+                **{"max_position_embeddings": 262144, "num_attention_heads": 32, "num_hidden_layers": 36},
+                **{"num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_theta": 5000000, "vocab_size": 151936},
+                "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+                "tie_word_embeddings": True,
+            },
+            "vision_config": {"depth": 24},
+        },
+        4_022_468_096,
+    ),
     "Qwen2.5-0.5B": (
         {
             **{"architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896},
@@ -703,6 +729,25 @@ def test_queries_of_ministral_3_grow_with_their_position(tmp_path: Path) -> None
         replace(SPECS["latent"], layers=SPECS["growing"].layers[:1])
 
 
+def test_positions_of_a_text_in_qwen_vl_are_those_of_qwen(tmp_path: Path) -> None:
+    flat = PUBLISHED["Qwen2.5-VL-3B"][0]
+    model = read(tmp_path, flat)
+    assert model.notices == ("a multimodal model: only its text model is served",)
+    plain = {**flat, "architectures": ["Qwen2ForCausalLM"], "rope_scaling": None, "vision_config": None}
+    assert model.spec == replace(read(tmp_path, plain).spec, ignored_prefixes=("visual.",))
+    nested = {"architectures": flat["architectures"], "vision_config": {}, "text_config": flat}
+    assert read(tmp_path, nested).spec == model.spec
+    newer = read(tmp_path, PUBLISHED["Qwen3-VL-4B"][0])
+    assert newer.spec.layers[0].rope is not None
+    assert newer.spec.layers[0].rope.inverse_frequencies[-1] == pytest.approx(5e6 ** (-126 / 128))
+    assert (newer.dtype, newer.eos_token_ids) == ("bfloat16", (151645,))
+    assert "model.language_model.layers.35.self_attn.q_norm.weight" in expected_tensors(newer.spec)
+    text = PUBLISHED["Qwen3-VL-4B"][0]["text_config"]
+    assert isinstance(text, dict)
+    with pytest.raises(CheckpointError, match="use_sliding_window is True; allowed: false"):
+        read(tmp_path, published("Qwen3-VL-4B", text_config={**text, "use_sliding_window": True}))
+
+
 @pytest.mark.parametrize(
     ("inner", "outer", "is_tied"),
     [
@@ -983,7 +1028,10 @@ def test_the_tokens_that_end_a_text(
             {"architectures": ["GPT7"]},
             "a model of the family 'GPT7', which quire cannot run. Use a model of one of these: ",
         ),
-        ({"architectures": ["GPT7"]}, ", ".join(models.FAMILIES)),
+        (
+            {"architectures": ["GPT7"]},
+            "Qwen3, Qwen3Moe, SmolLM3, StableLm, Starcoder2 (each followed by ForCausalLM), GPT2LM",
+        ),
         ({"architectures": []}, "a model that names no family, which quire cannot run. Use a model of"),
         ({"dtype": "int8"}, "dtype is 'int8'; allowed: one of float32, bfloat16, float16"),
         ({"torch_dtype": 16}, "torch_dtype is 16; allowed: one of float32, bfloat16, float16"),

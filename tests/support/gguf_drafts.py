@@ -129,7 +129,7 @@ def _write_value(pair: Pair, number: Callable[[str, Any], None], text: Callable[
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2"),
     *("smollm3", "olmo2", "granite", "chatglm", "glm4", "command-r", "cohere2", "starcoder2", "stablelm"),
-    *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2", "olmoe", "granitemoe", "glm4moe", "mistral3"),
+    *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2", "olmoe", "granitemoe", "glm4moe", "mistral3", "qwen3vl"),
 )
 WITH_EXPERTS = ("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen3moe")
 LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")
@@ -197,8 +197,8 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs += [pair("attention.scale", F32, 0.5), pair("residual_scale", F32, 0.2), pair("logit_scale", F32, 8.0)]
     if name in ("chatglm", "glm4", "gptneox", "phi2", "stablelm"):
         pairs.append(pair("rope.dimension_count", U32, 2))
-    if name == "glm4" and draw.random() < 0.05:
-        pairs.append(pair("rope.dimension_sections", ARRAY, [1], U32))
+    if name == "qwen3vl" or (name == "glm4" and draw.random() < 0.05):
+        pairs.append(pair("rope.dimension_sections", ARRAY, [1, 1, 0, draw.choice([0, 0, 0, 1])], U32))
     if name == "gemma2":
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
     if name in WITH_EXPERTS:
@@ -279,7 +279,7 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
-    if name in ("qwen3", "qwen3moe", "gemma3"):
+    if name in ("qwen3", "qwen3moe", "qwen3vl", "gemma3"):
         yield "blk.0.attn_q_norm.weight", [SIZE // HEADS]
         yield "blk.0.attn_k_norm.weight", [SIZE // HEADS]
     if name in ("olmo2", "olmoe"):

@@ -201,6 +201,8 @@ class GgufWriting:
             writer.add_rope_scaling_factor(rope["factor"])
         if self.of_latents and kind == "yarn":
             writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+        if self.architecture in (gguf.MODEL_ARCH.QWEN2VL, gguf.MODEL_ARCH.QWEN3VL):
+            writer.add_rope_dimension_sections([2, 1, turned // 2 - 3, 0])
         if "llama_4_scaling_beta" in rope:
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

@@ -232,12 +232,21 @@ CAUSAL = {
     "GPT2": "GPT2LMHeadModel",
     "Gemma3Eye": "Gemma3ForConditionalGeneration",
     "Mistral3": "Mistral3ForConditionalGeneration",
+    "Qwen2VL": "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VL": "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VL": "Qwen3VLForConditionalGeneration",
 }
 CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma3Eye": "Gemma3Config"}
 EYE: dict[str, Any] = {
     **{"hidden_size": 32, "image_size": 28, "intermediate_size": 48, "num_attention_heads": 2},
     **{"num_hidden_layers": 2, "patch_size": 14},
 }
+QWEN_EYE: dict[str, Any] = {
+    **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 14},
+    "out_hidden_size": 32,
+}
+QWEN_TOKENS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
+SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0}
 WITH_EYES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "gemma3-eye": (
         *("Gemma3Eye", "gemma3", {}),
@@ -250,6 +259,18 @@ WITH_EYES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "mistral-eye": (
         *("Mistral3", "mistral", {"model_type": "mistral", "tie_word_embeddings": True}),
         {"vision_config": {**EYE, "head_dim": 16}, "image_token_index": 5},
+    ),
+    "qwen2-vl": (
+        *("Qwen2VL", "qwen2", {"rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 2]}}),
+        {"vision_config": {**QWEN_EYE, "embed_dim": 32}, **QWEN_TOKENS, "tie_word_embeddings": True},
+    ),
+    "qwen2.5-vl": (
+        *("Qwen2_5_VL", "qwen2", {"rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 2]}}),
+        {"vision_config": {**QWEN_EYE, "fullatt_block_indexes": [1]}, **QWEN_TOKENS, "tie_word_embeddings": False},
+    ),
+    "qwen3-vl": (
+        *("Qwen3VL", "llama", {"rope_parameters": {**SECTIONS, "mrope_section": [4, 2, 2], "mrope_interleaved": True}}),
+        {"vision_config": {**QWEN_EYE, "deepstack_visual_indexes": [0]}, **QWEN_TOKENS},
     ),
 }
 """Multimodal models: their family, the form of the text model, and the settings of the text model and around it."""

@@ -47,8 +47,10 @@ ARCHITECTURES: Final = MappingProxyType(
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen2moe": "Qwen2MoeForCausalLM",
+        "qwen2vl": "Qwen2ForCausalLM",  # the text model; images are in a file of their own
         "qwen3": "Qwen3ForCausalLM",
         "qwen3moe": "Qwen3MoeForCausalLM",
+        "qwen3vl": "Qwen3ForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
         "stablelm": "StableLmForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
@@ -418,6 +420,15 @@ def _turned(settings: _Settings) -> dict[str, object]:
     return {"partial_rotary_factor": settings.size("rope.dimension_count", size) / size}
 
 
+def _sections(settings: _Settings) -> dict[str, object]:
+    """Return no settings. Positions have four parts, of which three are equal in a text, and the last one is 0."""
+    key = settings.key("rope.dimension_sections")
+    found = settings.file.fields.get(key, [])
+    if not isinstance(found, list) or any(found[3:]):
+        raise settings.file.error(key, "a list with 0 as its fourth number")
+    return {}
+
+
 def _rotating_part(settings: _Settings) -> dict[str, object]:
     """Return the sizes of the heads of GLM. Files of vision models have pairs in another order, and sections."""
     if settings.has("rope.dimension_sections"):
@@ -557,7 +568,9 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "phi2": _turned,
         "phi3": _phi3,
         "qwen2moe": _qwen2moe,
+        "qwen2vl": _sections,
         "qwen3moe": _qwen3moe,
+        "qwen3vl": _sections,
         "stablelm": _stablelm,
         "starcoder2": _starcoder2,
     }

@@ -60,8 +60,11 @@ FAMILIES: Final = MappingProxyType(
         "Phi3ForCausalLM": "quire.compute.models.phi3",
         "Qwen2ForCausalLM": "quire.compute.models.qwen2",
         "Qwen2MoeForCausalLM": "quire.compute.models.qwen2_moe",
+        "Qwen2VLForConditionalGeneration": "quire.compute.models.qwen2_vl",
+        "Qwen2_5_VLForConditionalGeneration": "quire.compute.models.qwen2_vl",
         "Qwen3ForCausalLM": "quire.compute.models.qwen3",
         "Qwen3MoeForCausalLM": "quire.compute.models.qwen3_moe",
+        "Qwen3VLForConditionalGeneration": "quire.compute.models.qwen3_vl",
         "SmolLM3ForCausalLM": "quire.compute.models.smollm3",
         "StableLmForCausalLM": "quire.compute.models.stablelm",
         "Starcoder2ForCausalLM": "quire.compute.models.starcoder2",
@@ -119,7 +122,8 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
     if source.has(GENERATION_CONFIG_FILE):
         generation = ConfigFile.read(source, GENERATION_CONFIG_FILE)
     dtype, quantization = _dtype(config), quantization_of(config)
-    notices = (TEXT_ONLY,) if config.is_set("text_config") else rope_notices(config, max_length)
+    reads_images = config.is_set("text_config") or config.is_set("vision_config")
+    notices = (TEXT_ONLY,) if reads_images else rope_notices(config, max_length)
     return ModelDescription(
         source=source,
         architecture=architecture,

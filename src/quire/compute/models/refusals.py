@@ -13,6 +13,7 @@ from quire.compute.models.packaged import PACKAGES, install_command
 from quire.core.errors import ModelError
 
 MAX_NAMES: Final = 10_000
+CAUSAL: Final = "ForCausalLM"
 TAGGED: Final = re.compile(r"[^:]+:[^:/]+")
 MAX_STORED: Final = 6
 """Models on this machine that an error names."""
@@ -54,7 +55,15 @@ def family_refusal(where: str, architecture: str | None, known: Iterable[str], *
         named += " with its own code (auto_map, trust_remote_code), which quire never runs"
     else:
         named += ", which quire cannot run"
-    return ModelError(where, f"{where}: a model {named}. Use a model of one of these: {', '.join(known)}")
+    return ModelError(where, f"{where}: a model {named}. Use a model of one of these: {_listed(known)}")
+
+
+def _listed(known: Iterable[str]) -> str:
+    """Return the families, without the end that most names have: an error has room for no more."""
+    names = list(known)
+    short = ", ".join(name.removesuffix(CAUSAL) for name in names if name.endswith(CAUSAL))
+    others = ", ".join(name for name in names if not name.endswith(CAUSAL))
+    return f"{short} (each followed by {CAUSAL}), {others}"
 
 
 def folder_refusal(folder: Path, missing: str) -> ModelError:
