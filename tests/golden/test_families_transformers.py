@@ -142,6 +142,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-bare": ("opt", {"enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"}),
     "opt-350m-untied": ("opt-350m", {"tie_word_embeddings": False}),
     "opt-no-final-norm": ("opt", {"_remove_final_layer_norm": True}),
+    "seed-oss-biases": (
+        "seed-oss",
+        {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     "smollm3-listed": (
         "smollm3",
         {"no_rope_layers": [1, 0, 0, 1], "use_sliding_window": False, "attention_bias": True, "mlp_bias": True},

@@ -130,6 +130,7 @@ WORDS = {  # what each splitter makes of a text, as its makers' own tokenizers d
     "phi-2": ("it's 12345 days\n\n  on", ["it", "'s", " 12345", " days", "\n\n ", " on"]),
     "falcon": ("it's  12345 days", ["it", "'", "s", " ", " ", "123", "45", " days"]),
     "deepseek-v3": ("it's 12345 days!\n\n你好now", ["it", "'s", " ", "123", "45", " days", "!\n\n", "你好", "now"]),
+    "seed-coder": ("a12 !!\n\n b", ["a", "1", "2", " !!", "\n\n", " b"]),
     "tekken": ("camelCase 12 it's/\n", ["camel", "Case", " ", "1", "2", " it", "'s", "/\n"]),
 }
 

@@ -164,6 +164,17 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         23_572_403_200,
     ),
+    "Seed-OSS-36B": (
+        {
+            **{"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": False},
+            **{"head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 27648},
+            **{"max_position_embeddings": 524288, "mlp_bias": False, "num_attention_heads": 80},
+            **{"num_hidden_layers": 64, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-06},
+            **{"rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "tie_word_embeddings": False},
+            **{"torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 155136},
+        },
+        36_151_104_512,
+    ),
     "Qwen2.5-VL-3B": (  # the text model alone
         {
             **{"architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_act": "silu", "hidden_size": 2048},
@@ -1030,7 +1041,7 @@ def test_the_tokens_that_end_a_text(
         ),
         (
             {"architectures": ["GPT7"]},
-            "Qwen3, Qwen3Moe, SmolLM3, StableLm, Starcoder2 (each followed by ForCausalLM), GPT2LM",
+            "SmolLM3, StableLm, Starcoder2 (each followed by ForCausalLM), GPT2LMHeadModel, Gemma3ForCond",
         ),
         ({"architectures": []}, "a model that names no family, which quire cannot run. Use a model of"),
         ({"dtype": "int8"}, "dtype is 'int8'; allowed: one of float32, bfloat16, float16"),

@@ -129,7 +129,19 @@ def _write_value(pair: Pair, number: Callable[[str, Any], None], text: Callable[
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2"),
     *("smollm3", "olmo2", "granite", "chatglm", "glm4", "command-r", "cohere2", "starcoder2", "stablelm"),
-    *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2", "olmoe", "granitemoe", "glm4moe", "mistral3", "qwen3vl"),
+    *(
+        "deepseek2",
+        "falcon",
+        "gptneox",
+        "gpt-oss",
+        "phi2",
+        "olmoe",
+        "granitemoe",
+        "glm4moe",
+        "mistral3",
+        "qwen3vl",
+        "seed_oss",
+    ),
 )
 WITH_EXPERTS = ("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen3moe")
 LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")
@@ -251,9 +263,9 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the tensors of a model: their names and dimensions, fastest first."""
     yield "token_embd.weight", [SIZE, len(VOCABULARY)]
     norms = ["output_norm"] if name == "olmo2" else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
-    if name in ("command-r", "cohere2", "falcon", "glm4moe", "gpt-oss", "phi2"):
+    if name in ("command-r", "cohere2", "falcon", "glm4moe", "gpt-oss", "phi2", "seed_oss"):
         norms.remove("blk.0.ffn_norm")
-    if name in ("glm4moe", "gpt-oss"):
+    if name in ("glm4moe", "gpt-oss", "seed_oss"):
         norms.append("blk.0.post_attention_norm")
     if name in ("gemma2", "gemma3", "glm4", "olmo2"):
         norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]

@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
     "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
     "Olmo3ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "SeedOssForCausalLM": gguf.MODEL_ARCH.SEED_OSS,
     "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
     "StableLmForCausalLM": gguf.MODEL_ARCH.STABLELM,
     "Starcoder2ForCausalLM": gguf.MODEL_ARCH.STARCODER2,

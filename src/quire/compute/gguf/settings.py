@@ -1,4 +1,4 @@
-"""The settings of a GGUF file in the form of config.json and generation_config.json, which families read.
+"""The settings of a GGUF file in the form of config.json, which families read.
 
 GGUF names a setting ARCHITECTURE.NAME. It leaves out settings that are the same in the entire family. Some settings
 follow from the tensors: whether the head is tied, and the divisors of positions.
@@ -7,10 +7,10 @@ follow from the tensors: whether the head is tied, and the divisors of positions
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -51,6 +51,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "qwen3": "Qwen3ForCausalLM",
         "qwen3moe": "Qwen3MoeForCausalLM",
         "qwen3vl": "Qwen3ForCausalLM",
+        "seed_oss": "SeedOssForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
         "stablelm": "StableLmForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
@@ -58,17 +59,11 @@ ARCHITECTURES: Final = MappingProxyType(
 )
 """`general.architecture` → the family that runs it."""
 
-BIASED: Final = frozenset({"chatglm", "glm4", "glm4moe", "granite", "granitemoe", "internlm2", "llama", "smollm3"})
+BIASED: Final = frozenset(
+    {"chatglm", "glm4", "glm4moe", "granite", "granitemoe", "internlm2", "llama", "seed_oss", "smollm3"}
+)
 """Architectures whose models may have biases, by their tensors."""
 
-ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
-"""Control tokens that end a text in every vocabulary that has them, but see `HARMONY_ENDS`."""
-
-HARMONY_ENDS: Final = ("<|return|>", "<|call|>", "<|endoftext|>")
-"""Those of vocabularies with `<|return|>` (gpt-oss), where `<|end|>` only ends a message, such as the reasoning."""
-
-CONTROL: Final = 3  # of tokenizer.ggml.token_type
-END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 LAYER_NORMS: Final = MappingProxyType(
     {
         **dict.fromkeys(("cohere2", "command-r", "gptneox", "phi2", "stablelm"), "layer_norm_eps"),
@@ -322,7 +317,8 @@ def _llama(settings: _Settings) -> dict[str, object]:
 
 def _mistral3(settings: _Settings) -> dict[str, object]:
     """Return the family: without scaled positions, the file is Mistral Small 3."""
-    return {} if _rope_scaling(settings, lambda _: None) else {"architectures": ["MistralForCausalLM"]}
+    named = {} if _rope_scaling(settings, lambda _: None) else {"architectures": ["MistralForCausalLM"]}
+    return {**named, "head_dim": _head_size(settings)}
 
 
 def _local_experts(settings: _Settings) -> dict[str, object]:
@@ -518,6 +514,10 @@ def _stablelm(settings: _Settings) -> dict[str, object]:
     }
 
 
+def _seed_oss(settings: _Settings) -> dict[str, object]:
+    return {"head_dim": _head_size(settings), "attention_out_bias": "blk.0.attn_output.bias" in settings.tensors}
+
+
 def _starcoder2(settings: _Settings) -> dict[str, object]:
     return {"use_bias": "blk.0.ffn_up.bias" in settings.tensors}
 
@@ -571,27 +571,9 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "qwen2vl": _sections,
         "qwen3moe": _qwen3moe,
         "qwen3vl": _sections,
+        "seed_oss": _seed_oss,
         "stablelm": _stablelm,
         "starcoder2": _starcoder2,
     }
 )
 """The settings of an architecture in addition to Llama's."""
-
-
-def generation_config_of(header: GgufHeader) -> dict[str, object]:
-    """Return generation_config.json for a file: the tokens that end a text. Does not mutate."""
-    file = ConfigFile(str(header.path), dict(header.settings))
-    tokens, kinds = vocabulary(file)
-    ends = {file.size(name, low=0, high=len(tokens) - 1) for name in END_IDS if file.is_set(name)}
-    texts = HARMONY_ENDS if HARMONY_ENDS[0] in tokens else ENDS
-    ends |= {place for place, text in enumerate(tokens) if kinds[place] == CONTROL and text in texts}
-    return {"eos_token_id": sorted(ends)} if ends else {}
-
-
-def vocabulary(file: ConfigFile) -> tuple[Sequence[str], Sequence[Any]]:
-    """Return the tokens of a file by id, and the type of each."""
-    tokens = file.texts("tokenizer.ggml.tokens")
-    kinds = file.fields.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    if not isinstance(kinds, list) or len(kinds) != len(tokens):
-        raise file.error("tokenizer.ggml.token_type", f"a list of {len(tokens)} types, one for each token")
-    return tokens, kinds

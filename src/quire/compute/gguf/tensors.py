@@ -50,6 +50,14 @@ LAYER: Final = MappingProxyType(
         "ffn_gate_inp": "mlp.gate",
     }
 )
+NORM_AFTER_ATTENTION: Final = MappingProxyType(
+    {
+        **{name: ours for name, ours in LAYER.items() if name != "ffn_norm"},
+        "post_attention_norm": "post_attention_layernorm",
+    }
+)
+"""The norm before the MLP, by the other name that some files have for it."""
+
 MAX_EXPERTS: Final = 4096  # of a layer: each becomes a name
 EXPERTS: Final = MappingProxyType(
     {
@@ -148,14 +156,14 @@ LAYERS: Final = MappingProxyType(
         ),
         "glm4moe": MappingProxyType(
             {
-                **{name: ours for name, ours in LAYER.items() if name != "ffn_norm"},
-                **{**SHARED, **FURTHER, "post_attention_norm": "post_attention_layernorm"},
+                **NORM_AFTER_ATTENTION,
+                **{**SHARED, **FURTHER},
             }
         ),
+        "seed_oss": NORM_AFTER_ATTENTION,
         "gpt-oss": MappingProxyType(
             {
-                **{name: ours for name, ours in LAYER.items() if name != "ffn_norm"},
-                "post_attention_norm": "post_attention_layernorm",
+                **NORM_AFTER_ATTENTION,
                 "attn_sinks": "self_attn.sinks",
                 "ffn_gate_inp": "mlp.router",
             }

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from quire.compute.gguf.header import GgufHeader
-from quire.compute.gguf.settings import CONTROL, vocabulary
+from quire.compute.gguf.vocabulary import CONTROL, vocabulary
 from quire.compute.models.config_file import ConfigFile
 from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, SPACE_AT_END
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE
@@ -40,6 +40,9 @@ MERGE_VALUES: Final = 3
 
 CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 OTHERS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SIGNS_IN_LINE: Final = OTHERS.replace(r"[\r\n]*", "", 1)
+"""The same, with the ends of lines after a sign as a word of their own."""
+
 UPPER: Final = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SLASHES: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -99,6 +102,7 @@ SPLITTERS: Final = MappingProxyType(
         **dict.fromkeys(("dbrx", "smaug-bpe"), Splitter((LLAMA3,))),  # Phi-4 has the first
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
         "stablelm2": Splitter((SINGLE_DIGITS,)),
+        "seed-coder": Splitter((SINGLE_DIGITS.replace(OTHERS, SIGNS_IN_LINE),)),  # Seed-OSS
         "tekken": Splitter((rf"{UPPER}*{LOWER}+|{UPPER}+{LOWER}*|\p{{N}}|{SLASHES}",), whole_words=True, begins=True),
         "gpt-4o": Splitter(  # Phi-4-mini
             (rf"{UPPER}*{LOWER}+{CONTRACTIONS}?|{UPPER}+{LOWER}*{CONTRACTIONS}?|\p{{N}}{{1,3}}|{SLASHES}",)

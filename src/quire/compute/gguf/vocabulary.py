@@ -1,0 +1,37 @@
+"""The vocabulary of a GGUF file, and the tokens that end a text, as generation_config.json has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from quire.compute.gguf.header import GgufHeader
+from quire.compute.models.config_file import ConfigFile
+
+ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
+"""Control tokens that end a text in every vocabulary that has them, but see `HARMONY_ENDS`."""
+
+HARMONY_ENDS: Final = ("<|return|>", "<|call|>", "<|endoftext|>")
+"""Those of vocabularies with `<|return|>` (gpt-oss), where `<|end|>` only ends a message, such as the reasoning."""
+
+CONTROL: Final = 3  # of tokenizer.ggml.token_type
+END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+
+
+def generation_config_of(header: GgufHeader) -> dict[str, object]:
+    """Return generation_config.json for a file: the tokens that end a text. Does not mutate."""
+    file = ConfigFile(str(header.path), dict(header.settings))
+    tokens, kinds = vocabulary(file)
+    ends = {file.size(name, low=0, high=len(tokens) - 1) for name in END_IDS if file.is_set(name)}
+    texts = HARMONY_ENDS if HARMONY_ENDS[0] in tokens else ENDS
+    ends |= {place for place, text in enumerate(tokens) if kinds[place] == CONTROL and text in texts}
+    return {"eos_token_id": sorted(ends)} if ends else {}
+
+
+def vocabulary(file: ConfigFile) -> tuple[Sequence[str], Sequence[Any]]:
+    """Return the tokens of a file by id, and the type of each."""
+    tokens = file.texts("tokenizer.ggml.tokens")
+    kinds = file.fields.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise file.error("tokenizer.ggml.token_type", f"a list of {len(tokens)} types, one for each token")
+    return tokens, kinds
