@@ -23,7 +23,7 @@ FAMILIES = (
     *("smollm3", "olmo2", "olmo3", "granite", "glm4", "cohere", "cohere2", "starcoder2", "stablelm", "falcon"),
     *("gpt-neox", "phi"),
     *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
-    *("ministral3", "seed-oss"),
+    *("ernie4-5", "ministral3", "seed-oss"),
 )
 OTHERS = ("gemma3-eye", "ministral3-eye", "qwen2.5-vl", "qwen3-vl", "opt-350m", "llama-3")
 NUM_TOKENS = 24

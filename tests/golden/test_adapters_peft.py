@@ -26,7 +26,7 @@ def adaptable() -> list[str]:
         *("cohere", "cohere2", "falcon", "gemma2", "gemma3", "glm", "glm4", "gpt-neox", "gpt-oss", "gpt2", "granite"),
         *("llama", "llama-2", "mistral", "olmo2", "olmo3", "opt", "opt-350m", "phi", "phi3", "qwen2", "qwen3-moe"),
         *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
-        *("ministral3", "seed-oss", "smollm3", "stablelm", "starcoder2"),
+        *("ernie4-5", "ministral3", "seed-oss", "smollm3", "stablelm", "starcoder2"),
     ]
 
 

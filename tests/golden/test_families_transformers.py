@@ -142,6 +142,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-bare": ("opt", {"enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"}),
     "opt-350m-untied": ("opt-350m", {"tie_word_embeddings": False}),
     "opt-no-final-norm": ("opt", {"_remove_final_layer_norm": True}),
+    "ernie4-5-biases": ("ernie4-5", {"use_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 4}),
     "seed-oss-biases": (
         "seed-oss",
         {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True},

@@ -164,6 +164,16 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         23_572_403_200,
     ),
+    "ERNIE-4.5-0.3B": (
+        {
+            **{"architectures": ["Ernie4_5ForCausalLM"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024},
+            **{"intermediate_size": 3072, "max_position_embeddings": 131072, "num_attention_heads": 16},
+            **{"num_hidden_layers": 18, "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "rope_scaling": None},
+            **{"rope_theta": 500000, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_bias": False},
+            "vocab_size": 103424,
+        },
+        360_748_032,
+    ),
     "Seed-OSS-36B": (
         {
             **{"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": False},

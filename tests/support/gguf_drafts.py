@@ -129,19 +129,8 @@ def _write_value(pair: Pair, number: Callable[[str, Any], None], text: Callable[
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2"),
     *("smollm3", "olmo2", "granite", "chatglm", "glm4", "command-r", "cohere2", "starcoder2", "stablelm"),
-    *(
-        "deepseek2",
-        "falcon",
-        "gptneox",
-        "gpt-oss",
-        "phi2",
-        "olmoe",
-        "granitemoe",
-        "glm4moe",
-        "mistral3",
-        "qwen3vl",
-        "seed_oss",
-    ),
+    *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2", "olmoe", "granitemoe", "glm4moe"),
+    *("ernie4_5", "mistral3", "qwen3vl", "seed_oss"),
 )
 WITH_EXPERTS = ("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen3moe")
 LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")

@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "CohereForCausalLM": gguf.MODEL_ARCH.COMMAND_R,
     "DeepseekV2ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
     "DeepseekV3ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
+    "Ernie4_5ForCausalLM": gguf.MODEL_ARCH.ERNIE4_5,
     "FalconForCausalLM": gguf.MODEL_ARCH.FALCON,
     "GPTNeoXForCausalLM": gguf.MODEL_ARCH.GPTNEOX,
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,

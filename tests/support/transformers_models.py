@@ -115,6 +115,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"bos_token_id": 63, "eos_token_id": 63},
         },
     ),
+    "ernie4-5": ("Ernie4_5", {**SIZES, "head_dim": 16}),
     "seed-oss": ("SeedOss", {**SIZES, "head_dim": 16}),
     "smollm3": (
         "SmolLM3",

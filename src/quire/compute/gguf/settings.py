@@ -26,6 +26,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "cohere2": "Cohere2ForCausalLM",
         "command-r": "CohereForCausalLM",
         "deepseek2": "DeepseekV2ForCausalLM",  # also DeepSeek-V3, distinguished by the scoring of experts
+        "ernie4_5": "Ernie4_5ForCausalLM",
         "falcon": "FalconForCausalLM",
         "gemma": "GemmaForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
@@ -387,6 +388,10 @@ def _experts_after(settings: _Settings) -> dict[str, object]:
     }
 
 
+def _ernie4_5(settings: _Settings) -> dict[str, object]:
+    return {"head_dim": _head_size(settings), "use_bias": "blk.0.ffn_up.bias" in settings.tensors}
+
+
 def _falcon(settings: _Settings) -> dict[str, object]:
     """Return Falcon's settings in the form of newer models, which covers older ones."""
     return {
@@ -550,6 +555,7 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "cohere2": _cohere2,
         "command-r": _cohere,
         "deepseek2": _deepseek2,
+        "ernie4_5": _ernie4_5,
         "falcon": _falcon,
         "gemma": _gemma1,
         "gemma2": _gemma2,

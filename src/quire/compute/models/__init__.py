@@ -32,6 +32,7 @@ FAMILIES: Final = MappingProxyType(
         "CohereForCausalLM": "quire.compute.models.cohere",
         "DeepseekV2ForCausalLM": "quire.compute.models.deepseek",
         "DeepseekV3ForCausalLM": "quire.compute.models.deepseek",
+        "Ernie4_5ForCausalLM": "quire.compute.models.ernie4_5",
         "FalconForCausalLM": "quire.compute.models.falcon",
         "GPT2LMHeadModel": "quire.compute.models.gpt2",
         "GPTNeoXForCausalLM": "quire.compute.models.gpt_neox",
