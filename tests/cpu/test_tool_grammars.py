@@ -42,7 +42,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "now"}},
 ]
 MARKS = ("</think>", *COMMAND.marks, *(mark for each in TOOL_FORMATS for mark in each.marks))
-MAX_TOKENS = 2_000
+MAX_TOKENS = 5_000
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def writer(with_tokens: bool) -> Writer:
         special = [mark for each in TOOL_FORMATS for mark in each.marks if not mark.endswith("tool_call>")]
         special += COMMAND.marks
         library.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in special])
-        others = ("<tool_call>", "</tool_call>", "</think>")
+        others = ("<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>", "</think>")
         library.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in others])
     templates = {"default": ChatTemplate("{{ messages }}", {})}
     tokenizer = Tokenizer(library, templates=templates)

@@ -36,6 +36,7 @@ OPENERS = {
     "phi4": "<|tool_call|>",
     "harmony": "<|channel|>",
     "qwen3_coder": "<tool_call>",
+    "seed": "<seed:tool_call>",
     "glm45": "<tool_call>",
     "granite": "<|tool_call|>",
     "command": "<|START_ACTION|>",

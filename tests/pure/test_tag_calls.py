@@ -14,7 +14,7 @@ from quire.engine.text.chat_template import ChatTemplate, validate_messages, val
 from quire.serve.reader import ReadAnswer
 from quire.serve.tools.base import Arguments, CallBegun, Event, Text, Tool, merged
 from quire.serve.tools.rules import make_mark
-from quire.serve.tools.tag_calls import GLM45, MAX_KEY_LENGTH, QWEN3_CODER, TagFormat
+from quire.serve.tools.tag_calls import GLM45, MAX_KEY_LENGTH, QWEN3_CODER, SEED, TagFormat
 from support.pieces import cut
 
 SCHEMA = {
@@ -31,7 +31,7 @@ SCHEMA = {
 }
 TOOLS = [Tool("weather", SCHEMA), Tool("now", {})]
 TEXTS = ("city", "kind")
-each_format = pytest.mark.parametrize("tool_format", [QWEN3_CODER, GLM45], ids=lambda each: each.name)
+each_format = pytest.mark.parametrize("tool_format", [QWEN3_CODER, SEED, GLM45], ids=lambda each: each.name)
 
 
 def written(tool_format: TagFormat, name: str, arguments: dict[str, Any]) -> str:
@@ -40,6 +40,9 @@ def written(tool_format: TagFormat, name: str, arguments: dict[str, Any]) -> str
     if tool_format is GLM45:
         body = "".join(f"<arg_key>{key}</arg_key><arg_value>{value}</arg_value>" for key, value in shown.items())
         return f"<tool_call>{name}{body}</tool_call>"
+    if tool_format is SEED:
+        body = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in shown.items())
+        return f"<seed:tool_call>\n<function={name}>\n{body}</function>\n</seed:tool_call>"
     body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in shown.items())
     return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
 
@@ -58,6 +61,7 @@ BITS = st.sampled_from(
         *("<tool_call>", "</tool_call>", "<function=weather>", "<function=now>", "</function>", "<parameter=city>"),
         *("<parameter=days>", "</parameter>", "\n</parameter>\n", "<arg_key>", "</arg_key>", "<arg_value>", "city"),
         *("</arg_value>", "weather", "now", "days", "<", "</", ">", "=", "\n", " ", '"', "\\", "{", "5", "é", "no"),
+        *("<seed:tool_call>", "</seed:tool_call>", written(SEED, "weather", {"city": "Rome"})),
         *(written(QWEN3_CODER, "weather", {"city": "Rome"}), written(GLM45, "weather", {"days": 1})),
         *("<tool_call>weather<arg_key>city</arg_key><arg_value>", "<tool_call>\n<function=weather>\n<parameter=city>"),
     ]
@@ -83,7 +87,7 @@ VALUES = st.fixed_dictionaries(
         "unknown": st.lists(st.booleans(), max_size=2),
     },
 )
-ENDS = {QWEN3_CODER.name: "\n</parameter>", GLM45.name: "</arg_value>"}
+ENDS = {QWEN3_CODER.name: "\n</parameter>", SEED.name: "</parameter>", GLM45.name: "</arg_value>"}
 
 
 @each_format
@@ -135,7 +139,7 @@ def test_a_value_that_is_not_json_becomes_a_text(tool_format: TagFormat) -> None
 def test_a_call_that_breaks_off(tool_format: TagFormat) -> None:
     """It is dropped before its first name is complete; after that it is returned as far as it got."""
     text = written(tool_format, "weather", {"city": "Rome"})
-    for length in range(len("<tool_call>"), len(text)):
+    for length in range(len(tool_format.shape.opener), len(text)):
         answer = read(tool_format, text[:length])
         assert answer.text is None
         assert [call.name for call in answer.calls] == (["weather"] if answer.calls else [])

@@ -22,7 +22,7 @@ JSON_FORMATS = [each for each in TOOL_FORMATS if isinstance(each, JsonFormat)]
 
 NAMES = ("add", "get_weather", "x-1")
 TOOLS = [Tool(name, {}) for name in NAMES]
-TAGS = ("qwen3_coder", "glm45")
+TAGS = ("qwen3_coder", "seed", "glm45")
 Call = tuple[str, str]
 
 
@@ -266,6 +266,20 @@ def expected_reasoning(text: str, thinking: Thinking) -> ReadAnswer:
     return ReadAnswer(reasoning=thought or None, text=answer or None)
 
 
+@pytest.mark.parametrize(
+    ("name", "begin", "end"), [("mistral", "[THINK]", "[/THINK]"), ("seed", "<seed:think>", "</seed:think>")]
+)
+def test_templates_show_the_marks_of_reasoning(name: str, begin: str, end: str) -> None:
+    marks = create_reasoning_format("auto", f"{{{{ system }}}}{begin}Your thoughts{end}Your answer")
+    assert marks is not None and marks.name == name
+    splitter = marks.parser(marks.after(f"[INST]Q[/INST]{begin}\n"))
+    found = ReadAnswer.of(merged([*splitter.push(f"Why?\n{end}\nSo."), *splitter.finish()]))
+    assert (found.reasoning, found.text) == ("Why?", "So.")
+    splitter = marks.parser(marks.after("[INST]Q[/INST]"))
+    found = ReadAnswer.of(merged([*splitter.push(f"{begin}Why?{end}So."), *splitter.finish()]))
+    assert (found.reasoning, found.text) == ("Why?", "So.")
+
+
 @given(data=st.data(), said=st.text(st.characters(exclude_characters="<|")))
 def test_command_marks_reasoning_answer_and_calls(data: st.DataObject, said: str) -> None:
     command, marks = create_tool_format("command", ""), create_reasoning_format("auto", "<|END_THINKING|>")
@@ -358,6 +372,7 @@ def test_settings_name_formats() -> None:
         ("{{ messages }}", None),
         ('<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call>', "hermes"),
         ("<tool_call>\n<function=example_function_name>\n<parameter=a>arguments</parameter>", "qwen3_coder"),
+        ("<seed:tool_call>\n<function=example_function_name>\n<parameter=a>arguments</parameter>", "seed"),
         ("<tool_call>{{ name }}<arg_key>{{ key }}</arg_key><arg_value>{{ arguments }}</arg_value>", "glm45"),
         ('{"name": "\' + name + \'", "parameters": \' … ipython', "llama3"),
         ("[AVAILABLE_TOOLS] [TOOL_CALLS] {{ arguments }}", "mistral"),

@@ -48,6 +48,11 @@ TEMPLATES: Mapping[str, str] = {
         "<parameter={{ key }}>\n{{ value }}\n</parameter>\n",
         "</function>\n</tool_call>",
     ),
+    "seed": of_tags(
+        "<seed:tool_call>\n<function={{ call.function.name }}>\n",
+        "<parameter={{ key }}>{{ value }}</parameter>\n",
+        "</function>\n</seed:tool_call>",
+    ),
     "glm45": of_tags(
         "<tool_call>{{ call.function.name }}",
         "<arg_key>{{ key }}</arg_key><arg_value>{{ value }}</arg_value>",

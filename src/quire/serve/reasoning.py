@@ -108,7 +108,9 @@ THINK: Final = MarkedReasoning("think", "<think>", "</think>")
 COMMAND: Final = MarkedReasoning(
     "command", "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 )
-FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK, HARMONY_REASONING, COMMAND)
+MISTRAL: Final = MarkedReasoning("mistral", "[THINK]", "[/THINK]")
+SEED: Final = MarkedReasoning("seed", "<seed:think>", "</seed:think>")
+FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK, HARMONY_REASONING, COMMAND, MISTRAL, SEED)
 REASONING_FORMATS: Final = (AUTO, NONE, *(each.name for each in FORMATS))
 
 

@@ -13,7 +13,7 @@ from quire.serve.tools.hermes import HERMES
 from quire.serve.tools.llama3 import LLAMA3
 from quire.serve.tools.mistral import MISTRAL, MISTRAL_ARGS
 from quire.serve.tools.phi4 import PHI4
-from quire.serve.tools.tag_calls import GLM45, QWEN3_CODER
+from quire.serve.tools.tag_calls import GLM45, QWEN3_CODER, SEED
 
 __all__ = ["AUTO", "NONE", "TOOL_FORMATS", "ToolFormat", "create_tool_format"]
 
@@ -21,7 +21,7 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
     *(HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, PHI4),
-    *(HARMONY, QWEN3_CODER, GLM45, GRANITE, COMMAND),
+    *(HARMONY, QWEN3_CODER, SEED, GLM45, GRANITE, COMMAND),
 )
 
 

@@ -1,6 +1,7 @@
 r"""Calls as tags: the arguments are not JSON, but one value after another, each with its name.
 
     <tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>    Qwen3-Coder
+    <seed:tool_call>\n<function=weather>\n<parameter=city>Rome</parameter>\n</function>\n</seed:tool_call>  Seed-OSS
     <tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>                    GLM from 4.5 on
 
 A text is written as it is, any other value as JSON; the schema of a parameter says which. Clients get JSON: the parser
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
@@ -33,6 +34,7 @@ from quire.serve.tools.json_calls import (
 from quire.serve.tools.rules import NOTES, free_text, literal, pattern, repeated, text_before, value_schema
 from quire.serve.tools.template_format import TemplateFormat, with_all_fields
 
+SEED_CALL: Final = "<seed:tool_call>"
 MAX_KEY_LENGTH: Final = 256
 MAX_REFERENCES: Final = 16
 KEY: Final = re.compile(r"[^<>\s](?:[^<>\n]*[^<>\s])?")
@@ -158,7 +160,7 @@ class TagFormat(TemplateFormat):
         """The marks of a call."""
         tags = self.shape
         parts = (tags.opener, tags.closers[-1], tags.before_key, tags.after_key, tags.before_value, tags.after_value)
-        return tuple(part for part in parts if re.fullmatch(r"</?\w+>", part))
+        return tuple(part for part in parts if re.fullmatch(r"</?[\w:]+>", part))
 
     def rules(self, tools: Sequence[Tool], most: int, mark: Mark) -> str:
         """Return the rules `calls`, `opened` and `free`; raises for a schema that no call can follow."""
@@ -293,6 +295,13 @@ QWEN3_CODER: Final = TagFormat(
         line="\n",
     ),
     signs=("<function=", "<parameter="),
+    adapt=_with_all_fields,
+    others=(SEED_CALL,),
+)
+SEED: Final = TagFormat(
+    "seed",
+    replace(QWEN3_CODER.shape, opener=SEED_CALL, closers=("</function>", "</seed:tool_call>"), line=""),
+    signs=(SEED_CALL, "<function=", "<parameter="),
     adapt=_with_all_fields,
 )
 GLM45: Final = TagFormat(
