@@ -233,6 +233,17 @@ def test_the_id_of_a_client_is_shown_and_nothing_more(server: RunningServer) -> 
     assert answer["id"] == "cmpl-mine"
 
 
+def test_log_probabilities_of_a_prompt_that_no_message_of_the_engine_holds_are_refused(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.core.validate.MAX_PROMPT_LOGPROBS", 100)
+    fields = {"prompt": [500] * 20, "max_tokens": 1}
+    refused = server.post("/v1/completions", fields | {"prompt_logprobs": 4})
+    assert (refused.status, refused.error["param"]) == (400, "prompt_logprobs")
+    assert refused.error["message"] == "prompt_logprobs is 4; allowed: at most 3 for a prompt of 20 tokens"
+    assert server.post("/v1/completions", fields | {"prompt_logprobs": 3}).status == 200
+
+
 def test_more_log_probabilities_than_an_answer_may_have_are_refused(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
