@@ -32,7 +32,7 @@ from quire.serve.schemas.sampling import ChoiceFields
 from quire.serve.translate.chat import num_logprobs
 from quire.serve.translate.completions import prompts_of
 from quire.serve.translate.names import renamed
-from quire.serve.translate.response_input import messages_of
+from quire.serve.translate.response_input import NO_IMAGE, messages_of
 from quire.serve.translate.responses import num_logprobs as num_response_logprobs
 from quire.serve.translate.responses import require_supported
 from quire.serve.translate.sampling import (
@@ -402,8 +402,14 @@ def test_items_of_an_input_are_messages_of_text() -> None:
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": "c"},
     ]
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    result = {"type": "function_call_output", "call_id": "c", "output": [*parts, image]}
+    [told] = messages_of(read({"input": [result]}, ResponseRequest))
+    assert told == {"role": "tool", "tool_call_id": "c", "content": f"ab{NO_IMAGE}"}
     for item in (
         {"type": "function_call_output", "output": "x"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file"}]},
+        {"type": "function_call_output", "call_id": "c", "output": [7]},
         {"type": "item_reference", "id": "x"},
         {"role": "tool", "content": "x"},
         {"role": "user"},

@@ -14,6 +14,7 @@ from quire.serve.schemas.responses import ResponseRequest
 from quire.serve.tools.base import full_name
 
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
+NO_IMAGE: Final = "(an image, left out because this model reads text only)"
 KEYS: Final = {
     "message": frozenset({"content", "id", "phase", "role", "status", "type"}),
     "function_call": frozenset({"arguments", "call_id", "id", "name", "namespace", "status", "type"}),
@@ -86,8 +87,11 @@ def _message(item: dict[str, Any], where: str) -> Message:
     if kind == "function_call":
         return _call(item, where)
     if kind == "function_call_output":
-        content = _text(item.get("output"), f"{where}.output")
-        return {"role": "tool", "tool_call_id": _named(item, "call_id", where), "content": content}
+        return {
+            "role": "tool",
+            "tool_call_id": _named(item, "call_id", where),
+            "content": _result(item.get("output"), f"{where}.output"),
+        }
     if kind == "reasoning":
         return {"role": "assistant", "reasoning_content": _thought(item.get("content"), f"{where}.content")}
     role = item.get("role")
@@ -120,6 +124,22 @@ def _thought(content: object, where: str) -> str:
     if not isinstance(content, list):
         raise InvalidRequestError(where, content, "a list of parts")
     return "".join(_part(part, f"{where}[{index}]", ("reasoning_text", "text")) for index, part in enumerate(content))
+
+
+def _result(output: object, where: str) -> str:
+    """Return the text of a tool's result. An image becomes a sentence for the model, which has called for it.
+
+    Codex offers every model a tool that shows images, and sends the result with each later call: if it were refused,
+    the conversation could not continue.
+    """
+    if isinstance(output, list):
+        return "".join(
+            NO_IMAGE
+            if isinstance(part, dict) and part.get("type") == "input_image"
+            else _part(part, f"{where}[{index}]", TEXT_PARTS)
+            for index, part in enumerate(output)
+        )
+    return _text(output, where)
 
 
 def _text(content: object, where: str) -> str:
