@@ -311,6 +311,71 @@ def test_texts_in_a_row_are_one_message_of_a_response(guide: RunningServer) -> N
     assert found["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
 
 
+def test_a_call_with_all_that_codex_sends(guide: RunningServer) -> None:
+    call = {
+        "model": "guide",
+        "stream": True,
+        "input": [
+            {
+                "type": "message",
+                "id": "msg_1",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "You."}],
+            },
+            {"type": "message", "id": "msg_2", "role": "user", "content": [{"type": "input_text", "text": "Look."}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": None},
+            {
+                "type": "function_call",
+                "status": "completed",
+                "id": "fc_1",
+                "name": "spawn",
+                "namespace": "agents",
+                "arguments": '{"message": "help"}',
+                "call_id": "call_1",
+            },
+            {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "Done."},
+            {
+                "type": "function_call_output",
+                "call_id": "call_2",
+                "output": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}],
+            },
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "name": "exec_command",
+                "description": "Run it.",
+                "strict": False,
+                "parameters": {"type": "object", "properties": {"cmd": {"const": "ls"}}, "required": ["cmd"]},
+            },
+            {
+                "type": "namespace",
+                "name": "agents",
+                "description": "Sub-agents.",
+                "tools": [{"type": "function", "name": "spawn", "strict": False, "parameters": {"type": "object"}}],
+            },
+            {"type": "web_search", "external_web_access": False},
+        ],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "01a2",
+        "client_metadata": {"turn_id": "01a2", "x-codex-turn-metadata": "{}"},
+        "max_output_tokens": 200,
+        "logit_bias": {token_id(guide, "e"): 2},
+        "temperature": 0,
+    }
+    answer = guide.post("/v1/responses", call)
+    assert answer.status == 200, answer.body
+    done = [event["item"] for event in answer.events if event["type"] == "response.output_item.done"]
+    assert done == answer.events[-1]["response"]["output"]
+    [made] = done
+    assert (made["type"], made["name"]) in (("function_call", "exec_command"), ("function_call", "spawn"))
+    assert answer.events[-1]["response"]["usage"]["input_tokens"] > 0
+
+
 def test_the_helpers_of_openai_python(guide: RunningServer) -> None:
     fields: Any = {"model": "guide", "messages": MESSAGES, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
     fields |= {"tool_choice": "required", "parallel_tool_calls": False}
