@@ -24,6 +24,7 @@ Activation activation_of(const std::string& name) {
                                                               {"gelu", Activation::kGelu},
                                                               {"gelu_tanh", Activation::kGeluTanh},
                                                               {"relu", Activation::kRelu},
+                                                              {"relu_squared", Activation::kReluSquared},
                                                               {"clamped_swiglu", Activation::kClampedSwiglu}};
     return kByName.at(name);
 }
@@ -73,6 +74,7 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.gated = field<bool>(fields, "gated");
     shape.tied_head = field<bool>(fields, "tied_head");
     shape.qk_norm = head_norm_of(field<std::string>(fields, "qk_norm"));
+    shape.rotates_first = field<bool>(fields, "rotates_first");
     shape.parallel = field<bool>(fields, "parallel");
     shape.shared_norm = field<bool>(fields, "shared_norm");
     shape.activation = activation_of(field<std::string>(fields, "activation"));

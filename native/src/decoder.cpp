@@ -371,9 +371,10 @@ class Decoder::Step {
                 }
                 for (float* head = heads; head < heads + num_heads * head_dim; head += head_dim) {
                     const bool each = shape_.qk_norm == HeadNorm::kEachHead;
+                    if (half > 0 && shape_.rotates_first) kernels_.rotate(head, cosines, cosines + half, half);
                     if (each || shape_.qk_norm == HeadNorm::kHead) kernels_.normalize(head, head, head_dim, norm);
                     if (each) norm.weight += head_dim;
-                    if (half > 0) kernels_.rotate(head, cosines, cosines + half, half);
+                    if (half > 0 && !shape_.rotates_first) kernels_.rotate(head, cosines, cosines + half, half);
                 }
             };
             prepare(query_.row(row), shape_.num_heads, query_norm);

@@ -23,8 +23,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kUntouched = 12345.0F;
 constexpr int kCounts[] = {1, 7, 15, 16, 17, 31, 32, 33, 64, 100, 1000};
-constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu, Activation::kRelu,
-                                       Activation::kClampedSwiglu};
+constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh,    Activation::kGelu,
+                                       Activation::kRelu, Activation::kReluSquared, Activation::kClampedSwiglu};
 
 double active(double x, Activation activation) {
     switch (activation) {
@@ -36,6 +36,8 @@ double active(double x, Activation activation) {
             return 0.5 * x * std::erfc(-x / std::numbers::sqrt2);
         case Activation::kRelu:
             return x < 0.0 ? 0.0 : x;
+        case Activation::kReluSquared:
+            return x < 0.0 ? 0.0 : x * x;
         case Activation::kClampedSwiglu:
             return std::min(x, 7.0) / (1.0 + std::exp(-1.702 * std::min(x, 7.0)));
     }
@@ -53,7 +55,8 @@ void test_activations(const Kernels& kernels) {
             expect(output[count] == kUntouched, "%s: activation %d of %d writes behind them", kernels.name,
                    static_cast<int>(activation), count);
             for (int i = 0; i < count; ++i) {
-                const double expected = active(input[i], activation), bound = 4e-7 * std::fabs(input[i]);
+                const double expected = active(input[i], activation);
+                const double bound = 4e-7 * std::max(std::fabs(static_cast<double>(input[i])), std::fabs(expected));
                 expect(std::fabs(output[i] - expected) <= bound, "%s: activation %d of %g is %g, not %g", kernels.name,
                        static_cast<int>(activation), input[i], output[i], expected);
                 float alone = input[i];
@@ -66,7 +69,10 @@ void test_activations(const Kernels& kernels) {
         kernels.activate(edges, 7, activation);
         float limit = 7.0F;
         kernels.activate(&limit, 1, activation);
-        const auto highest = [&](float x) { return activation == Activation::kClampedSwiglu ? limit : x; };
+        const auto highest = [&](float x) {
+            if (activation == Activation::kReluSquared) return x * x;
+            return activation == Activation::kClampedSwiglu ? limit : x;
+        };
         expect(edges[0] == 0.0F && edges[1] == highest(1000.0F) && std::fabs(edges[2]) == 0.0F,
                "%s: activation %d far out", kernels.name, static_cast<int>(activation));
         expect(std::isnan(edges[3]), "%s: activation %d hides a NaN", kernels.name, static_cast<int>(activation));

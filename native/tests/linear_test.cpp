@@ -478,6 +478,8 @@ double active(double x, Activation activation) {
             return 0.5 * x * (1.0 + std::erf(x / std::sqrt(2.0)));
         case Activation::kRelu:
             return x < 0.0 ? 0.0 : x;
+        case Activation::kReluSquared:
+            return x < 0.0 ? 0.0 : x * x;
         case Activation::kClampedSwiglu:
             return std::min(x, 7.0) / (1.0 + std::exp(-1.702 * std::min(x, 7.0)));
     }

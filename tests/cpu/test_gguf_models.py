@@ -61,6 +61,7 @@ FORMS = (
     *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm", "glm4"),
     *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
     *("ernie4-5", "ministral3", "seed-oss"),
+    *("arcee", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
 )
@@ -160,7 +161,7 @@ def test_files_of_other_architectures_have_the_text_model_of_a_family(
             {"granite.rope.scaling.finetuned": False},
             r"finetuned is False; allowed: true: no Granite without",
         ),
-        ("granite-moe", {"granitemoe.expert_shared_feed_forward_length": 8}, r"is 8; allowed: none: no MLP next to"),
+        ("granite-hybrid", {"granite.attention.head_count_kv": [2, 1]}, r"is \[2, 1\]; allowed: an integer from 1"),
         ("olmoe", {"olmoe.attention.clamp_kqv": 8.0}, r"is 8\.0; allowed: none: no queries, keys and values are"),
     ],
 )
@@ -319,7 +320,7 @@ def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> No
     start = data.index(architecture, data.index(key))
     path.write_bytes(data[:start] + b"rwkv7" + data[start + 5 :])
     with pytest.raises(
-        ModelError, match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of chatglm, cohere2"
+        ModelError, match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of arcee, chatglm"
     ):
         read_model(GgufFile(path))
 

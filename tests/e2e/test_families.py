@@ -24,6 +24,7 @@ FAMILIES = (
     *("gpt-neox", "phi"),
     *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
     *("ernie4-5", "ministral3", "seed-oss"),
+    *("arcee", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
 )
 OTHERS = ("gemma3-eye", "ministral3-eye", "qwen2.5-vl", "qwen3-vl", "opt-350m", "llama-3")
 NUM_TOKENS = 24

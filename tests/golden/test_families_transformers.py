@@ -120,6 +120,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-far": ("mistral", {"sliding_window": None, "head_dim": 16}),
     "mixtral-near": ("mixtral", {"sliding_window": 24, "head_dim": 16, "num_experts_per_tok": 3}),
     "mixtral-tied": ("mixtral", {"rope_parameters": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
+    "arcee-biases": (
+        "arcee",
+        {"rope_parameters": None, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "exaone4-far": (
+        "exaone4",
+        {
+            **{"sliding_window": None, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True},
+            "rope_parameters": {
+                **{"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0},
+                **{"high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+            },
+        },
+    ),
+    "exaone4-every-other": (
+        "exaone4",
+        {"layer_types": None, "num_hidden_layers": 5, "sliding_window_pattern": 2, "rms_norm_eps": 1e-6},
+    ),
+    "hunyuan-biases": (
+        "hunyuan",
+        {"rope_parameters": None, "attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 4},
+    ),
     "qwen2-near": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
     "qwen2-moe-near": (
         "qwen2-moe",
@@ -158,6 +180,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo3-pattern": ("olmo3", {"num_hidden_layers": 5, "layer_types": None, "rope_parameters": None}),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite-moe-shared-tied": (
+        "granite-moe-shared",
+        {"tie_word_embeddings": True, "num_experts_per_tok": 3, "hidden_act": "gelu", "rms_norm_eps": 1e-5},
+    ),
+    "granite-hybrid-sparse": (
+        "granite-hybrid",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
+    ),
+    "granite-hybrid-without-positions": (
+        "granite-hybrid",
+        {"position_embedding_type": None, "tie_word_embeddings": True, "shared_intermediate_size": 40},
+    ),
     "granite-moe-tied": (
         "granite-moe",
         {"attention_bias": True, "tie_word_embeddings": True, "num_experts_per_tok": 3, "num_local_experts": 7},

@@ -66,6 +66,7 @@ def test_a_norm_is_its_definition_and_that_of_a_sum_is_of_the_rounded_sum(
 
 EXACT = {
     Activation.RELU: lambda x: max(x, 0.0),
+    Activation.RELU_SQUARED: lambda x: max(x, 0.0) ** 2,
     Activation.SILU: lambda x: x / (1 + math.exp(-x)),
     Activation.GELU: lambda x: x * 0.5 * math.erfc(-x / math.sqrt(2)),
     Activation.GELU_TANH: lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -117,9 +118,10 @@ def test_pairs_are_turned_by_their_angles_and_the_rest_of_a_head_is_left(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rotates_first", [False, True])
 @pytest.mark.parametrize(("normed", "turned"), [(False, False), (True, False), (False, True), (True, True)])
 def test_queries_come_back_and_keys_and_values_are_written_before_they_are_rounded(
-    normed: bool, turned: bool, dtype: torch.dtype
+    normed: bool, turned: bool, rotates_first: bool, dtype: torch.dtype
 ) -> None:
     memory = Recorder()
     operations = PlainOperations(memory)  # type: ignore[arg-type]
@@ -128,12 +130,15 @@ def test_queries_come_back_and_keys_and_values_are_written_before_they_are_round
     frequencies = torch.tensor([1.0, 0.25, 0.125, 0.5])
     angles = Angles.at(torch.tensor([0, 3, 9]), RopeSpec(8, (1.0, 0.25, 0.125, 0.5)), frequencies) if turned else None
     pair = KVPair(torch.zeros(0), torch.zeros(0))
-    queries = operations.rotate_and_write(projected, HeadForm(4, 2, 8, *norms), angles, pair, slots)
+    form = HeadForm(4, 2, 8, *norms, rotates_first=rotates_first)
+    queries = operations.rotate_and_write(projected, form, angles, pair, slots)
     heads = projected.float().view(3, 8, 8)
     expected = [heads[:, :4], heads[:, 4:6]]
+    if angles is not None and rotates_first:
+        expected = [rotated(part, angles) for part in expected]
     if norms[0] is not None and norms[1] is not None:
         expected = [OPERATIONS.norm(part, norm) for part, norm in zip(expected, norms, strict=True)]  # type: ignore[arg-type]
-    if angles is not None:
+    if angles is not None and not rotates_first:
         expected = [rotated(part, angles) for part in expected]
     ((written_slots, keys, values),) = memory.written
     assert torch.equal(queries, expected[0].to(dtype))

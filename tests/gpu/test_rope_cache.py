@@ -37,6 +37,7 @@ class Case:
     rotary_dim: int = 16
     norms: bool = True
     grows: bool = False
+    rotates_first: bool = False
     num_tokens: int = 5
     dtype: torch.dtype = torch.float32
 
@@ -49,7 +50,8 @@ class Case:
             weight = torch.linspace(low, 2, self.head_dim, device=device)
             return Norm(weight, None, epsilon, centers=False) if self.norms else None
 
-        return HeadForm(self.num_heads, self.num_kv_heads, self.head_dim, norm(-1, 1e-6), norm(0.5, 1e-3))
+        form = HeadForm(self.num_heads, self.num_kv_heads, self.head_dim, norm(-1, 1e-6), norm(0.5, 1e-3))
+        return replace(form, rotates_first=self.rotates_first)
 
     def angles(self, device: str) -> Angles | None:
         if not self.rotary_dim:
@@ -81,6 +83,9 @@ CASES = (
     Case(rotary_dim=6),
     Case(rotary_dim=6, grows=True, num_heads=4),
     Case(norms=False, grows=True),
+    Case(rotary_dim=6, rotates_first=True),
+    Case(head_dim=128, rotary_dim=128, rotates_first=True),
+    Case(rotary_dim=0, rotates_first=True),
     Case(head_dim=24, rotary_dim=20),
     Case(head_dim=80, rotary_dim=80),
     Case(head_dim=96, rotary_dim=72, num_heads=7, num_kv_heads=1),
@@ -118,8 +123,16 @@ def expected(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor, torch
     queries, keys, values = heads.split((case.num_heads, case.num_kv_heads, case.num_kv_heads), dim=1)
 
     def brought(part: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-        if norm is not None:
-            part = norm.weight.double() * part / (part.square().mean(dim=-1, keepdim=True) + norm.epsilon).sqrt()
+        if form.rotates_first:
+            return normed(turned(part), norm)
+        return turned(normed(part, norm))
+
+    def normed(part: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        if norm is None:
+            return part
+        return norm.weight.double() * part / (part.square().mean(dim=-1, keepdim=True) + norm.epsilon).sqrt()
+
+    def turned(part: torch.Tensor) -> torch.Tensor:
         if angles is None:
             return part
         half = angles.cosines.shape[1]

@@ -87,6 +87,8 @@ def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
     exact = numbers.double()
     if activation is Activation.RELU:
         return exact.clamp(min=0)
+    if activation is Activation.RELU_SQUARED:
+        return exact.clamp(min=0).square()
     if activation is Activation.SILU:
         return exact / (1 + torch.exp(-exact))
     if activation is Activation.GELU:

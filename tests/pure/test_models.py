@@ -268,6 +268,61 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         671_026_419_200,
     ),
+    "AFM-4.5B": (
+        {
+            **{"architectures": ["ArceeForCausalLM"], "attention_bias": False, "head_dim": 128, "hidden_act": "relu2"},
+            **{"hidden_size": 2560, "intermediate_size": 18432, "max_position_embeddings": 65536, "mlp_bias": False},
+            **{"num_attention_heads": 20, "num_hidden_layers": 36, "num_key_value_heads": 4, "rms_norm_eps": 1e-05},
+            "rope_scaling": {
+                **{"beta_fast": 32.0, "beta_slow": 1.0, "factor": 20.0, "mscale": 1.0},
+                **{"original_max_position_embeddings": 4096, "rope_type": "yarn"},
+            },
+            **{"rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 128004},
+        },
+        4_619_184_640,
+    ),
+    "EXAONE-4.0-32B": (
+        {
+            **{"architectures": ["Exaone4ForCausalLM"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120},
+            **{"intermediate_size": 27392, "max_position_embeddings": 131072, "num_attention_heads": 40},
+            **{"num_hidden_layers": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000},
+            "rope_scaling": {
+                **{"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0},
+                **{"original_max_position_embeddings": 8192, "rope_type": "llama3"},
+            },
+            **{"sliding_window": 4096, "sliding_window_pattern": "LLLG", "tie_word_embeddings": False},
+            **{"vocab_size": 102400},
+        },
+        32_003_216_384,
+    ),
+    "EXAONE-4.0-1.2B": (
+        {
+            **{"architectures": ["Exaone4ForCausalLM"], "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048},
+            **{"intermediate_size": 4096, "layer_types": ["full_attention"] * 30, "max_position_embeddings": 65536},
+            **{"num_attention_heads": 32, "num_hidden_layers": 30, "num_key_value_heads": 8, "rms_norm_eps": 1e-05},
+            "rope_scaling": {
+                **{"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0},
+                **{"original_max_position_embeddings": 8192, "rope_type": "llama3"},
+            },
+            **{"rope_theta": 1000000, "sliding_window": None, "sliding_window_pattern": None},
+            **{"tie_word_embeddings": True, "vocab_size": 102400},
+        },
+        1_279_391_488,
+    ),
+    "Hunyuan-1.8B": (
+        {
+            **{"architectures": ["HunYuanDenseV1ForCausalLM"], "attention_bias": False, "head_dim": 128},
+            **{"hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "mlp_bias": False},
+            **{"max_position_embeddings": 262144, "num_attention_heads": 16, "num_hidden_layers": 32},
+            **{"num_key_value_heads": 4, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": True},
+            "rope_scaling": {
+                **{"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0},
+                **{"mscale_all_dim": 0.0, "type": "dynamic"},
+            },
+            **{"use_cla": False, "use_qk_norm": True, "vocab_size": 120818},
+        },
+        1_791_080_448,
+    ),
     "Qwen1.5-MoE-A2.7B": (
         {
             **{"architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1, "hidden_act": "silu"},
@@ -438,6 +493,20 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
             **{"tie_word_embeddings": True, "vocab_size": 49155},
         },
         1_334_628_352,
+    ),
+    "granite-4.0-350m": (
+        {
+            **{"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False},
+            **{"attention_multiplier": 0.015625, "embedding_multiplier": 12, "hidden_act": "silu"},
+            **{"hidden_size": 1024, "intermediate_size": 2048, "layer_types": ["attention"] * 28},
+            **{"logits_scaling": 4, "mamba_chunk_size": 256, "max_position_embeddings": 32768},
+            **{"normalization_function": "rmsnorm", "num_attention_heads": 16, "num_experts_per_tok": 0},
+            **{"num_hidden_layers": 28, "num_key_value_heads": 4, "num_local_experts": 0},
+            **{"position_embedding_type": "rope", "residual_multiplier": 0.263, "rms_norm_eps": 1e-05},
+            **{"rope_scaling": None, "rope_theta": 10000000, "shared_intermediate_size": 2048},
+            **{"tie_word_embeddings": True, "vocab_size": 100352},
+        },
+        352_379_904,
     ),
     "glm-4-9b-chat": (
         {
@@ -673,6 +742,10 @@ def test_every_family_is_listed_and_each_module_is_there() -> None:
         ("SmolLM3-3B", {"use_sliding_window": True, "sliding_window": 9, "layer_types": None}, {2: None, 3: 9, 35: 9}),
         ("Olmo-3-7B", {}, {0: 4096, 2: 4096, 3: None, 31: None}),
         ("Olmo-3-7B", {"layer_types": None, "sliding_window": 9}, {0: 9, 3: None, 4: 9}),
+        ("EXAONE-4.0-32B", {}, {0: 4096, 2: 4096, 3: None, 4: 4096, 63: None}),
+        ("EXAONE-4.0-32B", {"sliding_window_pattern": 2, "sliding_window": 9}, {0: 9, 1: None, 2: 9}),
+        ("EXAONE-4.0-32B", {"layer_types": ["sliding_attention"] * 64}, {3: 4096}),
+        ("EXAONE-4.0-1.2B", {}, {0: None, 29: None}),
         ("c4ai-command-r-v01", {}, {0: None}),
         ("c4ai-command-r7b", {}, {0: 4096, 3: None, 31: None}),
         ("c4ai-command-r7b", {"sliding_window_pattern": 2}, {0: 4096, 1: None}),
@@ -1125,6 +1198,25 @@ def test_a_setting_of_llama_that_is_not_understood_is_refused(
         ("falcon-7b", {"alibi": True}, "alibi is True; allowed: false, because quire has no positions by ALiBi"),
         ("falcon-40b", {"parallel_attn": False}, "parallel_attn is False; allowed: true with new_decoder_architecture"),
         ("falcon-40b", {"num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn is 3; allowed: an integer from 1 to 2"),
+        ("EXAONE-4.0-32B", {"sliding_window_pattern": "LLGL"}, "one that gives the last of 64 layers a G"),
+        ("EXAONE-4.0-32B", {"sliding_window_pattern": "LLLg"}, "allowed: a number of layers, or a text of L and G"),
+        ("EXAONE-4.0-32B", {"sliding_window_pattern": ""}, "allowed: a number of layers, or a text of L and G"),
+        ("EXAONE-4.0-32B", {"sliding_window_pattern": None}, "allowed: a number of layers, or a text of L and G"),
+        ("EXAONE-4.0-32B", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0; allowed: an integer from 1"),
+        (
+            "granite-4.0-350m",
+            {"layer_types": ["mamba"] * 27 + ["attention"]},
+            "layer_types is 'mamba'; allowed: only attention layers, because quire has no state-space layers",
+        ),
+        ("granite-4.0-350m", {"layer_types": None}, "allowed: only attention layers, because quire has no state"),
+        ("granite-4.0-350m", {"layer_types": ["attention"] * 27}, "allowed: 28 kinds"),
+        ("granite-4.0-350m", {"position_embedding_type": "alibi"}, "allowed: 'rope' or 'nope' or null"),
+        (
+            "granite-3.1-1b-a400m",
+            {"shared_intermediate_size": -1},
+            "shared_intermediate_size is -1; allowed: an integer",
+        ),
+        ("Hunyuan-1.8B", {"use_cla": True}, "use_cla is True; allowed: false"),
         ("phi-2", {"qk_layernorm": True}, "qk_layernorm is True; allowed: false"),
         (
             "Olmo-3-7B",
@@ -1148,6 +1240,26 @@ def test_only_the_far_layers_of_olmo_3_are_stretched(tmp_path: Path) -> None:
     assert (near.scale, far.scale) == (1.0, pytest.approx(1.2079441541679836))
     assert near.inverse_frequencies[-1] == pytest.approx(500_000 ** (-126 / 128))
     assert far.inverse_frequencies[-1] == pytest.approx(near.inverse_frequencies[-1] / 8)
+
+
+def test_far_layers_of_exaone_4_have_positions_only_without_near_ones(tmp_path: Path) -> None:
+    layers = read(tmp_path, published("EXAONE-4.0-32B")).spec.layers
+    assert [layer.rope is None for layer in layers[:5]] == [False, False, False, True, False]
+    kinds = ["full_attention"] * 64
+    assert {layer.rope for layer in read(tmp_path, published("EXAONE-4.0-32B", layer_types=kinds)).spec.layers} == {
+        None
+    }
+    layers = read(tmp_path, published("EXAONE-4.0-1.2B")).spec.layers
+    assert None not in {layer.rope for layer in layers}
+
+
+def test_granite_4_may_lack_positions_and_have_experts(tmp_path: Path) -> None:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    spec = read(tmp_path, published("granite-4.0-350m", position_embedding_type="nope", **experts)).spec
+    assert {(layer.rope, layer.sparse) for layer in spec.layers} == {(None, True)}
+    assert spec.experts is not None and (spec.experts.shared_size, spec.experts.intermediate_size) == (2048, 2048)
+    without = read(tmp_path, published("granite-4.0-350m", position_embedding_type=None)).spec
+    assert {layer.rope for layer in without.layers} == {None}
 
 
 def test_a_spec_of_parallel_layers_has_no_experts() -> None:
@@ -1238,12 +1350,14 @@ def test_a_spec_that_contradicts_itself_is_refused() -> None:
     rotary = rope(100.0, 16)
     sparse = replace(PLAIN.layers[0], sparse=True)
     experts, latent, groups = SPECS["experts"].experts, SPECS["latent"], SPECS["latent"].experts
+    all_heads = SPECS["whole-norms"]
     assert experts is not None
     assert groups is not None
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: replace(PLAIN, layers=(LayerSpec(None, rope(100.0, 18)),)), "an even number from 2 to 16"),
         (lambda: replace(PLAIN, layers=(LayerSpec(None, replace(rotary, rotary_dim=8)),)), "is 8; allowed: 4 of them"),
         (lambda: replace(PLAIN, layers=(sparse,)), "a spec of experts for sparse layers"),
+        (lambda: replace(all_heads, attention=replace(all_heads.attention, rotates_first=True)), "before positions"),
         (lambda: replace(latent, attention=replace(latent.attention, num_kv_heads=2)), "one key-value head, which is"),
         (lambda: replace(latent, attention=replace(latent.attention, sinks=True)), "one key-value head, which is"),
         (lambda: replace(latent, attention=replace(latent.attention, head_dim=64)), "one key-value head, which is"),

@@ -43,7 +43,7 @@ def test_frequencies_are_those_of_transformers(name: str, make: Any) -> None:
 
 
 def test_every_scaling_has_a_golden() -> None:
-    own = {"su", "divided"}  # another name of longrope, and what only GGUF files say
+    own = {"su", "divided", "alpha"}  # another name of longrope, what only GGUF files say, and Hunyuan's dynamic
     assert {form["rope"]["rope_type"] for form in CASES["forms"].values()} | own == SCALINGS.keys()
 
 
@@ -96,6 +96,7 @@ LONG = CASES["forms"]["longrope-long"]["rope"]
         ({"rope_type": "dynamic", "factor": 4.0}, 100, 512, "not needed at 100 tokens"),
         ({"rope_type": "dynamic", "factor": 4.0}, 1000, 1000, "stretched for 1000 tokens"),
         ({"rope_type": "dynamic", "factor": 4.0}, 9999, 2048, "stretched for 2048 tokens"),
+        ({"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0}, 9999, 512, None),
         (LONG, None, 512, "by its long factors for 512 tokens"),
         (LONG, 128, 512, "by its short factors for 128 tokens"),
         (LONG, 129, 512, "by its long factors for 129 tokens"),
@@ -116,6 +117,12 @@ def test_the_first_name_of_longrope_is_understood() -> None:
     assert "by its long factors" in rope_notices(config_of({**LONG, "rope_type": "su"}))[0]
 
 
+def test_alpha_stretches_the_base_whatever_the_length() -> None:
+    config = config_of({"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1e4})
+    stretched = rope_spec(config_of({"rope_theta": 1e4 * 1000 ** (32 / 30)}), 32)
+    assert [rope_spec(config, 32, length) for length in (None, 100, 9999)] == [stretched] * 3
+
+
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
@@ -133,6 +140,8 @@ def test_the_first_name_of_longrope_is_understood() -> None:
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; allowed: a number above 0, at most 1"),
         ({"partial_rotary_factor": 0.1}, "rotary dimensions is 3; allowed: an even number from 2 to 32"),
         ({"rope_type": "dynamic", "factor": 2, "partial_rotary_factor": 0.0625}, "another type for 2 rotary"),
+        ({"rope_type": "dynamic", "alpha": 2, "partial_rotary_factor": 0.0625}, "another type for 2 rotary"),
+        ({"rope_type": "dynamic", "alpha": 0}, "alpha is 0; allowed: a number above 0"),
         ({"rope_type": "linear", "rope_theta": 1e-30, "factor": 1e-30}, "finite frequencies"),
     ],
 )

@@ -149,9 +149,12 @@ class DenseOracle:
         if shape.qk_norm is not None and shape.qk_norm_scope is NormScope.ALL_HEADS:
             heads = self._norm(heads, parts[1], index, shape.qk_norm)
         heads = heads.reshape(len(x), -1, shape.head_dim)
+        is_paired = self.spec.sources[parts[0]].adjacent is not None
+        if shape.rotates_first:
+            return self._norm(_turned(heads, layer, is_paired), parts[1], index, shape.qk_norm)
         if shape.qk_norm is not None and shape.qk_norm_scope is not NormScope.ALL_HEADS:
             heads = self._norm(heads, parts[1], index, shape.qk_norm)
-        return _turned(heads, layer, self.spec.sources[parts[0]].adjacent is not None)
+        return _turned(heads, layer, is_paired)
 
     def _mlp(self, x: Array, layer: int) -> Array:
         up = self._linear(x, Part.UP, layer)
@@ -205,6 +208,8 @@ class DenseOracle:
         kind = self.spec.mlp.activation
         if kind is Activation.RELU:
             return x.clip(min=0)
+        if kind is Activation.RELU_SQUARED:
+            return np.where(x > 0, x * x, 0.0)
         if kind is Activation.SILU:
             return x / (1 + np.exp(-x))
         if kind is Activation.GELU:

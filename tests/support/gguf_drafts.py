@@ -131,6 +131,7 @@ ARCHITECTURES = (
     *("smollm3", "olmo2", "granite", "chatglm", "glm4", "command-r", "cohere2", "starcoder2", "stablelm"),
     *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2", "olmoe", "granitemoe", "glm4moe"),
     *("ernie4_5", "mistral3", "qwen3vl", "seed_oss"),
+    *("arcee", "exaone4", "hunyuan-dense"),
 )
 WITH_EXPERTS = ("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen3moe")
 LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")
@@ -181,14 +182,14 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
     if name == "gpt2":
         return [*pairs, pair("attention.layer_norm_epsilon", F32, 1e-5)]
     epsilon = "attention.layer_norm_epsilon" if name in LAYER_NORMS else "attention.layer_norm_rms_epsilon"
-    pairs += [pair("attention.head_count_kv", U32, HEADS), pair(epsilon, F32, 1e-5)]
+    pairs += [pair("attention.head_count_kv", *_kv_heads(draw, name)), pair(epsilon, F32, 1e-5)]
     if name == "deepseek2":
         pairs += [pair(key, U32, size) for key, size in _latent_sizes(draw).items()]
     else:
         pairs += [pair("attention.key_length", U32, SIZE // HEADS), pair("attention.value_length", U32, SIZE // HEADS)]
     if name in ("gemma2", "gemma3", "phi3", "cohere2", "gpt-oss"):
         pairs.append(pair("attention.sliding_window", U32, 16))
-    if name == "olmo2" and draw.random() < 0.5:  # OLMo 3
+    if name in ("exaone4", "olmo2") and draw.random() < 0.5:  # a large EXAONE 4, or OLMo 3
         pairs.append(pair("attention.sliding_window", U32, 16))
         items = draw.choice([BOOL, BOOL, BOOL, U32])
         pairs.append(pair("attention.sliding_window_pattern", ARRAY, [draw.random() < 0.5], items))
@@ -223,6 +224,13 @@ def _scaling_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int
         yield "attention.temperature_scale", F32, draw.choice([0.0, 0.1])
 
 
+def _kv_heads(draw: random.Random, name: str) -> tuple[Any, ...]:
+    """Return the number of key-value heads: the type and the value; Granite 4 has a number for each layer."""
+    if name == "granite" and draw.random() < 0.3:
+        return ARRAY, draw.choice([[HEADS], [HEADS], [1], [HEADS, 1]]), U32
+    return U32, HEADS
+
+
 def _expert_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int, Any]]:
     """Yield the settings of a family with experts, sometimes one that is refused."""
     yield "expert_count", U32, 3
@@ -251,12 +259,12 @@ def _latent_sizes(draw: random.Random) -> dict[str, int]:
 def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the tensors of a model: their names and dimensions, fastest first."""
     yield "token_embd.weight", [SIZE, len(VOCABULARY)]
-    norms = ["output_norm"] if name == "olmo2" else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
+    norms = ["output_norm"] if name in ("exaone4", "olmo2") else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
     if name in ("command-r", "cohere2", "falcon", "glm4moe", "gpt-oss", "phi2", "seed_oss"):
         norms.remove("blk.0.ffn_norm")
     if name in ("glm4moe", "gpt-oss", "seed_oss"):
         norms.append("blk.0.post_attention_norm")
-    if name in ("gemma2", "gemma3", "glm4", "olmo2"):
+    if name in ("exaone4", "gemma2", "gemma3", "glm4", "olmo2"):
         norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]
     for norm in norms:
         yield f"{norm}.weight", [SIZE]
@@ -280,7 +288,7 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
-    if name in ("qwen3", "qwen3moe", "qwen3vl", "gemma3"):
+    if name in ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "exaone4", "hunyuan-dense"):
         yield "blk.0.attn_q_norm.weight", [SIZE // HEADS]
         yield "blk.0.attn_k_norm.weight", [SIZE // HEADS]
     if name in ("olmo2", "olmoe"):
@@ -324,7 +332,7 @@ def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         if name == "gpt-oss":
             yield "blk.0.ffn_gate_inp.bias", [3]
         return
-    if name not in ("falcon", "gpt2", "gptneox", "phi2", "phi3", "chatglm", "glm4", "starcoder2"):
+    if name not in ("arcee", "falcon", "gpt2", "gptneox", "phi2", "phi3", "chatglm", "glm4", "starcoder2"):
         yield "blk.0.ffn_gate.weight", [SIZE, FEED]
     yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED if name in ("chatglm", "phi3", "glm4") else FEED]
     yield "blk.0.ffn_down.weight", [FEED, SIZE]

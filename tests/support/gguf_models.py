@@ -26,6 +26,11 @@ ARCHITECTURES = {
     "GlmForCausalLM": gguf.MODEL_ARCH.CHATGLM,
     "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "ArceeForCausalLM": gguf.MODEL_ARCH.ARCEE,
+    "Exaone4ForCausalLM": gguf.MODEL_ARCH.EXAONE4,
+    "HunYuanDenseV1ForCausalLM": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "GraniteMoeHybridForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "GraniteMoeSharedForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
     "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
     "Olmo3ForCausalLM": gguf.MODEL_ARCH.OLMO2,
     "SeedOssForCausalLM": gguf.MODEL_ARCH.SEED_OSS,
@@ -53,7 +58,7 @@ ARCHITECTURES = {
 
 INTERLEAVED = (
     *(gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.INTERNLM2, gguf.MODEL_ARCH.SMOLLM3),
-    *(gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE, gguf.MODEL_ARCH.MISTRAL3),
+    *(gguf.MODEL_ARCH.ARCEE, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE, gguf.MODEL_ARCH.MISTRAL3),
 )
 GEMMAS = (gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
 
@@ -106,7 +111,9 @@ class GgufWriting:
         writer.add_head_count(config["num_attention_heads"])
         kv_heads = config.get("num_kv_heads", config.get("num_key_value_heads"))
         if kv_heads is not None and self.architecture is not gguf.MODEL_ARCH.GPTNEOX:
-            writer.add_head_count_kv(1 if self.of_latents and self.splits else kv_heads)
+            is_listed = config["architectures"] == ["GraniteMoeHybridForCausalLM"]
+            count = [kv_heads] * self.num_layers if is_listed else kv_heads
+            writer.add_head_count_kv(1 if self.of_latents and self.splits else count)
         named = ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
         epsilon = next((config[name] for name in named if name in config), None)
         if epsilon:
@@ -122,13 +129,14 @@ class GgufWriting:
             writer.add_key_length(config["head_dim"])
             writer.add_value_length(config["head_dim"])
         self._factors()
-        if config["architectures"] == ["Olmo3ForCausalLM"]:
+        if config["architectures"][0] in ("Exaone4ForCausalLM", "Olmo3ForCausalLM"):
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
         windows = (
             "Gemma2ForCausalLM",
             "Gemma3ForCausalLM",
             "Cohere2ForCausalLM",
             "Olmo3ForCausalLM",
+            "Exaone4ForCausalLM",
             "GptOssForCausalLM",
         )
         if config["architectures"][0] in windows:
@@ -144,6 +152,8 @@ class GgufWriting:
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
         if "shared_expert_intermediate_size" in config:
             writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+        if num_experts and config.get("shared_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
         self._rope()
 
     def _latents(self) -> None:
@@ -197,7 +207,8 @@ class GgufWriting:
             head_dim = self.config["qk_rope_head_dim"]
         turned = int(head_dim * rope.get("partial_rotary_factor", 1))
         writer.add_rope_dimension_count(turned)
-        writer.add_rope_freq_base(rope["rope_theta"])
+        growth = rope["alpha"] ** (head_dim / (head_dim - 2)) if "alpha" in rope else 1
+        writer.add_rope_freq_base(rope["rope_theta"] * growth)
         if kind in ("linear", "yarn"):
             writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
             writer.add_rope_scaling_factor(rope["factor"])
@@ -236,7 +247,9 @@ class GgufWriting:
     def weights(self, kind: gguf.GGMLQuantizationType) -> None:
         experts: dict[str, dict[int, Any]] = {}
         for name, numbers in self.tensors.items():
-            if self.of_latents and self.splits and ".kv_b_proj." in name:
+            if ".shared_mlp." in name:
+                self._add_granite_mlp(name, numbers, kind)
+            elif self.of_latents and self.splits and ".kv_b_proj." in name:
                 self._add_split(name, numbers, kind)
             elif ".experts." in name:
                 before, _, rest = name.partition(".experts.")
@@ -249,6 +262,16 @@ class GgufWriting:
                 self._add_apart(name, each, kind)
                 continue
             self._add(name, np.stack([each[expert] for expert in sorted(each)]), kind)
+
+    def _add_granite_mlp(self, name: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
+        """Add the gate and the up projection apart, as an MLP next to experts or alone."""
+        module = "mlp.shared_expert." if self.architecture is gguf.MODEL_ARCH.GRANITE_MOE else "mlp."
+        name, parts = name.replace("shared_mlp.", module), np.split(numbers, 2)
+        if "output_linear" in name:
+            self._add(name.replace("output_linear", "down_proj"), numbers, kind)
+            return
+        for part, matrix in zip(parts, ("gate_proj", "up_proj"), strict=True):
+            self._add(name.replace("input_linear", matrix), part, kind)
 
     def _add_apart(self, name: str, experts: Mapping[int, Any], kind: gguf.GGMLQuantizationType) -> None:
         """Add each expert as a tensor, as in the first files of Mixtral."""

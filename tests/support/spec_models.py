@@ -85,6 +85,8 @@ SPECS = {
         layers=(LayerSpec(None, None),) * 2,
         learned_positions=2,
     ),
+    # As in Arcee: a plain MLP, whose activation is squared.
+    "squared": replace(PLAIN, mlp=MLPSpec(48, Activation.RELU_SQUARED, gated=False)),
     # As in OLMo 2 and Phi: norms after the sublayers only, part of each head rotates, one kv head.
     "partial": replace(
         PLAIN,
@@ -100,6 +102,12 @@ SPECS = {
         norm_after=True,
         attention=replace(PLAIN.attention, qk_norm=NormSpec(NormKind.RMS, 1e-6), qk_norm_scope=NormScope.ALL_HEADS),
         layers=(NEAR, NO_ROPE),
+    ),
+    # As in Hunyuan: heads are normalised after they rotate.
+    "norms-after-rope": replace(
+        PLAIN,
+        attention=replace(PLAIN.attention, qk_norm=NormSpec(NormKind.RMS, 1e-6), rotates_first=True),
+        layers=(LayerSpec(20, rope(10_000.0, 12)), NO_ROPE),
     ),
     # As in Command R+: both sublayers read one layer norm without bias, each head has its own norm, neighbours turn
     # together, logits are scaled.

@@ -56,6 +56,25 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-yarn": _llama({"rope_type": "yarn", **STRETCHED}),
     "llama-longrope": _llama({"rope_type": "longrope", **FACTORS, "original_max_position_embeddings": 64}),
     "llama-dynamic": _llama({"rope_type": "dynamic", "factor": 4.0}, max_position_embeddings=64),
+    "arcee": (
+        "Arcee",
+        {**SIZES, "head_dim": 16, "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, **STRETCHED}},
+    ),
+    "exaone4": (
+        "Exaone4",
+        {
+            **{**SIZES, "head_dim": 16, "num_hidden_layers": 3, "sliding_window": 24},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            **SIZES,
+            **{"head_dim": 16, "tie_word_embeddings": True},
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0},
+        },
+    ),
     "mistral": ("Mistral", {**SIZES, "sliding_window": 24}),
     "ministral3": (
         "Ministral3",
@@ -207,6 +226,22 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **{**SIZES, "num_local_experts": 5, "embedding_multiplier": 12.0, "logits_scaling": 6.0},
             **{"residual_multiplier": 0.22, "attention_multiplier": 0.25},
+        },
+    ),
+    "granite-moe-shared": (
+        "GraniteMoeShared",
+        {
+            **{**SIZES, "num_local_experts": 5, "embedding_multiplier": 12.0, "logits_scaling": 6.0},
+            **{"residual_multiplier": 0.22, "attention_multiplier": 0.25, "shared_intermediate_size": 40},
+        },
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        {
+            **{**SIZES, "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 8},
+            **{"layer_types": ["full_attention"] * 2, "position_embedding_type": "rope"},
+            **{"embedding_multiplier": 12.0, "logits_scaling": 10.0, "residual_multiplier": 0.22},
+            **{"attention_multiplier": 0.25, "shared_intermediate_size": 48},
         },
     ),
     "glm": ("Glm", {**SIZES, "head_dim": 16}),

@@ -90,8 +90,9 @@ struct DecoderShape {
     bool gated = true;
     bool tied_head = false;
     HeadNorm qk_norm = HeadNorm::kNone;
-    bool parallel = false;     // attention and MLP read the same hidden states
-    bool shared_norm = false;  // both read them through the norm before attention
+    bool rotates_first = false;  // heads rotate before they are normalised
+    bool parallel = false;       // attention and MLP read the same hidden states
+    bool shared_norm = false;    // both read them through the norm before attention
     Activation activation = Activation::kSilu;
     NormShape norm;
     NormShape head_norm;

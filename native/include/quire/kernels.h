@@ -83,7 +83,7 @@ struct Coding {
 constexpr int kRowGroup = 32;
 
 // kClampedSwiglu is only for gates: its other factor is clamped too (see gate).
-enum class Activation { kSilu, kGeluTanh, kGelu, kRelu, kClampedSwiglu };
+enum class Activation { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared, kClampedSwiglu };
 
 // A matrix [num_outputs, num_inputs] as in a checkpoint: row by row; borrowed.
 struct MatrixRows {

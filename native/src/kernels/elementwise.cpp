@@ -26,6 +26,8 @@ Floats gelu(const Floats& x) {
 // Zero for negative numbers, NaN for NaN.
 Floats relu(const Floats& x) { return select(x < broadcast(0.0F), broadcast(0.0F), x); }
 
+Floats relu_squared(const Floats& x) { return relu(x) * relu(x); }
+
 constexpr float kSwigluFactor = 1.702F, kSwigluLimit = 7.0F;
 
 Floats clamped_swish(const Floats& x) {
@@ -81,6 +83,8 @@ void activate(float* values, int count, Activation activation) {
             return for_lanes(values, count, gelu);
         case Activation::kRelu:
             return for_lanes(values, count, relu);
+        case Activation::kReluSquared:
+            return for_lanes(values, count, relu_squared);
         case Activation::kClampedSwiglu:
             return for_lanes(values, count, clamped_swish);
     }

@@ -17,7 +17,7 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
@@ -353,3 +353,8 @@ def _placed(cursor: _Cursor, claims: list[_Claim], start: int, alignment: int) -
             allowed = f"at least {end - start}, where the tensor before it ends"
             raise cursor.error(f"tensor {name!r}: offset", tensor.start - start, allowed)
     return tensors
+
+
+def same_number(found: Any) -> Any:
+    """Return the number of a list with the same number for each layer, which Granite 4 has; else the same value."""
+    return found[0] if isinstance(found, list) and found and all(item == found[0] for item in found) else found

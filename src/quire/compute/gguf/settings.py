@@ -15,18 +15,20 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import FloatArray
-from quire.compute.gguf.header import GgufHeader, GgufTensor
+from quire.compute.gguf.header import GgufHeader, GgufTensor, same_number
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.rope import FULL, SLIDING
 from quire.core.errors import ModelError
 
 ARCHITECTURES: Final = MappingProxyType(
     {
+        "arcee": "ArceeForCausalLM",
         "chatglm": "GlmForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
         "command-r": "CohereForCausalLM",
         "deepseek2": "DeepseekV2ForCausalLM",  # also DeepSeek-V3, distinguished by the scoring of experts
         "ernie4_5": "Ernie4_5ForCausalLM",
+        "exaone4": "Exaone4ForCausalLM",
         "falcon": "FalconForCausalLM",
         "gemma": "GemmaForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
@@ -38,6 +40,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "gptneox": "GPTNeoXForCausalLM",
         "granite": "GraniteForCausalLM",
         "granitemoe": "GraniteMoeForCausalLM",
+        "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
         "internlm2": "LlamaForCausalLM",  # its files have the tensors of Llama
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "minicpm3": "MiniCPM3ForCausalLM",
@@ -61,7 +64,7 @@ ARCHITECTURES: Final = MappingProxyType(
 """`general.architecture` → the family that runs it."""
 
 BIASED: Final = frozenset(
-    {"chatglm", "glm4", "glm4moe", "granite", "granitemoe", "internlm2", "llama", "seed_oss", "smollm3"}
+    {"arcee", "chatglm", "glm4", "glm4moe", "granite", "granitemoe", "internlm2", "llama", "seed_oss", "smollm3"}
 )
 """Architectures whose models may have biases, by their tensors."""
 
@@ -112,7 +115,10 @@ class _Settings:
         return self.file.is_set(self.key(name))
 
     def size(self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_LENGTH) -> int:
-        return self.file.size(self.key(name), default, low=low, high=high)
+        key = self.key(name)
+        found = self.file.fields.get(key)
+        file = ConfigFile(self.file.where, {key: same_number(found)}) if isinstance(found, list) else self.file
+        return file.size(key, default, low=low, high=high)
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number as it was written before it became float32: 1e-06, not 9.99999997e-07."""
@@ -473,10 +479,12 @@ def _granite(settings: _Settings) -> dict[str, object]:
 
 
 def _granite_moe(settings: _Settings) -> dict[str, object]:
-    if settings.has("expert_shared_feed_forward_length"):
-        key = settings.key("expert_shared_feed_forward_length")
-        raise settings.file.error(key, "none: no MLP next to the experts of Granite is run")
-    return {**_granite(settings), **_local_experts(settings)}
+    own = {**_granite(settings), **_local_experts(settings)}
+    if not settings.has("expert_shared_feed_forward_length"):
+        return own
+    size = settings.size("expert_shared_feed_forward_length")
+    family = "GraniteMoeSharedForCausalLM"
+    return {**own, "architectures": [family], "shared_intermediate_size": size, "shared_mlp_split": True}
 
 
 def _olmoe(settings: _Settings) -> dict[str, object]:
@@ -487,12 +495,15 @@ def _olmoe(settings: _Settings) -> dict[str, object]:
 
 def _olmo2(settings: _Settings) -> dict[str, object]:
     """Return the family and windows for OLMo 3, whose settings list the layers with a window; empty for OLMo 2."""
+    windows = _listed_windows(settings)
+    return {**windows, "architectures": ["Olmo3ForCausalLM"]} if windows else {}
+
+
+def _listed_windows(settings: _Settings) -> dict[str, object]:
+    """Return the window and the list of layers that have one; empty without a window."""
     if not settings.has("attention.sliding_window"):
         return {}
-    config: dict[str, object] = {
-        "architectures": ["Olmo3ForCausalLM"],
-        "sliding_window": settings.size("attention.sliding_window"),
-    }
+    config: dict[str, object] = {"sliding_window": settings.size("attention.sliding_window")}
     pattern = settings.file.fields.get(key := settings.key("attention.sliding_window_pattern"))
     if pattern is None:
         return config
@@ -556,6 +567,7 @@ OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProx
         "command-r": _cohere,
         "deepseek2": _deepseek2,
         "ernie4_5": _ernie4_5,
+        "exaone4": _listed_windows,
         "falcon": _falcon,
         "gemma": _gemma1,
         "gemma2": _gemma2,

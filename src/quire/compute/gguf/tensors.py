@@ -1,9 +1,10 @@
 """The tensors of a GGUF file by the names and in the order of Hugging Face.
 
-A name in Hugging Face refers to a tensor of the file, or to one expert's part. Files of Llama, Granite, InternLM2,
-Ministral 3 and SmolLM3 have the rows of queries and keys interleaved, because llama.cpp rotates adjacent dimensions
-where we rotate halves; this module restores their order. It also reorders the rows of Falcon and GPT-NeoX files, which
-have all queries, then all keys, then all values. MXFP4 blocks are returned as Q5_0, which represents the same weights.
+A name in Hugging Face refers to a tensor of the file, or to one expert's part. Files of Llama, Arcee, Granite,
+InternLM2, Ministral 3 and SmolLM3 have the rows of queries and keys interleaved, because llama.cpp rotates adjacent
+dimensions where we rotate halves; this module restores their order. It also reorders the rows of Falcon and GPT-NeoX
+files, which have all queries, then all keys, then all values. MXFP4 blocks are returned as Q5_0, which represents the
+same weights.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.gguf.blocks import q5_0_of_mxfp4
-from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
+from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor, same_number
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.weight_file import EVERYTHING
@@ -107,7 +108,7 @@ KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
 APART: Final = frozenset({"falcon", "gptneox"})
 """Architectures whose files have all queries, then all keys, then all values in one tensor."""
 
-INTERLEAVED: Final = frozenset({"granite", "granitemoe", "internlm2", "llama", "mistral3", "smollm3"})
+INTERLEAVED: Final = frozenset({"arcee", "granite", "granitemoe", "internlm2", "llama", "mistral3", "smollm3"})
 """Architectures whose files interleave the rows of the two halves of each query and key head."""
 
 SHARED: Final = MappingProxyType(
@@ -168,10 +169,22 @@ LAYERS: Final = MappingProxyType(
                 "ffn_gate_inp": "mlp.router",
             }
         ),
-        "granitemoe": MappingProxyType({**LAYER, "ffn_gate_inp": "block_sparse_moe.router.layer"}),
+        "granitemoe": MappingProxyType(
+            {
+                **LAYER,
+                "ffn_gate_inp": "block_sparse_moe.router.layer",
+                "ffn_gate_shexp": "shared_mlp.gate_proj",
+                "ffn_up_shexp": "shared_mlp.up_proj",
+                "ffn_down_shexp": "shared_mlp.output_linear",
+            }
+        ),
+        "hunyuan-dense": MappingProxyType(
+            {**LAYER, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+        ),
         "llama": MappingProxyType({**LAYER, "ffn_gate_inp": "block_sparse_moe.gate"}),
-        "olmo2": MappingProxyType(
-            {name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}
+        **dict.fromkeys(
+            ("exaone4", "olmo2"),
+            MappingProxyType({name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}),
         ),
         "qwen2moe": MappingProxyType(
             {
@@ -509,7 +522,7 @@ def _order(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor)
     """Return the order for the rows of a tensor; None if they already have that of Hugging Face."""
     key = f"{architecture}.attention.head_count"
     heads: Any = header.settings.get(key)
-    kv_heads: Any = heads if architecture == "gptneox" else header.settings.get(f"{key}_kv", heads)
+    kv_heads: Any = heads if architecture == "gptneox" else same_number(header.settings.get(f"{key}_kv", heads))
     if architecture in INTERLEAVED and part in ("attn_q", "attn_k"):
         counts = [kv_heads if part == "attn_k" else heads]
     elif architecture in APART and part == "attn_qkv":

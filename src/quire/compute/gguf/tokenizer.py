@@ -90,6 +90,7 @@ SPLITTERS: Final = MappingProxyType(
     {
         "gpt-2": GPT2,
         "phi-2": GPT2,
+        "exaone4": GPT2,
         "falcon": Splitter((r"[\p{P}\$\+<=>\^~\|`]+", WORDS, r"[0-9][0-9][0-9]")),
         "mellum": GPT2,
         "olmo": GPT2,
@@ -100,7 +101,7 @@ SPLITTERS: Final = MappingProxyType(
         ),
         **dict.fromkeys(("glm4", "chatglm-bpe"), Splitter((LLAMA3,), whole_words=True)),
         **dict.fromkeys(("dbrx", "smaug-bpe"), Splitter((LLAMA3,))),  # Phi-4 has the first
-        **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+        **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan", "megrez"), QWEN2),
         "stablelm2": Splitter((SINGLE_DIGITS,)),
         "seed-coder": Splitter((SINGLE_DIGITS.replace(OTHERS, SIGNS_IN_LINE),)),  # Seed-OSS
         "tekken": Splitter((rf"{UPPER}*{LOWER}+|{UPPER}+{LOWER}*|\p{{N}}|{SLASHES}",), whole_words=True, begins=True),
@@ -110,7 +111,10 @@ SPLITTERS: Final = MappingProxyType(
         "deepseek-llm": Splitter(
             (r"[\r\n]", rf"\s?{CASED}", rf"\s?{SIGNS}", SPACE_AT_END, IDEOGRAPHS, r"\p{N}+"),
         ),
-        "deepseek-v3": Splitter((r"\p{N}{1,3}", r"[一-龥\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+", DEEPSEEK3)),
+        **dict.fromkeys(
+            ("deepseek-v3", "hunyuan-dense"),
+            Splitter((r"\p{N}{1,3}", r"[一-龥\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+", DEEPSEEK3)),
+        ),
         "deepseek-coder": Splitter((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS, r"\p{N}")),
     }
 )

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 FAMILIES: Final = MappingProxyType(
     {
+        "ArceeForCausalLM": "quire.compute.models.arcee",
         "Cohere2ForCausalLM": "quire.compute.models.cohere2",
         "CohereForCausalLM": "quire.compute.models.cohere",
         "DeepseekV2ForCausalLM": "quire.compute.models.deepseek",
         "DeepseekV3ForCausalLM": "quire.compute.models.deepseek",
         "Ernie4_5ForCausalLM": "quire.compute.models.ernie4_5",
+        "Exaone4ForCausalLM": "quire.compute.models.exaone4",
         "FalconForCausalLM": "quire.compute.models.falcon",
         "GPT2LMHeadModel": "quire.compute.models.gpt2",
         "GPTNeoXForCausalLM": "quire.compute.models.gpt_neox",
@@ -47,6 +49,9 @@ FAMILIES: Final = MappingProxyType(
         "GptOssForCausalLM": "quire.compute.models.gpt_oss",
         "GraniteForCausalLM": "quire.compute.models.granite",
         "GraniteMoeForCausalLM": "quire.compute.models.granite_moe",
+        "GraniteMoeHybridForCausalLM": "quire.compute.models.granite_hybrid",
+        "GraniteMoeSharedForCausalLM": "quire.compute.models.granite_moe",
+        "HunYuanDenseV1ForCausalLM": "quire.compute.models.hunyuan",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",
         "Ministral3ForCausalLM": "quire.compute.models.ministral3",

@@ -64,6 +64,7 @@ class Activation(Enum):
     GELU = "gelu"  # exact, by the error function
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
+    RELU_SQUARED = "relu_squared"
     CLAMPED_SWIGLU = "clamped_swiglu"  # x × sigmoid(1.702 x) of x = min(gate, 7), times up clamped to ±7, plus 1
 
 
@@ -252,9 +253,10 @@ class AttentionSpec:
     """The settings of all attention layers.
 
     Query head h reads key-value head h // (num_heads / num_kv_heads). `bias`: query, key and value have a bias.
-    `qk_norm` normalises queries and keys before they rotate, by `qk_norm_scope`. `sinks`: each query head has a learned
-    score that is not capped; it takes part in every softmax as a position without a value. `latent`: heads share one
-    latent of `head_dim` numbers; `bias` then applies to the matrices that compute the latents.
+    `qk_norm` normalises queries and keys before they rotate, or after that if `rotates_first`, by `qk_norm_scope`.
+    `sinks`: each query head has a learned score that is not capped; it takes part in every softmax as a position
+    without a value. `latent`: heads share one latent of `head_dim` numbers; `bias` then applies to the matrices that
+    compute the latents.
     """
 
     num_heads: int
@@ -265,6 +267,7 @@ class AttentionSpec:
     output_bias: bool = False
     qk_norm: NormSpec | None = None
     qk_norm_scope: NormScope = NormScope.HEAD
+    rotates_first: bool = False
     score_soft_cap: float | None = None
     sinks: bool = False
     latent: LatentSpec | None = None
@@ -381,6 +384,8 @@ class DecoderSpec:
             raise CheckpointError("num_attention_heads", heads, f"a multiple of the {kv_heads} kv heads")
         if self.attention.latent is not None:
             _check_latent(self.attention, self.attention.latent)
+        if self.attention.rotates_first and self.attention.qk_norm_scope is NormScope.ALL_HEADS:
+            raise CheckpointError("norms of all heads", "after positions", "before positions")
         if self.mlp.activation is Activation.CLAMPED_SWIGLU and not self.mlp.gated:
             raise CheckpointError("activation", self.mlp.activation.value, "another one for an MLP without a gate")
         if self.experts is not None:

@@ -55,6 +55,7 @@ ACTIVATIONS: Final = MappingProxyType(
         "gelu_new": Activation.GELU_TANH,
         "gelu_pytorch_tanh": Activation.GELU_TANH,
         "relu": Activation.RELU,
+        "relu2": Activation.RELU_SQUARED,
     }
 )
 

@@ -8,6 +8,7 @@ and one factor for cosine and sine, so engines need not know the scalings:
     linear         … / factor
     divided        … / a number for each, which GGUF files have instead of llama3's settings
     proportional   … over head_dim, with the last frequencies 0
+    alpha          a larger base; Hunyuan's files name it dynamic
     dynamic        a larger base, for the maximum length      ┐ transformers uses the current length
     longrope       … / short or long factors, and a scale     ┘ of the text
     yarn           the slow ones / factor, the fast ones unchanged, and a scale
@@ -200,6 +201,13 @@ def _dynamic(rope: _Rope) -> tuple[FloatArray, float]:
     return np.float32(1) / rope.powers(base), 1.0
 
 
+def _alpha(rope: _Rope) -> tuple[FloatArray, float]:
+    if rope.rotary_dim == 2:
+        raise rope.section.error("rope_type", "another type for 2 rotary dimensions")
+    base = rope.base * rope.section.number("alpha") ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    return np.float32(1) / rope.powers(base), 1.0
+
+
 def _longrope(rope: _Rope) -> tuple[FloatArray, float]:
     factor = rope.stretch()
     scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(max(2, rope.original_length)))
@@ -286,6 +294,7 @@ SCALINGS: Final[Mapping[str, Callable[[_Rope], tuple[FloatArray, float]]]] = Map
         "linear": _linear,
         "divided": _divided,
         "proportional": _proportional,
+        "alpha": _alpha,
         "dynamic": _dynamic,
         "longrope": _longrope,
         "su": _longrope,  # its name in the first Phi-3
@@ -315,6 +324,8 @@ def _kind(section: ConfigFile) -> str:
         return "default"
     if not isinstance(kind, str) or kind not in SCALINGS:
         raise section.error(field, f"one of {', '.join(SCALINGS)}")
+    if kind == "dynamic" and section.is_set("alpha"):
+        return "alpha"
     return "longrope" if kind == "su" else kind
 
 

@@ -23,6 +23,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "gated": spec.mlp.gated,
         "tied_head": spec.tied_head,
         "qk_norm": "none" if attention.qk_norm is None else attention.qk_norm_scope.value,
+        "rotates_first": attention.rotates_first,
         "parallel": spec.parallel,
         "shared_norm": spec.shared_norm,
         "activation": spec.mlp.activation.value,

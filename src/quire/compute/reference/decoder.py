@@ -190,7 +190,10 @@ class _Attention:
 
     def _heads(self, hidden: FloatArray, part: Part, norm: Part) -> FloatArray:
         """Return queries or keys, normalised and rotated: `[num_tokens, heads, head_dim]`."""
-        heads = linear(hidden, self.parts[part]).reshape(len(hidden), -1, self._shape.head_dim)
-        if self._shape.qk_norm is not None:
-            heads = normalize_heads(heads, self.parts[norm], self._shape.qk_norm, self._shape.qk_norm_scope)
-        return heads if self._angles is None else rotate(heads, self._angles)
+        shape, angles = self._shape, self._angles
+        heads = linear(hidden, self.parts[part]).reshape(len(hidden), -1, shape.head_dim)
+        if angles is not None and shape.rotates_first:
+            heads = rotate(heads, angles)
+        if shape.qk_norm is not None:
+            heads = normalize_heads(heads, self.parts[norm], shape.qk_norm, shape.qk_norm_scope)
+        return heads if angles is None or shape.rotates_first else rotate(heads, angles)

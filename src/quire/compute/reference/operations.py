@@ -120,6 +120,8 @@ def activate(rows: FloatArray, activation: Activation) -> FloatArray:
     active: FloatArray
     if activation is Activation.RELU:
         active = np.maximum(rows, np.float32(0))
+    elif activation is Activation.RELU_SQUARED:
+        active = np.square(np.maximum(rows, np.float32(0)))
     elif activation is Activation.SILU:
         active = rows / (1 + exponential(-rows))
     elif activation is Activation.GELU:

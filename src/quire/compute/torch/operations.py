@@ -40,6 +40,7 @@ class HeadForm:
     """How to cut the rows of a fused product: num_heads queries, num_kv_heads keys, as many values; and their norms.
 
     `scope`: the numbers that a norm covers; the weights of a norm of each head are `[num_heads, head_dim]`.
+    `rotates_first`: norms follow the rotation, instead of preceding it.
     `key_centre`, float32 `[num_kv_heads, head_dim]`, is subtracted from the keys before they are stored.
     """
 
@@ -50,6 +51,7 @@ class HeadForm:
     key_norm: Norm | None = None
     key_centre: torch.Tensor | None = None
     scope: NormScope = NormScope.HEAD
+    rotates_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +147,14 @@ class PlainOperations:
         """Normalise and rotate queries and keys, store keys and values; return the queries. Mutates the pair."""
         heads = projected.to(torch.float32).unflatten(-1, (-1, form.head_dim))  # [num_tokens, all heads, head_dim]
         queries, keys, values = heads.split((form.num_heads, form.num_kv_heads, form.num_kv_heads), dim=1)
+        if angles is not None and form.rotates_first:
+            queries, keys = rotated(queries, angles), rotated(keys, angles)
         if form.query_norm is not None and form.key_norm is not None:
             if form.scope is NormScope.ALL_HEADS:
                 queries, keys = queries.flatten(1), keys.flatten(1)
             queries, keys = self.norm(queries, form.query_norm), self.norm(keys, form.key_norm)
             queries, keys = queries.view(-1, form.num_heads, form.head_dim), keys.view(values.shape)
-        if angles is not None:
+        if angles is not None and not form.rotates_first:
             queries, keys = rotated(queries, angles), rotated(keys, angles)
             if angles.query_factors is not None:
                 queries = queries * angles.query_factors[:, None, None]
@@ -172,6 +176,8 @@ def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
     run = functional.pad(numbers.flatten(), (0, -numbers.numel() % RUN))
     if activation is Activation.RELU:
         run = functional.relu(run)
+    elif activation is Activation.RELU_SQUARED:
+        run = functional.relu(run).square()
     elif activation is Activation.SILU:
         run = functional.silu(run)
     elif activation is Activation.CLAMPED_SWIGLU:

@@ -268,7 +268,13 @@ class _Loader:
 
     def _head_form(self, parts: Parts) -> HeadForm:
         shape = self._spec.attention
-        form = HeadForm(shape.num_heads, shape.num_kv_heads, shape.head_dim, scope=shape.qk_norm_scope)
+        form = HeadForm(
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            scope=shape.qk_norm_scope,
+            rotates_first=shape.rotates_first,
+        )
         if shape.qk_norm is None:
             return form
         query, key = (self.norm(parts[part], shape.qk_norm) for part in (Part.QUERY_NORM, Part.KEY_NORM))

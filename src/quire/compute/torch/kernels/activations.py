@@ -22,6 +22,8 @@ def activated(numbers, ACTIVATION: tl.constexpr):
     """Return the activation of float32 numbers."""
     if ACTIVATION == "relu":
         return tl.where(numbers < 0, 0.0, numbers)  # NaN stays NaN
+    elif ACTIVATION == "relu_squared":
+        return tl.where(numbers < 0, 0.0, numbers * numbers)
     elif ACTIVATION == "silu":
         return numbers * tl.sigmoid(numbers)
     elif ACTIVATION == "clamped_swiglu":
@@ -89,6 +91,7 @@ VARIANTS = tuple(
         ("gelu_tanh", True, "bf16"),
         ("gelu_tanh", False, "fp32"),
         ("relu", False, "fp16"),
+        ("relu_squared", False, "bf16"),
         ("gelu", False, "bf16"),
         ("clamped_swiglu", True, "bf16"),
     )

@@ -5,7 +5,8 @@
     keys    ─► norm ─► rotate ─► scale, int8 or e4m3 if configured ───► their slots in the KV memory
     values  ───────────────────► scale, int8 or e4m3 if configured ───► their slots
 
-With 4-bit values, keys and values become float32 rows of tokens here, and `kernels.int4` turns and stores whole heads.
+In some models, heads rotate first and are normalised then. With 4-bit values, keys and values become float32 rows of
+tokens here, and `kernels.int4` turns and stores whole heads.
 
 A head is held in three parts: the first of each pair, the second of each pair, and the rest that does not rotate. A sum
 or maximum over a head is computed over each part, and the results are joined in one order. Everything between the load
@@ -81,32 +82,35 @@ def normed_parts(parts, weights, epsilon, is_value, head_dim: tl.constexpr):
 
 
 @triton.jit
-def grown_queries(first, second, rest, factors, is_query):
+def grown_queries(parts, factors, is_query):
     """Return heads in three parts: queries times the factor of their token, keys and values as they are."""
     factor = tl.where(is_query, tl.load(factors), 1.0)
-    return first * factor, second * factor, rest * factor
+    return parts[0] * factor, parts[1] * factor, parts[2] * factor
 
 
 @triton.jit
-def turned_pairs(first, second, cosines, sines, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
-    """Return the firsts and the seconds of pairs, rotated by the angles of a token."""
+def turned_parts(parts, is_value, cosines, sines, token, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
+    """Return heads in three parts, the pairs rotated by the angles of a token; values as they are."""
+    first, second, rest = parts
     pairs = tl.arange(0, HALF_BLOCK)[None, :]
-    cosine = tl.load(cosines + pairs, mask=pairs < HALF, other=0.0)
-    sine = tl.load(sines + pairs, mask=pairs < HALF, other=0.0)
-    return first * cosine - second * sine, second * cosine + first * sine
+    cosine = tl.load(cosines + token * HALF + pairs, mask=pairs < HALF, other=0.0)
+    sine = tl.load(sines + token * HALF + pairs, mask=pairs < HALF, other=0.0)
+    turned_first = tl.where(is_value, first, first * cosine - second * sine)
+    return turned_first, tl.where(is_value, second, second * cosine + first * sine), rest
 
 
 @triton.jit
-def quantized_parts(first, second, rest, factor, IS_INT8: tl.constexpr):
+def quantized_parts(parts, factor, IS_INT8: tl.constexpr):
     """Return the three parts of heads times the factor of each head, as int8 or e4m3."""
+    first, second, rest = parts
     return quantized(first, factor, IS_INT8), quantized(second, factor, IS_INT8), quantized(rest, factor, IS_INT8)
 
 
 @triton.jit
-def highest_size(first, second, rest):
+def highest_size(parts):
     """Return the largest absolute value in each head of three parts."""
-    highest = tl.maximum(tl.max(size_of(first), axis=1), tl.max(size_of(second), axis=1))
-    return tl.maximum(highest, tl.max(size_of(rest), axis=1))[:, None]
+    highest = tl.maximum(tl.max(size_of(parts[0]), axis=1), tl.max(size_of(parts[1]), axis=1))
+    return tl.maximum(highest, tl.max(size_of(parts[2]), axis=1))[:, None]
 
 
 @triton.jit
@@ -136,7 +140,7 @@ def rotate_and_write_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    TURNS: tl.constexpr,
+    TURNS: tl.constexpr,  # before or after the norm
     GROWS: tl.constexpr,
     FORMAT: tl.constexpr,
     HALF: tl.constexpr,
@@ -152,17 +156,17 @@ def rotate_and_write_kernel(
     is_query, is_value = heads < NUM_HEADS, heads >= NUM_HEADS + NUM_KV_HEADS
     held = heads < NUM_HEADS + 2 * NUM_KV_HEADS
     start = projected + token * projected_stride + heads * head_dim
-    first, second, rest = load_parts(start, held, HALF, REST, HALF_BLOCK, REST_BLOCK)
+    parts = load_parts(start, held, HALF, REST, HALF_BLOCK, REST_BLOCK)
+    if TURNS == "before":
+        parts = turned_parts(parts, is_value, cosines, sines, token, HALF, HALF_BLOCK)
     if HAS_NORM:
         weight, epsilon = tl.where(is_query, query_weight, key_weight), tl.where(is_query, query_epsilon, key_epsilon)
         weights = load_parts(weight, held & (is_value == 0), HALF, REST, HALF_BLOCK, REST_BLOCK)
-        first, second, rest = normed_parts((first, second, rest), weights, epsilon, is_value, head_dim)
-    if TURNS:
-        turned = turned_pairs(first, second, cosines + token * HALF, sines + token * HALF, HALF, HALF_BLOCK)
-        first, second = tl.where(is_value, first, turned[0]), tl.where(is_value, second, turned[1])
+        parts = normed_parts(parts, weights, epsilon, is_value, head_dim)
+    if TURNS == "after":
+        parts = turned_parts(parts, is_value, cosines, sines, token, HALF, HALF_BLOCK)
     if GROWS:
-        first, second, rest = grown_queries(first, second, rest, query_factors + token, is_query)
-    parts = (first, second, rest)
+        parts = grown_queries(parts, query_factors + token, is_query)
     store_parts(queries + (token * NUM_HEADS + heads) * head_dim, is_query, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
 
     slot = tl.load(slots + token).to(tl.int64)
@@ -172,8 +176,8 @@ def rotate_and_write_kernel(
     is_key = (is_query == 0) & (is_value == 0) & (slot >= 0)
     is_value = is_value & held & (slot >= 0)
     if FORMAT == "int8" or FORMAT == "fp8":  # noqa: PLR1714  not every Triton has `in`
-        scale, factor = scale_and_factor(highest_size(first, second, rest), INT8_MOST if FORMAT == "int8" else FP8_MOST)
-        parts = quantized_parts(first, second, rest, factor, FORMAT == "int8")
+        scale, factor = scale_and_factor(highest_size(parts), INT8_MOST if FORMAT == "int8" else FP8_MOST)
+        parts = quantized_parts(parts, factor, FORMAT == "int8")
         place = block * scale_block_stride + kv_heads * scale_head_stride + offset * scale_token_stride
         tl.store(key_scales + place, scale, mask=is_key)
         tl.store(value_scales + place, scale, mask=is_value)
@@ -238,7 +242,7 @@ def _rotate(
         NUM_HEADS=form.num_heads,
         NUM_KV_HEADS=form.num_kv_heads,
         HAS_NORM=query_norm is not None,
-        TURNS=angles is not None,
+        TURNS="" if angles is None else "before" if form.rotates_first else "after",
         GROWS=angles is not None and angles.query_factors is not None,
         FORMAT=format_,
         **_parts(form.head_dim, form.head_dim if angles is None else 2 * angles.cosines.shape[-1]),
@@ -256,8 +260,12 @@ def _parts(head_dim: int, rotary_dim: int) -> dict[str, Any]:
     return {"HALF": half, "REST": rest} | blocks
 
 
+TURNS_FIRST, GROWS = "turns before the norm", "growing"
+"""What only some families do; see `_variant`."""
+
+
 def _variant(
-    head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: bool = False, grows: bool = False
+    head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: bool = False, extra: str = ""
 ) -> KernelVariant:
     # float32 numbers are compiled as rows.
     format_ = {"i8": "int8", "fp8e4nv": "fp8", "fp32": "rows"}.get(stored, "plain")
@@ -269,7 +277,7 @@ def _variant(
     strides = ("projected", "block", "head", "token", "scale_block", "scale_head")
     arguments |= {f"{name}_stride": "i32:16" for name in strides} | {"block_size": "i32:16"}
     arguments |= dict.fromkeys(("query_epsilon", "key_epsilon"), "fp32")
-    optional = dict.fromkeys(("query_weight", "key_weight"), norms) | {"query_factors": grows}
+    optional = dict.fromkeys(("query_weight", "key_weight"), norms) | {"query_factors": extra == GROWS}
     optional |= dict.fromkeys(("cosines", "sines"), rotary_dim > 0)
     arguments |= {name: "*fp32:16" for name, is_there in optional.items() if is_there}
     constants = {name: None for name, is_there in optional.items() if not is_there}
@@ -279,12 +287,12 @@ def _variant(
         "NUM_KV_HEADS": 8,
         "HEADS": HEADS,
     }
-    extras = (", normed" if norms else "") + (", growing" if grows else "")
+    turns = ("before" if extra == TURNS_FIRST else "after") if rotary_dim else ""
     return KernelVariant(
-        f"{head_dim} dims, {rotary_dim} turn{extras}, {dtype} to {stored}",
+        f"{head_dim} dims, {rotary_dim} turn{', normed' * norms}{extra and ', '}{extra}, {dtype} to {stored}",
         rotate_and_write_kernel,
         arguments=arguments,
-        constants=constants | {"HAS_NORM": norms, "TURNS": rotary_dim > 0, "GROWS": grows, "FORMAT": format_},
+        constants=constants | {"HAS_NORM": norms, "TURNS": turns, "GROWS": extra == GROWS, "FORMAT": format_},
         num_warps=NUM_WARPS,
         min_wide_share=0.5 if head_dim > 64 else 0.0,  # half a small head is too little for all threads
         capabilities=(90, 100) if format_ == "fp8" else (80, 90, 100),
@@ -293,8 +301,9 @@ def _variant(
 
 VARIANTS = (
     _variant(128, 128, "bf16", "bf16"),
-    _variant(128, 128, "bf16", "bf16", grows=True),
+    _variant(128, 128, "bf16", "bf16", extra=GROWS),
     _variant(128, 128, "bf16", "bf16", norms=True),
+    _variant(128, 128, "bf16", "bf16", norms=True, extra=TURNS_FIRST),
     _variant(128, 128, "fp16", "fp16", norms=True),
     _variant(128, 128, "bf16", "i8", norms=True),
     _variant(128, 128, "bf16", "fp8e4nv", norms=True),
