@@ -22,6 +22,7 @@ from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
 from quire.compute.quantized.methods import quantization_of
+from quire.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from quire.compute.adapters.folder import Adapter
@@ -121,7 +122,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
     config = ConfigFile.read(source, CONFIG_FILE)
     architecture = _architecture(config)
     classifies = architecture.endswith(CLASSIFIES)
-    spec: DecoderSpec = import_module(FAMILIES[_family(architecture)]).decoder_spec(config, max_length)
+    spec = _spec_of(architecture, config, max_length)
     if classifies:  # the model has no head: the embedding takes its place, and is never multiplied
         ignored = spec.ignored_tensors | {SCORE_TENSOR}
         spec = replace(spec, tied_head=True, head_bias=False, ignored_tensors=ignored)
@@ -143,6 +144,17 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         labels=labels_of(config) if classifies else None,
         generates=not classifies,
     )
+
+
+def _spec_of(architecture: str, config: ConfigFile, max_length: int | None) -> DecoderSpec:
+    """Return the spec by the settings; errors name the file even if the spec itself raised them."""
+    try:
+        spec: DecoderSpec = import_module(FAMILIES[_family(architecture)]).decoder_spec(config, max_length)
+    except CheckpointError as error:
+        if error.field.startswith(config.where):
+            raise
+        raise CheckpointError(f"{config.where}: {error.field}", error.value, error.allowed) from error
+    return spec
 
 
 def _architecture(config: ConfigFile) -> str:
