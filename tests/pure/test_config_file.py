@@ -201,6 +201,14 @@ class Settings:
 FORMS = json.loads(GOLDEN.read_text())["forms"]
 MODELS: dict[str, Any] = {name: case["config"] for name, case in FORMS.items()} | {"qwen3": tiny_qwen3_config()}
 FIELDS = sorted({field for config in MODELS.values() for field in config} | {"layer_types", "partial_rotary_factor"})
+NESTED = {  # a model with images, and its text model
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Mistral3ForConditionalGeneration": "ministral3",
+    "Qwen2VLForConditionalGeneration": "qwen2",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2",
+    "Qwen3VLForConditionalGeneration": "qwen3",
+}
+MODELS |= {name: {"architectures": [name], "text_config": MODELS[text]} for name, text in NESTED.items()}
 ROPE = {
     "factor": 2.0,
     "original_max_position_embeddings": 16,
@@ -219,9 +227,7 @@ ropes = st.builds(
 
 
 def test_every_family_is_among_the_models_here() -> None:
-    assert {config["architectures"][0] for config in MODELS.values()} == {
-        name for name in FAMILIES if name != "Gemma3ForConditionalGeneration"
-    }
+    assert {config["architectures"][0] for config in MODELS.values()} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -234,7 +240,9 @@ def test_every_family_is_among_the_models_here() -> None:
 def test_whatever_its_settings_say_a_model_is_described_or_refused_in_one_line(
     model: str, changes: dict[str, object], rope: object, generation: dict[str, object], max_length: int | None
 ) -> None:
-    config = MODELS[model] | ({} if rope is None else {"rope_scaling": rope, "rope_parameters": None}) | changes
+    changes = ({} if rope is None else {"rope_scaling": rope, "rope_parameters": None}) | changes
+    config = MODELS[model]
+    config = config | ({"text_config": config["text_config"] | changes} if model in NESTED else changes)
     source: Any = Settings(config=config, generation_config=generation)
     try:
         spec = read_model(source, max_length).spec

@@ -44,7 +44,6 @@ def test_only_translate_makes_requests_for_the_engine() -> None:
         "translate/messages.py",
         "translate/ollama.py",
         "translate/responses.py",
-        "translate/scores.py",
     }
 
 
