@@ -300,7 +300,7 @@ def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(name: str, tmp_
     model = transformers_models.small_model(name)
     transformers_models.save(model, tmp_path)
     spec = read_model(ModelFolder(tmp_path), 150).spec
-    texts = [[(7 * i * i + 3 * i + 5 * n * (i + 1)) % 64 for i in range(150)] for n in range(6 if spec.experts else 1)]
+    texts = [[(7 * i * i + 3 * i + 5 * n * (i + 1)) % 64 for i in range(150)] for n in range(48 if spec.experts else 1)]
     settings = NativeSettings(dtype="bfloat16", max_num_batched_tokens=256)
     found: list[NDArray[np.float32]] = []
     for text in texts:
