@@ -38,6 +38,10 @@ NOT_REACHED = {
     "scales that do not fit into float16": "weights, which the trials do not read",
     "from 2^-24 to 2^15": "the same",
     "pieces of at most {MAX_CHARACTERS}": "a vocabulary of 4 MiB",
+    "pieces whose merges fit": "a vocabulary with more merges than a tokenizer.json may have",
+    "tensors up to here": "a quarter of a million tensors in several files",
+    "each expert as one": "as many experts, each with tensors",
+    "a model of no parts": "a mistake of ours",
 }
 """Words of a refusal that no small file that stays as it is can bring about → what would."""
 

@@ -289,8 +289,8 @@ def _merges(file: ConfigFile, ids: dict[str, int], scores: Sequence[Any]) -> lis
         if len(merges) > num_before:
             num_bytes += (len(merges) - num_before) * (len(json.dumps(piece)) + MERGE_BYTES)
             if num_bytes > MAX_TOKENIZER_BYTES or len(merges) * MERGE_VALUES > MAX_TOKENIZER_VALUES:
-                allowed = f"pieces whose merges fit in a tokenizer.json of {MAX_TOKENIZER_BYTES >> 20} MiB"
-                raise file.error("tokenizer.ggml.tokens", allowed)
+                most = f"{MAX_TOKENIZER_BYTES >> 20} MiB"
+                raise file.error("tokenizer.ggml.tokens", f"pieces whose merges fit in a tokenizer.json of {most}")
     merges.sort()
     pieces = list(ids)
     return [(pieces[left], pieces[right]) for _, left, right in merges]
