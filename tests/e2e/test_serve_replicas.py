@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from support.live_lines import LiveLines
 from support.served_process import ServedProcess, served_process
 
 NUM_STREAMS = 15
+MOST_KILLS = 10
 WANTED: list[dict[str, Any]] = [
     {"temperature": 0.9, "logprobs": 1},
     {"temperature": 0.0, "frequency_penalty": 0.3},
@@ -112,14 +114,20 @@ def test_clients_notice_neither_a_kill_nor_a_rolling_restart(tmp_path: Path) -> 
         first = server.engines
         calm = all_streams(server)
 
-        assert all_streams(server, lambda: os.kill(first[1], signal.SIGKILL)) == calm
-        assert metric(server, 'quire_replica_restarts_total{replica="1"}') == 1
-        assert metric(server, "quire_texts_continued_total") > 0
+        num_kills = 0
+        while metric(server, "quire_texts_continued_total") == 0:  # on a busy machine its texts may have ended
+            assert num_kills < MOST_KILLS
+            (victim,) = set(server.engines) - {first[0], first[2]}
+            assert all_streams(server, partial(os.kill, victim, signal.SIGKILL)) == calm
+            num_kills += 1
+            while metric(server, 'quire_replica_restarts_total{replica="1"}') < num_kills:
+                time.sleep(0.02)
+            rows = frame(server)["replicas"]
         assert ask(server, "GET", "/health")[0] == 200
-        rows = frame(server)["replicas"]
         assert [row["state"] for row in rows] == ["ready"] * 3
-        assert [row["restarts"] for row in rows] == [0, 1, 0]
-        assert sum(sum(row["routes"].values()) for row in rows) > 2 * NUM_STREAMS, "those that went on count too"
+        assert [row["restarts"] for row in rows] == [0, num_kills, 0]
+        num_routes = sum(sum(row["routes"].values()) for row in rows)
+        assert num_routes > (1 + num_kills) * NUM_STREAMS, "those that went on count too"
 
         answers: list[tuple[int, str]] = []
         assert all_streams(server, lambda: answers.append(ask(server, "POST", "/restart_engines"))) == calm
