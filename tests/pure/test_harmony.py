@@ -210,6 +210,50 @@ def test_calls_without_results_and_results_without_calls_stay_in_order() -> None
     assert [call["id"] for call in messages[0]["tool_calls"]] == ["1", "2", "1"]
 
 
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(st.sampled_from("1234"), min_size=1, max_size=4),  # the calls of a message
+            st.sampled_from("1234"),  # the call that a result is of
+        ),
+        max_size=12,
+    )
+)
+def test_each_call_takes_its_later_results_along(kinds: list[Any]) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": kind, "content": f"{index}"}
+        if isinstance(kind, str)
+        else {"role": "assistant", "tool_calls": [call(own_id, "add") for own_id in kind]}
+        for index, kind in enumerate(kinds)
+    ]
+    left, expected = list(messages), list[dict[str, Any]]()
+    while left:
+        first, *left = left
+        calls = first.get("tool_calls", [])
+        for each in calls[:-1]:
+            results = [message for message in left if message.get("tool_call_id") == each["id"]]
+            expected += [{"role": "assistant", "tool_calls": [each]}, *results]
+            left = [message for message in left if message not in results]
+        expected.append({"role": "assistant", "tool_calls": calls[-1:]} if calls else first)
+    assert list(HARMONY.adapt(messages, None)[0]) == expected
+
+
+def test_many_calls_are_each_looked_at_a_few_times() -> None:
+    num_looks = 0
+
+    class Counted(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            nonlocal num_looks
+            num_looks += 1
+            return super().get(key, default)
+
+    calls = [call(f"{number}", "add") for number in range(1000)]
+    results = [Counted(role="tool", tool_call_id=each["id"], content="x") for each in calls]
+    shown, _ = HARMONY.adapt([Counted(role="assistant", tool_calls=calls), *results], None)
+    assert len(shown) == 2000
+    assert num_looks < 10_000
+
+
 def test_a_tool_needs_no_description() -> None:
     assert "//  add" in rendered(
         [{"role": "user", "content": "Q"}], [{"type": "function", "function": {"name": "add"}}]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from quire.serve.tools.base import (
     SPACE,
@@ -287,16 +287,21 @@ class HarmonyFormat(TemplateFormat):
 
 def _with_one_call_each(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
     """Return the conversation with one call in a message, and reasoning as `thinking`. Does not mutate."""
-    left, found = list(messages), list[Message]()
-    while left:
-        message = left.pop(0)
-        calls: Sequence[Any] = message.get("tool_calls", [])
+    found, moved = list[Message](), set[int]()
+    results: dict[object, list[int]] = {}
+    for index, message in enumerate(messages):
+        if isinstance(message.get("tool_call_id"), str):
+            results.setdefault(message["tool_call_id"], []).append(index)
+    for index, whole in enumerate(messages):
+        if index in moved:
+            continue
+        message, calls = whole, whole.get("tool_calls", [])
         for call in calls[:-1]:
             found.append(_with_thinking({**message, "tool_calls": [call]}))
             message = {"role": "assistant"}
-            results = [each for each in left if each.get("tool_call_id") == call.get("id", "")]
-            found += results
-            left = [each for each in left if each not in results]
+            later = [each for each in results.pop(str(call.get("id", "")), ()) if each > index]
+            found += [messages[each] for each in later]
+            moved.update(later)
         found.append(_with_thinking({**message, "tool_calls": calls[-1:]} if calls else message))
     return found, with_all_fields(tools)
 
