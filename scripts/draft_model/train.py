@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.base import Part
 from quire.compute.models.hub import resolve_model
+from quire.compute.models.parts import Part
 from quire.compute.weights.decoder_weights import DecoderWeights
 
 HELD_OUT = 64

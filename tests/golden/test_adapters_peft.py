@@ -10,7 +10,7 @@ import pytest
 from quire.compute.adapters.folder import read_adapter
 from quire.compute.adapters.places import ADAPTED
 from quire.compute.models import read_model
-from quire.compute.models.base import Part
+from quire.compute.models.parts import Part
 from quire.compute.models.source import ModelFolder
 from support.adapted_model import AdaptedModel
 from support.adapters import adapted_stems

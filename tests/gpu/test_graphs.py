@@ -19,7 +19,7 @@ from quire.compute.adapters.folder import Adapter, read_adapter
 from quire.compute.adapters.places import ADAPTED
 from quire.compute.adapters.room import AdapterRoom
 from quire.compute.models import read_model
-from quire.compute.models.base import Part
+from quire.compute.models.parts import Part
 from quire.compute.models.source import ModelFolder
 from quire.compute.sampling.draws import Draws
 from quire.compute.torch.attention.base import StepBatch

@@ -15,7 +15,7 @@ from quire.compute.adapters.folder import read_adapter
 from quire.compute.adapters.places import ADAPTED
 from quire.compute.adapters.room import AdapterRoom
 from quire.compute.models import read_model
-from quire.compute.models.base import Part
+from quire.compute.models.parts import Part
 from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError, InvalidRequestError
 from support.adapters import adapter_tensors, merged, write_adapter

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from quire.compute.models import read_model
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import Part
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.decoder_weights import expected_tensors
 from quire.core.errors import InvalidConfigError

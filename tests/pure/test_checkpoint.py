@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from quire.cli.model_shapes import find_settings
 from quire.compute.gguf.source import GgufFile
 from quire.compute.models import read_model
-from quire.compute.models.base import Part
 from quire.compute.models.hub import HubName, fetch_model, resolve_model, resolve_settings
+from quire.compute.models.parts import Part
 from quire.compute.models.source import ModelFolder
 from quire.compute.reference.operations import linear
 from quire.compute.weights.bfloat16 import narrowed, widened

@@ -15,8 +15,9 @@ import pytest
 from quire.compute import models
 from quire.compute.gguf.settings import ARCHITECTURES
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.base import Activation, LayerSpec, Part, RopeSpec, WeightSource
+from quire.compute.models.base import Activation, LayerSpec, RopeSpec
 from quire.compute.models.generation import GenerationDefaults
+from quire.compute.models.parts import Part, WeightSource
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.decoder_weights import expected_tensors, weight_bytes
 from quire.core.errors import CheckpointError, InvariantError

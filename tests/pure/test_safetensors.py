@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from quire.compute.models import read_model
-from quire.compute.models.base import Part
+from quire.compute.models.parts import Part
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import DecoderWeights

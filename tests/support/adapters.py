@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.adapters.places import ADAPTED
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import Part
 from quire.compute.weights.decoder_weights import expected_tensors
 from support.tiny_checkpoint import safetensors_bytes
 

@@ -14,18 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.models.base import (
-    Activation,
-    DecoderSpec,
-    ExpertsSpec,
-    LatentSpec,
-    LayerSpec,
-    NormKind,
-    NormScope,
-    NormSpec,
-    Part,
-    Scoring,
-)
+from quire.compute.models.base import Activation, DecoderSpec, ExpertsSpec, LatentSpec, LayerSpec, Scoring
+from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part
 
 Array: TypeAlias = NDArray[np.float64]
 

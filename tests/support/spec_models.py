@@ -17,14 +17,10 @@ from quire.compute.models.base import (
     LatentSpec,
     LayerSpec,
     MLPSpec,
-    NormKind,
-    NormScope,
-    NormSpec,
-    Part,
     RopeSpec,
     Scoring,
-    WeightSource,
 )
+from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part, WeightSource
 from quire.compute.weights.decoder_weights import expected_tensors
 from support.tiny_checkpoint import write_model_weights
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from quire.compute.backend import BackendFacts
 from quire.compute.gguf.source import is_gguf
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.base import DecoderSpec, ExpertsSpec, Part, PartShape
+from quire.compute.models.base import DecoderSpec, ExpertsSpec
 from quire.compute.models.hub import GUIDE, HubName, find_kept, resolve_model, resolve_settings
 from quire.compute.models.packaged import PACKAGES
+from quire.compute.models.parts import Part, PartShape
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.weights.codes import GROUP, coded_row_bytes
 from quire.compute.weights.decoder_weights import HEAD_PARTS, OF_LATENTS, is_matrix, is_product, kept_type

@@ -23,8 +23,9 @@ from quire.compute.adapters.places import INNER, Module, Place, bare_name, modul
 from quire.compute.adapters.settings import SETTINGS_FILE, AdapterSettings
 from quire.compute.arrays import FloatArray
 from quire.compute.gguf.header import GgufHeader
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.parts import Part
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.safetensors import read_header
 from quire.core.errors import CheckpointError

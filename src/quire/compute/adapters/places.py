@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from quire.compute.models.base import Activation, DecoderSpec, Part, WeightSource
+from quire.compute.models.base import Activation, DecoderSpec
+from quire.compute.models.parts import Part, WeightSource
 
 ADAPTED: Final = frozenset(
     {Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}

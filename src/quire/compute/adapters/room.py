@@ -13,7 +13,8 @@ from typing import Final
 from quire.compute.adapters.folder import Adapter, padded
 from quire.compute.adapters.places import ADAPTED, places_of
 from quire.compute.models import ModelDescription
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import Part
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import CheckpointError, InvalidConfigError

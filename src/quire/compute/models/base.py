@@ -6,8 +6,8 @@ are encoded, the window of a layer, the activation. A `DecoderSpec` states these
 (reference, native, torch) interpret them. So a family is written once, and no kernel depends on the family
 that it serves.
 
-A `Part` is one piece with weights: a matrix or a norm, each with an optional bias. The spec lists the
-parts of a model, their shapes, and their tensors in a checkpoint (`WeightSource`; also as rows of a fused
+A `Part` is one piece with weights: a matrix or a norm, each with an optional bias (parts.py). The spec lists
+the parts of a model, their shapes, and their tensors in a checkpoint (`WeightSource`; also as rows of a fused
 tensor, also transposed). So an entire checkpoint can be checked before it is used.
 
 One layer; `norm_before`, `norm_after` and `norm_joined` determine its norms:
@@ -35,26 +35,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape, WeightSource
 from quire.core.errors import CheckpointError
 from quire.core.kv_spec import KVCacheSpec
 
 MAX_EXPERTS: Final = 1 << 16
 """For all layers together: three times the number in any model. The tensors of each are checked one by one."""
-
-
-class NormKind(Enum):
-    """Root mean square, or mean and variance."""
-
-    RMS = "rms"
-    LAYER = "layer"
-
-
-class NormScope(Enum):
-    """The vectors and weights of a norm on queries and keys."""
-
-    HEAD = "head"  # each head, with shared weights
-    EACH_HEAD = "each_head"  # each head, with its own weights
-    ALL_HEADS = "all_heads"  # all heads of a token together
 
 
 class Activation(Enum):
@@ -73,122 +59,6 @@ class Scoring(Enum):
 
     SOFTMAX = "softmax"  # over all experts
     SIGMOID = "sigmoid"  # of each expert alone
-
-
-class Part(Enum):
-    """A piece of the model that has weights."""
-
-    EMBEDDING = "embedding"
-    EMBEDDING_IN = "embedding_in"
-    POSITIONS = "positions"
-    ATTENTION_NORM = "attention_norm"
-    QUERY = "query"
-    KEY = "key"
-    VALUE = "value"
-    QUERY_NORM = "query_norm"
-    KEY_NORM = "key_norm"
-    OUTPUT = "output"
-    SINKS = "sinks"
-    QUERY_DOWN = "query_down"
-    QUERY_DOWN_NORM = "query_down_norm"
-    LATENT = "latent"
-    LATENT_NORM = "latent_norm"
-    KEY_UP = "key_up"
-    VALUE_UP = "value_up"
-    AFTER_ATTENTION_NORM = "after_attention_norm"
-    JOINED_ATTENTION_NORM = "joined_attention_norm"
-    MLP_NORM = "mlp_norm"
-    GATE = "gate"
-    UP = "up"
-    DOWN = "down"
-    SHARED_GATE = "shared_gate"
-    SHARED_UP = "shared_up"
-    SHARED_DOWN = "shared_down"
-    SHARED_ROUTER = "shared_router"
-    ROUTER = "router"
-    ROUTER_OFFSET = "router_offset"
-    EXPERT_GATE = "expert_gate"
-    EXPERT_UP = "expert_up"
-    EXPERT_DOWN = "expert_down"
-    AFTER_MLP_NORM = "after_mlp_norm"
-    JOINED_MLP_NORM = "joined_mlp_norm"
-    FINAL_NORM = "final_norm"
-    EMBEDDING_OUT = "embedding_out"
-    HEAD = "head"
-
-
-@dataclass(frozen=True, slots=True)
-class PartShape:
-    """The shape of a part's weight, and whether it has a bias (of the weight's first dimension)."""
-
-    weight: tuple[int, ...]
-    bias: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSource:
-    """The tensors of a part in a checkpoint: `stem`.weight and, with a bias, `stem`.bias.
-
-    The stem is a template with `{layer}` and, for experts, `{expert}`; with `{head}`, a norm has a tensor for
-    each head. Parts with the same stem are fused: each has the rows from `first_row` on, and together they must
-    fill the tensor. With a `run` their rows alternate: each has `run` of every `period` rows. `transposed`: the
-    file has `[in, out]`; `first_row` still counts along `out`.
-
-    `adjacent`: the dimensions of a head, and how many of them rotate, if the file has the two dimensions of each
-    pair next to each other. Engines need the first dimensions of all pairs, then the second ones. The rotating
-    dimensions begin at `adjacent_from`.
-    """
-
-    stem: str
-    first_row: int = 0
-    transposed: bool = False
-    run: int = 0
-    period: int = 0
-    adjacent: tuple[int, int] | None = None
-    adjacent_from: int = 0
-
-    def stem_of(self, layer: int = 0, expert: int = 0) -> str:
-        """Return the name without `.weight` or `.bias`; `{head}` stays.
-
-        >>> WeightSource("layers.{layer}.experts.{expert}.up").stem_of(3, 1)
-        'layers.3.experts.1.up'
-        """
-        return self.stem.format(layer=layer, expert=expert, head="{head}")
-
-    def rows_of(self, count: int) -> slice | list[int]:
-        """Return the tensor's rows that form a part of `count` rows, in the part's order.
-
-        >>> WeightSource("qkv", first_row=2).rows_of(4)
-        slice(2, 6, None)
-        >>> WeightSource("qkv", first_row=2, run=2, period=5).rows_of(4)
-        [2, 3, 7, 8]
-        >>> WeightSource("query", adjacent=(5, 4)).rows_of(5)
-        [0, 2, 1, 3, 4]
-        """
-        first, run = self.first_row, self.run or count
-        if run == count and self.adjacent is None:
-            return slice(first, first + count)
-        rows = [first + turn * self.period + place for turn in range(count // run) for place in range(run)]
-        if self.adjacent is None:
-            return rows
-        (head_dim, rotary_dim), start = self.adjacent, self.adjacent_from
-        end = start + rotary_dim
-        order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, head_dim)]
-        return [rows[head + place] for head in range(0, count, head_dim) for place in order]
-
-
-@dataclass(frozen=True, slots=True)
-class NormSpec:
-    """A norm. With `unit_offset` the scale is 1 + weight (Gemma). `bias`: whether a layer norm has one."""
-
-    kind: NormKind
-    epsilon: float
-    unit_offset: bool = False
-    bias: bool = True
-
-    def shape(self, size: int) -> PartShape:
-        """Return the shape of the norm's weights for vectors of `size`."""
-        return PartShape((size,), bias=self.kind is NormKind.LAYER and self.bias)
 
 
 @dataclass(frozen=True, slots=True)

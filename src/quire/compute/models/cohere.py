@@ -11,9 +11,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, LayerSpec, NormKind, NormScope, NormSpec
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import llama_like, rotary_layers, with_adjacent_pairs, with_head_norms
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.parts import NormKind, NormScope, NormSpec
 
 DEFAULTS: Final = MappingProxyType({"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "logit_scale": 0.0625})
 

@@ -10,18 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import (
-    MAX_EXPERTS,
-    DecoderSpec,
-    ExpertsSpec,
-    LatentSpec,
-    LayerSpec,
-    NormKind,
-    NormSpec,
-    Part,
-    Scoring,
-    WeightSource,
-)
+from quire.compute.models.base import MAX_EXPERTS, DecoderSpec, ExpertsSpec, LatentSpec, LayerSpec, Scoring
 from quire.compute.models.common import (
     LAYER,
     MAX_HEAD_DIM,
@@ -32,6 +21,7 @@ from quire.compute.models.common import (
     with_stems,
 )
 from quire.compute.models.config_file import MAX_SIZE, ConfigFile
+from quire.compute.models.parts import NormKind, NormSpec, Part, WeightSource
 from quire.compute.models.rope import score_factor
 
 V2: Final = "DeepseekV2ForCausalLM"

@@ -12,9 +12,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, LayerSpec, Part
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import LAYER, activation, llama_like, mixed_windows, rotary_layers, with_stems
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
+from quire.compute.models.parts import Part
 
 DEFAULTS: Final = MappingProxyType(
     {

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import (
     LAYER,
     llama_like,
@@ -21,6 +21,7 @@ from quire.compute.models.common import (
     with_stems,
 )
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.parts import Part
 
 DEFAULTS: Final = MappingProxyType(
     {

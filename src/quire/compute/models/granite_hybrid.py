@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models import granite, granite_moe
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import num_layers
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.parts import Part
 from quire.core.errors import CheckpointError
 
 ROPE: Final = "rope"

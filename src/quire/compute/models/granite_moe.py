@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models import granite
-from quire.compute.models.base import DecoderSpec, Part, WeightSource
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import LAYER, stem_sources, with_stems
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.mixtral import local_experts
+from quire.compute.models.parts import Part, WeightSource
 
 EXPERT: Final = LAYER + "block_sparse_moe.experts.{expert}."
 STEMS: Final = MappingProxyType(

@@ -6,9 +6,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import LAYER, llama_like, rotary_layers, with_head_norms, with_stems
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.parts import Part
 
 DEFAULTS: Final = MappingProxyType({"rms_norm_eps": 1e-5})
 STEMS: Final = MappingProxyType(

@@ -9,10 +9,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, NormScope
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import llama_like, rotary_layers, with_head_norms, with_stems
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.mixtral import local_experts
+from quire.compute.models.parts import NormScope
 from quire.compute.models.qwen3_moe import STEMS
 
 DEFAULTS: Final = MappingProxyType({"num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5})

@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models import qwen3_moe
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import LAYER, llama_like, mixed_windows, rotary_layers, with_stems
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.parts import Part
 from quire.compute.models.qwen2 import used_window
 
 DEFAULTS: Final = MappingProxyType(

@@ -9,9 +9,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, NormKind, NormScope, NormSpec, Part
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import LAYER, llama_like, rotary_layers, with_stems
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part
 
 DEFAULTS: Final = MappingProxyType({"partial_rotary_factor": 0.25})
 MAX_HEAD_NORMS: Final = 1 << 16  # each becomes a name

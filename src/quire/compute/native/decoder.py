@@ -11,7 +11,8 @@ from quire._native import Decoder
 from quire.compute.adapters.folder import Adapter, LowRank
 from quire.compute.adapters.places import BY_HEAD
 from quire.compute.arrays import FloatArray, HalfArray, IntArray
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import Part
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.decoder_weights import Parts, PartWeights, WeightReader
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.compute.adapters.folder import RANK_STEP
-from quire.compute.models.base import DecoderSpec, ExpertsSpec, LatentSpec, NormKind, NormSpec, RopeSpec, Scoring
+from quire.compute.models.base import DecoderSpec, ExpertsSpec, LatentSpec, RopeSpec, Scoring
+from quire.compute.models.parts import NormKind, NormSpec
 from quire.core.kv_spec import KVCacheSpec
 
 

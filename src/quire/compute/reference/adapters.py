@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from quire.compute.adapters.folder import Adapter, LowRank
-from quire.compute.models.base import Part
+from quire.compute.models.parts import Part
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.weights.decoder_weights import DecoderWeights, PartWeights
 from quire.compute.worker.cache_engine import CacheEngine

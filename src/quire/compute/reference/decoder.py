@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.compute.arrays import BoolArray, FloatArray, IntArray
-from quire.compute.models.base import AttentionSpec, DecoderSpec, Part, RopeSpec
+from quire.compute.models.base import AttentionSpec, DecoderSpec, RopeSpec
+from quire.compute.models.parts import Part
 from quire.compute.reference.attention import AttentionRule, paged_attention, write_kv
 from quire.compute.reference.latent import LatentAttention
 from quire.compute.reference.mlp import DENSE, experts_output, mlp_output

@@ -23,7 +23,8 @@ import torch
 from quire.compute.adapters.folder import Adapter, LowRank
 from quire.compute.adapters.places import places_of
 from quire.compute.adapters.room import OF_EXPERTS, AdapterRoom
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import Part
 from quire.compute.torch.products import Matrix
 from quire.compute.torch.upload import on_device
 from quire.compute.worker.model_runner import StepInputs

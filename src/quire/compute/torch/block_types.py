@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import Part
 from quire.compute.torch.settings import TorchSettings
 
 Joined = tuple[tuple[Part, ...], ...]

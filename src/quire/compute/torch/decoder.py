@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import Part
 from quire.compute.torch.adapters import Add, LowRankSums, part_sizes
 from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StandingPlan, StepBatch
 from quire.compute.torch.experts import ExpertOperations, MLPs

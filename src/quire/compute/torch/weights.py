@@ -21,7 +21,8 @@ import torch
 from torch.nn import functional
 
 from quire.compute.arrays import FloatArray, WeightArray
-from quire.compute.models.base import DecoderSpec, NormKind, NormScope, NormSpec, Part
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part
 from quire.compute.torch.blocks import coded
 from quire.compute.torch.operations import HeadForm, Norm
 from quire.compute.torch.products import InputScales, Matrix

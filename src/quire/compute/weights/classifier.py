@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray
-from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.labels import SCORE_TENSOR, Labels, require_width
+from quire.compute.models.parts import Part
 from quire.compute.weights.weight_file import WeightFile
 from quire.core.errors import CheckpointError
 

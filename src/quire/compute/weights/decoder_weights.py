@@ -21,7 +21,8 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import FloatArray, WeightArray
-from quire.compute.models.base import DecoderSpec, Part, PartShape, WeightSource
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import Part, PartShape, WeightSource
 from quire.compute.weights.bfloat16 import widened
 from quire.compute.weights.codes import MADE, Codes, coded, coded_row_bytes
 from quire.compute.weights.weight_file import EVERYTHING, WeightFile

@@ -17,7 +17,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, NormScope, Part
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import NormScope, Part
 from quire.compute.torch.parallel.split import Rank, splits_head
 from quire.compute.torch.products import Matrix
 from quire.compute.torch.weights import MLP, PartReader, TorchWeights

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, NormScope
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import NormScope
 from quire.compute.torch.device import DeviceFacts
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.errors import InvalidConfigError
