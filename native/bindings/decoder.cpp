@@ -52,6 +52,14 @@ LatentShape latent_of(const nb::dict& fields) {
             .norm = norm_of(field<nb::dict>(fields, "norm"))};
 }
 
+DeltaShape delta_of(const nb::dict& fields) {
+    return {.num_heads = field<int>(fields, "num_heads"),
+            .num_key_heads = field<int>(fields, "num_key_heads"),
+            .key_dim = field<int>(fields, "key_dim"),
+            .value_dim = field<int>(fields, "value_dim"),
+            .filter_width = field<int>(fields, "filter_width")};
+}
+
 DecoderShape shape_of(const nb::dict& fields) {
     DecoderShape shape;
     shape.vocab_size = field<int>(fields, "vocab_size");
@@ -81,6 +89,12 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.norm = norm_of(field<nb::dict>(fields, "norm"));
     shape.head_norm = norm_of(field<nb::dict>(fields, "head_norm"));
     if (fields.contains("latent")) shape.latent = latent_of(field<nb::dict>(fields, "latent"));
+    if (fields.contains("delta")) {
+        const auto delta = field<nb::dict>(fields, "delta");
+        shape.delta = delta_of(delta);
+        shape.delta_norm = norm_of(field<nb::dict>(delta, "norm"));
+    }
+    shape.gated_attention = field<bool>(fields, "gated_attention");
     shape.attention_scale = field<float>(fields, "attention_scale");
     shape.score_soft_cap = field<float>(fields, "score_soft_cap");
     shape.residual_scale = field<float>(fields, "residual_scale");
@@ -102,6 +116,7 @@ DecoderShape shape_of(const nb::dict& fields) {
         shape.layers.push_back({.window = field<std::int64_t>(entry, "window"),
                                 .rope = field<int>(entry, "rope"),
                                 .sparse = field<bool>(entry, "sparse"),
+                                .recurrent = field<bool>(entry, "recurrent"),
                                 .kv_group = field<int>(entry, "kv_group"),
                                 .kv_place = field<int>(entry, "kv_place")});
     }
@@ -143,13 +158,28 @@ MatrixRows rows_of(const Matrix& rows, const std::string& blocks) {
 
 PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int layer, int expert) {
     static const std::map<std::string, PackedMatrix LayerWeights::*> kOfLayer = {
-        {"query", &LayerWeights::query},      {"key", &LayerWeights::key},
-        {"value", &LayerWeights::value},      {"output", &LayerWeights::output},
-        {"gate", &LayerWeights::gate},        {"up", &LayerWeights::up},
-        {"down", &LayerWeights::down},        {"router", &LayerWeights::router},
-        {"latent", &LayerWeights::latent},    {"query_down", &LayerWeights::query_down},
-        {"shared_gate", &LayerWeights::gate}, {"shared_up", &LayerWeights::up},
-        {"shared_down", &LayerWeights::down}, {"shared_router", &LayerWeights::shared_router}};
+        {"query", &LayerWeights::query},
+        {"key", &LayerWeights::key},
+        {"value", &LayerWeights::value},
+        {"output", &LayerWeights::output},
+        {"gate", &LayerWeights::gate},
+        {"up", &LayerWeights::up},
+        {"down", &LayerWeights::down},
+        {"router", &LayerWeights::router},
+        {"latent", &LayerWeights::latent},
+        {"query_down", &LayerWeights::query_down},
+        {"shared_gate", &LayerWeights::gate},
+        {"shared_up", &LayerWeights::up},
+        {"shared_down", &LayerWeights::down},
+        {"shared_router", &LayerWeights::shared_router},
+        {"delta_query", &LayerWeights::query},
+        {"delta_key", &LayerWeights::key},
+        {"delta_value", &LayerWeights::value},
+        {"delta_output", &LayerWeights::output},
+        {"delta_gate", &LayerWeights::attention_gate},
+        {"attention_gate", &LayerWeights::attention_gate},
+        {"delta_rate", &LayerWeights::delta_rate},
+        {"delta_decay", &LayerWeights::delta_decay}};
     static const std::map<std::string, std::vector<PackedMatrix> LayerWeights::*> kOfHead = {
         {"key_up", &LayerWeights::key_up}, {"value_up", &LayerWeights::value_up}};
     static const std::map<std::string, PackedMatrix ExpertWeights::*> kOfExpert = {
@@ -179,7 +209,8 @@ NormWeights& norm_named(DecoderWeights& weights, const std::string& part, int la
         {"query_norm", &LayerWeights::query_norm},
         {"key_norm", &LayerWeights::key_norm},
         {"query_down_norm", &LayerWeights::query_down_norm},
-        {"latent_norm", &LayerWeights::latent_norm}};
+        {"latent_norm", &LayerWeights::latent_norm},
+        {"delta_norm", &LayerWeights::delta_norm}};
     if (layer < 0 && part == "final_norm") return weights.final_norm;
     return weights.layers.at(layer).*kOfLayer.at(part);
 }
@@ -223,6 +254,23 @@ void set_router_offset(Decoder& decoder, int layer, const Array<const float, 1>&
     decoder.weights.layers.at(layer).router_offset = vector_of(offset);
 }
 
+// The filter is [filter_width, num_inputs]; for each value head, what is added to its decays, and their logarithm's
+// factor.
+void set_delta(Decoder& decoder, int layer, const Array<const float, 2>& filter, const Array<const float, 1>& offsets,
+               const Array<const double, 1>& speeds) {
+    const DeltaShape& delta = decoder.shape().delta;
+    if (static_cast<int>(filter.shape(0)) != delta.filter_width ||
+        static_cast<int>(offsets.shape(0)) != delta.num_heads ||
+        static_cast<int>(filter.shape(1)) != delta.num_inputs() ||
+        static_cast<int>(speeds.shape(0)) != delta.num_heads) {
+        throw std::invalid_argument("the weights of the delta rule do not have the shape of the decoder");
+    }
+    LayerWeights& weights = decoder.weights.layers.at(layer);
+    weights.delta_filter.assign(filter.data(), filter.data() + filter.size());
+    weights.delta_decay_offsets = vector_of(offsets);
+    weights.delta_decay_speeds.assign(speeds.data(), speeds.data() + speeds.size());
+}
+
 void set_key_centre(Decoder& decoder, int layer, const Array<const float, 1>& centre) {
     const DecoderShape& shape = decoder.shape();
     if (static_cast<int>(centre.shape(0)) != shape.num_kv_heads * shape.head_dim) {
@@ -240,12 +288,15 @@ void set_positions(Decoder& decoder, const Array<const float, 2>& rows) {
     decoder.weights.positions.assign(rows.data(), rows.data() + rows.size());
 }
 
-using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using BlockRows = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Sets an array of keys and one of values per place: [num_blocks, block_size, num_kv_heads, the numbers and scales of a
-// head]. The shape gives only the sizes; the decoder chooses the layout within a block.
-void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& places, const std::string& dtype) {
+// Sets an array of keys and one of values per place, with a row for each block. The decoder chooses the layout of a
+// row.
+void set_cache(Decoder& decoder, const std::vector<std::tuple<BlockRows, BlockRows>>& places, const std::string& dtype,
+               int block_size) {
     const DecoderShape& shape = decoder.shape();
+    const int half = shape.delta.num_key_heads / 2;
+    const std::size_t state_bytes = half == 0 ? 0 : half * shape.delta.record_floats() * sizeof(float);
     std::vector<PagedKv> cache;
     for (const auto& [keys, values] : places) {
         PagedKv kv;
@@ -253,12 +304,19 @@ void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& 
         kv.latent_dim = shape.latent.rank;
         kv.values = kv.latent_dim > 0 ? keys.data() : values.data();
         kv.type = kv_type_of(dtype);
-        kv.block_size = static_cast<int>(keys.shape(1));
+        kv.block_size = block_size;
         kv.num_kv_heads = shape.num_kv_heads;
         kv.head_dim = shape.head_dim;
-        if (!fits(kv, keys, values)) {
+        const std::size_t tokens = static_cast<std::size_t>(block_size) * kv.num_kv_heads;
+        const std::size_t key_row = keys.shape(1) * keys.itemsize(), value_row = values.shape(1) * values.itemsize();
+        const std::size_t of_keys = tokens * kv.key_bytes(),
+                          of_values = kv.latent_dim > 0 ? 0 : tokens * kv.value_bytes();
+        if (block_size < 1 || block_size % kPanelWidth != 0 || keys.shape(0) != values.shape(0) ||
+            key_row != std::max(of_keys, state_bytes) || value_row != std::max(of_values, state_bytes)) {
             throw std::invalid_argument("the KV memory does not have the shape of the decoder");
         }
+        kv.key_gap = key_row - of_keys;
+        kv.value_gap = value_row - of_values;
         cache.push_back(kv);
     }
     decoder.set_cache(std::move(cache));
@@ -415,11 +473,13 @@ void bind_decoder(nb::module_& module) {
         .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_embedding", &set_embedding, nb::arg("rows"), nb::kw_only(), nb::arg("blocks") = "",
              nb::keep_alive<1, 2>(), "Borrow the rows of an embedding that is not also the head.")
+        .def("set_delta", &set_delta, nb::arg("layer"), nb::arg("filter"), nb::arg("offsets"), nb::arg("speeds"),
+             "Set the filter, [filter_width, inputs], and the offsets and speeds of decays of a recurrent layer.")
         .def("set_key_centre", &set_key_centre, nb::arg("layer"), nb::arg("centre"),
              "Take this off each key before it is stored, [num_kv_heads * head_dim]; it changes no softmax.")
         .def("set_positions", &set_positions, nb::arg("rows"))
-        .def("set_cache", &set_cache, nb::arg("places"), nb::arg("dtype"),
-             "Borrow the KV memory: the keys and the values of each place in a group.")
+        .def("set_cache", &set_cache, nb::arg("places"), nb::arg("dtype"), nb::arg("block_size"),
+             "Borrow the KV memory: the keys and the values of each place in a group, a row for each block.")
         .def("reserve", &Decoder::reserve, nb::arg("num_tokens"), nb::arg("num_logits"),
              nb::call_guard<nb::gil_scoped_release>(), "Allocate activations for steps of this size.")
         .def("prepare_memory", &prepare_memory, nb::arg("kv_memory"),

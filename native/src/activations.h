@@ -25,7 +25,7 @@ struct LowRankMemory {
 struct ActivationSizes {
     explicit ActivationSizes(const DecoderShape& shape)
         : hidden(round_up(std::max(shape.hidden_size, shape.embedding_size), kPanelWidth)),
-          query(round_up(shape.num_heads * shape.head_dim, kPanelWidth)),
+          query(round_up(std::max(shape.num_heads * shape.head_dim, shape.delta.value_numbers()), kPanelWidth)),
           key(round_up(shape.num_kv_heads * shape.head_dim, kPanelWidth)),
           inner(round_up(std::max({shape.intermediate_size, shape.expert_size, shape.shared_size}), kPanelWidth)),
           experts(round_up(shape.num_experts, kPanelWidth)),
@@ -34,6 +34,11 @@ struct ActivationSizes {
           low(round_up(shape.adapter_rank, kPanelWidth)),
           per_token(std::max(1, shape.experts_per_token)) {
         for (const RopeShape& rope : shape.ropes) angles += rope.rotary_dim;
+        if (shape.gated_attention || shape.delta.num_heads > 0) gate = query;
+        if (shape.delta.num_heads > 0) {
+            delta_inputs = shape.delta.input_stride();
+            delta_filtered = shape.delta.filtered_stride();
+        }
         if (shape.latent.rank == 0) return;
         num_heads = shape.num_heads;
         heads = round_up(num_heads * std::max(shape.latent.query_dim(), shape.latent.value_dim), kPanelWidth);
@@ -63,21 +68,29 @@ struct ActivationSizes {
 
     int hidden, query, key, inner, experts, ranks, logits, low, per_token;
     int angles = 0;
+    int gate = 0, delta_inputs = 0, delta_filtered = 0;
     int num_heads = 0, heads = 0, head_inputs = 0, query_down = 0;  // with latents
 };
+
+// The floats of scratch for each member of the team.
+inline std::size_t scratch_of(const DecoderShape& shape) {
+    return std::max(attention_scratch(shape.head_dim), delta_scratch(shape.delta.key_dim));
+}
 
 struct Decoder::Activations {
     int num_tokens = 0;
     int num_logits = 0;
-    Buffer<float> hidden, normed, update;    // [num_tokens, hidden]
-    Buffer<float> query, attended;           // [num_tokens, query]
-    Buffer<float> key, value;                // [num_tokens, key]
-    Buffer<float> heads, query_down;         // [num_tokens, heads]: queries, then values; [num_tokens, query_down]
-    Buffer<float> inner;                     // [num_tokens (each times its experts), inner]
-    Buffer<float> angles;                    // [num_tokens, angles]: per rope cosines, then sines
-    Buffer<float> wanted, wanted_projected;  // [num_logits, hidden]
-    Buffer<float> scratch;                   // per member: attention_scratch
-    Buffer<std::byte> rounded;               // the rows of a product
+    Buffer<float> hidden, normed, update;        // [num_tokens, hidden]
+    Buffer<float> query, attended;               // [num_tokens, query]
+    Buffer<float> key, value;                    // [num_tokens, key]
+    Buffer<float> heads, query_down;             // [num_tokens, heads]: queries, then values; [num_tokens, query_down]
+    Buffer<float> gate;                          // [num_tokens, gate]
+    Buffer<float> delta_inputs, delta_filtered;  // [num_tokens, delta_inputs], [num_tokens, delta_filtered]
+    Buffer<float> inner;                         // [num_tokens (each times its experts), inner]
+    Buffer<float> angles;                        // [num_tokens, angles]: per rope cosines, then sines
+    Buffer<float> wanted, wanted_projected;      // [num_logits, hidden]
+    Buffer<float> scratch;                       // per member: scratch_of
+    Buffer<std::byte> rounded;                   // the rows of a product
     LowRankMemory low;
     Buffer<float> ups;                          // for rows with adapters, like `inner`
     Buffer<float> router;                       // [num_tokens, experts]

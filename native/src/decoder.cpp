@@ -11,47 +11,10 @@
 #include "expert_choice.h"
 #include "low_rank_products.h"
 #include "quire/linear_pieces.h"
+#include "recurrent_layer.h"
 #include "step_call.h"
 
 namespace quire {
-namespace {
-
-// The number of rows that members claim at a time, if one row is little work.
-constexpr int kRowsPerPiece = 4;
-
-int pieces_of(int count, int per_piece) { return (count + per_piece - 1) / per_piece; }
-
-NormView view_of(const NormShape& shape, const NormWeights& weights) {
-    return {.weight = weights.weight.data(),
-            .bias = weights.bias.empty() ? nullptr : weights.bias.data(),
-            .epsilon = shape.epsilon,
-            .center = shape.center,
-            .unit_offset = shape.unit_offset};
-}
-
-}  // namespace
-
-Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
-    : shape_(std::move(shape)), kernels_(kernels), team_(team), activations_(std::make_unique<Activations>()) {
-    int num_groups = 0;
-    for (const LayerShape& layer : shape_.layers) num_groups = std::max(num_groups, layer.kv_group + 1);
-    activations_->attention_pieces.resize(num_groups);
-    weights.layers.resize(shape_.layers.size());
-    for (std::size_t i = 0; i < shape_.layers.size(); ++i) {
-        if (shape_.layers[i].sparse) weights.layers[i].experts.resize(shape_.num_experts);
-        if (shape_.latent.rank == 0) continue;
-        for (auto* of_heads : {&weights.layers[i].key_up, &weights.layers[i].value_up}) {
-            of_heads->resize(shape_.num_heads);
-        }
-    }
-}
-
-Decoder::~Decoder() { team_.quiesce(); }
-
-void Decoder::set_cache(std::vector<PagedKv> places) {
-    team_.quiesce();
-    cache_ = std::move(places);
-}
 
 // One step, as computed by each member of the team. All members hold the same call; pieces divide the writes
 // among them.
@@ -77,6 +40,7 @@ class Decoder::Step {
           value_{a_.value.data(), sizes_.key},
           heads_{a_.heads.data(), sizes_.heads},
           query_down_{a_.query_down.data(), sizes_.query_down},
+          gate_{a_.gate.data(), sizes_.gate},
           inner_{a_.inner.data(), sizes_.inner},
           ups_{a_.ups.data(), sizes_.inner},
           low_rank_(call.adapted, kernels_, a_.low, sizes_, call.num_tokens),
@@ -90,20 +54,16 @@ class Decoder::Step {
             const LayerShape& layer = shape_.layers[index];
             const LayerWeights& weights = weights_.layers[index];
             attend(layer, weights);
-            if (!shape_.parallel) leave_attention(weights);
+            if (!shape_.parallel) leave_attention(layer, weights);
             transform(layer, weights);
         }
         finish();
     }
 
   private:
-    // Calls work(row) for every row, in pieces of several rows.
     template <typename Work>
     void for_rows(int num_rows, Work work) {
-        member_.for_pieces(pieces_of(num_rows, kRowsPerPiece), [&](int piece) {
-            const int first = piece * kRowsPerPiece, end = std::min(num_rows, first + kRowsPerPiece);
-            for (int row = first; row < end; ++row) work(row);
-        });
+        quire::for_rows(member_, num_rows, work);
     }
 
     LinearPieces pieces_for(const MatrixView& matrix, int num_rows) const {
@@ -238,32 +198,60 @@ class Decoder::Step {
     }
 
     void attend(const LayerShape& layer, const LayerWeights& weights) {
+        if (layer.recurrent) return add_to_states(layer, weights);
         if (shape_.latent.rank > 0) {
             prepare_latents(layer, weights);
         } else {
             const LinearInput input = normed(weights.attention_norm, weights.query, weights.key, weights.value);
             const std::array<Adapted, 3> adapted = {Adapted::kQuery, Adapted::kKey, Adapted::kValue};
             project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_}, input, adapted);
+            if (shape_.gated_attention) project<1>({&weights.attention_gate}, {gate_}, input);
             prepare_heads(layer, weights);
         }
         member_.for_pieces(view_.num_attention_pieces[layer.kv_group],
                            [&](int piece) { attend_piece(layer, weights, piece); });
+        if (shape_.gated_attention) {
+            for_rows(view_.num_tokens, [&](int row) {
+                kernels_.multiply_by_sigmoid(attended_.row(row), gate_.row(row),
+                                             round_up(shape_.num_heads * shape_.head_dim, kPanelWidth));
+            });
+        }
         if (shape_.latent.rank == 0) return;
         multiply_heads(Adapted::kValueUp, weights.value_up, {attended_, shape_.latent.rank},
                        {heads_, shape_.latent.value_dim});
     }
 
-    void leave_attention(const LayerWeights& weights) {
-        join(Adapted::kOutput, weights.output, shape_.latent.rank > 0 ? heads_ : attended_,
-             weights.after_attention_norm, weights.joined_attention_norm);
+    // A recurrent layer; the gated outputs of its states are in the rows of gates.
+    void add_to_states(const LayerShape& layer, const LayerWeights& weights) {
+        const DeltaShape& delta = shape_.delta;
+        const RecurrentRows rows = {{a_.delta_inputs.data(), sizes_.delta_inputs},
+                                    {a_.delta_filtered.data(), sizes_.delta_filtered},
+                                    attended_,
+                                    gate_};
+        project<6>({&weights.query, &weights.key, &weights.value, &weights.attention_gate, &weights.delta_rate,
+                    &weights.delta_decay},
+                   {rows.inputs_at(0), rows.inputs_at(delta.key_numbers()), rows.inputs_at(2 * delta.key_numbers()),
+                    gate_, rows.inputs_at(delta.first_of_rates()), rows.inputs_at(delta.first_of_decays())},
+                   normed(weights.attention_norm, weights.query, weights.key, weights.value, weights.attention_gate,
+                          weights.delta_rate, weights.delta_decay));
+        const RecurrentLayer recurrent(shape_, kernels_, view_, rows);
+        recurrent.run(member_, layer, weights, cache_[layer.kv_place], scratch());
+    }
+
+    float* scratch() const { return a_.scratch.data() + member_.index() * scratch_of(shape_); }
+
+    void leave_attention(const LayerShape& layer, const LayerWeights& weights) {
+        const Rows& outputs = layer.recurrent ? gate_ : shape_.latent.rank > 0 ? heads_ : attended_;
+        join(Adapted::kOutput, weights.output, outputs, weights.after_attention_norm, weights.joined_attention_norm);
     }
 
     // Computes several products of one input in one phase: first all pieces of one, then all pieces of the next.
-    // `adapted`: the adapters' names of their matrices.
-    template <std::size_t kCount>
+    // `adapted`: the adapters' names of their matrices, none if they cannot have adapters.
+    template <std::size_t kCount, std::size_t kAdapted = 0>
     void project(const std::array<const PackedMatrix*, kCount>& packed, const std::array<Rows, kCount>& outputs,
-                 const LinearInput& input, const std::array<Adapted, kCount>& adapted) {
-        reduce(low_rank_, adapted, input);
+                 const LinearInput& input, const std::array<Adapted, kAdapted>& adapted = {}) {
+        static_assert(kAdapted == 0 || kAdapted == kCount);
+        if constexpr (kAdapted > 0) reduce(low_rank_, adapted, input);
         MatrixView matrices[kCount];
         std::array<std::optional<LinearPieces>, kCount> pieces;
         int ends[kCount], total = 0;
@@ -278,7 +266,9 @@ class Decoder::Step {
             const int own = which == 0 ? piece : piece - ends[which - 1];
             const LinearTile tile = pieces[which]->tile(own);
             kernels_.linear(matrices[which], input, outputs[which], tile, false);
-            low_rank_.add(layer_, adapted[which], static_cast<int>(which), outputs[which], tile);
+            if constexpr (kAdapted > 0) {
+                low_rank_.add(layer_, adapted[which], static_cast<int>(which), outputs[which], tile);
+            }
         });
     }
 
@@ -287,9 +277,9 @@ class Decoder::Step {
         const LatentShape& latent = shape_.latent;
         const bool is_direct = latent.query_rank == 0;
         const PackedMatrix& first = is_direct ? weights.query : weights.query_down;
+        const std::array<Adapted, 2> adapted = {is_direct ? Adapted::kQuery : Adapted::kQueryDown, Adapted::kLatent};
         project<2>({&first, &weights.latent}, {is_direct ? heads_ : query_down_, key_},
-                   normed(weights.attention_norm, first, weights.latent),
-                   {is_direct ? Adapted::kQuery : Adapted::kQueryDown, Adapted::kLatent});
+                   normed(weights.attention_norm, first, weights.latent), adapted);
         if (!is_direct) {
             const NormView norm = view_of(latent.norm, weights.query_down_norm);
             for_rows(view_.num_tokens, [&](int row) {
@@ -402,7 +392,7 @@ class Decoder::Step {
         task.window = layer.window;
         task.soft_cap = shape_.score_soft_cap;
         task.sinks = weights.sinks.empty() ? nullptr : weights.sinks.data();
-        kernels_.attention(task, a_.scratch.data() + member_.index() * attention_scratch(shape_.head_dim));
+        kernels_.attention(task, scratch());
     }
 
     void transform(const LayerShape& layer, const LayerWeights& weights) {
@@ -416,7 +406,7 @@ class Decoder::Step {
         }
         const NormWeights& norm = shape_.shared_norm ? weights.attention_norm : weights.mlp_norm;
         expand_all(weights, normed(norm, weights.up, weights.gate));
-        if (shape_.parallel) leave_attention(weights);  // not before, because it changes the hidden states
+        if (shape_.parallel) leave_attention(layer, weights);  // not before, because it changes the hidden states
         join(Adapted::kDown, weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
     }
 
@@ -575,7 +565,7 @@ class Decoder::Step {
     ThreadTeam::Member& member_;
     const int num_threads_;
     const ActivationSizes sizes_;
-    const Rows hidden_, normed_, update_, query_, attended_, key_, value_, heads_, query_down_, inner_, ups_;
+    const Rows hidden_, normed_, update_, query_, attended_, key_, value_, heads_, query_down_, gate_, inner_, ups_;
     const LowRankProducts low_rank_, expert_low_rank_;
     int layer_ = 0;
 };
@@ -588,6 +578,10 @@ void Decoder::run(const StepView& step, const StepResultView& results) {
         const LayerShape& layer =
             *std::find_if(shape_.layers.begin(), shape_.layers.end(),
                           [&](const LayerShape& layer) { return layer.kv_group == static_cast<int>(group); });
+        if (layer.recurrent) {
+            call.num_attention_pieces.push_back(0);
+            continue;
+        }
         pieces[group].plan(step, static_cast<int>(group), shape_, cache_[layer.kv_place].block_size, layer.window == 0,
                            team_.size());
         call.num_attention_pieces.push_back(pieces[group].count());

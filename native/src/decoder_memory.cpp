@@ -1,4 +1,4 @@
-// The memory of a decoder: its size, and its allocation.
+// The memory of a decoder: what it borrows and owns, its size, and its allocation.
 #include <algorithm>
 
 #include "activations.h"
@@ -9,14 +9,16 @@ namespace quire {
 std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_logits, int num_threads) {
     const ActivationSizes sizes(shape);
     const std::size_t of_latents = sizes.heads + sizes.query_down;
-    const std::size_t per_token = 3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.angles + of_latents;
+    const std::size_t of_delta = sizes.gate + sizes.delta_inputs + sizes.delta_filtered;
+    const std::size_t per_token =
+        3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.angles + of_latents + of_delta;
     const std::size_t assignments = std::max(1, shape.experts_per_token);
     std::size_t floats = num_tokens * (per_token + assignments * sizes.inner);
     if (shape.num_experts > 0) {
         floats += num_tokens * (sizes.experts + sizes.ranks + 2 * assignments * sizes.hidden);
     }
     floats += static_cast<std::size_t>(num_logits) * 2 * sizes.hidden;
-    floats += num_threads * attention_scratch(shape.head_dim) + sizes.gate_floats(num_tokens);
+    floats += num_threads * scratch_of(shape) + sizes.gate_floats(num_tokens);
     std::size_t of_adapters = 0;
     for (int place = 0; place < kMostAdaptedAtOnce; ++place) {
         of_adapters += sizes.low_floats(place, num_tokens) * sizeof(float) + sizes.low_rounded_bytes(place, num_tokens);
@@ -35,23 +37,48 @@ std::size_t Decoder::weight_bytes() const {
         for (const NormWeights* each :
              {&layer.attention_norm, &layer.after_attention_norm, &layer.joined_attention_norm, &layer.mlp_norm,
               &layer.after_mlp_norm, &layer.joined_mlp_norm, &layer.query_norm, &layer.key_norm, &layer.query_down_norm,
-              &layer.latent_norm}) {
+              &layer.latent_norm, &layer.delta_norm}) {
             total += norm(*each);
         }
         for (const PackedMatrix* each :
              {&layer.query, &layer.key, &layer.value, &layer.output, &layer.query_down, &layer.latent, &layer.gate,
-              &layer.up, &layer.down, &layer.router, &layer.shared_router}) {
+              &layer.up, &layer.down, &layer.router, &layer.shared_router, &layer.attention_gate, &layer.delta_rate,
+              &layer.delta_decay}) {
             total += each->num_bytes();
         }
         for (const auto* of_heads : {&layer.key_up, &layer.value_up}) {
             for (const PackedMatrix& each : *of_heads) total += each.num_bytes();
         }
         total += (layer.sinks.size() + layer.router_offset.size()) * sizeof(float);
+        total += (layer.delta_filter.size() + layer.delta_decay_offsets.size()) * sizeof(float);
+        total += layer.delta_decay_speeds.size() * sizeof(double);
         for (const ExpertWeights& expert : layer.experts) {
             total += expert.gate.num_bytes() + expert.up.num_bytes() + expert.down.num_bytes();
         }
     }
     return total;
+}
+
+Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
+    : shape_(std::move(shape)), kernels_(kernels), team_(team), activations_(std::make_unique<Activations>()) {
+    int num_groups = 0;
+    for (const LayerShape& layer : shape_.layers) num_groups = std::max(num_groups, layer.kv_group + 1);
+    activations_->attention_pieces.resize(num_groups);
+    weights.layers.resize(shape_.layers.size());
+    for (std::size_t i = 0; i < shape_.layers.size(); ++i) {
+        if (shape_.layers[i].sparse) weights.layers[i].experts.resize(shape_.num_experts);
+        if (shape_.latent.rank == 0) continue;
+        for (auto* of_heads : {&weights.layers[i].key_up, &weights.layers[i].value_up}) {
+            of_heads->resize(shape_.num_heads);
+        }
+    }
+}
+
+Decoder::~Decoder() { team_.quiesce(); }
+
+void Decoder::set_cache(std::vector<PagedKv> places) {
+    team_.quiesce();
+    cache_ = std::move(places);
 }
 
 void Decoder::reserve(int num_tokens, int num_logits) {
@@ -76,6 +103,11 @@ void Decoder::reserve(int num_tokens, int num_logits) {
         }
         if (sizes.heads > 0) a.heads.allocate(tokens * sizes.heads);
         if (sizes.query_down > 0) a.query_down.allocate(tokens * sizes.query_down);
+        if (sizes.gate > 0) a.gate.allocate(tokens * sizes.gate);
+        if (sizes.delta_inputs > 0) {
+            a.delta_inputs.allocate(tokens * sizes.delta_inputs);
+            a.delta_filtered.allocate(tokens * sizes.delta_filtered);
+        }
         if (shape_.num_experts > 0) {
             a.router.allocate(tokens * sizes.experts);
             a.ranks.allocate(tokens * sizes.ranks);
@@ -96,16 +128,17 @@ void Decoder::reserve(int num_tokens, int num_logits) {
     const std::size_t assignments = std::size_t(a.num_tokens) * std::max(1, shape_.experts_per_token);
     const std::size_t rounded = sizes.rounded_bytes(a.num_tokens, assignments, a.num_logits);
     if (rounded > a.rounded.size()) a.rounded.allocate(rounded);
-    if (a.scratch.size() == 0) a.scratch.allocate(team_.size() * attention_scratch(shape_.head_dim));
+    if (a.scratch.size() == 0) a.scratch.allocate(team_.size() * scratch_of(shape_));
 }
 
 void Decoder::prepare_memory(const std::vector<MemoryRange>& kv_memory) {
     const Activations& a = *activations_;
     std::vector<MemoryRange> ranges = {a.rounded.range()};
     for (const Buffer<float>* buffer :
-         {&a.hidden, &a.normed, &a.update, &a.query, &a.attended, &a.key, &a.value, &a.inner, &a.angles, &a.wanted,
-          &a.wanted_projected, &a.scratch, &a.heads, &a.query_down, &a.router, &a.ranks, &a.expert_input,
-          &a.expert_output, &a.ups}) {
+         {&a.hidden, &a.normed,     &a.update,       &a.query,         &a.attended,         &a.key,
+          &a.value,  &a.inner,      &a.angles,       &a.wanted,        &a.wanted_projected, &a.scratch,
+          &a.heads,  &a.query_down, &a.router,       &a.ranks,         &a.expert_input,     &a.expert_output,
+          &a.ups,    &a.gate,       &a.delta_inputs, &a.delta_filtered}) {
         ranges.push_back(buffer->range());
     }
     ranges.insert(ranges.end(), kv_memory.begin(), kv_memory.end());

@@ -33,7 +33,7 @@ constexpr int kNumBlocks = 24;  // per place
 constexpr int kMostTokens = 128;
 
 // Families that differ in the decoder's work between its products.
-enum class Family { kPlain, kBent, kMixed, kLatent };
+enum class Family { kPlain, kBent, kMixed, kLatent, kRecurrent };
 
 constexpr int kRank = 16;  // of adapters
 
@@ -87,6 +87,12 @@ DecoderShape shape_of(Family family) {
         shape.experts_per_token = 2;
         shape.expert_size = 24;
         shape.shared_size = 40;
+    }
+    if (family == Family::kRecurrent) {  // states, next to attention with a gate
+        shape.layers[0].recurrent = shape.layers[2].recurrent = true;
+        shape.delta = {.num_heads = 4, .num_key_heads = 2, .key_dim = 16, .value_dim = 80, .filter_width = 3};
+        shape.delta_norm = shape.norm;
+        shape.gated_attention = true;
     }
     shape.adapter_rank = kRank;
     return shape;
@@ -204,6 +210,24 @@ class Model {
         set(weights.output, shape.hidden_size, shape.num_heads * latent.value_dim);
     }
 
+    void fill_states(quire::LayerWeights& weights) {
+        const quire::DeltaShape& delta = decoder.shape().delta;
+        const int hidden = decoder.shape().hidden_size;
+        set(weights.query, delta.key_numbers(), hidden);
+        set(weights.key, delta.key_numbers(), hidden);
+        set(weights.value, delta.value_numbers(), hidden);
+        set(weights.attention_gate, delta.value_numbers(), hidden);
+        set(weights.delta_rate, delta.num_heads, hidden);
+        set(weights.delta_decay, delta.num_heads, hidden);
+        set(weights.output, hidden, delta.value_numbers());
+        set(weights.delta_norm, delta.value_dim);
+        weights.delta_filter = random_.numbers(static_cast<std::size_t>(delta.filter_width) * delta.num_inputs());
+        weights.delta_decay_offsets = random_.numbers(delta.num_heads);
+        for (const float speed : random_.numbers(delta.num_heads, 0.1F, 2.0F)) {
+            weights.delta_decay_speeds.push_back(speed);
+        }
+    }
+
     void fill(quire::LayerWeights& weights, const quire::LayerShape& layer, Family family) {
         const DecoderShape& shape = decoder.shape();
         const int hidden = shape.hidden_size, query = shape.num_heads * shape.head_dim,
@@ -220,7 +244,10 @@ class Model {
         }
         if (shape.latent.rank > 0) {
             fill_latents(weights);
+        } else if (layer.recurrent) {
+            fill_states(weights);
         } else {
+            if (shape.gated_attention) set(weights.attention_gate, query, hidden);
             set(weights.query, query, hidden);
             set(weights.key, key, hidden);
             set(weights.value, key, hidden);
@@ -252,7 +279,12 @@ class Model {
         kv.block_size = block_size;
         kv.head_dim = decoder.shape().head_dim;
         kv.latent_dim = decoder.shape().latent.rank;
-        const std::size_t size = kNumBlocks * kv.num_kv_heads * block_size * kv.key_bytes();
+        const std::size_t of_tokens = kv.num_kv_heads * block_size * kv.key_bytes();
+        const quire::DeltaShape& delta = decoder.shape().delta;
+        const std::size_t of_states =
+            delta.num_heads == 0 ? 0 : delta.num_key_heads / 2 * delta.record_floats() * sizeof(float);
+        kv.key_gap = kv.value_gap = std::max(of_tokens, of_states) - of_tokens;
+        const std::size_t size = kNumBlocks * (of_tokens + kv.key_gap);
         for (void** each : {&kv.keys, &kv.values}) {
             memory_.emplace_back(size, 0xff);  // NaN
             *each = memory_.back().data();
@@ -460,7 +492,8 @@ void test_not_finite(const Setting& setting) {
 
 int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
-        for (const Family family : {Family::kPlain, Family::kBent, Family::kMixed, Family::kLatent}) {
+        for (const Family family :
+             {Family::kPlain, Family::kBent, Family::kMixed, Family::kLatent, Family::kRecurrent}) {
             for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kCoded}) {
                 test_same_bits({kernels, family, type}, false);
                 test_same_bits({kernels, family, type}, true);

@@ -15,6 +15,7 @@ from quire.compute.worker.store.slot_file import SlotFile
 from quire.core.errors import InvalidConfigError
 from quire.memory.tiers.disk import DiskTier
 from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_recurrent import write_tiny_qwen3_5
 
 PREFIX = [random.Random(5).randrange(1, 60) for _ in range(70)]
 SAMPLING = SamplingParams(max_tokens=6, temperature=0.8, seed=3, logprobs=3)
@@ -37,6 +38,15 @@ def answers(model: Path, disk: Path | None, tails: Sequence[int], **settings: An
 def bits(outputs: Sequence[RequestOutput]) -> list[Any]:
     """Return all that was computed."""
     return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs]
+
+
+def test_a_restart_hits_stored_states(tmp_path: Path) -> None:
+    model = write_tiny_qwen3_5(tmp_path / "model")
+    expected = bits(answers(model, None, (1, 2, 3)))
+    first, second = (answers(model, tmp_path / "cache", (1, 2, 3)) for _ in range(2))
+    assert bits(first) == bits(second) == expected
+    assert [output.num_cached_tokens for output in first] == [0, 64, 64]
+    assert [output.num_cached_tokens for output in second] == [64, 64, 64]
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])

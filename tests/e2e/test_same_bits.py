@@ -20,6 +20,7 @@ from quire.engine.outputs import Logprob
 from support.guesses import Guesser, verify_all_guesses
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
+from support.tiny_recurrent import write_tiny_qwen3_5
 
 SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(140)]
 WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
@@ -93,17 +94,18 @@ def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[
     return texts_of(outputs)
 
 
-MODELS = ("qwen3", "windows", "llama")
+GUESSING = ("qwen3", "windows", "llama")
+MODELS = (*GUESSING, "recurrent")
 
 
-def everywhere(**axes: Iterable[str]) -> pytest.MarkDecorator:
+def everywhere(models: Sequence[str] = MODELS, **axes: Iterable[str]) -> pytest.MarkDecorator:
     """Run a test with each model, each instruction set and each combination of other values.
 
     With other values, the gate has every combination of those, each with one model and one instruction set, and these
     in turn. `make test-long` has the rest.
     """
     names = ["folder", "instruction_set", *axes]
-    values = [MODELS, _native.kernel_names(), *map(tuple, axes.values())]
+    values = [models, _native.kernel_names(), *map(tuple, axes.values())]
     found = []
     for indices in product(*(range(len(each)) for each in values)):
         model, instruction_set, *others = indices
@@ -122,6 +124,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder.mkdir()
     if request.param == "llama":
         return write_tiny_llama(folder)
+    if request.param == "recurrent":
+        return write_tiny_qwen3_5(folder)
     return write_tiny_qwen3(folder, settings=WINDOWS if request.param == "windows" else {})
 
 
@@ -175,6 +179,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "three_at_once": {"max_num_seqs": 3},
     "radix_tree": {"prefix_index": "radix_tree"},
     "steps_ahead": {"max_steps_under_way": 3},
+}
+WITH_GUESSES: dict[str, dict[str, Any]] = {
     "guesses": {"speculation": "ngram"},
     "guesses_and_steps_ahead": {"speculation": "ngram", "max_steps_under_way": 3, "max_num_batched_tokens": 40},
 }
@@ -183,6 +189,12 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 @everywhere(name=SCHEDULES, numbers=NUMBERS)
 def test_any_schedule_is_as_alone(folder: Path, instruction_set: str, name: str, numbers: str) -> None:
     with make(folder, **{"num_threads": 2, **NUMBERS[numbers], **SCHEDULES[name]}) as llm:
+        assert run(llm, WORKLOAD) == alone(folder, instruction_set, numbers)
+
+
+@everywhere(GUESSING, name=WITH_GUESSES, numbers=NUMBERS)
+def test_any_schedule_with_guesses_is_as_alone(folder: Path, instruction_set: str, name: str, numbers: str) -> None:
+    with make(folder, **{"num_threads": 2, **NUMBERS[numbers], **WITH_GUESSES[name]}) as llm:
         assert run(llm, WORKLOAD) == alone(folder, instruction_set, numbers)
 
 
@@ -225,7 +237,7 @@ def test_preempted_is_as_alone(
 WRONG_EACH = {"right": 0, "wrong": 1, "mixed": 4}
 
 
-@everywhere(guesses=WRONG_EACH, numbers=NUMBERS)
+@everywhere(GUESSING, guesses=WRONG_EACH, numbers=NUMBERS)
 def test_guessed_ahead_is_as_alone(folder: Path, instruction_set: str, guesses: str, numbers: str) -> None:
     """By guesses that are right, wrong, and mixed."""
     expected, wrong_each = alone(folder, instruction_set, numbers), WRONG_EACH[guesses]
@@ -241,7 +253,7 @@ def test_guessed_ahead_is_as_alone(folder: Path, instruction_set: str, guesses: 
         assert (not any(counts.right)) == (wrong_each == 1)
 
 
-@everywhere()
+@everywhere(GUESSING)
 def test_guessed_from_earlier_answers_is_as_alone(folder: Path, instruction_set: str) -> None:
     """By the proposers themselves: the second time these texts were answered before."""
     expected = alone(folder, instruction_set, "bfloat16")
@@ -252,7 +264,7 @@ def test_guessed_from_earlier_answers_is_as_alone(folder: Path, instruction_set:
         assert sum(llm.engine.stats().right_guesses["suffix"]) > 20
 
 
-@everywhere(numbers=["bfloat16"])
+@everywhere(GUESSING, numbers=["bfloat16"])
 def test_guessed_ahead_in_too_little_memory_is_as_alone(folder: Path, instruction_set: str, numbers: str) -> None:
     expected = alone(folder, instruction_set, numbers, are_longer=True)
     texts = {tuple(prompt): tokens for (prompt, _), (tokens, _, _) in zip(WORKLOAD, expected, strict=True)}

@@ -36,6 +36,7 @@ from quire.engine.replicas.supervised import SupervisedLLM
 from support.guesses import Guesser, verify_all_guesses
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_recurrent import write_tiny_qwen3_5
 from support.tiny_tokenizer import byte_level, write_chatml
 
 LIBRARY = byte_level()
@@ -410,10 +411,24 @@ def test_who_leaves_while_masks_are_awaited_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("num_steps", [1, 2])
+@pytest.mark.parametrize("has_states", [False, True])
 def test_masks_that_come_late_change_no_text_and_replay(
-    folder: Path, alone: list[Text], monkeypatch: pytest.MonkeyPatch, num_steps: int
+    folder: Path,
+    alone: list[Text],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_states: bool,
+    num_steps: int,
 ) -> None:
-    """Every other mask comes a step late, whichever row it is of; the log of that run makes the same plans again."""
+    """Every other mask comes a step late, whichever row it is of; the log of that run makes the same plans again.
+
+    A token whose mask is late is computed again, also in layers whose state contained it already.
+    """
+    if has_states:
+        settings: dict[str, Any] = {"vocab_size": 384, "eos_token_id": END, "max_position_embeddings": 600}
+        folder = write_chatml(write_tiny_qwen3_5(tmp_path, **settings))
+        with make(folder, enable_prefix_caching=False) as llm:
+            alone = [run(llm, [each])[0] for each in WORKLOAD]
     wait, chance = MaskService.wait, Random(7)
 
     def late(masks: MaskService, texts: Iterable[HeldText], seconds: float, enough: Any = all) -> None:

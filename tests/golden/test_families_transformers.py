@@ -240,6 +240,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-vl": ("qwen2-vl", {}),
     "qwen2.5-vl": ("qwen2.5-vl", {}),
     "qwen3-vl": ("qwen3-vl", {}),
+    "qwen3-5-eye": ("qwen3-5-eye", {}),
+    "qwen3-5-moe-eye": ("qwen3-5-moe-eye", {}),
+    "qwen3-5-every-other": (
+        "qwen3-5",
+        {
+            **{"layer_types": None, "full_attention_interval": 2, "attention_bias": True, "tie_word_embeddings": True},
+            **{"linear_conv_kernel_dim": 2, "linear_num_value_heads": 2, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "qwen3-next-dense": (
+        "qwen3-next",
+        {"mlp_only_layers": [0, 1, 2], "norm_topk_prob": False, "linear_num_value_heads": 6, "rms_norm_eps": 1e-5},
+    ),
     "qwen3-vl-tied": ("qwen3-vl", {"tie_word_embeddings": True, "attention_bias": True}),
 }
 

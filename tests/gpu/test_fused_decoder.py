@@ -29,7 +29,7 @@ from quire.compute.torch.weights import DTYPES, TorchWeights
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.worker import Worker
-from support.spec_models import SPECS, write_spec_model
+from support.spec_models import ON_TORCH, SPECS, write_spec_model
 from support.step_plans import Work
 from support.torch_runs import FLOAT32, EveryLogit, TorchRun
 
@@ -83,7 +83,7 @@ def logits_and_tokens(run: TorchRun, sampling: SamplingParams) -> tuple[np.ndarr
     return np.stack([run.logits[key] for key in sorted(run.logits)]), tokens
 
 
-@pytest.mark.parametrize("model", [name for name, spec in SPECS.items() if spec.attention.latent is None])
+@pytest.mark.parametrize("model", ON_TORCH)
 def test_every_kind_of_model_computes_the_same(model: str, device: str, tmp_path: Path) -> None:
     write_spec_model(tmp_path, SPECS[model])
     plain, fused = runs(tmp_path, SPECS[model], replace(FLOAT32, device=device))

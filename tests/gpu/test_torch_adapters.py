@@ -20,7 +20,7 @@ from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError, InvalidRequestError
 from support.adapters import adapter_tensors, merged, write_adapter
 from support.reference_runs import ReferenceRun
-from support.spec_models import SPECS, WITHOUT_LATENTS, write_spec_model
+from support.spec_models import ON_TORCH, SPECS, write_spec_model
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
 from support.torch_runs import FLOAT32, TorchRun
 
@@ -28,7 +28,7 @@ TOKENS = [(5 * i * i + 3 * i + 1) % 64 for i in range(40)]
 PROMPTS = [[(7 * row + i * i) % 126 for i in range(10 + 9 * row)] for row in range(4)]
 
 
-@pytest.mark.parametrize("name", WITHOUT_LATENTS)
+@pytest.mark.parametrize("name", ON_TORCH)
 def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path, device: str) -> None:
     spec = SPECS[name]
     weights = write_spec_model(tmp_path, spec)

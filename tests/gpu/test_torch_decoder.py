@@ -13,7 +13,7 @@ import pytest
 from quire.compute.torch.settings import TorchSettings
 from quire.core.step import NO_BLOCK, BlockCopy, BlockMove
 from support.reference_runs import ReferenceRun
-from support.spec_models import SPECS, WITHOUT_LATENTS, write_spec_model
+from support.spec_models import ON_TORCH, SPECS, write_spec_model
 from support.step_plans import Work
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32, TorchRun
@@ -21,7 +21,7 @@ from support.torch_runs import FLOAT32, TorchRun
 LENGTH = 150  # three tiles of 64
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(LENGTH)]
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
-MODELS = ["full", "windows", *WITHOUT_LATENTS]
+MODELS = ["full", "windows", *ON_TORCH]
 MIXED = ["windows", "experts"]
 INVARIANT = replace(FLOAT32, batch_invariant=True)
 MACHINES = {

@@ -207,6 +207,8 @@ NESTED = {  # a model with images, and its text model
     "Qwen2VLForConditionalGeneration": "qwen2",
     "Qwen2_5_VLForConditionalGeneration": "qwen2",
     "Qwen3VLForConditionalGeneration": "qwen3",
+    "Qwen3_5ForConditionalGeneration": "qwen3-5",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3-5-moe",
 }
 MODELS |= {name: {"architectures": [name], "text_config": MODELS[text]} for name, text in NESTED.items()}
 ROPE = {

@@ -304,7 +304,7 @@ def test_what_was_given_stays_and_nothing_contradicts_it(
         return
     resolved = config.resolved(gpu_bytes)
     for name, value in asdict(config).items():
-        assert getattr(resolved, name) == value or (value is None and name in given)
+        assert getattr(resolved, name) == value or (value is None and name in {*given, "block_size"})
     scheduler = resolved.scheduler_config(100)
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_steps_under_way) == sizes(resolved)
     assert (scheduler.policy, scheduler.max_model_len) == ("priority", 100)

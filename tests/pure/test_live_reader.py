@@ -363,7 +363,7 @@ def test_engine_settings_are_told_first() -> None:
     model = WatchedModel()
     live, _ = make_live(model)
     hello = live.hello(live.join(tenant("a")))
-    assert hello["block_size"] == EngineConfig().block_size
+    assert hello["block_size"] == EngineConfig().resolved().block_size
     assert (hello["num_blocks"], hello["bytes_per_block"], hello["num_groups"]) == (64, 1024, 1)
     assert (hello["scope"], hello["tenant"], hello["model"]) == ("tenant", "a", "made up")
 

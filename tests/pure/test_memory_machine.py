@@ -34,7 +34,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from quire.core.config import MemoryConfig
 from quire.core.kept_block import KeptBlock
-from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.kv_spec import RECURRENT_WINDOW, KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request, RequestStatus
 from quire.core.step import NO_BLOCK, BlockCopy, StepPlan, column
 from quire.memory.block import BlockState
@@ -92,7 +92,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "prefix_index": ("hash_chain", "radix_tree", "none"),
     "eviction": ("lru", "fifo", "priority"),
     "num_host_blocks": (0, 5, 200),
-    "groups": ("full", "full+window", "window"),
+    "groups": ("full", "full+window", "window", "full+recurrent", "recurrent"),
     "hash_bits": (4, 128),
     "quota": (None, 2),
     "block_size": (1, 2, 4, 16),
@@ -206,8 +206,12 @@ class MemoryMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(8, 40), window=st.integers(1, 20))
     def start(self, num_blocks: int, window: int) -> None:
         setting = self.setting
-        kinds = [None if kind == "full" else window for kind in setting.groups.split("+")]
-        groups = tuple(KVGroup((layer,), kind) for layer, kind in enumerate(kinds))
+        kinds: dict[str, Callable[[int], KVGroup]] = {
+            "full": lambda layer: KVGroup((layer,)),
+            "window": lambda layer: KVGroup((layer,), window),
+            "recurrent": lambda layer: KVGroup((layer,), RECURRENT_WINDOW, recurrent=True),
+        }
+        groups = tuple(kinds[kind](layer) for layer, kind in enumerate(setting.groups.split("+")))
         self.block_size = setting.block_size
         self.spec = KVCacheSpec(setting.block_size, 1, 8, "float32", groups)
         config = MemoryConfig(
@@ -687,6 +691,8 @@ class MemoryMachine(RuleBasedStateMachine):
         match = self.manager.match_prefix(request)
         if self.setting.groups == "full":
             assert match.num_tokens == self.longest_hit(model)
+        if self.spec.has_recurrent_layers:
+            assert match.num_tokens % self.block_size == 0, "only the end of a block has a state"
         assert match.num_tokens < len(request.tokens), "nothing would yield a logit"
         if patient and match.frontier is not None and self.manager.is_being_computed(match.frontier):
             return False

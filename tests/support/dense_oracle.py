@@ -14,7 +14,15 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.models.base import Activation, DecoderSpec, ExpertsSpec, LatentSpec, LayerSpec, Scoring
+from quire.compute.models.base import (
+    Activation,
+    DecoderSpec,
+    DeltaSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    Scoring,
+)
 from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part
 
 Array: TypeAlias = NDArray[np.float64]
@@ -93,8 +101,45 @@ class DenseOracle:
             return (x - x.mean(-1, keepdims=True)) / spread * scale + self.tensors.get(stem + ".bias", 0.0)
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + norm.epsilon) * scale
 
+    def _weight(self, part: Part, layer: int) -> Array:
+        return self.tensors[self.spec.sources[part].stem.format(layer=layer) + ".weight"]
+
+    def _delta(self, x: Array, index: int, delta: DeltaSpec) -> Array:
+        """Return what the states give: each a product of one matrix for every token, and a sum of outer products."""
+        parts = (Part.DELTA_QUERY, Part.DELTA_KEY, Part.DELTA_VALUE)
+        before = np.concatenate([self._linear(x, part, index) for part in parts], axis=1)
+        padded = np.concatenate([np.zeros((delta.filter_width - 1, before.shape[1])), before])
+        filters = self._weight(Part.DELTA_FILTER, index)[:, 0]
+        columns = [np.correlate(padded[:, place], filters[place]) for place in range(before.shape[1])]
+        filtered = np.stack(columns, axis=1)
+        filtered = filtered / (1 + np.exp(-filtered))
+        keys = delta.num_key_heads * delta.key_dim
+        query, key, value = np.split(filtered, [keys, 2 * keys], axis=1)
+        shared = delta.num_heads // delta.num_key_heads
+        query, key = (each.reshape(len(x), -1, delta.key_dim).repeat(shared, axis=1) for each in (query, key))
+        query, key = (each / np.sqrt((each * each).sum(-1, keepdims=True) + 1e-6) for each in (query, key))
+        value = value.reshape(len(x), delta.num_heads, delta.value_dim)
+        rate = 1 / (1 + np.exp(-self._linear(x, Part.DELTA_RATE, index)))
+        steps = np.log1p(
+            np.exp(self._linear(x, Part.DELTA_DECAY, index) + self._weight(Part.DELTA_DECAY_OFFSET, index))
+        )
+        decay = np.exp(-np.exp(self._weight(Part.DELTA_LOG_DECAY, index)) * steps)
+        outputs = np.zeros(value.shape)
+        for head in range(delta.num_heads):
+            state = np.zeros((delta.key_dim, delta.value_dim))
+            for token in range(len(x)):
+                k, b = key[token, head], rate[token, head]
+                forgets = decay[token, head] * (np.eye(delta.key_dim) - b * np.outer(k, k))
+                state = forgets @ state + b * np.outer(k, value[token, head])
+                outputs[token, head] = query[token, head] @ state / math.sqrt(delta.key_dim)
+        gate = self._linear(x, Part.DELTA_GATE, index)
+        normed = self._norm(outputs, Part.DELTA_NORM, index, delta.norm).reshape(gate.shape)
+        return self._linear(normed * gate / (1 + np.exp(-gate)), Part.DELTA_OUTPUT, index)
+
     def _attention(self, x: Array, layer: LayerSpec, index: int) -> Array:
         shape = self.spec.attention
+        if layer.recurrent and self.spec.delta is not None:
+            return self._delta(x, index, self.spec.delta)
         if shape.latent is not None:
             query, key, value = self._of_latents(x, layer, index, shape.latent)
         else:
@@ -116,6 +161,8 @@ class DenseOracle:
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         mixed = np.einsum("hqk,khd->qhd", weights[..., : len(x)], value).reshape(len(x), -1)
+        if shape.gated:
+            mixed = mixed / (1 + np.exp(-self._linear(x, Part.ATTENTION_GATE, index)))
         return self._linear(mixed, Part.OUTPUT, index)
 
     def _of_latents(self, x: Array, layer: LayerSpec, index: int, latent: LatentSpec) -> tuple[Array, Array, Array]:

@@ -13,6 +13,7 @@ from quire.compute.models.base import (
     Activation,
     AttentionSpec,
     DecoderSpec,
+    DeltaSpec,
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
@@ -42,7 +43,7 @@ def _stem(part: Part) -> str:
 
 SOURCES = MappingProxyType({part: WeightSource(_stem(part)) for part in Part})
 FULL, NEAR = LayerSpec(None, rope(10_000.0, 16)), LayerSpec(20, rope(500.0, 16))
-NO_ROPE = LayerSpec(None, None)
+NO_ROPE, RECURRENT = LayerSpec(None, None), LayerSpec(None, None, recurrent=True)
 PLAIN = DecoderSpec(
     vocab_size=64,
     hidden_size=32,
@@ -253,6 +254,21 @@ SPECS = {
         layers=(replace(NEAR, sparse=True), replace(FULL, sparse=True)),
         experts=ExpertsSpec(4, experts_per_token=3, intermediate_size=16, normalize_weights=True, bias=True),
     ),
+    # As in Qwen3.5: linear attention with states, next to attention with a gate.
+    "recurrent": replace(
+        PLAIN,
+        norm=NormSpec(NormKind.RMS, 1e-6, unit_offset=True),
+        attention=replace(PLAIN.attention, gated=True, qk_norm=NormSpec(NormKind.RMS, 1e-6, unit_offset=True)),
+        layers=(RECURRENT, RECURRENT, FULL, RECURRENT, RECURRENT, NEAR),
+        delta=DeltaSpec(*(6, 2, 16, 80), filter_width=3, norm=NormSpec(NormKind.RMS, 1e-5)),
+    ),
+    # The same with experts, a value for each key, and a filter of one token.
+    "recurrent-experts": replace(
+        PLAIN,
+        layers=(replace(RECURRENT, sparse=True), FULL),
+        delta=DeltaSpec(*(2, 2, 48, 16), filter_width=1, norm=NormSpec(NormKind.RMS, 1e-6)),
+        experts=ExpertsSpec(num_experts=4, experts_per_token=2, intermediate_size=16, normalize_weights=True),
+    ),
     # As in DeepSeek-V2: a latent of each token for all heads, experts next to an MLP for every token, in the best
     # groups of experts; neighbours turn together, in the last numbers of a head.
     "latent": replace(
@@ -311,8 +327,10 @@ SPECS = {
     ),
 }
 
+ON_TORCH = tuple(name for name, spec in SPECS.items() if spec.attention.latent is None and spec.delta is None)
+"""Those that the torch engine runs."""
 WITHOUT_LATENTS = tuple(name for name, spec in SPECS.items() if spec.attention.latent is None)
-"""Those that the torch engine runs, and whose keys and values may have fewer bits than bfloat16."""
+"""Those whose keys and values may have fewer bits than bfloat16."""
 
 
 def write_spec_model(folder: Path, spec: DecoderSpec) -> dict[str, NDArray[np.float32]]:

@@ -29,7 +29,10 @@ LLAMA = ("Llama", {**SIZES, "head_dim": 16})
 STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 64}
 FACTORS = {"short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [1.0 + 0.7 * i for i in range(8)]}
 MOE = {**SIZES, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
-
+LINEAR = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32},
+    "partial_rotary_factor": 0.25,
+}
 DEEPSEEK = {
     **SIZES,
     **{"num_hidden_layers": 3, "first_k_dense_replace": 1, "num_key_value_heads": 4},
@@ -97,6 +100,18 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-moe": ("Qwen3Moe", {**MOE, "norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}),
     "qwen3-moe-raw": ("Qwen3Moe", {**MOE, "norm_topk_prob": False}),
+    "qwen3-next": (
+        "Qwen3Next",
+        {**MOE, **LINEAR, "num_hidden_layers": 4, "mlp_only_layers": [1], "shared_expert_intermediate_size": 40},
+    ),
+    "qwen3-5": ("Qwen3_5", {**SIZES, **LINEAR, "head_dim": 16, "num_hidden_layers": 4}),
+    "qwen3-5-moe": (
+        "Qwen3_5Moe",
+        {
+            **{**MOE, **LINEAR, "num_hidden_layers": 3, "shared_expert_intermediate_size": 40},
+            **{"layer_types": ["linear_attention", "full_attention", "linear_attention"], "tie_word_embeddings": True},
+        },
+    ),
     "gemma": ("Gemma", {**SIZES, "head_dim": 16}),
     "gemma2": ("Gemma2", {**SIZES, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 20}),
     "gemma3": (
@@ -272,8 +287,17 @@ CAUSAL = {
     "Qwen2VL": "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VL": "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VL": "Qwen3VLForConditionalGeneration",
+    "Qwen3_5Eye": "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeEye": "Qwen3_5MoeForConditionalGeneration",
 }
-CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma3Eye": "Gemma3Config"}
+CONFIGS = {
+    "Gemma3": "Gemma3TextConfig",
+    "Gemma3Eye": "Gemma3Config",
+    "Qwen3_5": "Qwen3_5TextConfig",
+    "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
+    "Qwen3_5Eye": "Qwen3_5Config",
+    "Qwen3_5MoeEye": "Qwen3_5MoeConfig",
+}
 EYE: dict[str, Any] = {
     **{"hidden_size": 32, "image_size": 28, "intermediate_size": 48, "num_attention_heads": 2},
     **{"num_hidden_layers": 2, "patch_size": 14},
@@ -284,6 +308,7 @@ QWEN_EYE: dict[str, Any] = {
 }
 QWEN_TOKENS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
 SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0}
+MIXED = {**SECTIONS, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 WITH_EYES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "gemma3-eye": (
         *("Gemma3Eye", "gemma3", {}),
@@ -304,6 +329,15 @@ WITH_EYES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "qwen2.5-vl": (
         *("Qwen2_5_VL", "qwen2", {"rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 2]}}),
         {"vision_config": {**QWEN_EYE, "fullatt_block_indexes": [1]}, **QWEN_TOKENS, "tie_word_embeddings": False},
+    ),
+    "qwen3-5-eye": (
+        *("Qwen3_5Eye", "qwen3-5"),
+        {"rope_parameters": {**MIXED, "partial_rotary_factor": 0.5}, "tie_word_embeddings": True},
+        {"vision_config": QWEN_EYE, **QWEN_TOKENS, "tie_word_embeddings": True},
+    ),
+    "qwen3-5-moe-eye": (
+        *("Qwen3_5MoeEye", "qwen3-5-moe", {"rope_parameters": {**MIXED, "partial_rotary_factor": 0.5}}),
+        {"vision_config": QWEN_EYE, **QWEN_TOKENS},
     ),
     "qwen3-vl": (
         *("Qwen3VL", "llama", {"rope_parameters": {**SECTIONS, "mrope_section": [4, 2, 2], "mrope_interleaved": True}}),

@@ -6,6 +6,7 @@
 //
 //     embed ─► per layer: norm ─► q, k, v ─► heads, write KV ─► attention ─► output ─► norm ─► MLP
 //           (with latents: queries and latents ─► queries by head ─► attention ─► values by head)
+//           (a recurrent layer: q, k, v, gate, rate, decay ─► states ─► norm and gate ─► output)
 //           ─► norm of the rows that need logits ─► head
 //
 // The keys and values of all tokens of the step are written before any is read. The bits of a row do not
@@ -39,8 +40,9 @@ struct LayerShape {
     std::int64_t window = 0;  // 0: all positions
     int rope = -1;            // index into DecoderShape::ropes; -1: none
     bool sparse = false;
-    int kv_group = 0;  // the KV group whose block tables it uses
-    int kv_place = 0;  // the array of the KV memory with its keys and values
+    bool recurrent = false;  // linear attention, with states instead of keys and values
+    int kv_group = 0;        // the KV group whose block tables it uses
+    int kv_place = 0;        // the array of the KV memory with its keys and values
 };
 
 // Heads share one latent per token, of `rank` numbers and `rope_dim` that rotate; see LatentSpec in Python.
@@ -96,7 +98,10 @@ struct DecoderShape {
     Activation activation = Activation::kSilu;
     NormShape norm;
     NormShape head_norm;
+    NormShape delta_norm;  // of the outputs of recurrent layers
     LatentShape latent;
+    DeltaShape delta;
+    bool gated_attention = false;  // the output of attention is multiplied by the sigmoid of a gate
     float attention_scale = 1.0F;
     float score_soft_cap = 0.0F;
     float residual_scale = 1.0F;  // of a sublayer's output
@@ -140,7 +145,12 @@ struct LayerWeights {
     NormWeights mlp_norm, after_mlp_norm, joined_mlp_norm;
     NormWeights query_norm, key_norm;  // concatenated, if each head has its own
     PackedMatrix query, key, value, output;
-    std::vector<float> sinks;       // [num_heads]; empty: none
+    PackedMatrix attention_gate;  // also of a recurrent layer, whose query, key, value and output are those of its rule
+    PackedMatrix delta_rate, delta_decay;
+    NormWeights delta_norm;
+    std::vector<float> delta_filter, delta_decay_offsets;  // [filter_width, num_inputs], [num_heads]
+    std::vector<double> delta_decay_speeds;                // [num_heads]
+    std::vector<float> sinks;                              // [num_heads]; empty: none
     std::vector<float> key_centre;  // subtracted from each key before storing, [num_kv_heads * head_dim]; may be empty
     PackedMatrix query_down, latent;
     NormWeights query_down_norm, latent_norm;

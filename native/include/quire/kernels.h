@@ -18,6 +18,12 @@
 //     int8 keys and values   end with the scales of the tokens, [block_size] floats: number = scale * q
 //     4-bit keys             [block_size / 16][value_stride / 8][16][4 bytes], then a scale and a minimum for each
 //                            32 numbers of a token: [value_stride / 32][block_size][2] bfloat16
+//     states                 a block of a recurrent layer has half of the key heads' records in the place of keys, and
+//     the
+//                            other half in that of values: S of each value head [key_dim][value_dim]; inputs
+//                            [filter_width][record_inputs]; the last token's change: key, for each value head a vector,
+//                            and for each its decay; the number of tokens in S, an int32 in the last float. S lacks the
+//                            last token, so that this token can be computed again
 //     4-bit values           [block_size / 4][value_stride / 32][16][4 bytes], then a scale and a minimum for each
 //                            token: [block_size][2] bfloat16. value_stride is a multiple of 32. See int4.h
 //
@@ -183,6 +189,8 @@ struct PagedKv {
     int block_size = 0;
     int head_dim = 0;
     int latent_dim = 0;  // 0: separate keys and values; else `keys` and `values` are the same memory
+    // Bytes after the keys, and after the values, of each block: a state can take more than the block's tokens.
+    std::size_t key_gap = 0, value_gap = 0;
 
     QUIRE_INLINE int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
     QUIRE_INLINE bool has_int4_values() const { return type == KvType::kK8V4 || type == KvType::kInt4; }
@@ -200,10 +208,11 @@ struct PagedKv {
         return static_cast<std::size_t>(block) * num_kv_heads + kv_head;
     }
     QUIRE_INLINE std::byte* keys_of(std::int64_t block, int kv_head) const {
-        return static_cast<std::byte*>(keys) + head_index(block, kv_head) * block_size * key_bytes();
+        return static_cast<std::byte*>(keys) + head_index(block, kv_head) * block_size * key_bytes() + block * key_gap;
     }
     QUIRE_INLINE std::byte* values_of(std::int64_t block, int kv_head) const {
-        return static_cast<std::byte*>(values) + head_index(block, kv_head) * block_size * value_bytes();
+        return static_cast<std::byte*>(values) + head_index(block, kv_head) * block_size * value_bytes() +
+               block * value_gap;
     }
 };
 
@@ -243,6 +252,69 @@ struct AttentionTask {
     const float* sinks = nullptr;
 
     QUIRE_INLINE int heads_in_group() const { return num_in_group > 0 ? num_in_group : group; }
+};
+
+// Linear attention by the gated delta rule; see DeltaSpec in Python.
+struct DeltaShape {
+    int num_heads = 0;  // of values; 0: the model has no recurrent layers
+    int num_key_heads = 0;
+    int key_dim = 0;
+    int value_dim = 0;
+    int filter_width = 0;
+
+    QUIRE_INLINE int heads_per_key() const { return num_heads / num_key_heads; }
+    QUIRE_INLINE int key_numbers() const { return num_key_heads * key_dim; }
+    QUIRE_INLINE int value_numbers() const { return num_heads * value_dim; }
+    // A row of inputs: queries, keys, values, then the rows of rates and of decays.
+    QUIRE_INLINE int num_inputs() const { return 2 * key_numbers() + value_numbers(); }
+    QUIRE_INLINE int first_of_rates() const { return num_inputs(); }
+    QUIRE_INLINE int first_of_decays() const { return num_inputs() + round_up(num_heads, kPanelWidth); }
+    QUIRE_INLINE int input_stride() const { return num_inputs() + 2 * round_up(num_heads, kPanelWidth); }
+    // A filtered row: queries, keys, values, decays, rates, and for each key head the product of query and key.
+    QUIRE_INLINE int filtered_stride() const {
+        return round_up(num_inputs() + 2 * num_heads + num_key_heads, kPanelWidth);
+    }
+    // The floats of a record.
+    QUIRE_INLINE std::size_t record_matrices() const {
+        return static_cast<std::size_t>(heads_per_key()) * key_dim * value_dim;
+    }
+    QUIRE_INLINE int record_inputs() const { return round_up(2 * key_dim + heads_per_key() * value_dim, kPanelWidth); }
+    QUIRE_INLINE std::size_t first_of_change() const {
+        return record_matrices() + static_cast<std::size_t>(filter_width) * record_inputs();
+    }
+    QUIRE_INLINE std::size_t record_floats() const {
+        return first_of_change() + round_up(key_dim + heads_per_key() * (value_dim + 1), kPanelWidth) + kPanelWidth;
+    }
+};
+
+// Consecutive tokens of one sequence in a recurrent layer.
+struct DeltaTask {
+    const DeltaShape* shape = nullptr;
+    const float* filter = nullptr;         // [filter_width][num_inputs]
+    const float* decay_offsets = nullptr;  // [num_heads]
+    const double* decay_speeds = nullptr;  // [num_heads]
+    PagedKv kv;
+    const std::int64_t* block_table = nullptr;
+    Rows inputs;          // row: [input_stride]
+    Rows filtered;        // row: [filtered_stride], for the kernel's use
+    Rows output;          // row: [value_numbers]
+    int first_token = 0;  // index of the first row
+    int num_tokens = 0;
+    std::int64_t first_position = 0;  // of the first row in its sequence
+
+    // The record of a key head after a position.
+    QUIRE_INLINE float* record_at(int key_head, std::int64_t position) const {
+        const int half = shape->num_key_heads / 2;
+        const std::int64_t block = block_table[position / kv.block_size];
+        std::byte* at = key_head < half ? kv.keys_of(block, 0) : kv.values_of(block, 0);
+        return reinterpret_cast<float*>(at) + static_cast<std::size_t>(key_head % half) * shape->record_floats();
+    }
+    QUIRE_INLINE float* record_before(int key_head) const { return record_at(key_head, first_position - 1); }
+    QUIRE_INLINE float* record_of(int key_head, int token) const { return record_at(key_head, first_position + token); }
+    // Whether the state after a token stays in memory: at the end of a block, and after the last token.
+    QUIRE_INLINE bool is_stored_after(int token) const {
+        return token == num_tokens - 1 || (first_position + token + 1) % kv.block_size == 0;
+    }
 };
 
 // The most tokens of an AttentionTask.
@@ -292,6 +364,12 @@ struct Kernels {
     // `scratch` holds attention_scratch(head_dim) floats.
     void (*attention)(const AttentionTask& task, float* scratch);
 
+    // Adds the tokens to the states of one key head, and writes their outputs; if the state does not contain exactly
+    // the tokens before them, NaN. `scratch` holds delta_scratch(key_dim) floats.
+    void (*delta)(const DeltaTask& task, int key_head, float* scratch);
+    // values *= sigmoid(gates), for a multiple of kPanelWidth numbers.
+    void (*multiply_by_sigmoid)(float* values, const float* gates, int count);
+
     // weights[i] = e^((logits[i] - shift) * factor); returns their sum.
     double (*exponentials)(const float* logits, int count, float shift, float factor, float* weights);
     // The highest number, and the lowest index that has it.
@@ -300,6 +378,9 @@ struct Kernels {
 
 // The most queries that are computed together in a tile.
 constexpr int kAttentionQueries = 64;
+
+// Floats of scratch that `delta` needs.
+QUIRE_INLINE constexpr std::size_t delta_scratch(int key_dim) { return static_cast<std::size_t>(key_dim) * 64; }
 
 // Floats of scratch that `attention` needs.
 QUIRE_INLINE constexpr std::size_t attention_scratch(int head_dim) {

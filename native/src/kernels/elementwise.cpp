@@ -98,6 +98,11 @@ void gate(float* values, const float* ups, int count, Activation activation) {
     }
 }
 
+void multiply_by_sigmoid(float* values, const float* gates, int count) {
+    const Floats zero = broadcast(0.0F), one = broadcast(1.0F);
+    for (int i = 0; i < count; i += kLanes) store(values + i, load(values + i) / (one + exp(zero - load(gates + i))));
+}
+
 void normalize(const float* input, float* output, int size, const NormView& norm) {
     const float count = static_cast<float>(size);
     const float mean = norm.center ? sum_of<1>(input, size, 0.0F) / count : 0.0F;

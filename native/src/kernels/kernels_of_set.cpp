@@ -26,6 +26,8 @@ const Kernels& kernels() {
         .all_finite = all_finite,
         .write_kv = write_kv,
         .attention = attention,
+        .delta = delta,
+        .multiply_by_sigmoid = multiply_by_sigmoid,
         .exponentials = exponentials,
         .arg_max = arg_max,
     };

@@ -18,6 +18,7 @@ void gated_linear(const MatrixView& gate, const MatrixView& up, const LinearInpu
 void activate(float* values, int count, Activation activation);
 // values = activation(values) * ups, for a multiple of kPanelWidth numbers
 void gate(float* values, const float* ups, int count, Activation activation);
+void multiply_by_sigmoid(float* values, const float* gates, int count);
 void normalize(const float* input, float* output, int size, const NormView& norm);
 void rotate(float* head, const float* cosines, const float* sines, int half);
 void soft_cap(float* values, int count, float cap);
@@ -26,6 +27,7 @@ bool all_finite(const float* values, int count);
 
 void write_kv(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value);
 void attention(const AttentionTask& task, float* scratch);
+void delta(const DeltaTask& task, int key_head, float* scratch);
 
 double exponentials(const float* logits, int count, float shift, float factor, float* weights);
 void arg_max(const float* values, int count, float* value, int* index);

@@ -25,6 +25,7 @@ from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.weights.codes import GROUP, coded_row_bytes
 from quire.compute.weights.decoder_weights import HEAD_PARTS, OF_LATENTS, is_matrix, is_product, kept_type
 from quire.core.errors import ModelError
+from quire.core.kv_spec import RECURRENT
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.model_shape import ModelShape, WeightCount
 
@@ -84,7 +85,7 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
         head_dim=spec.attention.head_dim,
         vocab_size=spec.vocab_size,
         context_length=spec.context_length,
-        windows=tuple(layer.window for layer in spec.layers),
+        windows=tuple(RECURRENT if layer.recurrent else layer.window for layer in spec.layers),
         layers=layers,
         head=head,
         kv_head_dim=0 if facts is None else facts.kv_spec.head_dim,
@@ -93,6 +94,8 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
         intermediate_size=spec.mlp.intermediate_size if experts is None else _taken_size(experts),
         num_experts=0 if experts is None else experts.num_experts,
         experts_per_token=0 if experts is None else experts.experts_per_token,
+        recurrent_bytes=0 if spec.delta is None else spec.delta.half_bytes,
+        recurrent_operations=0 if spec.delta is None else spec.delta.operations,
     )
 
 

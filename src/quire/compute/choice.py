@@ -7,6 +7,7 @@ from quire.compute.models import ModelDescription
 from quire.compute.reference.backend import ReferenceBackend
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
+from quire.core.kv_spec import USUAL_BLOCK_SIZE
 
 
 def choose_backend(config: EngineConfig, model: ModelDescription) -> tuple[Backend, str]:
@@ -16,11 +17,24 @@ def choose_backend(config: EngineConfig, model: ModelDescription) -> tuple[Backe
     Raises `InvalidConfigError` for settings that do not fit the model or this machine.
     """
     if config.device == "cpu" or config.backend in ("native", "reference"):
-        return backend_on("cpu", config.resolved(), model), ""
+        return backend_on("cpu", resolved_for(model, config), model), ""
     from quire.compute.torch.backend import TorchBackend
 
     on_gpu, notice = TorchBackend.on_gpu(config, model)
-    return on_gpu or backend_on("cpu", config.resolved(), model), notice
+    return on_gpu or backend_on("cpu", resolved_for(model, config), model), notice
+
+
+def resolved_for(model: ModelDescription, config: EngineConfig, gpu_bytes: int | None = None) -> ResolvedConfig:
+    """Return the settings of an engine for a model; `gpu_bytes`: the memory of a GPU, None: on a CPU. Pure."""
+    return config.resolved(gpu_bytes, usual_block_size(model, config))
+
+
+def usual_block_size(model: ModelDescription, config: EngineConfig) -> int:
+    """Return the size of blocks that suits a model, for settings that name none. Pure."""
+    dtype = config.kv_dtype
+    if dtype == "auto":
+        dtype = "float32" if "float32" in (config.dtype, model.dtype) else "bfloat16"
+    return model.spec.kv_cache_spec(USUAL_BLOCK_SIZE, dtype).usual_block_size
 
 
 def backend_on(device: str, config: ResolvedConfig, model: ModelDescription) -> Backend:

@@ -20,6 +20,7 @@ from typing import Any, Final, TypedDict
 
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
+from quire.core.kv_spec import MAX_BLOCK_SIZE, USUAL_BLOCK_SIZE
 from quire.core.pooling import POOLINGS
 
 TOUCH_KV_MEMORY = ("start", "idle", "use")
@@ -165,7 +166,9 @@ class EngineConfig:
         "what these processes exchange: gather (whole sums, bits of one process) or reduce (partial sums, faster)",
     )
     num_threads: int | None = setting(None, "compute threads; none: one per core that this process may use")
-    block_size: int = setting(16, "tokens in one block of KV memory")
+    block_size: int | None = setting(
+        None, "tokens in one block of KV memory; none: 16, or more if a model's layers keep states"
+    )
     max_memory: int | str | None = setting(
         None, "maximum memory for weights, KV memory and everything else of the engine; none: all free memory"
     )
@@ -258,7 +261,8 @@ class EngineConfig:
             raise InvalidConfigError("backend", self.backend, "torch or auto: nothing else runs on device cuda")
         self._take_adapters()
         require_int("max_adapter_rank", self.max_adapter_rank, 1, 512)
-        require_int("block_size", self.block_size, 1, 4096)
+        if self.block_size is not None:
+            require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         require_int("tensor_parallel", self.tensor_parallel, 1, 64)
         require_one_of("tensor_parallel_sums", self.tensor_parallel_sums, TENSOR_PARALLEL_SUMS)
         require_int("seed", self.seed, 0, (1 << 63) - 1)
@@ -270,8 +274,10 @@ class EngineConfig:
         MemoryConfig(**self._shared(MemoryConfig))
         SchedulerConfig(**{"max_num_seqs": 1, "max_num_batched_tokens": 1 << 30} | self._shared(SchedulerConfig))
 
-    def resolved(self, gpu_bytes: int | None = None) -> ResolvedConfig:
+    def resolved(self, gpu_bytes: int | None = None, block_size: int = USUAL_BLOCK_SIZE) -> ResolvedConfig:
         """Return the settings for a GPU with `gpu_bytes` of memory, or for a CPU, with the sizes of steps set. Pure.
+
+        `block_size`: the one that suits the model, if the settings name none.
 
         A step has at least one token for each of its sequences: if only one of the two settings is given, the other
         follows from it. torch starts a step while another runs, also on a CPU.
@@ -288,6 +294,7 @@ class EngineConfig:
         tokens = self.max_num_batched_tokens or max(tokens, sequences)
         steps = self.max_steps_under_way or (1 if gpu_bytes is None and self.backend != "torch" else 2)
         sizes = {"max_num_seqs": sequences, "max_num_batched_tokens": tokens, "max_steps_under_way": steps}
+        sizes["block_size"] = self.block_size or block_size
         return ResolvedConfig(**dataclasses.asdict(self) | sizes)
 
     @property
@@ -350,8 +357,9 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig(EngineConfig):
-    """The settings of an engine on a known device: the sizes of its steps are numbers."""
+    """The settings of an engine on a known device: the sizes of its blocks and steps are numbers."""
 
+    block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_steps_under_way: int
@@ -383,7 +391,7 @@ class EngineSettings(TypedDict, total=False):
     tensor_parallel: int
     tensor_parallel_sums: str
     num_threads: int | None
-    block_size: int
+    block_size: int | None
     max_memory: int | str | None
     kv_memory: int | str | None
     touch_kv_memory: str

@@ -9,6 +9,11 @@ reserved for a kind of layer that does not need it.
     26 layers: F = full, w = window                 3 of the 7 groups, 4 layers each
     w w w w w F w w w w w F …   ──────►   group 0: F F F F    group 1: w w w w    group 2: w w w w …
 
+A **recurrent** layer (linear attention) has one state per sequence instead of a key and a value per token: the last
+state is all that it reads. Its group has block tables too: a block holds the state after the tokens that its positions
+cover, and the next token reads the block of the token before it, like a layer whose window is 2. So a state is shared,
+copied, moved and evicted as keys and values are.
+
 With latent attention a token has one vector per layer for all heads. This vector is the key and contains the value, so
 a block has no second half for values (`latent_dim`).
 
@@ -62,19 +67,26 @@ KV_FORMS: Final[Mapping[str, tuple[HeadForm, HeadForm]]] = MappingProxyType(
 """The forms of keys and of values, by the name of their dtype."""
 INT4_VALUES: Final = frozenset({"k8v4", "int4"})
 """The dtypes with values of 4 bits."""
-MAX_BLOCK_SIZE = 4096
+USUAL_BLOCK_SIZE: Final = 16
+MAX_BLOCK_SIZE: Final = 4096
 MAX_PADDING_FRACTION = 0.10
+RECURRENT: Final = 0
+"""The window of a recurrent layer for `from_layers`: it reads no keys."""
+RECURRENT_WINDOW: Final = 2
+"""A token of a recurrent layer reads the state of the token before it, and writes its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers that share one block table. `window`: how many tokens a query sees, its own included; None: all.
 
-    A query at position p of a window group attends to positions p - window + 1 … p.
+    A query at position p of a window group attends to positions p - window + 1 … p. `recurrent`: the layers have
+    states; the window is `RECURRENT_WINDOW`.
     """
 
     layers: tuple[int, ...]
     window: int | None = None
+    recurrent: bool = False
 
     def first_needed(self, position: int) -> int:
         """Return the first position that a query at `position` still reads.
@@ -90,6 +102,7 @@ class KVCacheSpec:
     """The shape of the KV cache of one model.
 
     `latent_dim`: how many first numbers of a key are its value; 0: keys and values are stored separately.
+    `recurrent_bytes`: half the state of a recurrent layer. Where a block has keys, or values, it has room for one half.
 
     >>> spec = KVCacheSpec.from_layers([None] * 28, block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
     >>> spec.bytes_per_token, spec.bytes_per_block
@@ -111,6 +124,7 @@ class KVCacheSpec:
     groups: tuple[KVGroup, ...]
     draft: KVCacheSpec | None = None
     latent_dim: int = 0
+    recurrent_bytes: int = 0
 
     def __post_init__(self) -> None:
         _require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
@@ -124,6 +138,7 @@ class KVCacheSpec:
         for group in self.groups:
             if group.window is not None:
                 _require_int("window", group.window, 1, 1 << 31)
+        _require_int("recurrent_bytes", self.recurrent_bytes, 0, 1 << 40)
         if self.draft is not None:
             self._check_draft(self.draft)
 
@@ -145,7 +160,10 @@ class KVCacheSpec:
         dtype: str,
         latent_dim: int = 0,
     ) -> KVCacheSpec:
-        """Group the layers of a model. `windows[i]` is the window of layer i, None for full attention."""
+        """Group the layers of a model. `windows[i]` is the window of layer i, None for full attention, or RECURRENT.
+
+        With recurrent layers, `with_states` says how large their states are.
+        """
         kinds: dict[int | None, list[int]] = {}
         for layer, window in enumerate(windows):
             kinds.setdefault(window, []).append(layer)
@@ -153,11 +171,15 @@ class KVCacheSpec:
             raise InvalidConfigError("windows", windows, "one entry for each layer, at least one")
         size = _group_size([len(layers) for layers in kinds.values()])
         groups = [
-            KVGroup(tuple(layers[first : first + size]), window)
+            _group(tuple(layers[first : first + size]), window)
             for window, layers in sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
             for first in range(0, len(layers), size)
         ]
         return cls(block_size, num_kv_heads, head_dim, dtype, tuple(groups), latent_dim=latent_dim)
+
+    def with_states(self, half_bytes: int) -> KVCacheSpec:
+        """Return the spec of blocks that have room for states of recurrent layers, each in two halves."""
+        return replace(self, recurrent_bytes=half_bytes)
 
     def with_draft(self, draft: KVCacheSpec) -> KVCacheSpec:
         """Return the spec of blocks that hold the layers of a draft model too.
@@ -192,15 +214,42 @@ class KVCacheSpec:
         return self.num_kv_heads * (self.key_head_bytes + self.value_head_bytes)
 
     @property
+    def has_recurrent_layers(self) -> bool:
+        """Whether a sequence has states, which hold all its tokens and cannot be taken back by a few."""
+        return any(group.recurrent for group in self.groups)
+
+    @property
+    def key_block_bytes(self) -> int:
+        """Bytes of the keys of one layer in a block, or of half a state."""
+        return max(self.block_size * self.num_kv_heads * self.key_head_bytes, self.recurrent_bytes)
+
+    @property
+    def value_block_bytes(self) -> int:
+        """Bytes of the values of one layer in a block, or of half a state."""
+        return max(self.block_size * self.num_kv_heads * self.value_head_bytes, self.recurrent_bytes)
+
+    @property
+    def usual_block_size(self) -> int:
+        """The tokens in a block unless the settings name a number: 16, or as many as take the memory of a state.
+
+        >>> layers, heads = [RECURRENT, None], {"num_kv_heads": 2, "head_dim": 256, "dtype": "bfloat16"}
+        >>> KVCacheSpec.from_layers(layers, block_size=16, **heads).with_states(530_000).usual_block_size
+        528
+        """
+        token = self.num_kv_heads * max(self.key_head_bytes, self.value_head_bytes)
+        size = -(-self.recurrent_bytes // (token * USUAL_BLOCK_SIZE)) * USUAL_BLOCK_SIZE
+        return min(max(size, USUAL_BLOCK_SIZE), MAX_BLOCK_SIZE)
+
+    @property
     def bytes_per_block(self) -> int:
         """Bytes of one block, including those of a draft model; the same for every group."""
-        own = self.block_size * self.layers_per_group * self.bytes_per_layer_token
+        own = self.layers_per_group * (self.key_block_bytes + self.value_block_bytes)
         return own if self.draft is None else own + self.draft.bytes_per_block
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in every layer of both models, without padding."""
-        own = sum(len(group.layers) for group in self.groups) * self.bytes_per_layer_token
+        """Bytes of one token in every layer of both models, without padding and states."""
+        own = sum(len(group.layers) for group in self.groups if not group.recurrent) * self.bytes_per_layer_token
         return own if self.draft is None else own + self.draft.bytes_per_token
 
     @property
@@ -229,6 +278,10 @@ class KVCacheSpec:
             return blocks
         span = group.window - 1 + longest_chunk
         return min(blocks, (span + self.block_size - 2) // self.block_size + 1)
+
+
+def _group(layers: tuple[int, ...], window: int | None) -> KVGroup:
+    return KVGroup(layers, RECURRENT_WINDOW, recurrent=True) if window == RECURRENT else KVGroup(layers, window)
 
 
 def _group_size(counts: Sequence[int]) -> int:

@@ -249,6 +249,9 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     if model.labels is not None and not backend.facts.makes_vectors:
         raise InvalidConfigError("backend", backend.facts.name, "native or reference for a model with labels")
     config = backend.facts.config
+    if config.max_drafts and backend.facts.kv_spec.has_recurrent_layers:
+        allowed = "off: a recurrent layer's state cannot take back tokens that were guessed in vain"
+        raise InvalidConfigError("speculation", config.speculation, allowed)
     require_host(config, backend.facts.name)
     try:
         plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())

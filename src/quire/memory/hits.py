@@ -52,6 +52,7 @@ class PrefixHits:
     ) -> None:
         self._block_size = spec.block_size
         self._groups = spec.groups
+        self._has_states = spec.has_recurrent_layers
         self.windows = [group for group, kind in enumerate(spec.groups) if kind.window is not None]
         self._full_groups = [group for group, kind in enumerate(spec.groups) if kind.window is None]
         self._index = index
@@ -67,7 +68,8 @@ class PrefixHits:
         if request.reads_whole_prompt:
             return PrefixMatch([], 0, 0, None)
         size, tokens = self._block_size, request.tokens
-        num_full = len(tokens) // size
+        # A state after the last token does not contain the state before it, which computing that token needs.
+        num_full = (len(tokens) - self._has_states) // size
         root = root_key(request.scope)
         known = self._index.match(root, tokens[: num_full * size].tobytes())
         hits = self.usable(self.places(known), len(tokens))

@@ -16,7 +16,7 @@ from operator import add
 from types import MappingProxyType
 
 from quire.core.config import require_int, require_one_of
-from quire.core.kv_spec import DTYPE_BYTES, KVCacheSpec
+from quire.core.kv_spec import DTYPE_BYTES, RECURRENT, KVCacheSpec
 
 SCALE_BYTES = 4
 GROUP_BYTES = MappingProxyType({"int8_groups": 34, "int4": 20})
@@ -87,10 +87,12 @@ class WeightCount:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a model. `windows[i]` is the window of layer i, None for full attention; `dtype` the checkpoint's.
+    """The sizes of a model. `windows[i]` is the window of layer i, None for full attention, RECURRENT for linear.
 
-    `kv_head_dim` is the number of stored values per head: an engine can round `head_dim` up. `latent_dim`: if not 0,
-    this many of them are also the value. `intermediate_size`: the outputs of gate for a token in a layer.
+    `dtype` is the checkpoint's. `kv_head_dim` is the number of stored values per head: an engine can round `head_dim`
+    up. `latent_dim`: if not 0, this many of them are also the value. `intermediate_size`: the outputs of gate for a
+    token in a layer. `recurrent_bytes`: half a state of a recurrent layer; `recurrent_operations`: of such a layer for
+    each token.
 
     >>> shape = ModelShape("m", "bfloat16", hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=10,
     ...     context_length=64, windows=(None, 16), layers=WeightCount(matrices=600, rows=60), head=WeightCount(80, 10))
@@ -115,6 +117,8 @@ class ModelShape:
     experts_per_token: int = 0
     latent_dim: int = 0
     intermediate_size: int = 0
+    recurrent_bytes: int = 0
+    recurrent_operations: int = 0
 
     def __post_init__(self) -> None:
         for field in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_length"):
@@ -155,6 +159,21 @@ class ModelShape:
         """Additions and multiplications of one layer for each pair of a token and one that it attends to."""
         return 2 * self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
 
+    @property
+    def num_recurrent(self) -> int:
+        """The number of recurrent layers."""
+        return self.windows.count(RECURRENT)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of a sequence, over all recurrent layers."""
+        return self.num_recurrent * 2 * self.recurrent_bytes
+
+    @property
+    def state_operations(self) -> int:
+        """Additions and multiplications of a token, over all recurrent layers."""
+        return self.num_recurrent * self.recurrent_operations
+
     def weight_bytes(self, dtype: str, weights: str = "auto") -> int:
         """Return the bytes of the weights in memory."""
         stored = self.layers.num_bytes(dtype, weights) + self.head.num_bytes(dtype, weights)
@@ -179,7 +198,7 @@ class ModelShape:
             head_dim=self.kv_head_dim,
             dtype=dtype,
             latent_dim=self.latent_dim,
-        )
+        ).with_states(self.recurrent_bytes)
 
     def kv_bytes_per_layer_token(self, dtype: str) -> int:
         """Return the bytes of the key and the value of one token in one layer."""
@@ -187,7 +206,7 @@ class ModelShape:
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Return the bytes of the keys and values of one token."""
-        return self.num_layers * self.kv_bytes_per_layer_token(dtype)
+        return (self.num_layers - self.num_recurrent) * self.kv_bytes_per_layer_token(dtype)
 
 
 def num_pairs(start: int, count: int, window: int | None = None) -> int:
@@ -203,7 +222,11 @@ def num_pairs(start: int, count: int, window: int | None = None) -> int:
 def num_read(start: int, count: int, window: int | None = None) -> int:
     """Return the number of tokens whose keys and values are read, each once, for the tokens from `start`.
 
+    A recurrent layer reads none.
+
     >>> num_read(0, 3), num_read(10, 1), num_read(10, 4, window=4)
     (3, 11, 7)
     """
+    if window == RECURRENT:
+        return 0
     return start + count if window is None else min(start + count, window - 1 + count)

@@ -3,6 +3,7 @@
     products of the layers   max(weights / bandwidth, operations / rate)
     the head                 max(its matrix / bandwidth, operations / rate)       only if tokens are sampled
     attention                max(keys and values / bandwidth, operations / rate)
+    recurrent layers         max(states, read and written / bandwidth, operations / rate)
     exchanges of ranks       bytes from other ranks / link, plus latency: four per layer, or two sums; and the logits
     the step                 their sum, and the overhead
 
@@ -69,6 +70,8 @@ class Roofline:
         self._product_rate = hardware.rate("int8" if packed else numbers.multiplied)
         self._pair_s = shape.operations_per_pair / hardware.rate(numbers.multiplied_kv)
         self._read_s = shape.kv_bytes_per_layer_token(numbers.stored_kv_dtype) / hardware.read_bandwidth
+        self._states_s = 2 * shape.state_bytes / hardware.read_bandwidth
+        self._added_s = shape.state_operations / hardware.rate("float32")
         self._logits_s, self._exchanged_s = self._exchange_times()
         self._head_s = shape.head.read_bytes(numbers.dtype, numbers.weights) / hardware.read_bandwidth
 
@@ -116,13 +119,13 @@ class Roofline:
         return shape.vocab_size * number_s, shape.num_layers * width * number_s
 
     def attention_s(self, starts: Sequence[int], counts: Sequence[int]) -> float:
-        """Return the seconds of attention."""
+        """Return the seconds of attention, and of the states of recurrent layers."""
         read, pairs = 0, 0
         for window, num_layers in self.kinds:
             for start, count in zip(starts, counts, strict=True):
                 read += num_layers * num_read(start, count, window)
                 pairs += num_layers * num_pairs(start, count, window)
-        return self.seconds_of(read, pairs)
+        return self.seconds_of(read, pairs) + max(len(starts) * self._states_s, sum(counts) * self._added_s)
 
     def seconds_of(self, read: int, pairs: int) -> float:
         """Return the seconds of attention that reads this many tokens and has this many pairs, each of one layer."""

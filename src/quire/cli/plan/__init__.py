@@ -21,6 +21,7 @@ from quire.cli.terminal import detect
 from quire.cli.text import line
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
+from quire.core.kv_spec import USUAL_BLOCK_SIZE
 from quire.simulate.estimate import Objective
 from quire.simulate.hardware import Hardware, known_hardware
 from quire.simulate.lengths import Length, RequestLengths, sample_pairs
@@ -108,6 +109,7 @@ def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Pl
     from quire.cli.plan.report import PlanReport
     from quire.cli.plan.sizing import EngineSizer
     from quire.cli.plan.study import Planner
+    from quire.compute.choice import usual_block_size
     from quire.core.memory_needs import KV_SHARE
 
     config, settings = engine_config(arguments, environ), engine_settings(arguments, environ)
@@ -116,10 +118,11 @@ def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Pl
     source = find_settings(config.model)
     sizer = EngineSizer(config, source)
     on_here = EngineSizer(config, source, KV_SHARE) if memory is None else sizer
+    choices = _choices(settings, usual_block_size(sizer.model, config))
     requests, lengths = _requests(arguments, config.max_model_len or sizer.model.spec.context_length)
     machines = [_hardware(name, config) for name in dict.fromkeys(arguments.hardware)]
     studies = tuple(
-        Planner(on_here if machine.name == HERE else sizer, lengths, _choices(settings), objective).study(
+        Planner(on_here if machine.name == HERE else sizer, lengths, choices, objective).study(
             machine, machine.memory_bytes if memory is None else memory * machine.num_ranks
         )
         for machine in machines
@@ -168,10 +171,14 @@ def _hardware(name: str, config: EngineConfig) -> Hardware:
     return find_machine(name, config).joined(config.tensor_parallel)
 
 
-def _choices(settings: Mapping[str, Setting]) -> Choices:
-    """Return the choices to search; a setting that the user has given is the only choice."""
+def _choices(settings: Mapping[str, Setting], block_size: int) -> Choices:
+    """Return the choices to search; a setting that the user has given is the only choice.
+
+    So is the usual block size of a model whose blocks hold states.
+    """
     given = {choices: settings[name] for name, choices in FIXED.items() if settings[name].origin != DEFAULT}
-    return Choices(**{choices: (setting.value,) for choices, setting in given.items() if setting.value is not None})
+    fixed = {choices: (setting.value,) for choices, setting in given.items() if setting.value is not None}
+    return Choices(**({} if block_size == USUAL_BLOCK_SIZE else {"block_sizes": (block_size,)}) | fixed)
 
 
 def _given_flags(settings: Mapping[str, Setting]) -> str:

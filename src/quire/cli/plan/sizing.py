@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from quire.cli.model_shapes import find_settings
 from quire.compute.backend import BackendFacts
-from quire.compute.choice import backend_on
+from quire.compute.choice import backend_on, resolved_for
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.draft import with_draft
 from quire.compute.models.source import ModelSource
@@ -139,7 +139,7 @@ class AnyBlockSizer(EngineSizer):
         return replace(facts, kv_spec=facts.kv_spec.with_block_size(config.block_size))
 
 
-def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:
+def resolved_on(hardware: Hardware, config: EngineConfig, model: ModelDescription) -> ResolvedConfig:
     """Return the settings of an engine on a machine. As at start-up, device auto means the GPU if there is one.
 
     A machine of several ranks counts as one machine; sizes that are given per rank are multiplied.
@@ -147,7 +147,7 @@ def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:
     num_ranks, config = config.tensor_parallel, replace(config, tensor_parallel=1)
     if config.device == "auto" and config.backend in ("auto", "torch"):
         config = replace(config, device=hardware.device)
-    resolved = config.resolved(hardware.memory_bytes if config.device == "cuda" else None)
+    resolved = resolved_for(model, config, hardware.memory_bytes if config.device == "cuda" else None)
     sizes = {name: getattr(resolved, name) for name in ("kv_memory", "swap_space", "host_cache")}
     of_all: dict[str, Any] = {name: num_ranks * int(size) for name, size in sizes.items() if size}
     return replace(resolved, **of_all)

@@ -156,7 +156,7 @@ class Study:
 
     def _size(self, config: EngineConfig) -> SizedEngine:
         machine = self._machine(config)
-        return self._sizer.size(resolved_on(machine, config), self._memory_bytes * machine.num_ranks)
+        return self._sizer.size(resolved_on(machine, config, self._sizer.model), self._memory_bytes * machine.num_ranks)
 
     def _machine(self, config: EngineConfig) -> Hardware:
         return self._hardware.joined(config.tensor_parallel)

@@ -37,7 +37,7 @@ from typing import Final
 
 from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape, WeightSource
 from quire.core.errors import CheckpointError
-from quire.core.kv_spec import KVCacheSpec
+from quire.core.kv_spec import RECURRENT, KVCacheSpec
 
 MAX_EXPERTS: Final = 1 << 16
 """For all layers together: three times the number in any model. The tensors of each are checked one by one."""
@@ -119,6 +119,86 @@ class LatentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """Linear attention by the gated delta rule: a recurrent layer, with a state instead of keys and values.
+
+    Each of `num_heads` value heads has a matrix S, `[key_dim, value_dim]`, which a token changes and reads:
+
+        S = decay × S;  S += k × rate × (v - S k);  output = S q        decay, rate: from 0 to 1, by token and head
+
+    Value head h uses the query and key of head h // (num_heads / num_key_heads). Queries, keys and values first go
+    through a SiLU of a causal filter over `filter_width` tokens; then queries and keys have length 1, and queries are
+    divided by √key_dim. With a = row of DELTA_DECAY and b = row of DELTA_RATE, decay = exp(-exp(DELTA_LOG_DECAY) ×
+    softplus(a + DELTA_DECAY_OFFSET)) and rate = sigmoid(b). The output is normalised by `norm` for each head, and
+    multiplied by SiLU(DELTA_GATE).
+    """
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    filter_width: int
+    norm: NormSpec
+
+    @property
+    def heads_per_key(self) -> int:
+        """How many value heads share a key."""
+        return self.num_heads // self.num_key_heads
+
+    @property
+    def num_inputs(self) -> int:
+        """The numbers of a token that go through the filter: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+
+    @property
+    def record_matrices(self) -> int:
+        """The floats of the matrices S that belong to one key head."""
+        return self.heads_per_key * self.key_dim * self.value_dim
+
+    @property
+    def record_inputs(self) -> int:
+        """The floats for a token's query, key and values of one key head."""
+        return -(-(2 * self.key_dim + self.heads_per_key * self.value_dim) // 16) * 16
+
+    @property
+    def record_change(self) -> int:
+        """The floats for what a token changes in the matrices of one key head."""
+        return -(-(self.key_dim + self.heads_per_key * (self.value_dim + 1)) // 16) * 16
+
+    @property
+    def record_floats(self) -> int:
+        """The floats of the state of one key head; see `quire.compute.reference.delta`."""
+        return self.record_matrices + self.filter_width * self.record_inputs + self.record_change + 16
+
+    @property
+    def half_bytes(self) -> int:
+        """The bytes of half a layer's state."""
+        return self.num_key_heads // 2 * self.record_floats * 4
+
+    @property
+    def operations(self) -> int:
+        """Additions and multiplications of a token in S: forgetting, adding, and reading by key and by query."""
+        return 7 * self.num_heads * self.key_dim * self.value_dim
+
+    def parts(self, hidden_size: int) -> dict[Part, PartShape]:
+        """Return a layer's parts."""
+        keys, values = self.num_key_heads * self.key_dim, self.num_heads * self.value_dim
+        return {
+            Part.DELTA_QUERY: PartShape((keys, hidden_size)),
+            Part.DELTA_KEY: PartShape((keys, hidden_size)),
+            Part.DELTA_VALUE: PartShape((values, hidden_size)),
+            Part.DELTA_GATE: PartShape((values, hidden_size)),
+            Part.DELTA_RATE: PartShape((self.num_heads, hidden_size)),
+            Part.DELTA_DECAY: PartShape((self.num_heads, hidden_size)),
+            Part.DELTA_FILTER: PartShape((self.num_inputs, 1, self.filter_width)),
+            Part.DELTA_LOG_DECAY: PartShape((self.num_heads,)),
+            Part.DELTA_DECAY_OFFSET: PartShape((self.num_heads,)),
+            Part.DELTA_NORM: self.norm.shape(self.value_dim),
+            Part.DELTA_OUTPUT: PartShape((hidden_size, values)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """The settings of all attention layers.
 
@@ -126,7 +206,7 @@ class AttentionSpec:
     `qk_norm` normalises queries and keys before they rotate, or after that if `rotates_first`, by `qk_norm_scope`.
     `sinks`: each query head has a learned score that is not capped; it takes part in every softmax as a position
     without a value. `latent`: heads share one latent of `head_dim` numbers; `bias` then applies to the matrices that
-    compute the latents.
+    compute the latents. `gated`: the output of attention is multiplied by the sigmoid of ATTENTION_GATE.
     """
 
     num_heads: int
@@ -141,6 +221,7 @@ class AttentionSpec:
     score_soft_cap: float | None = None
     sinks: bool = False
     latent: LatentSpec | None = None
+    gated: bool = False
 
     @property
     def output_dim(self) -> int:
@@ -152,12 +233,14 @@ class AttentionSpec:
 class LayerSpec:
     """The settings that differ between layers.
 
-    `window` None: full attention; `rope` None: no rotary positions; `sparse`: experts instead of an MLP.
+    `window` None: full attention; `rope` None: no rotary positions; `sparse`: experts instead of an MLP; `recurrent`:
+    linear attention (`DecoderSpec.delta`) instead of attention.
     """
 
     window: int | None
     rope: RopeSpec | None
     sparse: bool = False
+    recurrent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +298,7 @@ class DecoderSpec:
     - `embedding_scale` multiplies the rows of the embedding, before positions are added.
     - `learned_positions`: the offset of learned positions in their table; None: no learned positions.
     - `tied_head`: the embedding is also the head. `head_bias`: the head has a bias.
-    - `experts`: of the `sparse` layers.
+    - `experts`: of the `sparse` layers. `delta`: of the `recurrent` layers.
     - `sources`: the tensors of each part in a checkpoint. It may also have `ignored_tensors`, and those whose names
       begin with one of the `ignored_prefixes`, which are not used. Checkpoints of the bare decoder lack
       `optional_prefix` in their names.
@@ -233,6 +316,7 @@ class DecoderSpec:
     ignored_prefixes: tuple[str, ...] = ()
     optional_prefix: str = ""
     experts: ExpertsSpec | None = None
+    delta: DeltaSpec | None = None
     tied_head: bool = False
     head_bias: bool = False
     norm_before: bool = True
@@ -260,6 +344,8 @@ class DecoderSpec:
             raise CheckpointError("activation", self.mlp.activation.value, "another one for an MLP without a gate")
         if self.experts is not None:
             _check_experts(self.experts, sum(layer.sparse for layer in self.layers))
+        if any(layer.recurrent for layer in self.layers):
+            _check_delta(self)
         for layer in self.layers:
             if layer.rope is not None:
                 latent = self.attention.latent
@@ -290,6 +376,8 @@ class DecoderSpec:
     def layer_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
         """Return the parts of a layer, without those of its experts."""
         mlp = self._router_parts() if layer.sparse else self._mlp_parts()
+        if layer.recurrent and self.delta is not None:
+            return self.delta.parts(self.hidden_size) | mlp | self._norm_parts()
         latent = self.attention.latent
         if latent is None:
             return self._attention_parts() | mlp | self._norm_parts()
@@ -316,6 +404,8 @@ class DecoderSpec:
             Part.VALUE: PartShape((key, hidden), attention.bias),
             Part.OUTPUT: self._output_part(),
         }
+        if attention.gated:
+            parts[Part.ATTENTION_GATE] = PartShape((query, hidden), attention.bias)
         if attention.sinks:
             parts[Part.SINKS] = PartShape((attention.num_heads,))
         if attention.qk_norm is not None:
@@ -367,14 +457,15 @@ class DecoderSpec:
 
     def kv_cache_spec(self, block_size: int, dtype: str = "float32") -> KVCacheSpec:
         """Return the content of a block of KV memory for this model."""
-        return KVCacheSpec.from_layers(
-            [layer.window for layer in self.layers],
+        spec = KVCacheSpec.from_layers(
+            [RECURRENT if layer.recurrent else layer.window for layer in self.layers],
             block_size=block_size,
             num_kv_heads=self.attention.num_kv_heads,
             head_dim=self.attention.head_dim,
             dtype=dtype,
             latent_dim=0 if self.attention.latent is None else self.attention.latent.rank,
         )
+        return spec if self.delta is None else spec.with_states(self.delta.half_bytes)
 
 
 def _check_rope(rope: RopeSpec, head_dim: int) -> None:
@@ -392,6 +483,20 @@ def _check_latent(attention: AttentionSpec, latent: LatentSpec) -> None:
     has_other = attention.qk_norm is not None or attention.sinks or attention.num_kv_heads != 1
     if has_other or attention.head_dim != latent.rank + latent.rope_dim:
         raise CheckpointError("attention", "a latent with other heads", "one key-value head, which is the latent")
+
+
+def _check_delta(spec: DecoderSpec) -> None:
+    delta = spec.delta
+    if delta is None:
+        raise CheckpointError("layers", "recurrent without a rule", "a rule for recurrent layers")
+    if spec.attention.latent is not None or spec.parallel:
+        raise CheckpointError("layers", "recurrent next to latents or parallel", "recurrent, and full attention")
+    if delta.num_key_heads % 2 or delta.num_heads % delta.num_key_heads:
+        heads = f"{delta.num_heads} of values, {delta.num_key_heads} of keys"
+        raise CheckpointError("recurrent heads", heads, "an even number of keys, with equally many values for each")
+    for name, size in (("key", delta.key_dim), ("value", delta.value_dim)):
+        if size % 16:  # engines read 16 numbers at once
+            raise CheckpointError(f"numbers of a recurrent {name} head", size, "a multiple of 16")
 
 
 def _check_experts(experts: ExpertsSpec, num_layers: int) -> None:

@@ -27,7 +27,7 @@ OTHER_LAYERS: Final = (
         r"(Bamba|FalconH1|Jamba|NemotronH|Plamo2|Zamba2?)For",
         "some of its layers are state-space layers",
     ),
-    (r"(BailingHybrid|KimiLinear|MiniMax(Text01)?|OlmoHybrid|Qwen3Next|Qwen3_5(Moe)?)For", "it has linear attention"),
+    (r"(BailingHybrid|KimiLinear|MiniMax(Text01)?|OlmoHybrid)For", "it has linear attention"),
     (r"(RecurrentGemma|Rwkv\d*|RWKV\w*|xLSTM)For", "its layers are recurrent"),
     (r"Lfm2(Moe)?For", "some of its layers are short convolutions"),
     (r"(DeepseekV(32|4)|GlmMoeDsa)For", "its attention chooses tokens by an index (DSA)"),

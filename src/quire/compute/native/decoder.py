@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
@@ -34,8 +35,11 @@ NORMS = frozenset(
         Part.FINAL_NORM,
         Part.QUERY_DOWN_NORM,
         Part.LATENT_NORM,
+        Part.DELTA_NORM,
     }
 )
+SMALL_DELTA: Final = frozenset({Part.DELTA_FILTER, Part.DELTA_LOG_DECAY, Part.DELTA_DECAY_OFFSET})
+"""The weights of a recurrent layer that are not matrices."""
 
 
 class NativeDecoder:
@@ -168,7 +172,7 @@ class NativeDecoder:
         """Point the decoder to the KV memory, if the memory has changed."""
         places = cache.places()
         if places is not self._cache:
-            self._decoder.set_cache(places, cache.spec.dtype)
+            self._decoder.set_cache(places, cache.spec.dtype, cache.spec.block_size)
             self._cache = places
 
     def _set_model(self, parts: Parts) -> None:
@@ -183,7 +187,11 @@ class NativeDecoder:
         self._set_parts({part: piece for part, piece in parts.items() if part in rest}, -1)
 
     def _set_parts(self, parts: Parts, layer: int, expert: int = -1) -> None:
+        if Part.DELTA_FILTER in parts:
+            self._set_delta(parts, layer)
         for part, piece in parts.items():
+            if part in SMALL_DELTA:
+                continue
             if part is Part.SINKS:
                 self._decoder.set_sinks(layer, np.ascontiguousarray(piece.weight))
             elif part is Part.ROUTER_OFFSET:
@@ -198,6 +206,15 @@ class NativeDecoder:
                 self._set_matrix(part, piece, layer, expert)
                 if piece.bias is not None:
                     self._decoder.set_bias(part.value, layer, expert, np.ascontiguousarray(piece.bias))
+
+    def _set_delta(self, parts: Parts, layer: int) -> None:
+        """Set the filter of a recurrent layer, and what decides how fast its states decay."""
+        self._decoder.set_delta(
+            layer,
+            np.ascontiguousarray(parts[Part.DELTA_FILTER].weight[:, 0].T),
+            np.ascontiguousarray(parts[Part.DELTA_DECAY_OFFSET].weight),
+            np.exp(parts[Part.DELTA_LOG_DECAY].weight, dtype=np.float64),
+        )
 
     def _set_heads(self, part: Part, piece: PartWeights, layer: int) -> None:
         """Set the matrix of each head, [out, in]; queries are multiplied by the columns of KEY_UP."""

@@ -26,7 +26,6 @@ from quire.core.executor import NoteLoaded
 from quire.core.kv_spec import INT4_GROUP, INT4_VALUES, KV_FORMS, KVCacheSpec
 from quire.core.step import MAX_PROMPT_LOGITS
 
-BLOCK_SIZES: Final = (16, 32, 64, 128)
 WIDENED: Final = frozenset({"E4M3"})
 """Types of blocks that the core does not multiply."""
 KV_DTYPES: Final = ("float32", "bfloat16", "int8", "k8v4", "int4")
@@ -78,8 +77,8 @@ def kernels_for(instruction_set: str | None) -> Kernels:
 
 def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec:
     """Return the native layout of a block: heads are padded to a multiple of 16 numbers, or of 32 with 4-bit values."""
-    if block_size not in BLOCK_SIZES:
-        raise InvalidConfigError("block_size", block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
+    if block_size % PANEL_WIDTH:
+        raise InvalidConfigError("block_size", block_size, f"a multiple of {PANEL_WIDTH}")
     if dtype not in KV_DTYPES:
         raise InvalidConfigError("kv_dtype", dtype, f"one of {', '.join(KV_DTYPES)}")
     if KV_FORMS[dtype][0].scaled and spec.attention.head_dim > MAX_WHOLE_HEAD_DIM:

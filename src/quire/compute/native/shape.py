@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.compute.adapters.folder import RANK_STEP
-from quire.compute.models.base import DecoderSpec, ExpertsSpec, LatentSpec, RopeSpec, Scoring
+from quire.compute.models.base import DecoderSpec, DeltaSpec, ExpertsSpec, LatentSpec, RopeSpec, Scoring
 from quire.compute.models.parts import NormKind, NormSpec
 from quire.core.kv_spec import KVCacheSpec
 
@@ -25,6 +25,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "tied_head": spec.tied_head,
         "qk_norm": "none" if attention.qk_norm is None else attention.qk_norm_scope.value,
         "rotates_first": attention.rotates_first,
+        "gated_attention": attention.gated,
         "parallel": spec.parallel,
         "shared_norm": spec.shared_norm,
         "activation": spec.mlp.activation.value,
@@ -40,7 +41,9 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "learned_positions": -1 if spec.learned_positions is None else spec.learned_positions,
         "ropes": [_rope(rope) for rope in ropes],
         "layers": _layers(spec, kv_spec, ropes),
-    } | ({} if attention.latent is None else {"latent": _latent(attention.latent)})
+        **({} if attention.latent is None else {"latent": _latent(attention.latent)}),
+        **({} if spec.delta is None else {"delta": _delta(spec.delta)}),
+    }
 
 
 def _experts(experts: ExpertsSpec | None) -> dict[str, object]:
@@ -69,6 +72,17 @@ def _latent(latent: LatentSpec) -> dict[str, object]:
     }
 
 
+def _delta(delta: DeltaSpec) -> dict[str, object]:
+    return {
+        "num_heads": delta.num_heads,
+        "num_key_heads": delta.num_key_heads,
+        "key_dim": delta.key_dim,
+        "value_dim": delta.value_dim,
+        "filter_width": delta.filter_width,
+        "norm": _norm(delta.norm),
+    }
+
+
 def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> list[dict[str, object]]:
     homes = {
         layer: (index, place) for index, group in enumerate(kv_spec.groups) for place, layer in enumerate(group.layers)
@@ -78,6 +92,7 @@ def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> l
             "window": layer.window or 0,
             "rope": -1 if layer.rope is None else ropes.index(layer.rope),
             "sparse": layer.sparse,
+            "recurrent": layer.recurrent,
             "kv_group": homes[index][0],
             "kv_place": homes[index][1],
         }

@@ -20,8 +20,9 @@ from quire.compute.arrays import BoolArray, FloatArray, IntArray
 from quire.compute.models.base import AttentionSpec, DecoderSpec, RopeSpec
 from quire.compute.models.parts import Part
 from quire.compute.reference.attention import AttentionRule, paged_attention, write_kv
+from quire.compute.reference.delta import DeltaAttention
 from quire.compute.reference.latent import LatentAttention
-from quire.compute.reference.mlp import DENSE, experts_output, mlp_output
+from quire.compute.reference.mlp import DENSE, experts_output, mlp_output, sigmoid
 from quire.compute.reference.operations import (
     Angles,
     linear,
@@ -73,13 +74,15 @@ class ReferenceDecoder:
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
             angles = self._angles(inputs.positions)
             for index, layer in enumerate(self.spec.layers):
-                attention = self._attention(index, None if layer.rope is None else angles[layer.rope])
-                attended = self._attend(hidden, attention, cache.layer(index), inputs)
+                parts = self.weights.layers[index]
+                attended = self._attend(
+                    hidden, index, None if layer.rope is None else angles[layer.rope], cache, inputs
+                )
                 if self.spec.parallel:
                     hidden = attended + self._transform(hidden, index)
                 else:
-                    hidden = self._norm(attended, attention.parts, Part.JOINED_ATTENTION_NORM)
-                    hidden = self._norm(hidden + self._transform(hidden, index), attention.parts, Part.JOINED_MLP_NORM)
+                    hidden = self._norm(attended, parts, Part.JOINED_ATTENTION_NORM)
+                    hidden = self._norm(hidden + self._transform(hidden, index), parts, Part.JOINED_MLP_NORM)
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
             logits = self._logits(hidden[inputs.logit_indices])
         finite: BoolArray = np.all(np.isfinite(hidden), axis=1)
@@ -109,11 +112,16 @@ class ReferenceDecoder:
         return _Attention(shape, layer.window, parts, angles, _Rounding(self.kv_dtype, centre))
 
     def _attend(
-        self, hidden: FloatArray, attention: _Attention | LatentAttention, cache: LayerCache, inputs: StepInputs
+        self, hidden: FloatArray, index: int, angles: Angles | None, cache: CacheEngine, inputs: StepInputs
     ) -> FloatArray:
-        """Return the residual stream with attention added. Mutates the cache."""
-        parts = attention.parts
-        update = attention.attend(self._norm(hidden, parts, Part.ATTENTION_NORM), cache, inputs)
+        """Return the residual stream with a layer's attention added. Mutates the cache."""
+        parts, delta = self.weights.layers[index], self.spec.delta
+        rows = self._norm(hidden, parts, Part.ATTENTION_NORM)
+        if self.spec.layers[index].recurrent and delta is not None:
+            states = cache.states(index, delta.num_key_heads)
+            update = DeltaAttention(delta, parts).attend(rows, states, inputs)
+        else:
+            update = self._attention(index, angles).attend(rows, cache.layer(index), inputs)
         return hidden + self._norm(update, parts, Part.AFTER_ATTENTION_NORM) * np.float32(self.spec.residual_scale)
 
     def _transform(self, hidden: FloatArray, index: int) -> FloatArray:
@@ -186,8 +194,10 @@ class _Attention:
         values = linear(hidden, self.parts[Part.VALUE]).reshape(keys.shape)
         keys, values = self._rounding.round(keys, values)
         write_kv(cache, inputs.slots[cache.group], keys, values)
-        output = paged_attention(query, cache, inputs, self._rule)
-        return linear(output.reshape(len(hidden), -1), self.parts[Part.OUTPUT])
+        output = paged_attention(query, cache, inputs, self._rule).reshape(len(hidden), -1)
+        if self._shape.gated:
+            output = output * sigmoid(linear(hidden, self.parts[Part.ATTENTION_GATE]))
+        return linear(output, self.parts[Part.OUTPUT])
 
     def _heads(self, hidden: FloatArray, part: Part, norm: Part) -> FloatArray:
         """Return queries or keys, normalised and rotated: `[num_tokens, heads, head_dim]`."""

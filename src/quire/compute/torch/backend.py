@@ -66,8 +66,8 @@ class TorchBackend:
         Raises `InvalidConfigError` for settings that it does not support.
         """
         models = [each for each in (model, model.draft) if each is not None]
-        if any(each.spec.attention.latent is not None for each in models):
-            raise InvalidConfigError("backend", "torch", "native or reference: torch does not run latents (MLA) yet")
+        if missing := next(filter(None, map(_missing, models)), ""):
+            raise InvalidConfigError("backend", "torch", f"native or reference: torch does not run {missing} yet")
         if device == "cpu" and find_spec("torch") is None:
             raise InvalidConfigError("backend", "torch", "native or reference: torch is not installed")
         if config.touch_kv_memory == "start" and device == "cuda":
@@ -126,6 +126,8 @@ class TorchBackend:
         gpu = look(os.environ, config.tensor_parallel)
         if gpu.gpu is None and config.device == "auto":
             return None, ""
+        if config.device == config.backend == "auto" and (missing := _missing(model)):
+            return None, f"runs on the CPU: torch does not run {missing} yet"
         require_gpus(gpu, config.tensor_parallel)
         backend = cls.of("cuda", config.resolved(gpu.total_bytes), model)
         num_bytes = backend.facts.weight_bytes + backend.facts.activation_bytes
@@ -198,6 +200,13 @@ def _require_ranks(config: ResolvedConfig) -> None:
     if config.batch_invariant and config.tensor_parallel_sums == "reduce":
         allowed = "gather with batch_invariant: sums over ranks depend on the whole step"
         raise InvalidConfigError(SUMS, "reduce", allowed)
+
+
+def _missing(model: ModelDescription) -> str:
+    """Return what a model has that this engine does not run; empty if it runs the model."""
+    if model.spec.attention.latent is not None:
+        return "latents (MLA)"
+    return "linear attention" if model.spec.delta is not None or model.spec.attention.gated else ""
 
 
 def _kv_spec(model: ModelDescription, settings: TorchSettings) -> KVCacheSpec:

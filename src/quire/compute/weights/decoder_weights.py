@@ -37,6 +37,7 @@ PRODUCTS: Final = frozenset(
     {Part.EMBEDDING_IN, Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}
     | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN, Part.EMBEDDING_OUT, Part.HEAD}
     | {Part.QUERY_DOWN, Part.LATENT, Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN}
+    | {Part.ATTENTION_GATE, Part.DELTA_QUERY, Part.DELTA_KEY, Part.DELTA_VALUE, Part.DELTA_GATE, Part.DELTA_OUTPUT}
 )
 """The matrices in products, except the router; an embedding that is also the head is another one."""
 
@@ -45,6 +46,9 @@ OF_LATENTS: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 
 ROUTERS: Final = frozenset({Part.ROUTER, Part.SHARED_ROUTER})
 """Matrices that choose and weigh experts: a small change can send a token to others, so they are not rounded."""
+
+NOT_MATRICES: Final = frozenset({Part.DELTA_FILTER})
+"""Weights with several dimensions that are always float32, because no product reads them."""
 
 HEAD_NORMS: Final = frozenset({Part.QUERY_NORM, Part.KEY_NORM})
 """Norms on heads: their weights are one row, even if each head has its own."""
@@ -136,7 +140,7 @@ def is_product(spec: DecoderSpec, part: Part) -> bool:
 
 def is_matrix(part: Part, shape: PartShape) -> bool:
     """Return whether a weight has the dtype of matrices; norms and routers are always float32."""
-    return len(shape.weight) > 1 and part not in ROUTERS and part not in HEAD_NORMS
+    return len(shape.weight) > 1 and part not in ROUTERS | HEAD_NORMS | NOT_MATRICES
 
 
 def kept_type(spec: DecoderSpec, part: Part, shape: PartShape, block_types: Mapping[str, str], layer: int) -> str:

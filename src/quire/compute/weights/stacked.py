@@ -33,7 +33,10 @@ from quire.core.errors import CheckpointError
 
 MAX_TENSORS: Final = 12 * MAX_EXPERTS
 STACK: Final = ".mlp.experts."
-BARE: Final = (".self_attn.sinks", ".mlp.gate.e_score_correction_bias")
+BARE: Final = (
+    *(".self_attn.sinks", ".mlp.gate.e_score_correction_bias"),
+    *(".linear_attn.A_log", ".linear_attn.dt_bias"),
+)
 """Weight tensors whose names lack `.weight`."""
 MATRICES: Final = MappingProxyType(
     {"gate_up_proj": {"gate_proj": (0, 2), "up_proj": (1, 2)}, "down_proj": {"down_proj": (0, 1)}}

@@ -8,7 +8,8 @@ tables, and **one** pool of blocks serves all groups. So the memory has an array
     block 1   ├ layer 2 ┼ K, V ┤     ├ layer 3 ┼ K, V ┤    held by group 1 = layers (2, 3)
     block 2   └ …  its holder's layers ──────┘
 
-If the values are part of the keys (`KVCacheSpec.latent_dim`), their arrays are empty.
+If the values are part of the keys (`KVCacheSpec.latent_dim`), their arrays are empty. In a block of a recurrent group,
+the arrays of a place hold the two halves of a layer's state.
 
 A block that gets another owner needs no conversion, and copying a block copies its rows of every array. Host blocks
 have the same arrays. Each model runner chooses the layout within a block; the shape below is the reference decoder's.
@@ -34,7 +35,8 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import StepPlan
 
 CacheArray: TypeAlias = NDArray[Any]
-"""Keys or values of one place: float32, bfloat16 as uint16, or bytes with scales after the numbers of each head."""
+"""Keys or values of one place, a row for each block: float32, bfloat16 as uint16, or bytes with scales after the
+numbers of each head."""
 
 STORED_AS: Final = MappingProxyType(
     {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8, "k8v4": np.int8, "int4": np.int8}
@@ -49,6 +51,15 @@ class LayerCache:
     group: int
     keys: FloatArray  # [num_blocks, block_size, num_kv_heads, head_dim]
     values: FloatArray  # [num_blocks, block_size, num_kv_heads, head_dim], or latent_dim instead: the keys' beginning
+
+
+@dataclass(frozen=True, slots=True)
+class StateCache:
+    """The states of a recurrent layer, in two halves, and the group whose block tables it uses."""
+
+    group: int
+    block_size: int
+    halves: tuple[FloatArray, FloatArray]  # [num_blocks, key heads / 2, floats of a key head]
 
 
 class CacheEngine:
@@ -114,11 +125,28 @@ class CacheEngine:
 
     def layer(self, layer: int) -> LayerCache:
         """Return the cache of one layer. Does not mutate; the arrays are the memory itself."""
+        group, keys, values = self._arrays(layer)
+        keys = self._by_token(keys, self.spec.key_head_bytes)
+        if self.spec.latent_dim:
+            return LayerCache(group, keys, keys[..., : self.spec.latent_dim])
+        return LayerCache(group, keys, self._by_token(values, self.spec.value_head_bytes))
+
+    def states(self, layer: int, num_key_heads: int) -> StateCache:
+        """Return the states of a recurrent layer in float32 memory. Does not mutate; the arrays are the memory."""
+        group, *halves = self._arrays(layer)
+        num_floats = self.spec.recurrent_bytes // 4
+        first, second = (half[:, :num_floats].reshape(self.num_blocks, num_key_heads // 2, -1) for half in halves)
+        return StateCache(group, self.spec.block_size, (first, second))
+
+    def _by_token(self, array: CacheArray, head_bytes: int) -> CacheArray:
+        """Return keys or values by block, token and head."""
+        shape = self.spec.block_size, self.spec.num_kv_heads, head_bytes // array.itemsize
+        return array[:, : math.prod(shape)].reshape(self.num_blocks, *shape)
+
+    def _arrays(self, layer: int) -> tuple[int, CacheArray, CacheArray]:
         group, place = self._places[layer]
         keys, values = self._device.arrays[2 * place : 2 * place + 2]
-        if self.spec.latent_dim:
-            values = keys[..., : self.spec.latent_dim]
-        return LayerCache(group, keys, values)
+        return group, keys, values
 
     def places(self) -> list[tuple[CacheArray, CacheArray]]:
         """Return keys and values of each place: the memory itself, and the same list while it is allocated."""
@@ -164,10 +192,10 @@ class _Tier:
 
     def allocate(self, spec: KVCacheSpec, poison: bool) -> None:
         """Allocate every array. Mutates."""
-        shape, dtype = (self.num_blocks, spec.block_size, spec.num_kv_heads), STORED_AS[spec.dtype]
-        sizes = [size // np.dtype(dtype).itemsize for size in (spec.key_head_bytes, spec.value_head_bytes)]
+        dtype = STORED_AS[spec.dtype]
+        sizes = [size // np.dtype(dtype).itemsize for size in (spec.key_block_bytes, spec.value_block_bytes)]
         try:
-            self.arrays = [_new_array((*shape, size), dtype, poison) for size in sizes * spec.layers_per_group]
+            self.arrays = [_new_array((self.num_blocks, size), dtype, poison) for size in sizes * spec.layers_per_group]
         except (OSError, OverflowError) as error:
             allowed = f"as many as fit into memory, {spec.bytes_per_block} bytes each"
             raise InvalidConfigError(self.name, self.num_blocks, allowed) from error

@@ -27,10 +27,10 @@ class ModelCosts:
     kv_bytes_per_layer_token: int
 
     def kv_bytes(self, lengths: Iterable[int]) -> int:
-        """Return the bytes of the keys and values that one new token of each sequence attends to."""
-        return self.kv_bytes_per_layer_token * sum(
-            num_read(length - 1, 1, window) for length in lengths for window in self.shape.windows
-        )
+        """Return the bytes of the keys, values and states that one new token of each sequence reads."""
+        lengths = list(lengths)
+        num_tokens = sum(num_read(length - 1, 1, window) for length in lengths for window in self.shape.windows)
+        return self.kv_bytes_per_layer_token * num_tokens + len(lengths) * self.shape.state_bytes
 
     def prompt_operations(self, num_tokens: int) -> int:
         """Return the multiplications and additions of a prompt, with the logits of its last token."""
@@ -50,7 +50,7 @@ class ModelCosts:
     def _operations(self, num_tokens: int, num_logits: int, pairs: int) -> int:
         shape = self.shape
         products = num_tokens * shape.operations_per_token + num_logits * shape.operations_per_logits
-        return products + pairs * shape.operations_per_pair
+        return products + pairs * shape.operations_per_pair + num_tokens * shape.state_operations
 
 
 def model_costs(model: ModelDescription, facts: BackendFacts) -> ModelCosts | None:

@@ -75,7 +75,30 @@ TINY: dict[str, object] = QWEN3 | {
     "num_key_value_heads": 2,
     "vocab_size": 256,
 }
-CONFIGS = {"qwen3-0.6b": QWEN3, "llama-3.2-1b": LLAMA3, "tiny": TINY}
+QWEN3_5: dict[str, object] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262_144,
+    "model_type": "qwen3_5_text",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 10_000_000.0, "rope_type": "default"},
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 248_320,
+}
+CONFIGS = {"qwen3-0.6b": QWEN3, "llama-3.2-1b": LLAMA3, "qwen3.5-0.8b": QWEN3_5, "tiny": TINY}
 
 HEAD = "head"
 RANDOM_NUMBERS = 1_000_003
@@ -106,6 +129,8 @@ class KernelShape:
         """Return the shape of a model. Matrices with the same input count as one."""
         if spec.experts is not None:
             raise InvalidConfigError("shape", name, "a model without experts: tokens decide which experts are read")
+        if spec.delta is not None:
+            raise InvalidConfigError("shape", name, "a model whose layers all have the same matrices")
         attention, hidden, mlp = spec.attention, spec.hidden_size, spec.mlp
         num_layers = len(spec.layers)
         joined = attention.num_heads + 2 * attention.num_kv_heads

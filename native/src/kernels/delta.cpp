@@ -1,0 +1,276 @@
+// Linear attention by the gated delta rule; the layout of a state is in kernels.h.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels_of_set.h"
+#include "quire/simd.h"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+// The vectors of columns of S that are computed together: 128 rows of them fit into the first cache.
+constexpr int kColumnVectors = 4;
+
+std::int32_t count_of(const float* record, const DeltaShape& shape) {
+    std::int32_t count;
+    std::memcpy(&count, record + shape.record_floats() - 1, sizeof count);
+    return count;
+}
+
+// Divides a head by its length, and by `divisor`.
+void make_length_1(float* head, int count, float divisor) {
+    Floats squares = broadcast(0.0F);
+    for (int i = 0; i < count; i += kLanes) squares = fma(load(head + i), load(head + i), squares);
+    const Floats length = broadcast(std::sqrt(sum(squares) + 1e-6F)), scale = broadcast(divisor);
+    for (int i = 0; i < count; i += kLanes) store(head + i, load(head + i) / length / scale);
+}
+
+// Where a part of a token's inputs is in its row, and in the stored inputs of its key head.
+struct Part {
+    int in_row, in_record, count;
+};
+
+// The query, the key and the values of a key head.
+struct Parts {
+    Parts(const DeltaShape& shape, int key_head) {
+        const int key = shape.key_dim, values = shape.heads_per_key() * shape.value_dim;
+        part[0] = {key_head * key, 0, key};
+        part[1] = {shape.key_numbers() + key_head * key, key, key};
+        part[2] = {2 * shape.key_numbers() + key_head * values, 2 * key, values};
+    }
+    Part part[3];
+};
+
+// The inputs of an earlier token, before the filter, that the state has stored.
+const float* stored_inputs(const DeltaTask& task, int key_head, std::int64_t position) {
+    const DeltaShape& shape = *task.shape;
+    return task.record_before(key_head) + shape.record_matrices() +
+           static_cast<std::size_t>(position % shape.filter_width) * shape.record_inputs();
+}
+
+// Filters a part of a token's inputs.
+void filter_part(const DeltaTask& task, int key_head, int token, const Part& part) {
+    const DeltaShape& shape = *task.shape;
+    const std::int64_t position = task.first_position + token;
+    float* to = task.filtered.row(task.first_token + token) + part.in_row;
+    for (int i = 0; i < part.count; i += kLanes) {
+        Floats total = broadcast(0.0F);
+        for (int place = 0; place < shape.filter_width; ++place) {
+            const std::int64_t back = shape.filter_width - 1 - place;
+            if (back > position) continue;
+            const float* from = back <= token
+                                    ? task.inputs.row(task.first_token + token - static_cast<int>(back)) + part.in_row
+                                    : stored_inputs(task, key_head, position - back) + part.in_record;
+            const float* weight = task.filter + static_cast<std::size_t>(place) * shape.num_inputs() + part.in_row;
+            total = fma(load(weight + i), load(from + i), total);
+        }
+        store(to + i, total);
+    }
+    activate(to, part.count, Activation::kSilu);
+}
+
+// Computes the filtered inputs of a token for one key head, its decays and rates, and the product of query and key.
+void prepare(const DeltaTask& task, int key_head, int token) {
+    const DeltaShape& shape = *task.shape;
+    for (const Part& part : Parts(shape, key_head).part) filter_part(task, key_head, token, part);
+    const float* raw = task.inputs.row(task.first_token + token);
+    float* row = task.filtered.row(task.first_token + token);
+    float *query = row + key_head * shape.key_dim, *key = query + shape.key_numbers();
+    make_length_1(query, shape.key_dim, std::sqrt(static_cast<float>(shape.key_dim)));
+    make_length_1(key, shape.key_dim, 1.0F);
+    Floats overlap = broadcast(0.0F);
+    for (int i = 0; i < shape.key_dim; i += kLanes) overlap = fma(load(query + i), load(key + i), overlap);
+    float* rest = row + shape.num_inputs();
+    rest[2 * shape.num_heads + key_head] = sum(overlap);
+    for (int i = 0; i < shape.heads_per_key(); ++i) {
+        const int head = key_head * shape.heads_per_key() + i;
+        const double rate = raw[shape.first_of_rates() + head];
+        const double moved = static_cast<double>(raw[shape.first_of_decays() + head]) + task.decay_offsets[head];
+        const double softplus = (moved > 0.0 ? moved : 0.0) + std::log1p(std::exp(moved > 0.0 ? -moved : moved));
+        rest[head] = static_cast<float>(std::exp(-task.decay_speeds[head] * softplus));
+        rest[shape.num_heads + head] = static_cast<float>(1.0 / (1.0 + std::exp(-rate)));
+    }
+}
+
+// What the last token before some others changes in S.
+struct Change {
+    const float* key = nullptr;
+    float decay = 0.0F;
+    bool any = false;
+};
+
+// Some columns of the matrix S of one value head, with the change of the last token to them.
+template <int kVectors>
+class Columns {
+  public:
+    Columns(const DeltaTask& task, int key_head, int head, int column, float* scratch)
+        : task_(task), shape_(*task.shape), key_head_(key_head), head_(head), column_(column), matrix_(scratch) {}
+
+    void run() {
+        begin();
+        for (int token = 0; token < task_.num_tokens; ++token) {
+            add(token);
+            if (task_.is_stored_after(token)) put(task_.record_of(key_head_, token));
+        }
+    }
+
+  private:
+    static constexpr int kCount = kVectors * kLanes;
+
+    std::size_t first_of_matrix() const {
+        return static_cast<std::size_t>(head_) * shape_.key_dim * shape_.value_dim + column_;
+    }
+    std::size_t first_of_change() const {
+        return shape_.first_of_change() + shape_.key_dim + static_cast<std::size_t>(head_) * shape_.value_dim + column_;
+    }
+
+    void begin() {
+        if (task_.first_position == 0) {
+            std::memset(matrix_, 0, static_cast<std::size_t>(shape_.key_dim) * kCount * sizeof(float));
+            return;
+        }
+        const float* record = task_.record_before(key_head_);
+        for (int row = 0; row < shape_.key_dim; ++row) {
+            const float* from = record + first_of_matrix() + static_cast<std::size_t>(row) * shape_.value_dim;
+            for (int v = 0; v < kVectors; ++v) store(matrix_ + row * kCount + v * kLanes, load(from + v * kLanes));
+        }
+        last_.any = count_of(record, shape_) == task_.first_position - 1;
+        last_.key = record + shape_.first_of_change();
+        last_.decay =
+            record[shape_.first_of_change() + shape_.key_dim + shape_.heads_per_key() * shape_.value_dim + head_];
+        QUIRE_UNROLLED
+        for (int v = 0; v < kVectors; ++v) change_[v] = load(record + first_of_change() + v * kLanes);
+    }
+
+    // Applies the change of the token before, and notes what this one changes; writes its output.
+    void add(int token) {
+        const float* row = task_.filtered.row(task_.first_token + token);
+        const float* query = row + key_head_ * shape_.key_dim;
+        const float* key = query + shape_.key_numbers();
+        const int value_head = key_head_ * shape_.heads_per_key() + head_;
+        const int column = value_head * shape_.value_dim + column_;
+        const float* value = row + 2 * shape_.key_numbers() + column;
+        const float* rest = row + shape_.num_inputs();
+        const float decay = rest[value_head], rate = rest[shape_.num_heads + value_head];
+        const float overlap = rest[2 * shape_.num_heads + key_head_];
+        Floats known[kVectors], read[kVectors];
+        QUIRE_UNROLLED
+        for (int v = 0; v < kVectors; ++v) known[v] = read[v] = broadcast(0.0F);
+        if (last_.any) {
+            pass<true>(query, key, known, read);
+        } else {
+            pass<false>(query, key, known, read);
+        }
+        float* to = task_.output.row(task_.first_token + token) + column;
+        QUIRE_UNROLLED
+        for (int v = 0; v < kVectors; ++v) {
+            const Floats change = (load(value + v * kLanes) - broadcast(decay) * known[v]) * broadcast(rate);
+            store(to + v * kLanes, fma(broadcast(overlap), change, broadcast(decay) * read[v]));
+            change_[v] = change;
+        }
+        last_ = {key, decay, true};
+    }
+
+    template <bool kApply>
+    void pass(const float* query, const float* key, Floats (&known)[kVectors], Floats (&read)[kVectors]) {
+        const Floats decay = broadcast(last_.decay);
+        for (int row = 0; row < shape_.key_dim; ++row) {
+            float* at = matrix_ + row * kCount;
+            const Floats by_key = broadcast(key[row]), by_query = broadcast(query[row]);
+            const Floats last_key = kApply ? broadcast(last_.key[row]) : by_key;
+            QUIRE_UNROLLED
+            for (int v = 0; v < kVectors; ++v) {
+                Floats numbers = load(at + v * kLanes);
+                if (kApply) {
+                    numbers = fma(last_key, change_[v], decay * numbers);
+                    store(at + v * kLanes, numbers);
+                }
+                known[v] = fma(by_key, numbers, known[v]);
+                read[v] = fma(by_query, numbers, read[v]);
+            }
+        }
+    }
+
+    void put(float* record) const {
+        for (int row = 0; row < shape_.key_dim; ++row) {
+            float* to = record + first_of_matrix() + static_cast<std::size_t>(row) * shape_.value_dim;
+            for (int v = 0; v < kVectors; ++v) store(to + v * kLanes, load(matrix_ + row * kCount + v * kLanes));
+        }
+        QUIRE_UNROLLED
+        for (int v = 0; v < kVectors; ++v) store(record + first_of_change() + v * kLanes, change_[v]);
+    }
+
+    const DeltaTask& task_;
+    const DeltaShape& shape_;
+    const int key_head_, head_, column_;
+    float* matrix_;  // [key_dim, kCount]
+    Floats change_[kVectors];
+    Change last_;
+};
+
+// Stores what all columns of a key head share, after a token: the inputs, the key and the decays of its change, and
+// the count.
+void put_rest(const DeltaTask& task, int key_head, int token) {
+    const DeltaShape& shape = *task.shape;
+    const std::int64_t position = task.first_position + token;
+    float* record = task.record_of(key_head, token);
+    for (std::int64_t back = 0; back < shape.filter_width && back <= position; ++back) {
+        float* to = record + shape.record_matrices() +
+                    static_cast<std::size_t>((position - back) % shape.filter_width) * shape.record_inputs();
+        if (back > token) {
+            const float* from = stored_inputs(task, key_head, position - back);
+            if (from != to) std::memcpy(to, from, shape.record_inputs() * sizeof(float));
+            continue;
+        }
+        const float* row = task.inputs.row(task.first_token + token - static_cast<int>(back));
+        for (const Part& part : Parts(shape, key_head).part) {
+            std::memcpy(to + part.in_record, row + part.in_row, part.count * sizeof(float));
+        }
+    }
+    const float* row = task.filtered.row(task.first_token + token);
+    float* change = record + shape.first_of_change();
+    std::memcpy(change, row + shape.key_numbers() + key_head * shape.key_dim, shape.key_dim * sizeof(float));
+    std::memcpy(change + shape.key_dim + shape.heads_per_key() * shape.value_dim,
+                row + shape.num_inputs() + key_head * shape.heads_per_key(), shape.heads_per_key() * sizeof(float));
+    const auto count = static_cast<std::int32_t>(position);
+    std::memcpy(record + shape.record_floats() - 1, &count, sizeof count);
+}
+
+// Adds the tokens to some columns of S of each value head of a key head.
+template <int kVectors>
+void add_to_columns(const DeltaTask& task, int key_head, int first_column, int end_column, float* scratch) {
+    for (int head = 0; head < task.shape->heads_per_key(); ++head) {
+        for (int column = first_column; column < end_column; column += kVectors * kLanes) {
+            Columns<kVectors>(task, key_head, head, column, scratch).run();
+        }
+    }
+}
+
+}  // namespace
+
+void delta(const DeltaTask& task, int key_head, float* scratch) {
+    const DeltaShape& shape = *task.shape;
+    if (task.first_position > 0) {
+        const std::int64_t missing = task.first_position - count_of(task.record_before(key_head), shape);
+        if (missing != 0 && missing != 1) {
+            const int first = key_head * shape.heads_per_key() * shape.value_dim;
+            for (int token = 0; token < task.num_tokens; ++token) {
+                float* to = task.output.row(task.first_token + token) + first;
+                for (int i = 0; i < shape.heads_per_key() * shape.value_dim; ++i) {
+                    to[i] = std::numeric_limits<float>::quiet_NaN();
+                }
+            }
+            return;
+        }
+    }
+    for (int token = 0; token < task.num_tokens; ++token) prepare(task, key_head, token);
+    const int wide = shape.value_dim / (kColumnVectors * kLanes) * (kColumnVectors * kLanes);
+    add_to_columns<kColumnVectors>(task, key_head, 0, wide, scratch);
+    add_to_columns<1>(task, key_head, wide, shape.value_dim, scratch);
+    for (int token = 0; token < task.num_tokens; ++token) {
+        if (task.is_stored_after(token)) put_rest(task, key_head, token);
+    }
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,64 @@
+// A recurrent layer of a step, for one member of the team: between the products with its inputs and with its output.
+#pragma once
+
+#include "member_rows.h"
+#include "step_call.h"
+
+namespace quire {
+
+// The rows of a step: inputs before and after the filter, the outputs of states, and gates.
+struct RecurrentRows {
+    Rows inputs, filtered, outputs, gates;
+
+    Rows inputs_at(int first) const { return {inputs.data + first, inputs.stride}; }
+};
+
+class RecurrentLayer {
+  public:
+    RecurrentLayer(const DecoderShape& shape, const Kernels& kernels, const StepCall& call, const RecurrentRows& rows)
+        : shape_(shape), kernels_(kernels), call_(call), rows_(rows) {}
+
+    // Adds the tokens of all sequences to their states, and writes their gated outputs to the rows of gates.
+    void run(ThreadTeam::Member& member, const LayerShape& layer, const LayerWeights& weights, const PagedKv& kv,
+             float* scratch) const {
+        const DeltaShape& delta = shape_.delta;
+        member.for_pieces(call_.num_sequences * delta.num_key_heads, [&](int piece) {
+            const DeltaTask task = task_of(piece / delta.num_key_heads, layer.kv_group, weights, kv);
+            kernels_.delta(task, piece % delta.num_key_heads, scratch);
+        });
+        const NormView norm = view_of(shape_.delta_norm, weights.delta_norm);
+        for_rows(member, call_.num_tokens, [&](int row) {
+            float* outputs = rows_.outputs.row(row);
+            for (int head = 0; head < delta.num_heads; ++head) {
+                float* of_head = outputs + head * delta.value_dim;
+                kernels_.normalize(of_head, of_head, delta.value_dim, norm);
+            }
+            kernels_.gate(rows_.gates.row(row), outputs, delta.value_numbers(), Activation::kSilu);
+        });
+    }
+
+  private:
+    DeltaTask task_of(int sequence, int group, const LayerWeights& weights, const PagedKv& kv) const {
+        DeltaTask task;
+        task.shape = &shape_.delta;
+        task.filter = weights.delta_filter.data();
+        task.decay_offsets = weights.delta_decay_offsets.data();
+        task.decay_speeds = weights.delta_decay_speeds.data();
+        task.kv = kv;
+        task.inputs = rows_.inputs;
+        task.filtered = rows_.filtered;
+        task.output = rows_.outputs;
+        task.block_table = call_.tables[group] + sequence * call_.table_strides[group];
+        task.first_token = static_cast<int>(call_.query_starts[sequence]);
+        task.num_tokens = static_cast<int>(call_.query_starts[sequence + 1]) - task.first_token;
+        task.first_position = call_.positions[task.first_token];
+        return task;
+    }
+
+    const DecoderShape& shape_;
+    const Kernels& kernels_;
+    const StepCall& call_;
+    const RecurrentRows rows_;
+};
+
+}  // namespace quire

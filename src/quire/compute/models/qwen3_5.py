@@ -1,0 +1,62 @@
+"""Qwen3.5: Qwen3-Next with an MLP in each layer; of multimodal models the text model, without images.
+
+Each product of a recurrent layer has its own tensor, except queries, keys and values. As in Qwen3-VL, the three parts
+of a position are equal in a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from quire.compute.models import qwen3_next
+from quire.compute.models.base import DecoderSpec, DeltaSpec
+from quire.compute.models.common import PREFIX
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.multimodal import text_config, with_other_tensors
+from quire.compute.models.parts import Part, WeightSource
+from quire.compute.models.qwen3_next import (
+    DELTA,
+    GUESSING,
+    delta_rule,
+    with_gated_attention,
+    with_recurrent_layers,
+)
+
+DEFAULTS: Final = MappingProxyType({**qwen3_next.DEFAULTS, "num_key_value_heads": 4})
+TEXT: Final = "model.language_model."
+IMAGES: Final = ("model.visual.", *GUESSING)
+
+
+def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
+    """Return the spec of a model, or of its text model; refuses settings that quire does not interpret."""
+    return text_spec(config, DEFAULTS, lambda text: with_gated_attention(text, max_length))
+
+
+def text_spec(
+    config: ConfigFile, defaults: Mapping[str, object], read: Callable[[ConfigFile], DecoderSpec]
+) -> DecoderSpec:
+    """Return the spec of a model, or of its text model; `read` gives it without recurrent layers."""
+    is_nested = config.is_set("text_config")
+    text = (text_config(config) if is_nested else config).over(defaults)
+    spec = read(text)
+    delta = delta_rule(text, spec.norm)
+    spec = with_recurrent_layers(spec, text, delta, _rows(delta))
+    return with_other_tensors(spec, _renamed, IMAGES) if is_nested else spec
+
+
+def _rows(delta: DeltaSpec) -> Mapping[Part, WeightSource]:
+    keys = delta.num_key_heads * delta.key_dim
+    return {
+        Part.DELTA_QUERY: WeightSource(DELTA + "in_proj_qkv"),
+        Part.DELTA_KEY: WeightSource(DELTA + "in_proj_qkv", first_row=keys),
+        Part.DELTA_VALUE: WeightSource(DELTA + "in_proj_qkv", first_row=2 * keys),
+        Part.DELTA_GATE: WeightSource(DELTA + "in_proj_z"),
+        Part.DELTA_RATE: WeightSource(DELTA + "in_proj_b"),
+        Part.DELTA_DECAY: WeightSource(DELTA + "in_proj_a"),
+    }
+
+
+def _renamed(name: str) -> str:
+    return TEXT + name.removeprefix(PREFIX) if name.startswith(PREFIX) else name

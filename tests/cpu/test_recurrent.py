@@ -1,0 +1,159 @@
+"""Models with recurrent layers: what is in the pool, what is hit, computed again and moved, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, SamplingParams, _native
+from quire.compute.models.base import DeltaSpec
+from quire.core.errors import CheckpointError, InvalidConfigError
+from quire.core.step import BlockCopy, BlockMove
+from support.native_runs import FLOAT32, NativeRun
+from support.reference_runs import ReferenceRun
+from support.spec_models import PLAIN, RECURRENT, SPECS
+from support.step_plans import Work
+from support.tiny_recurrent import write_tiny_qwen3_5
+
+LENGTH = 100
+TOKENS = [(7 * i * i + 3 * i + 5) % 127 for i in range(LENGTH)]
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+ENGINES = ["reference", *_native.kernel_names()]
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_qwen3_5(tmp_path_factory.mktemp("recurrent"))
+
+
+def make_run(folder: Path, engine: str, **settings: Any) -> ReferenceRun:
+    if engine == "reference":
+        return ReferenceRun(folder, **settings)
+    return NativeRun(folder, settings=replace(FLOAT32, instruction_set=engine, num_threads=2), **settings)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_block_has_room_for_states_and_a_hit_ends_where_one_is(folder: Path, backend: str) -> None:
+    """A record: two matrices of 16 × 16, four inputs of 64, one change of 50, rounded up to 64, and a count."""
+    settings: dict[str, Any] = {"backend": backend, "dtype": "float32", "max_model_len": 160, "kv_memory": "1MiB"}
+    record = 2 * 16 * 16 + 4 * 64 + 64 + 16
+    with LLM(folder, skip_tokenizer_init=True, block_size=16, **settings) as llm:
+        texts = [llm.generate([TOKENS[:count]], SAMPLING)[0] for count in (64, 64, 65, 63)]
+        memory, cache = llm.engine.scheduler.memory, llm.engine._executor.cache  # type: ignore[attr-defined]
+        of_tokens = 16 * 2 * 32 * 4
+        assert memory.spec.recurrent_bytes == record * 4 < of_tokens
+        assert memory.spec.bytes_per_block == 2 * 2 * of_tokens
+        assert [group.recurrent for group in memory.spec.groups] == [False, True, True, True]
+        assert sum(keys.nbytes + values.nbytes for keys, values in cache.places()) == (
+            cache.num_blocks * memory.spec.bytes_per_block
+        )
+        memory.check()
+    # The state after all 64 tokens lacks nothing, so the last token could not be computed from it.
+    assert [text.num_cached_tokens for text in texts] == [0, 48, 64, 48]
+    assert texts[0].outputs[0].token_ids == texts[1].outputs[0].token_ids
+
+
+def test_blocks_are_as_large_as_a_state_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
+    wide = write_tiny_qwen3_5(tmp_path, linear_key_head_dim=64, linear_value_head_dim=64)
+    record = 2 * 64 * 64 + 4 * 256 + 208 + 16
+    for settings, size in (({}, 160), ({"kv_dtype": "int8"}, 528), ({"block_size": 32}, 32)):
+        with LLM(wide, skip_tokenizer_init=True, kv_memory="2MiB", max_model_len=160, **settings) as llm:  # type: ignore[arg-type]
+            spec = llm.engine.scheduler.memory.spec
+            assert spec.recurrent_bytes == record * 4
+            assert spec.block_size == size == llm.config.block_size
+            assert spec.key_block_bytes == max(record * 4, size * 2 * spec.key_head_bytes)
+
+
+@each_engine
+def test_the_last_token_can_be_computed_again(folder: Path, engine: str) -> None:
+    """Also where it is the first or the last of its block, and more than once."""
+    whole, run = make_run(folder, engine), make_run(folder, engine)
+    whole.prefill(0, TOKENS)
+    run.driver.open(0, TOKENS)
+    start = 0
+    for end in (1, 2, 16, 17, 33, 48, 50, 97, LENGTH):
+        run.step(Work(0, start, end - start))
+        for _ in range(2):
+            run.step(Work(0, end - 1, 1))
+        start = end
+    assert run.bits(0, LENGTH) == whole.bits(0, LENGTH)
+
+
+@each_engine
+@pytest.mark.parametrize("start", [18, 19, 21, 25])
+def test_a_state_that_does_not_end_before_the_next_token_gives_no_number(folder: Path, engine: str, start: int) -> None:
+    run = make_run(folder, engine)
+    run.driver.open(0, TOKENS)
+    run.driver.open(1, TOKENS[3:])
+    run.step(Work(0, 0, 20))
+    result = run.step(Work(0, start, 4), Work(1, 0, 30))
+    assert bool(result.failures) == (start not in (19, 20))
+    assert 1 not in result.failures
+
+
+@pytest.mark.parametrize("engine", ["reference", "portable"])
+def test_states_that_were_copied_or_swapped_give_the_same_bits(folder: Path, engine: str) -> None:
+    whole = make_run(folder, engine)
+    whole.prefill(0, TOKENS)
+    groups = range(4)
+    run = make_run(folder, engine, blocks=range(64), num_host_blocks=16)
+    run.driver.open(0, TOKENS)
+    run.step(Work(0, 0, 40))
+    held = {group: run.driver.tables[0, group][2] for group in groups}
+    for group in groups:
+        run.driver.set_block(0, group, 2, 60 + group)
+    run.driver.open(1, TOKENS[:5])
+    run.step(
+        Work(1, 0, 5),
+        moves_out=[BlockMove(held[group], group) for group in (0, 1)],
+        copies=[BlockCopy(held[group], 60 + group) for group in (2, 3)],
+    )
+    run.step(Work(0, 40, LENGTH - 40), moves_in=[BlockMove(60 + group, group) for group in (0, 1)])
+    assert run.bits(0, LENGTH) == whole.bits(0, LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"backend": "torch"}, r"native or reference: torch does not run linear attention yet"),
+        ({"speculation": "auto"}, "speculation is 'auto'; allowed: off: a recurrent layer's state cannot take back"),
+        ({"block_size": 24}, "block_size is 24; allowed: a multiple of 16"),
+    ],
+)
+def test_what_does_not_work_with_states_is_refused(folder: Path, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidConfigError, match=words):
+        LLM(folder, skip_tokenizer_init=True, **settings)
+
+
+def test_a_draft_model_is_refused(folder: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="only layers with full attention, in both models"):
+        LLM(folder, skip_tokenizer_init=True, speculation=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"delta": None}, "a rule for recurrent layers"),
+        ({"parallel": True}, "recurrent, and full attention"),
+        ({"delta": DeltaSpec(3, 3, 16, 16, 4, PLAIN.norm)}, "3 of values, 3 of keys"),
+        ({"delta": DeltaSpec(6, 4, 16, 16, 4, PLAIN.norm)}, "6 of values, 4 of keys"),
+        ({"delta": DeltaSpec(4, 2, 24, 16, 4, PLAIN.norm)}, "numbers of a recurrent key head is 24"),
+        ({"delta": DeltaSpec(4, 2, 16, 8, 4, PLAIN.norm)}, "numbers of a recurrent value head is 8"),
+    ],
+)
+def test_specs_that_no_engine_runs_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        replace(SPECS["recurrent"], **changes)
+
+
+def test_a_sequence_takes_little_memory_for_its_states() -> None:
+    """However long it is, a group of recurrent layers holds two blocks: the last state, and that of the next token."""
+    spec = replace(SPECS["recurrent"], layers=(RECURRENT, RECURRENT)).kv_cache_spec(16)
+    assert [spec.num_blocks_for(count) for count in (1, 16, 17, 1000)] == [1, 1, 2, 2]
+    assert spec.bytes_per_token == 0
+    assert np.isclose(spec.padding_fraction, 0.0)
