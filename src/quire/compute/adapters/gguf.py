@@ -4,7 +4,8 @@
     blk.3.attn_q.weight.lora_b          [out, rank]              adapter.type     lora
     blk.3.ffn_up_exps.weight.lora_a     [experts, rank, in]      adapter.lora.alpha
 
-If a model's file has the rows of a matrix in another order (gguf/tensors.py), an adapter has the rows of B in it too.
+If a model's file has the rows of a matrix in another order (gguf/row_orders.py), an adapter has the rows of B in it,
+too.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any, Final
 from quire.compute.adapters.settings import AdapterSettings
 from quire.compute.arrays import FloatArray
 from quire.compute.gguf.header import GgufHeader
+from quire.compute.gguf.names import EXPERTS
 from quire.compute.gguf.settings import architecture_of
-from quire.compute.gguf.tensors import EXPERTS, GgufEntry, GgufTensors
+from quire.compute.gguf.tensors import GgufEntry, GgufTensors
 from quire.compute.models.base import DecoderSpec
 from quire.core.errors import CheckpointError
 

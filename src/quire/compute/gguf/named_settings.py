@@ -1,0 +1,46 @@
+"""Settings: the settings of one architecture in a GGUF file, by their names after the dot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.compute.gguf.header import same_number
+from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one architecture, each by its name after the dot, and the names of its tensors."""
+
+    file: ConfigFile
+    architecture: str
+    tensors: Collection[str]
+
+    def key(self, name: str) -> str:
+        """Return the name of a setting in the file."""
+        return f"{self.architecture}.{name}"
+
+    def has(self, name: str) -> bool:
+        """Return whether the file has a setting."""
+        return self.file.is_set(self.key(name))
+
+    def size(self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_LENGTH) -> int:
+        """Return a size; a list with the same size for each layer counts as one."""
+        key = self.key(name)
+        found = self.file.fields.get(key)
+        file = ConfigFile(self.file.where, {key: same_number(found)}) if isinstance(found, list) else self.file
+        return file.size(key, default, low=low, high=high)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a number as it was written before it became float32: 1e-06, not 9.99999997e-07."""
+        return float(str(np.float32(self.file.number(self.key(name), default))))
+
+    def word(self, name: str) -> str | None:
+        """Return a text, or None."""
+        found = self.file.fields.get(self.key(name))
+        if found is not None and not isinstance(found, str):
+            raise self.file.error(self.key(name), "a text")
+        return found

@@ -1,0 +1,261 @@
+"""The names of the tensors of GGUF files, and those of Hugging Face for the same tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+ONCE: Final = MappingProxyType({"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"})
+CLASSIFIER: Final = MappingProxyType({"cls.output": "score"})  # of all architectures
+LAYER: Final = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "ffn_gate_inp": "mlp.gate",
+    }
+)
+NORM_AFTER_ATTENTION: Final = MappingProxyType(
+    {
+        **{name: ours for name, ours in LAYER.items() if name != "ffn_norm"},
+        "post_attention_norm": "post_attention_layernorm",
+    }
+)
+"""The norm before the MLP, by the other name that some files have for it."""
+
+EXPERTS: Final = MappingProxyType(
+    {
+        "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{expert}.up_proj",
+        "ffn_down_exps": "mlp.experts.{expert}.down_proj",
+    }
+)
+MIXTRAL_EXPERTS: Final = MappingProxyType(
+    {
+        "ffn_gate_exps": "block_sparse_moe.experts.{expert}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{expert}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
+    }
+)
+GRANITE_EXPERTS: Final = MappingProxyType(
+    {theirs: ours.replace("mlp", "block_sparse_moe") for theirs, ours in EXPERTS.items()}
+)
+EXPERTS_OF: Final = MappingProxyType({"granitemoe": GRANITE_EXPERTS, "llama": MIXTRAL_EXPERTS})
+"""Architectures whose experts have other names."""
+
+OF_EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)")
+OLD_EXPERT: Final = re.compile(r"blk\.\d+\.(ffn_(?:gate|up|down))\.(\d+)")
+"""A matrix of one expert in the first files of Mixtral, which do not stack experts: its part, and the expert."""
+
+GEMMA: Final = MappingProxyType(
+    {
+        **LAYER,
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
+PHI2: Final = MappingProxyType({**LAYER, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"})
+ROW: Final = "ffn_gate_inp_shexp"
+"""A matrix of one row, which older files have as a vector."""
+
+OFFSET: Final = "exp_probs_b"
+"""The offsets of experts (`ExpertsSpec.offset`), which the file calls a bias."""
+
+SHARED: Final = MappingProxyType(
+    {
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        OFFSET: "mlp.gate.e_score_correction_bias",
+    }
+)
+FURTHER: Final = MappingProxyType(
+    {
+        **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+        **{f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")},
+    }
+)
+"""Tensors of the layers that predict further tokens."""
+
+LATENTS: Final = MappingProxyType(
+    {
+        **LAYER,
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",
+        "attn_k_b": "self_attn.k_b_proj",
+        "attn_v_b": "self_attn.v_b_proj",
+        **SHARED,
+    }
+)
+LAYERS: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
+        "gemma2": GEMMA,
+        "gemma3": GEMMA,
+        **dict.fromkeys(("chatglm", "phi3"), MappingProxyType({**LAYER, "ffn_up": "mlp.gate_up_proj"})),
+        "glm4": MappingProxyType(
+            {
+                **LAYER,
+                "ffn_up": "mlp.gate_up_proj",
+                "post_attention_norm": "post_self_attn_layernorm",
+                "post_ffw_norm": "post_mlp_layernorm",
+            }
+        ),
+        "glm4moe": MappingProxyType(
+            {
+                **NORM_AFTER_ATTENTION,
+                **{**SHARED, **FURTHER},
+            }
+        ),
+        "seed_oss": NORM_AFTER_ATTENTION,
+        "gpt-oss": MappingProxyType(
+            {
+                **NORM_AFTER_ATTENTION,
+                "attn_sinks": "self_attn.sinks",
+                "ffn_gate_inp": "mlp.router",
+            }
+        ),
+        "granitemoe": MappingProxyType(
+            {
+                **LAYER,
+                "ffn_gate_inp": "block_sparse_moe.router.layer",
+                "ffn_gate_shexp": "shared_mlp.gate_proj",
+                "ffn_up_shexp": "shared_mlp.up_proj",
+                "ffn_down_shexp": "shared_mlp.output_linear",
+            }
+        ),
+        "hunyuan-dense": MappingProxyType(
+            {**LAYER, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+        ),
+        "llama": MappingProxyType({**LAYER, "ffn_gate_inp": "block_sparse_moe.gate"}),
+        **dict.fromkeys(
+            ("exaone4", "olmo2"),
+            MappingProxyType({name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}),
+        ),
+        "qwen2moe": MappingProxyType(
+            {
+                **LAYER,
+                "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+                "ffn_up_shexp": "mlp.shared_expert.up_proj",
+                "ffn_down_shexp": "mlp.shared_expert.down_proj",
+                ROW: "mlp.shared_expert_gate",
+            }
+        ),
+        "starcoder2": MappingProxyType({**LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    }
+)
+FALCON_ONCE: Final = MappingProxyType(
+    {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f", "output": "lm_head"}
+)
+FALCON_LAYER: Final = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "self_attention.query_key_value",
+        "attn_output": "self_attention.dense",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    }
+)
+TWO_NORMS: Final = MappingProxyType({"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})
+GPTNEOX_ONCE: Final = MappingProxyType(
+    {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"}
+)
+GPTNEOX_LAYER: Final = MappingProxyType(
+    {
+        **{name: ours.replace("self_attention", "attention") for name, ours in FALCON_LAYER.items()},
+        "ffn_norm": "post_attention_layernorm",
+    }
+)
+GPT2_ONCE: Final = MappingProxyType(
+    {
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+    }
+)
+GPT2_LAYER: Final = MappingProxyType(
+    {
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of an architecture's tensors: those outside layers, those of each layer, and those of each expert.
+
+    `has_stacks`: whether all experts of a layer are in one tensor.
+    """
+
+    architecture: str
+    once: Mapping[str, str]
+    layer: Mapping[str, str]
+    prefix: str
+    has_stacks: bool = True
+
+    @classmethod
+    def of(cls, architecture: str, tensors: Collection[str]) -> Names:
+        """Return the names of an architecture, in a file with these tensors."""
+        match architecture:
+            case "gpt2":
+                return cls(architecture, GPT2_ONCE, GPT2_LAYER, "transformer.h.")
+            case "gptneox":
+                return cls(architecture, GPTNEOX_ONCE, GPTNEOX_LAYER, "gpt_neox.layers.")
+            case "falcon":
+                norms = TWO_NORMS if any(".attn_norm_2." in name for name in tensors) else {}
+                return cls(architecture, FALCON_ONCE, {**FALCON_LAYER, **norms}, "transformer.h.")
+            case "llama":
+                has_stacks = not any(OLD_EXPERT.fullmatch(name.rpartition(".")[0]) for name in tensors)
+                return cls(architecture, ONCE, LAYERS["llama"], "model.layers.", has_stacks)
+            case "phi2":
+                return cls(architecture, {**ONCE, "output_norm": "model.final_layernorm"}, PHI2, "model.layers.")
+        return cls(architecture, ONCE, LAYERS.get(architecture, LAYER), "model.layers.")
+
+    @property
+    def experts(self) -> Mapping[str, str]:
+        """The names of the tensors of an expert."""
+        return EXPERTS_OF.get(self.architecture, EXPERTS)
+
+    def stored(self, name: str) -> str:
+        """Return the file's name for a tensor of Hugging Face; the same name if files have no other."""
+        stem, _, kind = name.rpartition(".")
+        where, theirs = "", _key_of({**self.once, **CLASSIFIER}, stem)
+        if stem.startswith(self.prefix):
+            layer, _, part = stem.removeprefix(self.prefix).partition(".")
+            where, theirs = f"blk.{layer}.", self._stored_part(part)
+        return name if theirs is None else f"{where}{theirs}.{'bias' if theirs == OFFSET else kind}"
+
+    def _stored_part(self, part: str) -> str | None:
+        of_expert = OF_EXPERT.fullmatch(part)
+        if of_expert is None:
+            return _key_of(self.layer, part)
+        module, expert, matrix = of_expert.groups()
+        stack = _key_of(self.experts, f"{module}.{{expert}}.{matrix}")
+        return stack if stack is None or self.has_stacks else f"{stack.removesuffix('_exps')}.{expert}"
+
+
+def _key_of(names: Mapping[str, str], ours: str) -> str | None:
+    return next((theirs for theirs, name in names.items() if name == ours), None)

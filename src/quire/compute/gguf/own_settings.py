@@ -1,0 +1,318 @@
+"""The settings of each architecture in addition to Llama's, in the form of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from quire.compute.gguf.named_settings import Settings
+from quire.compute.gguf.rope_settings import TEMPERATURE, rope_scaling
+from quire.compute.models.rope import FULL, SLIDING
+
+WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
+"""The number of layers of the Gemmas (27B) that scale scores by hidden size / heads, not by the size of a head."""
+
+SOFTMAX: Final = 1  # of expert_gating_func
+SIGMOID: Final = 2
+
+
+def _qwen3moe(settings: Settings) -> dict[str, object]:
+    return {
+        "num_experts": settings.size("expert_count"),
+        "num_experts_per_tok": settings.size("expert_used_count"),
+        "moe_intermediate_size": settings.size("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _qwen2moe(settings: Settings) -> dict[str, object]:
+    size, used = settings.size("feed_forward_length"), settings.size("expert_used_count")
+    return {
+        "num_experts": settings.size("expert_count"),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": settings.size("expert_feed_forward_length", max(size // used, 1)),
+        "shared_expert_intermediate_size": settings.size("expert_shared_feed_forward_length", size),
+    }
+
+
+def _llama(settings: Settings) -> dict[str, object]:
+    """Return the family and experts for Mixtral; empty for models without experts."""
+    if not settings.size("expert_count", 0, low=0):
+        return {}
+    return {"architectures": ["MixtralForCausalLM"], **_local_experts(settings)}
+
+
+def _mistral3(settings: Settings) -> dict[str, object]:
+    """Return the family: without scaled positions, the file is Mistral Small 3."""
+    named = {} if rope_scaling(settings, lambda _: None) else {"architectures": ["MistralForCausalLM"]}
+    return {**named, "head_dim": _head_size(settings)}
+
+
+def _local_experts(settings: Settings) -> dict[str, object]:
+    return {
+        "num_local_experts": settings.size("expert_count"),
+        "num_experts_per_tok": settings.size("expert_used_count"),
+    }
+
+
+def _gpt_oss(settings: Settings) -> dict[str, object]:
+    return {
+        **_local_experts(settings),
+        "intermediate_size": settings.size("expert_feed_forward_length"),
+        "sliding_window": settings.size("attention.sliding_window"),
+    }
+
+
+def _latents(settings: Settings) -> dict[str, object]:
+    """Return the sizes of latents. Old files have KEY_UP and VALUE_UP in one tensor, and other settings for it."""
+    rope_dim, heads = settings.size("rope.dimension_count"), settings.size("attention.head_count")
+    query = settings.size("attention.key_length_mla", settings.size("attention.key_length", rope_dim + 128))
+    value = settings.size("attention.value_length", max(settings.size("embedding_length") // heads, 1))
+    if query <= rope_dim:
+        raise settings.file.error(settings.key("attention.key_length_mla"), f"more than the {rope_dim} that rotate")
+    has_ranks = settings.has("attention.q_lora_rank")
+    return {
+        "num_key_value_heads": heads,
+        "q_lora_rank": settings.size("attention.q_lora_rank") if has_ranks else None,
+        "kv_lora_rank": settings.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": query - rope_dim,
+        "v_head_dim": settings.size("attention.value_length_mla", value),
+        "kv_b_split": "blk.0.attn_k_b.weight" in settings.tensors,
+    }
+
+
+def _deepseek2(settings: Settings) -> dict[str, object]:
+    """Return the settings that only DeepSeek's models have.
+
+    A file has only one of yarn's two strengths, which are equal in published models.
+    """
+    if settings.has(TEMPERATURE):
+        raise settings.file.error(settings.key(TEMPERATURE), "none: no scores by position are run with latents")
+    is_v3 = settings.size("expert_gating_func", SOFTMAX) == SIGMOID
+    num_groups = settings.size("expert_group_count", 1)
+    return {
+        **_latents(settings),
+        "architectures": ["DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"],
+        "topk_method": "noaux_tc" if is_v3 else "greedy" if num_groups == 1 else "group_limited_greedy",
+        **_experts_after(settings),
+    }
+
+
+def _experts_after(settings: Settings) -> dict[str, object]:
+    """Return the settings of experts in most layers, next to an MLP for every token."""
+    return {
+        "first_k_dense_replace": settings.size("leading_dense_block_count", 0, low=0),
+        "n_routed_experts": settings.size("expert_count"),
+        "n_shared_experts": settings.size("expert_shared_count"),
+        "num_experts_per_tok": settings.size("expert_used_count"),
+        "moe_intermediate_size": settings.size("expert_feed_forward_length"),
+        "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": settings.file.flag(settings.key("expert_weights_norm"), False),
+        "n_group": settings.size("expert_group_count", 1),
+        "topk_group": settings.size("expert_group_used_count", 1),
+    }
+
+
+def _ernie4_5(settings: Settings) -> dict[str, object]:
+    return {"head_dim": _head_size(settings), "use_bias": "blk.0.ffn_up.bias" in settings.tensors}
+
+
+def _falcon(settings: Settings) -> dict[str, object]:
+    """Return Falcon's settings in the form of newer models, which covers older ones."""
+    return {
+        "new_decoder_architecture": True,
+        "num_kv_heads": settings.size("attention.head_count_kv", settings.size("attention.head_count")),
+        "num_ln_in_parallel_attn": 2 if any(".attn_norm_2." in name for name in settings.tensors) else 1,
+        "bias": "blk.0.attn_qkv.bias" in settings.tensors,
+        "ffn_hidden_size": settings.size("feed_forward_length"),
+    }
+
+
+def _gptneox(settings: Settings) -> dict[str, object]:
+    return {
+        **_turned(settings),
+        "use_parallel_residual": settings.file.flag(settings.key("use_parallel_residual"), True),
+    }
+
+
+def _head_size(settings: Settings) -> int:
+    heads, hidden = settings.size("attention.head_count"), settings.size("embedding_length")
+    return settings.size("attention.key_length", max(hidden // heads, 1))
+
+
+def _turned(settings: Settings) -> dict[str, object]:
+    """Return the fraction of each head that rotates."""
+    size = _head_size(settings)
+    return {"partial_rotary_factor": settings.size("rope.dimension_count", size) / size}
+
+
+def _sections(settings: Settings) -> dict[str, object]:
+    """Return no settings. Positions have four parts, of which three are equal in a text, and the last one is 0."""
+    key = settings.key("rope.dimension_sections")
+    found = settings.file.fields.get(key, [])
+    if not isinstance(found, list) or any(found[3:]):
+        raise settings.file.error(key, "a list with 0 as its fourth number")
+    return {}
+
+
+def _rotating_part(settings: Settings) -> dict[str, object]:
+    """Return the sizes of the heads of GLM. Files of vision models have pairs in another order, and sections."""
+    if settings.has("rope.dimension_sections"):
+        raise settings.file.error(settings.key("rope.dimension_sections"), "none: no positions of images are run")
+    return {**_turned(settings), "head_dim": _head_size(settings)}
+
+
+def _glm4(settings: Settings) -> dict[str, object]:
+    return {**_rotating_part(settings), "qkv_fused": "blk.0.attn_qkv.weight" in settings.tensors}
+
+
+def _glm4moe(settings: Settings) -> dict[str, object]:
+    """Return the settings that only GLM-4.5 has. Its files count the layers that predict further tokens, too."""
+    if settings.size("expert_gating_func", SIGMOID) != SIGMOID:
+        raise settings.file.error(settings.key("expert_gating_func"), f"{SIGMOID}, a sigmoid")
+    num_further = settings.size("nextn_predict_layers", 0, low=0)
+    return {
+        **_rotating_part(settings),
+        **_experts_after(settings),
+        "num_hidden_layers": settings.size("block_count", low=num_further + 1) - num_further,
+        "num_nextn_predict_layers": num_further,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in settings.tensors,
+    }
+
+
+def _phi3(settings: Settings) -> dict[str, object]:
+    window = settings.size("attention.sliding_window", 0, low=0)
+    return {**_turned(settings), "sliding_window": window or None}
+
+
+def _granite(settings: Settings) -> dict[str, object]:
+    if not settings.file.flag(settings.key("rope.scaling.finetuned"), True):
+        raise settings.file.error(settings.key("rope.scaling.finetuned"), "true: no Granite without positions is run")
+    scales = {
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    given = {field: settings.number(name) for field, name in scales.items() if settings.has(name)}
+    return {**given, "attention_multiplier": settings.number("attention.scale", _head_size(settings) ** -0.5)}
+
+
+def _granite_moe(settings: Settings) -> dict[str, object]:
+    own = {**_granite(settings), **_local_experts(settings)}
+    if not settings.has("expert_shared_feed_forward_length"):
+        return own
+    size = settings.size("expert_shared_feed_forward_length")
+    family = "GraniteMoeSharedForCausalLM"
+    return {**own, "architectures": [family], "shared_intermediate_size": size, "shared_mlp_split": True}
+
+
+def _olmoe(settings: Settings) -> dict[str, object]:
+    if settings.has("attention.clamp_kqv"):
+        raise settings.file.error(settings.key("attention.clamp_kqv"), "none: no queries, keys and values are clipped")
+    return {"num_experts": settings.size("expert_count"), "num_experts_per_tok": settings.size("expert_used_count")}
+
+
+def _olmo2(settings: Settings) -> dict[str, object]:
+    """Return the family and windows for OLMo 3, whose settings list the layers with a window; empty for OLMo 2."""
+    windows = _listed_windows(settings)
+    return {**windows, "architectures": ["Olmo3ForCausalLM"]} if windows else {}
+
+
+def _listed_windows(settings: Settings) -> dict[str, object]:
+    """Return the window and the list of layers that have one; empty without a window."""
+    if not settings.has("attention.sliding_window"):
+        return {}
+    config: dict[str, object] = {"sliding_window": settings.size("attention.sliding_window")}
+    pattern = settings.file.fields.get(key := settings.key("attention.sliding_window_pattern"))
+    if pattern is None:
+        return config
+    if not isinstance(pattern, list) or not set(map(type, pattern)) <= {bool}:
+        raise settings.file.error(key, "a list of booleans, one for each layer")
+    return {**config, "layer_types": [SLIDING if has_window else FULL for has_window in pattern]}
+
+
+def _cohere(settings: Settings) -> dict[str, object]:
+    own = {"logit_scale": settings.number("logit_scale"), "use_qk_norm": "blk.0.attn_q_norm.weight" in settings.tensors}
+    return {**own, **_turned(settings)}
+
+
+def _cohere2(settings: Settings) -> dict[str, object]:
+    return {**_cohere(settings), "sliding_window": settings.size("attention.sliding_window")}
+
+
+def _stablelm(settings: Settings) -> dict[str, object]:
+    """Return the settings that only StableLM has. Its parallel-residual setting is wrong if config.json had none."""
+    return {
+        **_turned(settings),
+        "use_qkv_bias": "blk.0.attn_q.bias" in settings.tensors,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in settings.tensors,
+    }
+
+
+def _seed_oss(settings: Settings) -> dict[str, object]:
+    return {"head_dim": _head_size(settings), "attention_out_bias": "blk.0.attn_output.bias" in settings.tensors}
+
+
+def _starcoder2(settings: Settings) -> dict[str, object]:
+    return {"use_bias": "blk.0.ffn_up.bias" in settings.tensors}
+
+
+def _gemma1(settings: Settings) -> dict[str, object]:
+    return {"head_dim": settings.size("attention.key_length", 256), "rms_norm_unit_offset": False}
+
+
+def _gemma(settings: Settings) -> dict[str, object]:
+    """Return the settings that only Gemma 2 and 3 have. The file's norms already include the 1 of 1 + weight."""
+    heads, size = settings.size("attention.head_count"), settings.size("attention.key_length", 256)
+    is_wide = settings.size("block_count") == WIDE_HEADS[settings.architecture]
+    return {
+        "head_dim": size,
+        "query_pre_attn_scalar": settings.size("embedding_length") // heads if is_wide else size,
+        "sliding_window": settings.size("attention.sliding_window"),
+        "rms_norm_unit_offset": False,
+    }
+
+
+def _gemma2(settings: Settings) -> dict[str, object]:
+    caps = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+    given = {field: settings.number(name) for field, name in caps.items() if settings.has(name)}
+    return _gemma(settings) | dict.fromkeys(caps) | given
+
+
+OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxyType(
+    {
+        "chatglm": _glm4,
+        "cohere2": _cohere2,
+        "command-r": _cohere,
+        "deepseek2": _deepseek2,
+        "ernie4_5": _ernie4_5,
+        "exaone4": _listed_windows,
+        "falcon": _falcon,
+        "gemma": _gemma1,
+        "gemma2": _gemma2,
+        "gemma3": _gemma,
+        "glm4": _glm4,
+        "glm4moe": _glm4moe,
+        "gpt-oss": _gpt_oss,
+        "gptneox": _gptneox,
+        "granite": _granite,
+        "granitemoe": _granite_moe,
+        "llama": _llama,
+        "minicpm3": _latents,
+        "mistral3": _mistral3,
+        "olmo2": _olmo2,
+        "olmoe": _olmoe,
+        "phi2": _turned,
+        "phi3": _phi3,
+        "qwen2moe": _qwen2moe,
+        "qwen2vl": _sections,
+        "qwen3moe": _qwen3moe,
+        "qwen3vl": _sections,
+        "seed_oss": _seed_oss,
+        "stablelm": _stablelm,
+        "starcoder2": _starcoder2,
+    }
+)
+"""The settings of an architecture in addition to Llama's."""

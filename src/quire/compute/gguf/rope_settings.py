@@ -1,0 +1,63 @@
+"""The scaling of positions in a GGUF file, in the form of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import FloatArray
+from quire.compute.gguf.named_settings import Settings
+
+YARN_LOG: Final = "rope.scaling.yarn_log_multiplier"
+TEMPERATURE: Final = "attention.temperature_scale"
+ReadTensor = Callable[[str], FloatArray | None]
+"""The name of a tensor in the file → its numbers, or None."""
+
+
+def rope_scaling(settings: Settings, read: ReadTensor) -> dict[str, object]:
+    """Return the scaling of positions; empty if there is none."""
+    long, short = read("rope_factors_long.weight"), read("rope_factors_short.weight")
+    original = "rope.scaling.original_context_length"
+    if long is not None and short is not None:
+        return {
+            "rope_type": "longrope",
+            "long_factor": long.tolist(),
+            "short_factor": short.tolist(),
+            "original_max_position_embeddings": settings.size(original, settings.size("context_length")),
+        } | _given("attention_factor", settings, "rope.scaling.attn_factor")
+    divisors = read("rope_freqs.weight")
+    if divisors is not None:
+        return {"rope_type": "divided", "divisors": divisors.tolist()}
+    kind = settings.word("rope.scaling.type")
+    if kind in (None, "none") or not settings.has("rope.scaling.factor"):
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise settings.file.error(settings.key("rope.scaling.type"), "none, linear or yarn")
+    scaling: dict[str, object] = {"rope_type": kind, "factor": settings.number("rope.scaling.factor")}
+    if kind == "yarn":
+        if settings.has(original):
+            scaling["original_max_position_embeddings"] = settings.size(original)
+        for beta in ("beta_fast", "beta_slow"):
+            scaling |= _given(beta, settings, f"rope.scaling.yarn_{beta}")
+        if settings.architecture == "gpt-oss":
+            scaling["truncate"] = False
+        if settings.architecture == "deepseek2" and settings.has(YARN_LOG):
+            strength = float(f"{10 * settings.number(YARN_LOG):.7g}")
+            scaling |= {"mscale": strength, "mscale_all_dim": strength}
+        if settings.architecture == "mistral3":
+            scaling |= _mistral3_yarn(settings)
+    return scaling
+
+
+def _mistral3_yarn(settings: Settings) -> dict[str, object]:
+    """Return the strengths of yarn and the growth of queries, which files may have as 0."""
+    names = {"mscale_all_dim": YARN_LOG, "llama_4_scaling_beta": TEMPERATURE}
+    found = {field: settings.file.optional_number(settings.key(name), low=0) for field, name in names.items()}
+    given: dict[str, object] = {field: float(str(np.float32(number))) for field, number in found.items() if number}
+    return given | ({"mscale": 1.0} if "mscale_all_dim" in given else {})
+
+
+def _given(field: str, settings: Settings, name: str) -> dict[str, object]:
+    return {field: settings.number(name)} if settings.has(name) else {}
