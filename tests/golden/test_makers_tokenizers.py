@@ -58,7 +58,7 @@ def test_another_splitter_gives_other_tokens(tmp_path: Path) -> None:
     """The texts tell splitters apart. Those that llama.cpp brings along are plainer, and do not."""
     goldens = [json.loads(path.read_text(encoding="utf-8")) for path in VOCABULARIES]
     splitters = {golden["pre"] for golden in goldens if "pre" in golden}
-    assert len(splitters) == 8
+    assert len(splitters) == 9
     for golden in goldens:
         if golden["model"] == "gpt2" and len(golden["texts"]) > 100:
             for other in splitters - {golden["pre"]} - ALIKE.get(golden["pre"], set()):

@@ -127,6 +127,7 @@ WORDS = {  # what each splitter makes of a text, as its makers' own tokenizers d
     "glm4": ("IT'S 12345 days!\n\nnow", ["IT", "'S", " ", "123", "45", " days", "!\n\n", "now"]),
     "chatglm-bpe": ("Ünder 1234", ["Ünder", " ", "123", "4"]),
     "qwen2": ("IT'S 123 (days)", ["IT", "'S", " ", "1", "2", "3", " (", "days", ")"]),
+    "qwen35": ("IT'S 12 (किताब)", ["IT", "'S", " ", "1", "2", " (", "किताब", ")"]),
     "phi-2": ("it's 12345 days\n\n  on", ["it", "'s", " 12345", " days", "\n\n ", " on"]),
     "falcon": ("it's  12345 days", ["it", "'", "s", " ", " ", "123", "45", " days"]),
     "deepseek-v3": ("it's 12345 days!\n\n你好now", ["it", "'s", " ", "123", "45", " days", "!\n\n", "你好", "now"]),

@@ -86,6 +86,9 @@ DIGITS: Final = Splitter((r"\p{N}",), then_gpt2=True)
 LLAMA3: Final = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{OTHERS}"
 SINGLE_DIGITS: Final = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{OTHERS}"
 QWEN2: Final = Splitter((SINGLE_DIGITS,), composes=True)
+MARKED: Final = SINGLE_DIGITS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
+"""Single digits, with marks as a part of words."""
+
 SPLITTERS: Final = MappingProxyType(
     {
         "gpt-2": GPT2,
@@ -102,6 +105,7 @@ SPLITTERS: Final = MappingProxyType(
         **dict.fromkeys(("glm4", "chatglm-bpe"), Splitter((LLAMA3,), whole_words=True)),
         **dict.fromkeys(("dbrx", "smaug-bpe"), Splitter((LLAMA3,))),  # Phi-4 has the first
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan", "megrez"), QWEN2),
+        "qwen35": Splitter((MARKED,), composes=True),
         "stablelm2": Splitter((SINGLE_DIGITS,)),
         "seed-coder": Splitter((SINGLE_DIGITS.replace(OTHERS, SIGNS_IN_LINE),)),  # Seed-OSS
         "tekken": Splitter((rf"{UPPER}*{LOWER}+|{UPPER}+{LOWER}*|\p{{N}}|{SLASHES}",), whole_words=True, begins=True),
