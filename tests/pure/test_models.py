@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -14,6 +15,7 @@ import pytest
 
 from quire.compute import models
 from quire.compute.gguf.settings import ARCHITECTURES
+from quire.compute.gguf.tokenizer import SPLITTERS
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.base import Activation, LayerSpec, RopeSpec
 from quire.compute.models.generation import GenerationDefaults
@@ -710,6 +712,13 @@ def family_rows() -> list[str]:
 def test_the_table_of_families_in_the_documents_is_that_of_the_code() -> None:
     table = "\n".join(["| family | `architectures` | in GGUF | what it has |", "|---|---|---|---|", *family_rows()])
     assert f"{table}\n" in (ROOT / "docs" / "families.md").read_text(encoding="utf-8"), table
+
+
+@pytest.mark.parametrize(("kind", "names"), [("architectures", ARCHITECTURES), ("tokenizers", SPLITTERS)])
+def test_the_documents_list_what_a_gguf_file_may_contain(kind: str, names: Mapping[str, object]) -> None:
+    text = (ROOT / "docs" / "how-to" / "use-a-model-you-have.md").read_text(encoding="utf-8")
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| {kind} |"))
+    assert names.keys() - set(re.findall(r"[\w.-]+", row)) == set()
 
 
 def test_every_family_is_listed_and_each_module_is_there() -> None:

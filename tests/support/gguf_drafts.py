@@ -132,11 +132,14 @@ ARCHITECTURES = (
     *("deepseek2", "falcon", "gptneox", "gpt-oss", "phi2", "olmoe", "granitemoe", "glm4moe"),
     *("ernie4_5", "mistral3", "qwen3vl", "seed_oss"),
     *("arcee", "exaone4", "hunyuan-dense"),
+    *("qwen35", "qwen35moe", "qwen3next"),
 )
-WITH_EXPERTS = ("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen3moe")
+RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
+WITH_EXPERTS = ("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next")
 LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")
 WITH_BIASES = ("gptneox", "gpt-oss", "phi2")
 RANK, PLAIN = 16, 4  # of latents; what rotates and values have RANK numbers too
+KEYS, VALUES, STATE = 2, 4, 16  # heads of a recurrent layer, and the size of each
 VOCABULARY = [b"a", b"b", b"ab", b"<|im_end|>", b"<unk>", b"c", b"\xe2\x96\x81", b"\xe2\x96\x81a", b"<0x41>", b"<tool>"]
 KINDS = [1, 1, 1, 3, 2, 1, 1, 1, 6, 4]
 SIZE, HEADS, FEED = 8, 2, 12
@@ -203,8 +206,8 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs.append(pair("rope.dimension_sections", ARRAY, [1, 1, 0, draw.choice([0, 0, 0, 1])], U32))
     if name == "gemma2":
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
-    if name in WITH_EXPERTS:
-        pairs += [pair(*each) for each in _expert_settings(draw, name)]
+    for settings, names in ((_expert_settings, WITH_EXPERTS), (_recurrent_settings, RECURRENT)):
+        pairs += [pair(*each) for each in settings(draw, name)] if name in names else []
     if draw.random() < 0.3:
         pairs += [pair(*each) for each in _scaling_settings(draw, name)]
     if draw.random() < 0.1:
@@ -224,8 +227,30 @@ def _scaling_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int
         yield "attention.temperature_scale", F32, draw.choice([0.0, 0.1])
 
 
+def _recurrent_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the settings of a recurrent layer, sometimes one that is refused."""
+    yield "ssm.conv_kernel", U32, 4
+    yield "ssm.state_size", U32, STATE
+    yield "ssm.group_count", U32, KEYS
+    yield "ssm.time_step_rank", U32, VALUES
+    yield "ssm.inner_size", U32, VALUES * STATE + (draw.random() < 0.1)
+    yield "full_attention_interval", U32, 4
+    yield "rope.dimension_count", U32, 2
+    if name != "qwen3next":
+        yield "rope.dimension_sections", ARRAY, [1, 1, 0, 0], I32
+    if draw.random() < 0.2:
+        yield "attention.recurrent_layers", ARRAY, [draw.random() < 0.9], draw.choice([BOOL, BOOL, U32])
+    if draw.random() < 0.15:
+        yield "ssm.v_head_reordered", BOOL, draw.random() < 0.5
+
+
 def _kv_heads(draw: random.Random, name: str) -> tuple[Any, ...]:
-    """Return the number of key-value heads: the type and the value; Granite 4 has a number for each layer."""
+    """Return the number of key-value heads: the type and the value; Granite 4 has a number for each layer.
+
+    So have files of Ollama with recurrent layers, for which it is 0.
+    """
+    if name in RECURRENT and draw.random() < 0.2:
+        return ARRAY, draw.choice([[0, HEADS], [HEADS, 0], [HEADS]]), U32
     if name == "granite" and draw.random() < 0.3:
         return ARRAY, draw.choice([[HEADS], [HEADS], [1], [HEADS, 1]]), U32
     return U32, HEADS
@@ -241,6 +266,8 @@ def _expert_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int,
     for refused, key in (("granitemoe", "expert_shared_feed_forward_length"), ("olmoe", "attention.clamp_kqv")):
         if name == refused and draw.random() < 0.1:
             yield key, U32, 8
+    if name in RECURRENT:
+        yield "expert_shared_feed_forward_length", U32, FEED
     if name == "glm4moe":
         yield "expert_gating_func", U32, draw.choice([2, 2, 2, 1])
         yield "expert_shared_count", U32, 1
@@ -260,9 +287,9 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the tensors of a model: their names and dimensions, fastest first."""
     yield "token_embd.weight", [SIZE, len(VOCABULARY)]
     norms = ["output_norm"] if name in ("exaone4", "olmo2") else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
-    if name in ("command-r", "cohere2", "falcon", "glm4moe", "gpt-oss", "phi2", "seed_oss"):
+    if name in ("command-r", "cohere2", "falcon", "glm4moe", "gpt-oss", "phi2", "seed_oss", *RECURRENT):
         norms.remove("blk.0.ffn_norm")
-    if name in ("glm4moe", "gpt-oss", "seed_oss"):
+    if name in ("glm4moe", "gpt-oss", "seed_oss", *RECURRENT):
         norms.append("blk.0.post_attention_norm")
     if name in ("exaone4", "gemma2", "gemma3", "glm4", "olmo2"):
         norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]
@@ -270,7 +297,7 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
         yield f"{norm}.weight", [SIZE]
         if name in ("falcon", "gptneox", "phi2", "starcoder2", "stablelm"):
             yield f"{norm}.bias", [SIZE]
-    yield from _attention_shapes(name)
+    yield from _recurrent_shapes(draw, name) if name in RECURRENT else _attention_shapes(name)
     yield from _feed_shapes(name)
     if name == "gpt2":
         yield "position_embd.weight", [SIZE, 64]
@@ -318,6 +345,22 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         yield "blk.0.attn_sinks.weight", [HEADS]
 
 
+def _recurrent_shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
+    keys, values = KEYS * STATE, VALUES * STATE
+    if name == "qwen3next" and draw.random() < 0.3:
+        yield "blk.0.ssm_in.weight", [SIZE, 2 * keys + 2 * values]
+    else:
+        yield "blk.0.attn_qkv.weight", [SIZE, 2 * keys + values]
+        yield "blk.0.attn_gate.weight", [SIZE, values]
+    for part in ("ssm_ba",) if name == "qwen3next" else ("ssm_alpha", "ssm_beta"):
+        yield f"blk.0.{part}.weight", [SIZE, 2 * VALUES if name == "qwen3next" else VALUES]
+    yield "blk.0.ssm_a", [VALUES]
+    yield draw.choice(["blk.0.ssm_dt.bias", "blk.0.ssm_dt"]), [VALUES]
+    yield "blk.0.ssm_conv1d.weight", [4, 2 * keys + values]
+    yield "blk.0.ssm_norm.weight", [STATE]
+    yield "blk.0.ssm_out.weight", [values, SIZE]
+
+
 def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
     if name in WITH_EXPERTS:
         yield "blk.0.ffn_gate_inp.weight", [SIZE, 3]
@@ -325,8 +368,10 @@ def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
             yield f"blk.0.ffn_{part}_exps.weight", [*dimensions, 3]
             if name == "gpt-oss":
                 yield f"blk.0.ffn_{part}_exps.bias", [dimensions[1], 3]
-            if name in ("deepseek2", "glm4moe"):
+            if name in ("deepseek2", "glm4moe", *RECURRENT):
                 yield f"blk.0.ffn_{part}_shexp.weight", dimensions
+        if name in RECURRENT:
+            yield "blk.0.ffn_gate_inp_shexp.weight", [SIZE]
         if name == "glm4moe":
             yield "blk.0.exp_probs_b.bias", [3]
         if name == "gpt-oss":

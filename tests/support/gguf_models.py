@@ -54,12 +54,22 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
+    "Qwen3NextForCausalLM": gguf.MODEL_ARCH.QWEN3NEXT,
+    "Qwen3_5ForCausalLM": gguf.MODEL_ARCH.QWEN35,
+    "Qwen3_5MoeForCausalLM": gguf.MODEL_ARCH.QWEN35MOE,
 }
 
 INTERLEAVED = (
     *(gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.INTERNLM2, gguf.MODEL_ARCH.SMOLLM3),
     *(gguf.MODEL_ARCH.ARCEE, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE, gguf.MODEL_ARCH.MISTRAL3),
 )
+QWEN35 = (gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
+RECURRENT = (*QWEN35, gguf.MODEL_ARCH.QWEN3NEXT)
+RENAMED = {  # what the converter calls some tensors before it looks for their names
+    "e_score_correction_bias.weight": "e_score_correction.bias",
+    "linear_attn.A_log.weight": "linear_attn.A_log",
+    "linear_attn.dt_bias.weight": "linear_attn.dt_proj.bias",
+}
 GEMMAS = (gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
 
 
@@ -82,8 +92,8 @@ class GgufWriting:
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.architecture = architecture or ARCHITECTURES[self.config["architectures"][0]]
         self.of_latents = self.architecture in (gguf.MODEL_ARCH.DEEPSEEK2, gguf.MODEL_ARCH.MINICPM3)
-        # Whether what makes keys of latents and what makes values are two tensors.
-        self.splits = splits and self.architecture is gguf.MODEL_ARCH.DEEPSEEK2
+        # Whether what makes keys of latents and what makes values are two tensors, or products and gates of Qwen3-Next.
+        self.splits = splits and self.architecture in (gguf.MODEL_ARCH.DEEPSEEK2, gguf.MODEL_ARCH.QWEN3NEXT)
         self.writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.architecture])
         checkpoint = ModelFolder(folder).tensors()
         self.tensors: Mapping[str, Any] = {name: checkpoint.tensor(name) for name in checkpoint.entries}
@@ -98,6 +108,8 @@ class GgufWriting:
     def settings(self) -> None:
         config, writer = self.config, self.writer
         writer.add_block_count(self.num_layers + self.num_further)
+        if self.architecture is gguf.MODEL_ARCH.GLM4_MOE or self.num_further:
+            writer.add_nextn_predict_layers(self.num_further)
         if self.architecture is gguf.MODEL_ARCH.GPT2:
             writer.add_context_length(config["n_positions"])
             writer.add_embedding_length(config["n_embd"])
@@ -107,7 +119,8 @@ class GgufWriting:
             return
         writer.add_context_length(config["max_position_embeddings"])
         writer.add_embedding_length(config["hidden_size"])
-        writer.add_feed_forward_length(config.get("ffn_hidden_size") or config["intermediate_size"])
+        if self.architecture is not gguf.MODEL_ARCH.QWEN35MOE:
+            writer.add_feed_forward_length(config.get("ffn_hidden_size") or config["intermediate_size"])
         writer.add_head_count(config["num_attention_heads"])
         kv_heads = config.get("num_kv_heads", config.get("num_key_value_heads"))
         if kv_heads is not None and self.architecture is not gguf.MODEL_ARCH.GPTNEOX:
@@ -124,7 +137,8 @@ class GgufWriting:
             self._latents()
         elif self.architecture is gguf.MODEL_ARCH.GLM4_MOE:
             self._experts_after()
-            writer.add_nextn_predict_layers(self.num_further)
+        if self.architecture in RECURRENT:
+            self._linear_attention()
         if not self.of_latents and "head_dim" in config and self.architecture is not gguf.MODEL_ARCH.CHATGLM:
             writer.add_key_length(config["head_dim"])
             writer.add_value_length(config["head_dim"])
@@ -144,6 +158,11 @@ class GgufWriting:
         if config.get("attn_logit_softcapping"):
             writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+        self._experts()
+        self._rope()
+
+    def _experts(self) -> None:
+        config, writer = self.config, self.writer
         named = ("num_local_experts", "n_routed_experts", "num_experts")
         num_experts = next((config[name] for name in named if name in config), None)
         if num_experts:
@@ -154,7 +173,6 @@ class GgufWriting:
             writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
         if num_experts and config.get("shared_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
-        self._rope()
 
     def _latents(self) -> None:
         config, writer = self.config, self.writer
@@ -173,6 +191,20 @@ class GgufWriting:
             writer.add_value_length(value)
         if "n_routed_experts" in config:
             self._experts_after()
+
+    def _linear_attention(self) -> None:
+        config, writer = self.config, self.writer
+        heads, kinds = config["linear_num_value_heads"], config["layer_types"]
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_inner_size(config["linear_value_head_dim"] * heads)
+        writer.add_full_attention_interval(4)
+        is_recurrent = [kind == "linear_attention" for kind in kinds]
+        if is_recurrent != [bool((layer + 1) % 4) for layer in range(len(kinds))]:
+            name = gguf.MODEL_ARCH_NAMES[self.architecture]
+            writer.add_array(f"{name}.attention.recurrent_layers", is_recurrent + [False] * self.num_further)
 
     def _experts_after(self) -> None:
         config, writer = self.config, self.writer
@@ -216,6 +248,8 @@ class GgufWriting:
             writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
         if self.architecture in (gguf.MODEL_ARCH.QWEN2VL, gguf.MODEL_ARCH.QWEN3VL):
             writer.add_rope_dimension_sections([2, 1, turned // 2 - 3, 0])
+        if self.architecture in QWEN35:
+            writer.add_rope_dimension_sections([11, 11, 10, 0])
         if "llama_4_scaling_beta" in rope:
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
@@ -251,6 +285,8 @@ class GgufWriting:
                 self._add_granite_mlp(name, numbers, kind)
             elif self.of_latents and self.splits and ".kv_b_proj." in name:
                 self._add_split(name, numbers, kind)
+            elif self.splits and ".in_proj_qkvz." in name:
+                self._add_products(name, numbers, kind)
             elif ".experts." in name:
                 before, _, rest = name.partition(".experts.")
                 expert, _, part = rest.partition(".")
@@ -287,8 +323,44 @@ class GgufWriting:
         self._add(name.replace("kv_b_proj", "k_b_proj"), np.ascontiguousarray(each[:, :key].swapaxes(1, 2)), kind)
         self._add(name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(each[:, key:]), kind)
 
+    def _add_products(self, name: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
+        """Add the products of Qwen3-Next: all queries, keys and values, and all gates apart."""
+        config = self.config
+        keys, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
+        values = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+        each = numbers.reshape(keys, -1, numbers.shape[1])
+        parts = [part.reshape(-1, numbers.shape[1]) for part in np.split(each, [key, 2 * key, 2 * key + values], 1)]
+        self._add(name.replace("qkvz", "qkv"), np.concatenate(parts[:3]), kind)
+        self._add(name.replace("qkvz", "z"), parts[3], kind)
+
+    def _as_recurrent(self, name: str, numbers: Any) -> Any:
+        """Return the numbers of a tensor of Qwen3.5 or Qwen3-Next as the converter changes them."""
+        config = self.config
+        if name.endswith("norm.weight") and ".linear_attn." not in name:
+            return numbers + np.float32(1)
+        part = name.split(".")[-2]
+        if part == "conv1d":
+            numbers = numbers[:, 0]
+        if part == "A_log":
+            numbers = -np.exp(numbers)
+        keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+        first = {"in_proj_qkv": 2 * keys * config["linear_key_head_dim"]}
+        first |= {"conv1d": first["in_proj_qkv"]} | dict.fromkeys(("in_proj_z", "in_proj_a", "in_proj_b"), 0)
+        first |= dict.fromkeys(("A_log", "dt_bias", "out_proj"), 0)
+        if part not in first or self.architecture is gguf.MODEL_ARCH.QWEN3NEXT:
+            return numbers
+        axis = int(part == "out_proj")
+        numbers = np.moveaxis(numbers, axis, 0)
+        values = numbers[first[part] :]
+        each = values.reshape(keys, heads // keys, -1, *values.shape[1:])
+        turns = np.concatenate([each[:, place] for place in range(heads // keys)])
+        numbers = np.concatenate([numbers[: first[part]], turns.reshape(values.shape)])
+        return np.ascontiguousarray(np.moveaxis(numbers, 0, axis))
+
     def _as_stored(self, name: str, numbers: Any) -> Any:
         config = self.config
+        if self.architecture in RECURRENT:
+            return self._as_recurrent(name, numbers)
         if self.architecture is gguf.MODEL_ARCH.GPT2 and numbers.ndim == 2 and ".h." in name:
             return np.ascontiguousarray(numbers.T)
         if self.architecture in GEMMAS and name.endswith("norm.weight"):
@@ -307,10 +379,15 @@ class GgufWriting:
         return numbers
 
     def _add(self, name: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
-        known = name.replace("e_score_correction_bias.weight", "e_score_correction.bias")
+        known = name
+        for ours, theirs in RENAMED.items():
+            known = known.replace(ours, theirs)
         if self.architecture is gguf.MODEL_ARCH.GRANITE_MOE:
             known = known.replace(".block_sparse_moe.experts.", ".mlp.experts.")
         found = self.names.get_name(known, try_suffixes=(".weight", ".bias"))
+        if found is None and self.architecture in RECURRENT:  # the package has no names for further layers of these
+            layer, _, part = name.removeprefix("model.layers.").partition(".")
+            found = f"blk.{layer}.nextn.{part.replace('shared_head.', 'shared_head_')}"
         assert found is not None, name
         if name in self.blocks:
             made, data = self.blocks[name]
@@ -364,7 +441,8 @@ def write_gguf(
 ) -> Path:
     """Write the model of a folder, its matrices as a type of GGUF, with a made-up vocabulary; return the path.
 
-    `blocks`: the types and bytes of matrices that are blocks already. Without `splits`, latents are as in old files.
+    `blocks`: the types and bytes of matrices that are blocks already. Without `splits`, latents are as in old files,
+    and so are the products of Qwen3-Next.
     With `fuses`, query, key and value are one tensor. Without `stacks`, each expert has its own tensors.
     `architecture` replaces that of the folder's family.
     """

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from quire.compute.gguf.header import same_number
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
+
+KV_HEADS: Final = "attention.head_count_kv"
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,15 +71,23 @@ PHI2: Final = MappingProxyType({**LAYER, "attn_output": "self_attn.dense", "ffn_
 ROW: Final = "ffn_gate_inp_shexp"
 """A matrix of one row, which older files have as a vector."""
 
-OFFSET: Final = "exp_probs_b"
-"""The offsets of experts (`ExpertsSpec.offset`), which the file calls a bias."""
+WEIGHTS: Final = MappingProxyType({"exp_probs_b": ".bias", "ssm_a": "", "ssm_dt": ".bias"})
+"""Parts with a weight whose name does not end in `.weight` → its end. The first is `ExpertsSpec.offset`."""
 
 SHARED: Final = MappingProxyType(
     {
         "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
         "ffn_up_shexp": "mlp.shared_experts.up_proj",
         "ffn_down_shexp": "mlp.shared_experts.down_proj",
-        OFFSET: "mlp.gate.e_score_correction_bias",
+        "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    }
+)
+SHARED_EXPERT: Final = MappingProxyType(
+    {
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        ROW: "mlp.shared_expert_gate",
     }
 )
 FURTHER: Final = MappingProxyType(
@@ -104,6 +112,24 @@ LATENTS: Final = MappingProxyType(
         **SHARED,
     }
 )
+RECURRENT: Final = MappingProxyType(
+    {
+        **{**NORM_AFTER_ATTENTION, **SHARED_EXPERT, **FURTHER},
+        "attn_gate": "linear_attn.in_proj_z",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_ba": "linear_attn.in_proj_ba",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_dt": "linear_attn.dt_bias",
+        "ssm_in": "linear_attn.in_proj_qkvz",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    }
+)
+"""Layers of which most have linear attention by the gated delta rule."""
+
 LAYERS: Final = MappingProxyType(
     {
         **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
@@ -149,15 +175,8 @@ LAYERS: Final = MappingProxyType(
             ("exaone4", "olmo2"),
             MappingProxyType({name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}),
         ),
-        "qwen2moe": MappingProxyType(
-            {
-                **LAYER,
-                "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-                "ffn_up_shexp": "mlp.shared_expert.up_proj",
-                "ffn_down_shexp": "mlp.shared_expert.down_proj",
-                ROW: "mlp.shared_expert_gate",
-            }
-        ),
+        "qwen2moe": MappingProxyType({**LAYER, **SHARED_EXPERT}),
+        **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), RECURRENT),
         "starcoder2": MappingProxyType({**LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
     }
 )
@@ -246,7 +265,7 @@ class Names:
         if stem.startswith(self.prefix):
             layer, _, part = stem.removeprefix(self.prefix).partition(".")
             where, theirs = f"blk.{layer}.", self._stored_part(part)
-        return name if theirs is None else f"{where}{theirs}.{'bias' if theirs == OFFSET else kind}"
+        return name if theirs is None else f"{where}{theirs}{WEIGHTS.get(theirs, f'.{kind}')}"
 
     def _stored_part(self, part: str) -> str | None:
         of_expert = OF_EXPERT.fullmatch(part)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.gguf.named_settings import Settings
+from quire.compute.gguf.named_settings import KV_HEADS, Settings
 from quire.compute.gguf.rope_settings import TEMPERATURE, rope_scaling
+from quire.compute.models.common import MAX_LAYERS
 from quire.compute.models.rope import FULL, SLIDING
 
 WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
@@ -15,6 +16,8 @@ WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
 SOFTMAX: Final = 1  # of expert_gating_func
 SIGMOID: Final = 2
+LINEAR: Final = "linear_attention"
+IN_TURNS: Final = "ssm.v_head_reordered"
 
 
 def _qwen3moe(settings: Settings) -> dict[str, object]:
@@ -182,6 +185,72 @@ def _glm4moe(settings: Settings) -> dict[str, object]:
     }
 
 
+def _recurrent(settings: Settings) -> dict[str, object]:
+    """Return the settings of Qwen3.5. Files count the layers that predict further tokens, and include 1 in norms."""
+    heads, inner = settings.size("ssm.time_step_rank"), settings.size("ssm.inner_size")
+    if inner % heads:
+        raise settings.file.error(settings.key("ssm.inner_size"), f"a multiple of the {heads} value heads")
+    num_further = settings.size("nextn_predict_layers", 0, low=0)
+    count = settings.size("block_count", low=num_further + 1, high=num_further + MAX_LAYERS) - num_further
+    return {
+        **_turned(settings),
+        **_sections(settings),
+        "head_dim": _head_size(settings),
+        "num_hidden_layers": count,
+        "num_nextn_predict_layers": num_further,
+        "layer_types": _recurrent_layers(settings, count),
+        "linear_conv_kernel_dim": settings.size("ssm.conv_kernel"),
+        "linear_key_head_dim": settings.size("ssm.state_size"),
+        "linear_num_key_heads": settings.size("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+        "rms_norm_unit_offset": False,
+    }
+
+
+def _recurrent_layers(settings: Settings, count: int) -> list[str]:
+    """Return the type of each layer: from a list of the recurrent ones, or else all are recurrent but each fourth.
+
+    Files of Ollama have a list of key-value heads, with 0 for recurrent layers.
+    """
+    interval = settings.size("full_attention_interval", 4)
+    listed = settings.file.fields.get(key := settings.key("attention.recurrent_layers"))
+    expected = [bool((layer + 1) % interval) for layer in range(count)] if listed is None else listed
+    if not isinstance(expected, list) or len(expected) < count or not set(map(type, expected)) <= {bool}:
+        raise settings.file.error(key, f"a list of booleans, one for each of the {count} layers")
+    heads = settings.file.fields.get(key := settings.key(KV_HEADS))
+    if isinstance(heads, list) and 0 in heads and [not each for each in heads[:count]] != expected[:count]:
+        raise settings.file.error(key, "a number, or a list with 0 for exactly the recurrent layers")
+    return [LINEAR if is_recurrent else FULL for is_recurrent in expected[:count]]
+
+
+def _qwen35(settings: Settings) -> dict[str, object]:
+    """Return the settings of Qwen3.5, whose files have value heads in turns; only Ollama says so."""
+    if not settings.file.flag(settings.key(IN_TURNS), True):
+        raise settings.file.error(settings.key(IN_TURNS), "true, as in other files of Qwen3.5")
+    return _recurrent(settings)
+
+
+def _qwen35moe(settings: Settings) -> dict[str, object]:
+    return {**_qwen35(settings), **_experts_next(settings)}
+
+
+def _qwen3next(settings: Settings) -> dict[str, object]:
+    """Return the settings of Qwen3-Next. Its first files have the products of a recurrent layer in one tensor."""
+    if settings.file.flag(settings.key(IN_TURNS), False):
+        raise settings.file.error(settings.key(IN_TURNS), "false, as in other files of Qwen3-Next")
+    is_split = any(".attn_gate." in name for name in settings.tensors)
+    return {**_recurrent(settings), **_experts_next(settings), "qkvz_split": is_split}
+
+
+def _experts_next(settings: Settings) -> dict[str, object]:
+    """Return the settings of experts in each layer, next to an MLP with a weight for every token."""
+    return {
+        **_qwen3moe(settings),
+        "shared_expert_intermediate_size": settings.size("expert_shared_feed_forward_length"),
+    }
+
+
 def _phi3(settings: Settings) -> dict[str, object]:
     window = settings.size("attention.sliding_window", 0, low=0)
     return {**_turned(settings), "sliding_window": window or None}
@@ -308,7 +377,10 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "phi3": _phi3,
         "qwen2moe": _qwen2moe,
         "qwen2vl": _sections,
+        "qwen35": _qwen35,
+        "qwen35moe": _qwen35moe,
         "qwen3moe": _qwen3moe,
+        "qwen3next": _qwen3next,
         "qwen3vl": _sections,
         "seed_oss": _seed_oss,
         "stablelm": _stablelm,

@@ -2,7 +2,7 @@
 
 Files of Llama, Arcee, Granite, InternLM2, Ministral 3 and SmolLM3 have the rows of queries and keys interleaved,
 because llama.cpp rotates adjacent dimensions where we rotate halves. Falcon and GPT-NeoX files have all queries, then
-all keys, then all values.
+all keys, then all values. Qwen3.5 files have the value heads of recurrent layers in turns (`Turns`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,18 @@ APART: Final = frozenset({"falcon", "gptneox"})
 
 INTERLEAVED: Final = frozenset({"arcee", "granite", "granitemoe", "internlm2", "llama", "mistral3", "smollm3"})
 """Architectures whose files interleave the rows of the two halves of each query and key head."""
+
+TAKES_TURNS: Final = frozenset({"qwen35", "qwen35moe"})
+"""Architectures whose files have the value heads of recurrent layers in turns."""
+
+OF_VALUES: Final = frozenset({"attn_gate", "ssm_a", "ssm_alpha", "ssm_beta", "ssm_dt"})
+"""Tensors with rows of value heads."""
+
+AFTER_KEYS: Final = frozenset({"attn_qkv", "ssm_conv1d"})
+"""Tensors with rows of queries, keys and value heads."""
+
+TO_HIDDEN: Final = "ssm_out"
+"""A tensor with columns of value heads."""
 
 Rows = TypeVar("Rows", FloatArray, ByteArray)
 
@@ -48,8 +60,40 @@ class Order:
         return np.concatenate(parts, axis=1).reshape(rows, *rest)
 
 
-def order_of(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> Order | None:
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Puts value heads with the same key next to each other: the file has the first of each key, then the second.
+
+    The first `start` rows of a tensor belong to no value head, and stay where they are.
+    """
+
+    num_keys: int
+    heads_per_key: int
+    start: int = 0
+
+    def __call__(self, stored: Rows) -> Rows:
+        """Return the rows in the order of Hugging Face."""
+        heads = stored[self.start :]
+        turns = heads.reshape(self.heads_per_key, self.num_keys, -1, *heads.shape[1:])
+        return np.concatenate([stored[: self.start], turns.swapaxes(0, 1).reshape(heads.shape)])
+
+    def head_size(self, num_rows: int) -> int:
+        """Return the rows of each value head; 0 if this number of rows does not fit."""
+        size, rest = divmod(num_rows - self.start, self.num_keys * self.heads_per_key)
+        return 0 if rest else max(size, 0)
+
+
+def columns_of(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> Turns | None:
+    """Return the order for the columns of a tensor; None if they already have that of Hugging Face."""
+    is_known = architecture in TAKES_TURNS and part == TO_HIDDEN
+    return _turns(header, architecture, tensor.shape[-1]) if is_known else None
+
+
+def order_of(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> Order | Turns | None:
     """Return the order for the rows of a tensor; None if they already have that of Hugging Face."""
+    if architecture in TAKES_TURNS:
+        is_known = part in OF_VALUES | AFTER_KEYS
+        return _turns(header, architecture, tensor.shape[0], has_keys=part in AFTER_KEYS) if is_known else None
     key = f"{architecture}.attention.head_count"
     heads: Any = header.settings.get(key)
     kv_heads: Any = heads if architecture == "gptneox" else same_number(header.settings.get(f"{key}_kv", heads))
@@ -69,3 +113,14 @@ def order_of(header: GgufHeader, architecture: str, part: str, tensor: GgufTenso
     raise CheckpointError(
         f"{header.path}: {key}", counts[0], f"heads whose rows make up the {tensor.shape[0]} of {part}"
     )
+
+
+def _turns(header: GgufHeader, architecture: str, num_rows: int, *, has_keys: bool = False) -> Turns | None:
+    """Return the order of value heads; settings or rows that do not fit are refused by later checks."""
+    names = ("ssm.group_count", "ssm.time_step_rank", "ssm.state_size")
+    found: list[Any] = [header.settings.get(f"{architecture}.{name}") for name in names]
+    if any(type(number) is not int or number < 1 for number in found):
+        return None
+    keys, heads, size = found
+    turns = Turns(keys, heads // keys, 2 * keys * size if has_keys else 0)
+    return turns if heads % keys == 0 and heads != keys and turns.head_size(num_rows) else None

@@ -7,11 +7,12 @@ follow from the tensors: whether the head is tied, and the divisors of positions
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.header import GgufHeader, GgufTensor
-from quire.compute.gguf.named_settings import Settings
+from quire.compute.gguf.named_settings import KV_HEADS, Settings
 from quire.compute.gguf.own_settings import OWN
 from quire.compute.gguf.rope_settings import ReadTensor, rope_scaling
 from quire.compute.models.config_file import ConfigFile
@@ -50,7 +51,10 @@ ARCHITECTURES: Final = MappingProxyType(
         "qwen2moe": "Qwen2MoeForCausalLM",
         "qwen2vl": "Qwen2ForCausalLM",  # the text model; images are in a file of their own
         "qwen3": "Qwen3ForCausalLM",
+        "qwen35": "Qwen3_5ForCausalLM",
+        "qwen35moe": "Qwen3_5MoeForCausalLM",
         "qwen3moe": "Qwen3MoeForCausalLM",
+        "qwen3next": "Qwen3NextForCausalLM",
         "qwen3vl": "Qwen3ForCausalLM",
         "seed_oss": "SeedOssForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
@@ -72,6 +76,9 @@ LAYER_NORMS: Final = MappingProxyType(
     }
 )
 """Architectures with layer norms → the name of their epsilon in config.json."""
+
+RECURRENT: Final = frozenset({"qwen35", "qwen35moe", "qwen3next"})
+"""Architectures with recurrent layers."""
 
 FILE_TYPES: Final = MappingProxyType(
     {
@@ -171,14 +178,24 @@ def _vocab_size(header: GgufHeader, settings: Settings) -> int:
     return settings.size("vocab_size") if embedding is None else embedding.shape[0]
 
 
+def _kv_heads(settings: Settings, heads: int) -> int:
+    """Return the number of key-value heads. A list has 0 for recurrent layers."""
+    found = settings.file.fields.get(key := settings.key(KV_HEADS))
+    if settings.architecture in RECURRENT and isinstance(found, list):
+        rest = [each for each in found if each != 0]
+        settings = replace(settings, file=ConfigFile(settings.file.where, {**settings.file.fields, key: rest}))
+    return settings.size(KV_HEADS, heads)
+
+
 def _llama_like(settings: Settings) -> dict[str, object]:
     heads = settings.size("attention.head_count")
+    unused = 0 if settings.architecture == "qwen35moe" else None  # no layer has an MLP of this size
     config: dict[str, object] = {
         "hidden_size": settings.size("embedding_length"),
-        "intermediate_size": settings.size("feed_forward_length", low=0) or 1,
+        "intermediate_size": settings.size("feed_forward_length", unused, low=0) or 1,
         "num_hidden_layers": settings.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": settings.size("attention.head_count_kv", heads),
+        "num_key_value_heads": _kv_heads(settings, heads),
         "max_position_embeddings": settings.size("context_length"),
         "rope_theta": settings.number("rope.freq_base", 10_000.0),
         "sliding_window": None,

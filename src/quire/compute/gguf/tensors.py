@@ -19,8 +19,8 @@ import numpy as np
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.gguf.blocks import q5_0_of_mxfp4
 from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
-from quire.compute.gguf.names import CLASSIFIER, EXPERTS, OFFSET, OLD_EXPERT, ROW, Names
-from quire.compute.gguf.row_orders import Order, order_of
+from quire.compute.gguf.names import CLASSIFIER, EXPERTS, OLD_EXPERT, ROW, WEIGHTS, Names
+from quire.compute.gguf.row_orders import Order, Turns, columns_of, order_of
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.weight_file import EVERYTHING
@@ -30,9 +30,18 @@ from quire.core.model_files import open_model_file
 SETTINGS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are settings: the divisors of the frequencies of positions."""
 
+IMAGES: Final = MappingProxyType(dict.fromkeys(("qwen35", "qwen35moe"), ("v.", "mm.")))
+"""Architectures whose text model Ollama has in one file with the model for images → the prefixes of its tensors."""
+
 MAX_EXPERTS: Final = 4096  # of a layer: each becomes a name
 BY_HEAD: Final = MappingProxyType({"attn_k_b": True, "attn_v_b": False})
 """Tensors with a matrix per head, and whether it is transposed."""
+
+FILTER: Final = "ssm_conv1d"
+"""A causal filter of each row, without the second of Hugging Face's three dimensions."""
+
+DECAY: Final = "ssm_a"
+"""A tensor with -exp(x) of the numbers in Hugging Face."""
 
 KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
 """Block types that engines get as another type."""
@@ -42,15 +51,17 @@ KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
 class GgufEntry:
     """A tensor of Hugging Face in a file: `tensor` or one expert in it, with the rows reordered by `order`.
 
-    `transposed`: the file has it transposed. `by_head`: the file has a matrix per head; here their rows are
-    concatenated.
+    `columns`: the order of the columns. `transposed`: the file has it transposed. `by_head`: the file has a matrix per
+    head; here their rows are concatenated. `is_exponential`: the file has -exp(x).
     """
 
     tensor: GgufTensor
     expert: int | None = None
-    order: Order | None = None
+    order: Order | Turns | None = None
+    columns: Turns | None = None
     transposed: bool = False
     by_head: bool = False
+    is_exponential: bool = False
 
     @property
     def dtype(self) -> str:
@@ -59,8 +70,15 @@ class GgufEntry:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether it is a matrix of blocks, not of floats."""
-        return self.tensor.type.size > 1 and len(self.shape) == 2 and not self.by_head
+        """Whether it is a matrix of blocks, not of floats, whose blocks need no cuts to be reordered."""
+        size = self.tensor.type.size
+        cuts = self.columns is not None and self.columns.head_size(self.shape[-1]) % size != 0
+        return size > 1 and len(self.shape) == 2 and not self.by_head and not cuts
+
+    @property
+    def is_rearranged(self) -> bool:
+        """Whether its numbers are in another order in the file."""
+        return self.transposed or self.by_head or self.order is not None or self.columns is not None
 
     @property
     def byte_range(self) -> tuple[int, int]:
@@ -130,6 +148,9 @@ class GgufTensors:
         entry = self.entries[name]
         blocks = self._bytes(entry.tensor, *entry.byte_range).reshape(entry.num_outputs, -1)
         blocks = entry.order(blocks)[rows] if entry.order is not None else blocks[rows]
+        if entry.columns is not None:
+            each = blocks.reshape(len(blocks), -1, entry.tensor.type.num_bytes)
+            blocks = entry.columns(each.swapaxes(0, 1)).swapaxes(0, 1).reshape(blocks.shape)
         if entry.dtype != "MXFP4":
             return blocks
         try:
@@ -151,11 +172,15 @@ class GgufTensors:
 
     def _numbers(self, entry: GgufEntry, rows: slice) -> FloatArray:
         tensor, shape = entry.tensor, entry.shape
-        if entry.transposed or entry.by_head or entry.order is not None:
+        if entry.is_exponential:
+            with np.errstate(divide="ignore", invalid="ignore"):  # numbers that are not negative show in the weights
+                return np.log(-self._numbers(replace(entry, is_exponential=False), rows))
+        if entry.is_rearranged:
             whole = self._widened(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
             if entry.transposed:
                 whole = whole.swapaxes(-1, -2)
             whole = whole.reshape(shape) if entry.order is None else entry.order(whole)
+            whole = whole if entry.columns is None else entry.columns(whole.T).T
             return np.ascontiguousarray(whole[rows])
         row_bytes = tensor.num_bytes // tensor.shape[0]
         start, num_rows = 0, shape[0]
@@ -189,7 +214,7 @@ def _entries(header: GgufHeader, names: Names) -> dict[str, GgufEntry]:
     """Return the tensors of a file by the names of Hugging Face; unknown names stay unchanged."""
     entries: dict[str, GgufEntry] = {}
     for name, tensor in header.tensors.items():
-        if name not in SETTINGS:
+        if name not in SETTINGS and not name.startswith(IMAGES.get(names.architecture, ())):
             for theirs, entry in _named(header, names, name, tensor):
                 if theirs in entries:
                     raise CheckpointError(f"{header.path}: tensor {name!r}", "given twice", "each once")
@@ -204,6 +229,8 @@ def _entries(header: GgufHeader, names: Names) -> dict[str, GgufEntry]:
 def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> list[tuple[str, GgufEntry]]:
     """Return the names and entries for a tensor of the file, one for each expert in it."""
     stem, _, kind = name.rpartition(".")
+    if kind in WEIGHTS:
+        stem, kind = name, "weight"
     if not stem.startswith("blk."):
         once = {**names.once, **CLASSIFIER}
         return [(f"{once[stem]}.{kind}" if stem in once else name, GgufEntry(tensor))]
@@ -225,8 +252,12 @@ def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> l
         return [(name, GgufEntry(tensor))]
     if part == ROW and len(tensor.shape) == 1:
         tensor = replace(tensor, shape=(1, *tensor.shape))
+    if part == FILTER and len(tensor.shape) == 2:
+        tensor = replace(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
     order = order_of(header, names.architecture, part, tensor)
+    columns = columns_of(header, names.architecture, part, tensor)
     by_head = part in BY_HEAD and len(tensor.shape) == 3
     transposed = (names.architecture == "gpt2" and len(tensor.shape) == 2) or (by_head and BY_HEAD[part])
-    ours = f"{names.prefix}{layer}.{names.layer[part]}.{'weight' if part == OFFSET else kind}"
-    return [(ours, GgufEntry(tensor, order=order, transposed=transposed, by_head=by_head))]
+    ours = f"{names.prefix}{layer}.{names.layer[part]}.{'weight' if part in WEIGHTS else kind}"
+    entry = GgufEntry(tensor, None, order, columns, transposed, by_head, is_exponential=part == DECAY)
+    return [(ours, entry)]

@@ -19,6 +19,7 @@ from quire.compute.models.parts import Part, WeightSource
 from quire.compute.models.qwen3_next import (
     DELTA,
     GUESSING,
+    consecutive_rows,
     delta_rule,
     with_gated_attention,
     with_recurrent_layers,
@@ -47,12 +48,7 @@ def text_spec(
 
 
 def _rows(delta: DeltaSpec) -> Mapping[Part, WeightSource]:
-    keys = delta.num_key_heads * delta.key_dim
-    return {
-        Part.DELTA_QUERY: WeightSource(DELTA + "in_proj_qkv"),
-        Part.DELTA_KEY: WeightSource(DELTA + "in_proj_qkv", first_row=keys),
-        Part.DELTA_VALUE: WeightSource(DELTA + "in_proj_qkv", first_row=2 * keys),
-        Part.DELTA_GATE: WeightSource(DELTA + "in_proj_z"),
+    return consecutive_rows(delta) | {
         Part.DELTA_RATE: WeightSource(DELTA + "in_proj_b"),
         Part.DELTA_DECAY: WeightSource(DELTA + "in_proj_a"),
     }

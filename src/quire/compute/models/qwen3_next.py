@@ -24,6 +24,7 @@ from quire.compute.models.common import (
     with_stems,
 )
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.deepseek import without_further_layers
 from quire.compute.models.parts import NormSpec, Part, WeightSource
 from quire.compute.models.qwen2_moe import STEMS as EXPERT_STEMS
 from quire.compute.models.rope import FULL
@@ -57,13 +58,15 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     config = config.over(DEFAULTS)
     spec = with_experts(with_gated_attention(config, max_length), config)
     delta = delta_rule(config, spec.norm)
-    return with_recurrent_layers(spec, config, delta, _alternating_rows(delta))
+    is_split = config.flag("qkvz_split", False)  # in GGUF files
+    return with_recurrent_layers(spec, config, delta, (_split_rows if is_split else _alternating_rows)(delta))
 
 
 def with_gated_attention(config: ConfigFile, max_length: int | None) -> DecoderSpec:
     """Return the spec that Qwen3-Next and Qwen3.5 share, as if each layer had attention."""
     spec = llama_like(config, max_length, rotary_layers(config, max_length, partial=True))
-    spec = with_head_norms(replace(spec, norm=replace(spec.norm, unit_offset=True)))
+    has_offset = config.flag("rms_norm_unit_offset", True)  # GGUF files include the 1
+    spec = with_head_norms(replace(spec, norm=replace(spec.norm, unit_offset=has_offset)))
     query, size = spec.sources[Part.QUERY], spec.attention.head_dim
     by_turns = {
         Part.QUERY: replace(query, run=size, period=2 * size),
@@ -109,7 +112,8 @@ def with_recurrent_layers(
         replace(layer, rope=None, recurrent=True) if is_recurrent else layer
         for layer, is_recurrent in zip(spec.layers, _recurrent(config, len(spec.layers)), strict=True)
     )
-    return replace(spec, delta=delta, layers=layers, sources=MappingProxyType({**spec.sources, **rows}))
+    spec = replace(spec, delta=delta, layers=layers, sources=MappingProxyType({**spec.sources, **rows}))
+    return without_further_layers(config, spec)
 
 
 def _recurrent(config: ConfigFile, count: int) -> list[bool]:
@@ -125,9 +129,30 @@ def _recurrent(config: ConfigFile, count: int) -> list[bool]:
 
 def _alternating_rows(delta: DeltaSpec) -> Mapping[Part, WeightSource]:
     """Return the sources of products: queries, keys, values and gates by turns for each key head; rates and decays."""
-    key, values, heads = delta.key_dim, delta.heads_per_key * delta.value_dim, delta.heads_per_key
+    key, values = delta.key_dim, delta.heads_per_key * delta.value_dim
     runs = {Part.DELTA_QUERY: key, Part.DELTA_KEY: key, Part.DELTA_VALUE: values, Part.DELTA_GATE: values}
-    return _by_turns("in_proj_qkvz", runs) | _by_turns("in_proj_ba", {Part.DELTA_RATE: heads, Part.DELTA_DECAY: heads})
+    return _by_turns("in_proj_qkvz", runs) | _rates(delta)
+
+
+def _split_rows(delta: DeltaSpec) -> Mapping[Part, WeightSource]:
+    """Return the same sources, with queries, keys and values one after another, and gates in a tensor of their own."""
+    return consecutive_rows(delta) | _rates(delta)
+
+
+def consecutive_rows(delta: DeltaSpec) -> dict[Part, WeightSource]:
+    """Return the sources of queries, keys and values, which follow one another in one tensor, and of gates."""
+    keys = delta.num_key_heads * delta.key_dim
+    return {
+        Part.DELTA_QUERY: WeightSource(DELTA + "in_proj_qkv"),
+        Part.DELTA_KEY: WeightSource(DELTA + "in_proj_qkv", first_row=keys),
+        Part.DELTA_VALUE: WeightSource(DELTA + "in_proj_qkv", first_row=2 * keys),
+        Part.DELTA_GATE: WeightSource(DELTA + "in_proj_z"),
+    }
+
+
+def _rates(delta: DeltaSpec) -> dict[Part, WeightSource]:
+    """Return the sources of rates and decays, by turns for each key head."""
+    return _by_turns("in_proj_ba", dict.fromkeys((Part.DELTA_RATE, Part.DELTA_DECAY), delta.heads_per_key))
 
 
 def _by_turns(tensor: str, runs: Mapping[Part, int]) -> dict[Part, WeightSource]:
