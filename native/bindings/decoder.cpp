@@ -57,7 +57,8 @@ DeltaShape delta_of(const nb::dict& fields) {
             .num_key_heads = field<int>(fields, "num_key_heads"),
             .key_dim = field<int>(fields, "key_dim"),
             .value_dim = field<int>(fields, "value_dim"),
-            .filter_width = field<int>(fields, "filter_width")};
+            .filter_width = field<int>(fields, "filter_width"),
+            .outputs_in_turns = field<bool>(fields, "outputs_in_turns")};
 }
 
 DecoderShape shape_of(const nb::dict& fields) {

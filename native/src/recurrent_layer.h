@@ -28,12 +28,12 @@ class RecurrentLayer {
         });
         const NormView norm = view_of(shape_.delta_norm, weights.delta_norm);
         for_rows(member, call_.num_tokens, [&](int row) {
-            float* outputs = rows_.outputs.row(row);
+            float* normed = rows_.filtered.row(row);
             for (int head = 0; head < delta.num_heads; ++head) {
-                float* of_head = outputs + head * delta.value_dim;
-                kernels_.normalize(of_head, of_head, delta.value_dim, norm);
+                kernels_.normalize(rows_.outputs.row(row) + head * delta.value_dim,
+                                   normed + delta.output_place(head) * delta.value_dim, delta.value_dim, norm);
             }
-            kernels_.gate(rows_.gates.row(row), outputs, delta.value_numbers(), Activation::kSilu);
+            kernels_.gate(rows_.gates.row(row), normed, delta.value_numbers(), Activation::kSilu);
         });
     }
 

@@ -132,6 +132,9 @@ class DenseOracle:
                 forgets = decay[token, head] * (np.eye(delta.key_dim) - b * np.outer(k, k))
                 state = forgets @ state + b * np.outer(k, value[token, head])
                 outputs[token, head] = query[token, head] @ state / math.sqrt(delta.key_dim)
+        if delta.outputs_in_turns:
+            order = [key * shared + turn for turn in range(shared) for key in range(delta.num_key_heads)]
+            outputs = outputs[:, order]
         gate = self._linear(x, Part.DELTA_GATE, index)
         normed = self._norm(outputs, Part.DELTA_NORM, index, delta.norm).reshape(gate.shape)
         return self._linear(normed * gate / (1 + np.exp(-gate)), Part.DELTA_OUTPUT, index)

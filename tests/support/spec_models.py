@@ -260,7 +260,7 @@ SPECS = {
         norm=NormSpec(NormKind.RMS, 1e-6, unit_offset=True),
         attention=replace(PLAIN.attention, gated=True, qk_norm=NormSpec(NormKind.RMS, 1e-6, unit_offset=True)),
         layers=(RECURRENT, RECURRENT, FULL, RECURRENT, RECURRENT, NEAR),
-        delta=DeltaSpec(*(6, 2, 16, 80), filter_width=3, norm=NormSpec(NormKind.RMS, 1e-5)),
+        delta=DeltaSpec(*(6, 2, 32, 80), filter_width=3, norm=NormSpec(NormKind.RMS, 1e-5), outputs_in_turns=True),
     ),
     # The same with experts, a value for each key, and a filter of one token.
     "recurrent-experts": replace(

@@ -261,10 +261,16 @@ struct DeltaShape {
     int key_dim = 0;
     int value_dim = 0;
     int filter_width = 0;
+    bool outputs_in_turns = false;  // gates and outputs have the first value head of each key, then the second
 
     QUIRE_INLINE int heads_per_key() const { return num_heads / num_key_heads; }
     QUIRE_INLINE int key_numbers() const { return num_key_heads * key_dim; }
     QUIRE_INLINE int value_numbers() const { return num_heads * value_dim; }
+    // The place of a value head among gates and outputs.
+    QUIRE_INLINE int output_place(int head) const {
+        if (!outputs_in_turns) return head;
+        return head % heads_per_key() * num_key_heads + head / heads_per_key();
+    }
     // A row of inputs: queries, keys, values, then the rows of rates and of decays.
     QUIRE_INLINE int num_inputs() const { return 2 * key_numbers() + value_numbers(); }
     QUIRE_INLINE int first_of_rates() const { return num_inputs(); }

@@ -228,7 +228,9 @@ def _qwen35(settings: Settings) -> dict[str, object]:
     """Return the settings of Qwen3.5, whose files have value heads in turns; only Ollama says so."""
     if not settings.file.flag(settings.key(IN_TURNS), True):
         raise settings.file.error(settings.key(IN_TURNS), "true, as in other files of Qwen3.5")
-    return _recurrent(settings)
+    recurrent = _recurrent(settings)
+    has_turns = recurrent["linear_num_value_heads"] != recurrent["linear_num_key_heads"]
+    return {**recurrent, "linear_outputs_in_turns": has_turns}
 
 
 def _qwen35moe(settings: Settings) -> dict[str, object]:

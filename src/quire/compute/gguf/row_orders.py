@@ -25,14 +25,11 @@ INTERLEAVED: Final = frozenset({"arcee", "granite", "granitemoe", "internlm2", "
 TAKES_TURNS: Final = frozenset({"qwen35", "qwen35moe"})
 """Architectures whose files have the value heads of recurrent layers in turns."""
 
-OF_VALUES: Final = frozenset({"attn_gate", "ssm_a", "ssm_alpha", "ssm_beta", "ssm_dt"})
-"""Tensors with rows of value heads."""
+OF_VALUES: Final = frozenset({"ssm_a", "ssm_alpha", "ssm_beta", "ssm_dt"})
+"""Tensors with rows of value heads. Gates keep their turns, as the columns of the output matrix do."""
 
 AFTER_KEYS: Final = frozenset({"attn_qkv", "ssm_conv1d"})
 """Tensors with rows of queries, keys and value heads."""
-
-TO_HIDDEN: Final = "ssm_out"
-"""A tensor with columns of value heads."""
 
 Rows = TypeVar("Rows", FloatArray, ByteArray)
 
@@ -81,12 +78,6 @@ class Turns:
         """Return the rows of each value head; 0 if this number of rows does not fit."""
         size, rest = divmod(num_rows - self.start, self.num_keys * self.heads_per_key)
         return 0 if rest else max(size, 0)
-
-
-def columns_of(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> Turns | None:
-    """Return the order for the columns of a tensor; None if they already have that of Hugging Face."""
-    is_known = architecture in TAKES_TURNS and part == TO_HIDDEN
-    return _turns(header, architecture, tensor.shape[-1]) if is_known else None
 
 
 def order_of(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> Order | Turns | None:

@@ -20,7 +20,7 @@ from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.gguf.blocks import q5_0_of_mxfp4
 from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
 from quire.compute.gguf.names import CLASSIFIER, EXPERTS, OLD_EXPERT, ROW, WEIGHTS, Names
-from quire.compute.gguf.row_orders import Order, Turns, columns_of, order_of
+from quire.compute.gguf.row_orders import Order, Turns, order_of
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.weight_file import EVERYTHING
@@ -51,14 +51,13 @@ KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
 class GgufEntry:
     """A tensor of Hugging Face in a file: `tensor` or one expert in it, with the rows reordered by `order`.
 
-    `columns`: the order of the columns. `transposed`: the file has it transposed. `by_head`: the file has a matrix per
-    head; here their rows are concatenated. `is_exponential`: the file has -exp(x).
+    `transposed`: the file has it transposed. `by_head`: the file has a matrix per head; here their rows are
+    concatenated. `is_exponential`: the file has -exp(x).
     """
 
     tensor: GgufTensor
     expert: int | None = None
     order: Order | Turns | None = None
-    columns: Turns | None = None
     transposed: bool = False
     by_head: bool = False
     is_exponential: bool = False
@@ -70,15 +69,13 @@ class GgufEntry:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether it is a matrix of blocks, not of floats, whose blocks need no cuts to be reordered."""
-        size = self.tensor.type.size
-        cuts = self.columns is not None and self.columns.head_size(self.shape[-1]) % size != 0
-        return size > 1 and len(self.shape) == 2 and not self.by_head and not cuts
+        """Whether it is a matrix of blocks, not of floats."""
+        return self.tensor.type.size > 1 and len(self.shape) == 2 and not self.by_head
 
     @property
     def is_rearranged(self) -> bool:
         """Whether its numbers are in another order in the file."""
-        return self.transposed or self.by_head or self.order is not None or self.columns is not None
+        return self.transposed or self.by_head or self.order is not None
 
     @property
     def byte_range(self) -> tuple[int, int]:
@@ -148,9 +145,6 @@ class GgufTensors:
         entry = self.entries[name]
         blocks = self._bytes(entry.tensor, *entry.byte_range).reshape(entry.num_outputs, -1)
         blocks = entry.order(blocks)[rows] if entry.order is not None else blocks[rows]
-        if entry.columns is not None:
-            each = blocks.reshape(len(blocks), -1, entry.tensor.type.num_bytes)
-            blocks = entry.columns(each.swapaxes(0, 1)).swapaxes(0, 1).reshape(blocks.shape)
         if entry.dtype != "MXFP4":
             return blocks
         try:
@@ -180,7 +174,6 @@ class GgufTensors:
             if entry.transposed:
                 whole = whole.swapaxes(-1, -2)
             whole = whole.reshape(shape) if entry.order is None else entry.order(whole)
-            whole = whole if entry.columns is None else entry.columns(whole.T).T
             return np.ascontiguousarray(whole[rows])
         row_bytes = tensor.num_bytes // tensor.shape[0]
         start, num_rows = 0, shape[0]
@@ -255,9 +248,8 @@ def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> l
     if part == FILTER and len(tensor.shape) == 2:
         tensor = replace(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
     order = order_of(header, names.architecture, part, tensor)
-    columns = columns_of(header, names.architecture, part, tensor)
     by_head = part in BY_HEAD and len(tensor.shape) == 3
     transposed = (names.architecture == "gpt2" and len(tensor.shape) == 2) or (by_head and BY_HEAD[part])
     ours = f"{names.prefix}{layer}.{names.layer[part]}.{'weight' if part in WEIGHTS else kind}"
-    entry = GgufEntry(tensor, None, order, columns, transposed, by_head, is_exponential=part == DECAY)
+    entry = GgufEntry(tensor, None, order, transposed, by_head, is_exponential=part == DECAY)
     return [(ours, entry)]

@@ -130,7 +130,8 @@ class DeltaSpec:
     through a SiLU of a causal filter over `filter_width` tokens; then queries and keys have length 1, and queries are
     divided by √key_dim. With a = row of DELTA_DECAY and b = row of DELTA_RATE, decay = exp(-exp(DELTA_LOG_DECAY) ×
     softplus(a + DELTA_DECAY_OFFSET)) and rate = sigmoid(b). The output is normalised by `norm` for each head, and
-    multiplied by SiLU(DELTA_GATE).
+    multiplied by SiLU(DELTA_GATE). `outputs_in_turns`: the rows of DELTA_GATE and the columns of DELTA_OUTPUT have the
+    first value head of each key, then the second of each key, as in GGUF files of Qwen3.5.
     """
 
     num_heads: int
@@ -139,6 +140,7 @@ class DeltaSpec:
     value_dim: int
     filter_width: int
     norm: NormSpec
+    outputs_in_turns: bool = False
 
     @property
     def heads_per_key(self) -> int:

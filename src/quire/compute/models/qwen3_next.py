@@ -100,6 +100,7 @@ def delta_rule(config: ConfigFile, norm: NormSpec) -> DeltaSpec:
         value_dim=config.size("linear_value_head_dim", high=MAX_HEAD_DIM),
         filter_width=config.size("linear_conv_kernel_dim", high=MAX_FILTER),
         norm=replace(norm, unit_offset=False),
+        outputs_in_turns=config.flag("linear_outputs_in_turns", False),  # in GGUF files
     )
 
 

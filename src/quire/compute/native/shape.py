@@ -79,6 +79,7 @@ def _delta(delta: DeltaSpec) -> dict[str, object]:
         "key_dim": delta.key_dim,
         "value_dim": delta.value_dim,
         "filter_width": delta.filter_width,
+        "outputs_in_turns": delta.outputs_in_turns,
         "norm": _norm(delta.norm),
     }
 

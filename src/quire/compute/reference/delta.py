@@ -55,7 +55,7 @@ class DeltaAttention:
             run = _Run(spec, self._filter(), rows[tokens], rates[tokens], decays[tokens], output[tokens])
             run.compute(int(inputs.positions[tokens.start]), table, cache)
         gate = activate(linear(hidden, self._parts[Part.DELTA_GATE]), Activation.SILU)
-        heads = output.reshape(len(hidden), spec.num_heads, spec.value_dim)
+        heads = output.swapaxes(1, 2) if spec.outputs_in_turns else output
         normed = normalize(heads, self._parts[Part.DELTA_NORM], spec.norm).reshape(gate.shape)
         return linear(normed * gate, self._parts[Part.DELTA_OUTPUT])
 
