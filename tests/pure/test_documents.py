@@ -128,6 +128,27 @@ PRESENT_DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.
 NOT_THERE_YET = {"LLM.generate"}  # and said to be so
 
 
+def repeated_words(text: str, most: int = 9) -> list[str]:
+    """The runs of more than `most` words that a paragraph has twice, as a merge may leave them; tables may repeat."""
+    repeated = []
+    for paragraph in prose(text).split("\n\n"):
+        words = " ".join(line for line in paragraph.splitlines() if not line.startswith("|")).split()
+        runs = [" ".join(words[start : start + most + 1]) for start in range(len(words) - most)]
+        repeated += sorted({run for run in runs if runs.count(run) > 1})
+    return repeated
+
+
+@pytest.mark.parametrize("path", [path for path in documents() if "corpus" not in path.parts], ids=relative_name)
+def test_no_paragraph_says_a_thing_twice(path: Path) -> None:
+    assert not repeated_words(path.read_text(encoding="utf-8"))
+
+
+def test_a_paragraph_that_a_merge_doubled_is_found_out() -> None:
+    sentence = "One two three four five six seven eight nine ten\neleven. "
+    assert repeated_words(f"{sentence}And\n{sentence}")
+    assert not repeated_words(f"{sentence}\n\n{sentence}")  # in different paragraphs, such as steps of instructions
+
+
 @pytest.mark.parametrize("path", PRESENT_DOCUMENTS, ids=relative_name)
 def test_classes_and_files_that_other_documents_name_exist(path: Path) -> None:
     codes = {code for code in CODE.findall(prose(path.read_text(encoding="utf-8"))) if "NAME" not in code}
