@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -161,10 +162,25 @@ def test_max_tokens_may_be_more_than_the_context_has_left() -> None:
             long = [{"role": "user", "content": "block " * used * 2}]
             status, kind, message = refused(server, messages=long)
             assert (status, kind) == (400, "invalid_request_error")
-            assert message.startswith("prompt is too long: the prompt has ")
-            assert server.post(COUNT, {"messages": [{"role": "user", "content": "block " * used}]}).value[
-                "input_tokens"
-            ]
+            count = server.post(COUNT, {"messages": long}).value["input_tokens"]
+            assert message.startswith(f"prompt is too long: {count} tokens > {used - 1} maximum; ")
+            assert f"maximum context length to {used} tokens" in message or f"length is {used} tokens" in message
+            assert ". Shorten the prompt" in message
+            chat = server.post("/v1/chat/completions", {"messages": long})
+            assert chat.error["message"].startswith(f"the prompt has {count} tokens; ")
+
+
+def test_the_longest_prompt_is_as_long_as_the_error_says() -> None:
+    def content(count: int) -> list[Any]:
+        return [{"role": "user", "content": "block " * count}]
+
+    with running_server(settings={"max_model_len": 64}) as server:
+        by_count = {server.post(COUNT, {"messages": content(n)}).value["input_tokens"]: n for n in range(1, 60)}
+        assert {63, 64} <= by_count.keys()
+        status, _, message = refused(server, messages=content(by_count[64]))
+        assert (status, message.partition(";")[0]) == (400, "prompt is too long: 64 tokens > 63 maximum")
+        assert "is 64 tokens, of which 1 must stay free for the output. Shorten the prompt." in message
+        assert server.post(PATH, {"messages": content(by_count[63]), **GREEDY}).status == 200
 
 
 def test_a_format_holds_the_text(thinker: RunningServer) -> None:
@@ -366,7 +382,7 @@ def test_a_text_that_no_context_holds_is_refused_before_it_is_encoded(
         fields: Any = {"messages": told} | (GREEDY if path == PATH else {})
         status, kind, message = error_of(server.post(path, fields))
         assert (status, kind) == (400, "invalid_request_error")
-        assert message.startswith("prompt is too long: messages is ")
+        assert re.match(r"prompt is too long: about 25\d\d tokens > 2048 maximum; messages is ", message)
 
 
 def test_many_calls_and_results_take_little_time(server: RunningServer) -> None:

@@ -400,6 +400,9 @@ def test_a_request_that_never_fits_is_told_the_numbers(
     with pytest.raises(RequestTooLargeError) as caught:
         validate(Request("r", [1] * num_prompt, SamplingParams(max_tokens=max_tokens)), limits)
     assert str(caught.value) == message
+    count, _, reason = message.partition("; ")
+    numbers = f"{num_prompt} tokens > {min(63, sequence_tokens)} maximum; {reason}"
+    assert caught.value.numbers_first == ("" if "max_tokens" in count else numbers)
 
 
 @pytest.mark.parametrize(

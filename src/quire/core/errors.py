@@ -124,7 +124,12 @@ class InvalidRequestError(InvalidValueError):
 
 
 class RequestTooLargeError(InvalidRequestError):
-    """A request can never fit into the context or the memory, whatever else runs."""
+    """A request can never fit into the context or the memory, whatever else runs.
+
+    `numbers_first`: the same sentence from "9 tokens > 8 maximum" on, if its prompt alone is too long; else empty.
+    """
+
+    numbers_first = ""
 
 
 class InvalidConfigError(InvalidValueError):

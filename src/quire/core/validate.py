@@ -347,7 +347,9 @@ def validate_length(request: Request, limits: RequestLimits) -> None:
         if request.num_output_tokens:
             count = f"the prompt and its beginning of an answer have {begun} tokens"
         room = ", of which 1 must stay free for the output" if begun == most else ""
-        raise error.saying(f"{count}; {limit}{room}. Shorten the prompt{remedy}.")
+        reason = f"{limit}{room}. Shorten the prompt{remedy}."
+        error.numbers_first = f"{begun} tokens > {most - 1} maximum; {reason}"
+        raise error.saying(f"{count}; {reason}")
     prompt_tokens = f"{prompt} token{'s' if prompt > 1 else ''}"
     count = f"the prompt ({prompt_tokens}) and max_tokens ({asked}) together are {total} tokens"
     raise error.saying(f"{count}; {limit}. Shorten the prompt or lower max_tokens{remedy}.")

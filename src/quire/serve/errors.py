@@ -24,7 +24,7 @@ from quire.core.errors import (
     TooManyJobsError,
     shortened,
 )
-from quire.serve.messages_errors import TOO_LONG, MessagesErrorBody, is_messages_path, messages_error
+from quire.serve.messages_errors import MessagesErrorBody, is_messages_path, messages_error
 
 INVALID_REQUEST = "invalid_request_error"
 AUTHENTICATION = "authentication_error"
@@ -85,6 +85,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
+        self.anthropic_message = message
         self.detail = ErrorDetail(message, type, param and shortened(param), code)
 
     def body(self, path: str = "") -> bytes:
@@ -96,7 +97,7 @@ class ApiError(Exception):
 
     def messages_body(self) -> MessagesErrorBody:
         """Return the error in Anthropic's form. Does not mutate."""
-        return messages_error(self.status, self.detail.type, self.detail.code, self.detail.message)
+        return messages_error(self.status, self.detail.type, self.anthropic_message)
 
 
 def api_error_of(error: BaseException) -> ApiError:
@@ -127,11 +128,21 @@ def api_error_of(error: BaseException) -> ApiError:
 
 
 def context_length_exceeded(error: RequestTooLargeError, param: str = "prompt") -> ApiError:
-    """Return the answer to a prompt, named `param`, that can never fit; proxies look for "maximum context length"."""
+    """Return the answer to a prompt, named `param`, that can never fit; proxies look for "maximum context length".
+
+    Programs for Anthropic's interface look for other words, and shorten the conversation by the excess if that follows.
+
+    >>> error = RequestTooLargeError("prompt", "9 tokens", "at most 8 tokens")
+    >>> error.numbers_first = "9 tokens > 8 maximum; shorten the prompt"
+    >>> context_length_exceeded(error).messages_body().error.message
+    'prompt is too long: 9 tokens > 8 maximum; shorten the prompt'
+    """
     message, words = str(error), "maximum context length"
     if words not in message:
         message = f"{message} (the {words} of this server)"
-    return ApiError(400, message, code=TOO_LONG, param=param)
+    answer = ApiError(400, message, code="context_length_exceeded", param=param)
+    answer.anthropic_message = f"prompt is too long: {error.numbers_first or message}"
+    return answer
 
 
 def unsupported(param: str, why: str) -> ApiError:

@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 
 MESSAGES_PATH: Final = "/v1/messages"
-TOO_LONG: Final = "context_length_exceeded"
 BY_STATUS: Final = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 SAME: Final = frozenset(
     {"authentication_error", "invalid_request_error", "not_found_error", "permission_error", "rate_limit_error"}
@@ -37,13 +36,11 @@ def is_messages_path(path: str) -> bool:
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
 
 
-def messages_error(status: int, type: str, code: str | None, message: str) -> MessagesErrorBody:
-    """Return the body of an error with this status, type and code in OpenAI's form. Does not mutate.
+def messages_error(status: int, type: str, message: str) -> MessagesErrorBody:
+    """Return the body of an error with this status and type in OpenAI's form. Does not mutate.
 
-    >>> messages_error(500, "server_error", None, "oh").error.type
+    >>> messages_error(500, "server_error", "oh").error.type
     'api_error'
     """
     own_type = BY_STATUS.get(status, type if type in SAME else "api_error")
-    # Programs look for these words, and then shorten the conversation.
-    start = "prompt is too long: " if code == TOO_LONG else ""
-    return MessagesErrorBody(MessagesErrorDetail(own_type, start + message))
+    return MessagesErrorBody(MessagesErrorDetail(own_type, message))

@@ -47,6 +47,7 @@ of memory for each of its bytes.
 Ordinary texts have 3 to 6. A vocabulary can have tokens of 128 bytes, but these are runs of spaces and rules: a text
 that fills a context with them is refused, because allowing it would need eight times the memory for every text.
 """
+USUAL_CHARACTERS_PER_TOKEN: Final = 4
 
 DEFAULT: Final = "default"
 NAMED_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -246,7 +247,11 @@ class Tokenizer:
         allowed = f"at most {self._max_bytes} bytes of text"
         if self._max_tokens is not None:
             allowed += f", because this model's maximum context length is {self._max_tokens} tokens; shorten the text"
-        raise RequestTooLargeError(field, f"a text of {len(text)} characters", allowed)
+        error = RequestTooLargeError(field, f"a text of {len(text)} characters", allowed)
+        about = len(text) // USUAL_CHARACTERS_PER_TOKEN
+        if self._max_tokens is not None and about > self._max_tokens:
+            error.numbers_first = f"about {about} tokens > {self._max_tokens} maximum; {error}"
+        raise error
 
     def _uses_beyond(self, vocab_size: int, named: Collection[str]) -> bool:
         """Return whether ids from `vocab_size` on are in use: in the model's vocabulary, a setting or a template."""
