@@ -244,12 +244,18 @@ def test_nothing_else_opens_without_a_key(locked: BareServer, path: str, host: s
             f"Authorization: Basic {KEY}",
             f"Authorization: {KEY}",
         ),
-        *(f"Authorization: Bearer {KEY}x", f"Authorization: Bearer {KEY[:-1]}", f"X-Api-Key: {KEY}"),
-        *(f"Authorization: Bearer {KEY} {KEY}", "Authorization: Bearer \xe9\xff"),
+        *(f"Authorization: Bearer {KEY}x", f"Authorization: Bearer {KEY[:-1]}", f"X-Api-Key: {KEY}x", "X-Api-Key:"),
+        *(f"Authorization: Bearer {KEY} {KEY}", "Authorization: Bearer \xe9\xff", "X-Api-Key: \xe9\xff"),
     ],
 )
 def test_a_wrong_key_is_none(locked: BareServer, line: str) -> None:
     assert locked.send(head("/v1/models", line)).status == 401
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models2", "//v1/models", "/v1", "/live", "/api/tags"])
+def test_the_header_of_another_interface_is_no_key(locked: BareServer, path: str) -> None:
+    assert locked.send(head(path, f"X-Api-Key: {KEY}")).status == 401
+    assert locked.send(head(path, f"Authorization: Bearer {KEY}")).status != 401
 
 
 def test_a_key_is_a_tenant(locked: BareServer) -> None:

@@ -410,7 +410,7 @@ def ask(server: RunningServer, headers: Mapping[str, str], path: str = PATH) -> 
     return server.ask("POST", path, json.dumps(fields).encode(), {**JSON, **headers})
 
 
-@pytest.mark.parametrize("path", [PATH, COUNT])
+@pytest.mark.parametrize("path", [PATH, COUNT, "/v1/models", "/v1/models/guide"])
 @pytest.mark.parametrize(
     ("headers", "is_known"),
     [
@@ -430,20 +430,28 @@ def ask(server: RunningServer, headers: Mapping[str, str], path: str = PATH) -> 
     ],
 )
 def test_keys_in_either_header(locked: RunningServer, path: str, headers: dict[str, str], is_known: bool) -> None:
-    answer = ask(locked, headers, path)
+    answer = ask(locked, headers, path) if path in (PATH, COUNT) else locked.ask("GET", path, None, headers)
     if is_known:
         assert answer.status == 200, answer.body
         return
-    status, kind, message = error_of(answer)
+    status, kind, message = answer.status, answer.error["type"], answer.error["message"]
     assert (status, kind) == (401, "authentication_error")
     assert message == "no valid API key; send the header Authorization: Bearer KEY or x-api-key: KEY"
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_the_other_header_opens_these_paths_only(locked: RunningServer) -> None:
-    for path in ("/v1/chat/completions", "/v1/models", "/metrics", "/v1/messages2"):
-        assert locked.ask("GET", path, None, {"x-api-key": "alice"}).status == 401
+    for path in ("/v1/chat/completions", "/v1/models2", "/v1/load_lora_adapter", "/metrics", "/live", "/v1/messages2"):
+        for method in ("GET", "POST"):
+            answer = locked.ask(method, path, None, {"x-api-key": "alice"})
+            assert (answer.status, "x-api-key" in answer.error["message"]) == (401, False)
+    for path in ("/v1/models/../load_lora_adapter", "/v1/models/%2e%2e/live", "/v1/models//metrics"):
+        assert locked.ask("GET", path, None, {"x-api-key": "alice"}).error["code"] == "model_not_found"
+    assert locked.ask("POST", "/v1/models", b"{}", {**JSON, "x-api-key": "alice"}).status == 405
     assert error_of(locked.ask("GET", f"{PATH}/unheard", None, {"x-api-key": "alice"}))[0] == 404
+    paths = locked.ask("GET", "/openapi.json", None, {"authorization": "Bearer alice"}).value["paths"]
+    named = {path for path, operations in paths.items() if "x-api-key" in json.dumps(operations)}
+    assert named == {PATH, COUNT, "/v1/models", "/v1/models/{model_id}"}
 
 
 def test_a_key_may_be_there_once(locked: RunningServer) -> None:

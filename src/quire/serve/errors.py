@@ -24,7 +24,7 @@ from quire.core.errors import (
     TooManyJobsError,
     shortened,
 )
-from quire.serve.messages_errors import MessagesErrorBody, is_messages_path, messages_error
+from quire.serve.messages_errors import MessagesErrorBody, is_messages_path, messages_error, takes_x_api_key
 
 INVALID_REQUEST = "invalid_request_error"
 AUTHENTICATION = "authentication_error"
@@ -175,7 +175,7 @@ def repeated_header(name: str) -> ApiError:
 
 def unauthorized(path: str = "") -> ApiError:
     """Return the answer to a missing or a wrong key: the same for both."""
-    other = " or x-api-key: KEY" if is_messages_path(path) else ""
+    other = " or x-api-key: KEY" if takes_x_api_key(path) else ""
     message = f"no valid API key; send the header Authorization: Bearer KEY{other}"
     headers = {"www-authenticate": "Bearer", **NO_RETRY}  # Claude Code would try a wrong key again for minutes
     return ApiError(401, message, type=AUTHENTICATION, code="invalid_api_key", headers=headers)

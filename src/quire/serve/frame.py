@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.serve.context import RequestContext
 from quire.serve.errors import ApiError, api_error_of, method_not_allowed, not_found, unauthorized
 from quire.serve.hosts import require_single
-from quire.serve.messages_errors import is_messages_path
+from quire.serve.messages_errors import is_messages_path, takes_x_api_key
 from quire.serve.services import ServerServices
 from quire.serve.tenants import ANYBODY, Tenant
 
@@ -209,7 +209,7 @@ def _key_of(path: str, headers: dict[bytes, bytes]) -> bytes:
     """Return the key of a request, which may be empty. `authorization` decides if it is present."""
     authorization = headers.get(b"authorization")
     if authorization is None:
-        return headers.get(b"x-api-key", b"").strip() if is_messages_path(path) else b""
+        return headers.get(b"x-api-key", b"").strip() if takes_x_api_key(path) else b""
     scheme, _, key = authorization.partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
 

@@ -1,4 +1,4 @@
-"""Errors in the form of Anthropic's interface: the paths that have it, and the types of errors there."""
+"""Errors in the form of Anthropic's interface: the paths that have it, and the types of errors there; keys for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 MESSAGES_PATH: Final = "/v1/messages"
+MODELS_PATH: Final = "/v1/models"
 BY_STATUS: Final = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 SAME: Final = frozenset(
     {"authentication_error", "invalid_request_error", "not_found_error", "permission_error", "rate_limit_error"}
@@ -34,6 +35,15 @@ def is_messages_path(path: str) -> bool:
     (True, True, False)
     """
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def takes_x_api_key(path: str) -> bool:
+    """Return whether a key may be in Anthropic's header: on the paths that its clients call, models included.
+
+    >>> takes_x_api_key("/v1/messages"), takes_x_api_key("/v1/models/org/name"), takes_x_api_key("/v1/embeddings")
+    (True, True, False)
+    """
+    return is_messages_path(path) or path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/")
 
 
 def messages_error(status: int, type: str, message: str) -> MessagesErrorBody:

@@ -15,7 +15,7 @@ import msgspec
 import quire
 from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.errors import ErrorBody, OllamaErrorBody
-from quire.serve.messages_errors import MESSAGES_PATH, MessagesErrorBody
+from quire.serve.messages_errors import MESSAGES_PATH, MessagesErrorBody, takes_x_api_key
 from quire.serve.schemas.adapters import AdapterAnswer, LoadAdapterRequest, UnloadAdapterRequest
 from quire.serve.schemas.cache import CacheExportRequest, CacheImportAnswer, CacheWarmAnswer, CacheWarmRequest
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
@@ -290,7 +290,11 @@ def _paths() -> Schema:
         paths[path] = _get(summary, {"application/json": {"schema": {"type": "object"}}})
         paths[path]["get"]["security"] = []
     paths["/ping"]["post"] = paths["/ping"]["get"]
-    return paths | _messages_paths() | _ollama_paths()
+    paths |= _messages_paths() | _ollama_paths()
+    for path in filter(takes_x_api_key, paths):
+        operation = paths[path].get("post") or paths[path]["get"]
+        operation["security"] = [{}, {"key": []}, {"x-api-key": []}]
+    return paths
 
 
 def _cache_paths() -> Schema:
@@ -332,8 +336,6 @@ def _messages_paths() -> Schema:
     """Return the paths of Anthropic's API."""
     count = _post("Count the tokens of a conversation (Anthropic).", CountTokensRequest, TokensCounted)
     answer = _post("Answer a conversation (Anthropic).", MessagesRequest, MessageAnswer, _event(JSON_TEXT))
-    for path in (answer, count):
-        path["post"]["security"] = [{}, {"key": []}, {"x-api-key": []}]
     return _with_errors({MESSAGES_PATH: answer, f"{MESSAGES_PATH}/count_tokens": count}, MessagesErrorBody)
 
 

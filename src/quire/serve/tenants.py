@@ -1,7 +1,7 @@
 """Tenants: the owners of keys, and the cached blocks that their requests may hit.
 
     Authorization: Bearer KEY ──► Tenant ──► CacheScope(tenant, salt, the request's own salt)
-    x-api-key: KEY ───────────────┘ on the paths of Anthropic's interface
+    x-api-key: KEY ───────────────┘ on the paths of Anthropic's clients: messages and models
 
 The server makes the salt: a keyed hash of the tenant's name, under a secret that is set or random. A client can add its
 own salt, which separates its requests from others of the same tenant; it can never reach another tenant's blocks.
