@@ -27,7 +27,10 @@ FAMILIES = (
     *("arcee", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
     *("qwen3-next", "qwen3-5", "qwen3-5-moe"),
 )
-OTHERS = ("gemma3-eye", "ministral3-eye", "qwen2.5-vl", "qwen3-vl", "qwen3-5-eye", "opt-350m", "llama-3")
+OTHERS = (
+    *("gemma3-eye", "ministral3-eye", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3-5-eye", "opt-350m"),
+    "llama-3",
+)
 NUM_TOKENS = 24
 PROMPTS = {
     "short": ("hello, the user and the ing system 12", ["--max-model-len", "64"]),

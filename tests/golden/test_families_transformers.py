@@ -254,6 +254,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"mlp_only_layers": [0, 1, 2], "norm_topk_prob": False, "linear_num_value_heads": 6, "rms_norm_eps": 1e-5},
     ),
     "qwen3-vl-tied": ("qwen3-vl", {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3-vl-moe": ("qwen3-vl-moe", {}),
+    "qwen3-vl-moe-every-other": (
+        "qwen3-vl-moe",
+        {"decoder_sparse_step": 2, "mlp_only_layers": [], "attention_bias": True, "moe_intermediate_size": 16},
+    ),
 }
 
 

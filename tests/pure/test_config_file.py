@@ -209,6 +209,7 @@ NESTED = {  # a model with images, and its text model
     "Qwen3VLForConditionalGeneration": "qwen3",
     "Qwen3_5ForConditionalGeneration": "qwen3-5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3-5-moe",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3-moe",
 }
 MODELS |= {name: {"architectures": [name], "text_config": MODELS[text]} for name, text in NESTED.items()}
 ROPE = {

@@ -289,6 +289,7 @@ CAUSAL = {
     "Qwen3VL": "Qwen3VLForConditionalGeneration",
     "Qwen3_5Eye": "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeEye": "Qwen3_5MoeForConditionalGeneration",
+    "Qwen3VLMoe": "Qwen3VLMoeForConditionalGeneration",
 }
 CONFIGS = {
     "Gemma3": "Gemma3TextConfig",
@@ -341,6 +342,11 @@ WITH_EYES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen3-vl": (
         *("Qwen3VL", "llama", {"rope_parameters": {**SECTIONS, "mrope_section": [4, 2, 2], "mrope_interleaved": True}}),
+        {"vision_config": {**QWEN_EYE, "deepstack_visual_indexes": [0]}, **QWEN_TOKENS},
+    ),
+    "qwen3-vl-moe": (
+        "Qwen3VLMoe",
+        *("qwen3-moe", {"rope_parameters": {**SECTIONS, "mrope_section": [4, 2, 2], "mrope_interleaved": True}}),
         {"vision_config": {**QWEN_EYE, "deepstack_visual_indexes": [0]}, **QWEN_TOKENS},
     ),
 }

@@ -77,6 +77,7 @@ FAMILIES: Final = MappingProxyType(
         "Qwen3ForCausalLM": "quire.compute.models.qwen3",
         "Qwen3MoeForCausalLM": "quire.compute.models.qwen3_moe",
         "Qwen3VLForConditionalGeneration": "quire.compute.models.qwen3_vl",
+        "Qwen3VLMoeForConditionalGeneration": "quire.compute.models.qwen3_vl_moe",
         "SeedOssForCausalLM": "quire.compute.models.seed_oss",
         "SmolLM3ForCausalLM": "quire.compute.models.smollm3",
         "StableLmForCausalLM": "quire.compute.models.stablelm",

@@ -23,8 +23,9 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     text = text_config(config).over(DEFAULTS)
     text.refuse("use_sliding_window")
     spec = with_head_norms(llama_like(text, max_length, rotary_layers(text, max_length)))
-    return with_other_tensors(spec, _renamed, IMAGES)
+    return with_other_tensors(spec, renamed, IMAGES)
 
 
-def _renamed(name: str) -> str:
+def renamed(name: str) -> str:
+    """Return the name of a tensor of the text model in a file that has images too."""
     return TEXT + name.removeprefix(PREFIX) if name.startswith(PREFIX) else name

@@ -1,4 +1,6 @@
-"""Stacked experts: gives each matrix in a checkpoint of gpt-oss or Granite-MoE its own name, as in other families.
+"""Stacked experts: gives each matrix in a checkpoint whose tensors have all experts its own name, as in other families.
+
+gpt-oss:
 
     experts.gate_up_proj         [experts, in, 2 × out]    experts.3.gate_proj.weight, .up_proj.weight  [out, in]
     experts.gate_up_proj_bias    [experts, 2 × out]        experts.3.gate_proj.bias, .up_proj.bias      [out]
@@ -8,7 +10,11 @@
 
 Outputs of gate and up alternate. Floats are stored as [in, out]; the blocks and scales of MXFP4, as [out, in].
 
-Granite-MoE has the gate before up, and stores floats as [out, in]:
+Without biases, gate_up_proj has the gate before up. Both stacks of a layer are [out, in], as transformers has them, or
+[in, out], as in published Qwen3-VL-MoE. Whatever the sizes are, their shapes fit only one of the two: the outputs of
+gate_up_proj are twice the inputs of down_proj.
+
+Granite-MoE has the gate before up too, and stores floats as [out, in]:
 
     block_sparse_moe.input_linear.weight     [experts, 2 × out, in]   block_sparse_moe.experts.3.gate_proj.weight, …
     block_sparse_moe.output_linear.weight    [experts, out, in]   ──► block_sparse_moe.experts.3.down_proj.weight
@@ -26,7 +32,7 @@ import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.models.base import MAX_EXPERTS
-from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.checkpoint import FLOAT_DTYPES, Checkpoint
 from quire.compute.weights.safetensors import TensorEntry
 from quire.compute.weights.weight_file import EVERYTHING
 from quire.core.errors import CheckpointError
@@ -38,14 +44,12 @@ BARE: Final = (
     *(".linear_attn.A_log", ".linear_attn.dt_bias"),
 )
 """Weight tensors whose names lack `.weight`."""
-MATRICES: Final = MappingProxyType(
-    {"gate_up_proj": {"gate_proj": (0, 2), "up_proj": (1, 2)}, "down_proj": {"down_proj": (0, 1)}}
-)
-"""A stacked tensor's suffix → its matrices: the first output of each, and the step to the next."""
+MATRICES: Final = MappingProxyType({"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})
+"""The name of a stacked tensor → the matrices that it contains."""
 
 SPARSE: Final = ".block_sparse_moe."
 LINEAR: Final = MappingProxyType(
-    {"input_linear.weight": ("gate_proj", "up_proj"), "output_linear.weight": ("down_proj",)}
+    {"input_linear.weight": MATRICES["gate_up_proj"], "output_linear.weight": MATRICES["down_proj"]}
 )
 """A stacked tensor of Granite-MoE → the matrices that it contains, one after another."""
 
@@ -53,6 +57,10 @@ KINDS: Final = MappingProxyType(
     {"": ("weight", 3), "_bias": ("bias", 2), "_blocks": ("blocks", 4), "_scales": ("scales", 3)}
 )
 """The suffix of a tensor's name → the part of the matrix, and the number of dimensions."""
+PACKED: Final = ("U8",)
+DTYPES: Final = MappingProxyType(
+    {"": (), "weight": FLOAT_DTYPES, "bias": FLOAT_DTYPES, "blocks": PACKED, "scales": PACKED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,8 @@ class ExpertEntry(TensorEntry):
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint with a name for each expert's matrices; the same checkpoint if it already has these names."""
-    differs = any(name.endswith(BARE) or _parts_of(entry) for name, entry in checkpoint.entries.items())
+    entries = checkpoint.entries
+    differs = any(name.endswith(BARE) or _parts_of(entry, entries) for name, entry in entries.items())
     return StackedCheckpoint(checkpoint) if differs else checkpoint
 
 
@@ -89,7 +98,7 @@ class StackedCheckpoint(Checkpoint):
 
     def _named(self, entry: TensorEntry, num_before: int) -> Iterator[tuple[str, TensorEntry]]:
         """Yield the names and entries for a tensor of the file, one for each matrix in it."""
-        parts = _parts_of(entry)
+        parts = _parts_of(entry, self._whole.entries)
         if parts and num_before + entry.shape[0] * len(parts) > MAX_TENSORS:
             where = f"{self._whole.name}: tensors, each expert as its own"
             raise CheckpointError(
@@ -149,20 +158,41 @@ class StackedCheckpoint(Checkpoint):
         self._whole.release()
 
 
-def _parts_of(entry: TensorEntry) -> Mapping[str, tuple[slice, bool]]:
-    """Return each expert's matrices in a stacked tensor, by name: their outputs, and whether they are [in, out]."""
-    if len(entry.shape) == 3 and (names := LINEAR.get(entry.name.partition(SPARSE)[2])):
-        middle = entry.shape[1] // 2 if len(names) == 2 else None
-        halves = slice(middle), slice(middle, None)
-        return {f"{name}.weight": (each, False) for name, each in zip(names, halves, strict=False)}
-    _, stack, name = entry.name.partition(STACK)
-    for matrix, parts in MATRICES.items():
-        kind, dimensions = KINDS.get(name.removeprefix(matrix), ("", 0)) if name.startswith(matrix) else ("", 0)
-        if stack and len(entry.shape) == dimensions and (entry.dtype == "U8") == (kind in ("blocks", "scales")):
-            return {
-                f"{part}.{kind}": (slice(first, None, step), kind == "weight") for part, (first, step) in parts.items()
-            }
+def _parts_of(entry: TensorEntry, entries: Mapping[str, TensorEntry]) -> Mapping[str, tuple[slice, bool]]:
+    """Return each expert's matrices in a stacked tensor, by name: their outputs, and whether they are [in, out].
+
+    `entries`: all tensors of the file.
+    """
+    if len(entry.shape) == 3 and (matrices := LINEAR.get(entry.name.partition(SPARSE)[2])):
+        return _one_after_another(matrices, entry.shape[1], transposed=False)
+    prefix, stack, name = entry.name.partition(STACK)
+    for tensor, matrices in MATRICES.items():
+        kind, dimensions = KINDS.get(name.removeprefix(tensor), ("", 0)) if name.startswith(tensor) else ("", 0)
+        if not stack or len(entry.shape) != dimensions or entry.dtype not in DTYPES[kind]:
+            continue
+        if kind == "weight" and not any(f"{prefix}{STACK}{each}_bias" in entries for each in MATRICES):
+            transposed = _has_inputs_first(prefix + STACK, entries)
+            return _one_after_another(matrices, entry.shape[2 if transposed else 1], transposed=transposed)
+        step = len(matrices)
+        return {f"{each}.{kind}": (slice(place, None, step), kind == "weight") for place, each in enumerate(matrices)}
     return {}
+
+
+def _one_after_another(
+    matrices: tuple[str, ...], num_outputs: int, *, transposed: bool
+) -> Mapping[str, tuple[slice, bool]]:
+    """Return the outputs of matrices that share them equally, in this order."""
+    size = num_outputs // len(matrices)
+    ends = [*(size * place for place in range(1, len(matrices))), None]
+    return {f"{each}.weight": (slice(size * place, ends[place]), transposed) for place, each in enumerate(matrices)}
+
+
+def _has_inputs_first(stem: str, entries: Mapping[str, TensorEntry]) -> bool:
+    """Return whether the stacks of a layer without biases are [in, out]; only one of the two can fit."""
+    both, down = (entries.get(stem + tensor) for tensor in MATRICES)
+    if both is None or down is None or not len(both.shape) == len(down.shape) == 3:
+        return False  # checking the tensors against the spec reports the error
+    return both.shape[1:] == (down.shape[2], 2 * down.shape[1])
 
 
 def _experts_of(entry: TensorEntry, parts: Mapping[str, tuple[slice, bool]]) -> Iterator[ExpertEntry]:
