@@ -24,7 +24,7 @@ FAMILIES = (
     *("gpt-neox", "phi"),
     *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
     *("ernie4-5", "ministral3", "seed-oss"),
-    *("arcee", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
+    *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
     *("qwen3-next", "qwen3-5", "qwen3-5-moe"),
 )
 OTHERS = (

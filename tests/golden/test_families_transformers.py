@@ -165,6 +165,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-350m-untied": ("opt-350m", {"tie_word_embeddings": False}),
     "opt-no-final-norm": ("opt", {"_remove_final_layer_norm": True}),
     "ernie4-5-biases": ("ernie4-5", {"use_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 4}),
+    "ernie4-5-moe-biases": (
+        "ernie4-5-moe",
+        {
+            **{"use_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 4, "moe_num_shared_experts": 1},
+            **{"moe_layer_start_index": 0, "moe_layer_end_index": -1, "moe_layer_interval": 2, "moe_k": 2},
+        },
+    ),
+    "ernie4-5-moe-alone": ("ernie4-5-moe", {"moe_num_shared_experts": 0, "moe_layer_start_index": 2, "moe_k": 4}),
     "seed-oss-biases": (
         "seed-oss",
         {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True},

@@ -177,6 +177,17 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         360_748_032,
     ),
+    "ERNIE-4.5-21B-A3B": (
+        {
+            **{"architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_act": "silu", "hidden_size": 2560},
+            **{"intermediate_size": 12288, "max_position_embeddings": 131072, "moe_intermediate_size": 1536},
+            **{"moe_k": 6, "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64},
+            **{"moe_num_shared_experts": 2, "num_attention_heads": 20, "num_hidden_layers": 28},
+            **{"num_key_value_heads": 4, "rms_norm_eps": 1e-05, "rope_scaling": {}, "rope_theta": 500000},
+            **{"tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_bias": False, "vocab_size": 103424},
+        },
+        21_825_437_888,
+    ),
     "Seed-OSS-36B": (
         {
             **{"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": False},
@@ -848,6 +859,33 @@ def test_queries_of_ministral_3_grow_with_their_position(tmp_path: Path) -> None
         replace(SPECS["latent"], layers=SPECS["growing"].layers[:1])
 
 
+def test_experts_of_ernie_are_in_a_range_of_layers(tmp_path: Path) -> None:
+    def sparse(**settings: object) -> list[int]:
+        layers = read(tmp_path, published("ERNIE-4.5-21B-A3B", **settings)).spec.layers
+        return [index for index, layer in enumerate(layers) if layer.sparse]
+
+    assert sparse() == sparse(moe_layer_end_index=-1) == sparse(moe_layer_end_index=27) == [*range(1, 28)]
+    assert sparse(moe_layer_start_index=3, moe_layer_end_index=8) == [3, 4, 5, 6, 7, 8]
+    assert sparse(moe_layer_start_index=20, moe_layer_interval=3) == [20, 23, 26]
+    spec = read(tmp_path, PUBLISHED["ERNIE-4.5-21B-A3B"][0]).spec
+    assert spec.attention.head_dim == 128
+    assert "model.mtp_block.0.mlp.up_proj.weight".startswith(spec.ignored_prefixes)
+
+
+def test_weights_of_experts_of_qwen3_vl_add_up_to_one(tmp_path: Path) -> None:
+    name = "Qwen3-VL-30B-A3B"
+    text = PUBLISHED[name][0]["text_config"]
+    assert isinstance(text, dict)
+    assert (
+        read(tmp_path, PUBLISHED[name][0]).spec
+        == read(
+            tmp_path, published(name, text_config={field: text[field] for field in text if field != "norm_topk_prob"})
+        ).spec
+    )
+    with pytest.raises(CheckpointError, match="norm_topk_prob is False; allowed: true"):
+        read(tmp_path, published(name, text_config={**text, "norm_topk_prob": False}))
+
+
 def test_positions_of_a_text_in_qwen_vl_are_those_of_qwen(tmp_path: Path) -> None:
     flat = PUBLISHED["Qwen2.5-VL-3B"][0]
     model = read(tmp_path, flat)
@@ -1019,6 +1057,10 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ("DeepSeek-V2", {"n_shared_experts": 2**20}, "n_shared_experts is 1048576; allowed: MLPs of 1536 numbers that"),
         ("DeepSeek-V3", {"topk_method": "greedy"}, "topk_method is 'greedy'; allowed: 'noaux_tc' or null"),
         ("DeepSeek-V3", {"num_nextn_predict_layers": 99}, "num_nextn_predict_layers is 99; allowed: an integer"),
+        ("ERNIE-4.5-21B-A3B", {"moe_norm_min": 0.1}, "moe_norm_min is 0.1; allowed: at most 1e-12"),
+        ("ERNIE-4.5-21B-A3B", {"moe_layer_end_index": [9, 9]}, "moe_layer_end_index is [9, 9]; allowed: an integer"),
+        ("ERNIE-4.5-21B-A3B", {"moe_num_shared_experts": 2**20}, "is 1048576; allowed: MLPs of 1536 numbers that"),
+        ("ERNIE-4.5-21B-A3B", {"moe_k": 65}, "moe_k is 65; allowed: an integer from 1 to 64"),
         ("gpt2", {"n_layer": 10**9}, "n_layer is 1000000000; allowed: an integer from 1 to 1000"),
     ],
 )

@@ -150,6 +150,13 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ernie4-5": ("Ernie4_5", {**SIZES, "head_dim": 16}),
+    "ernie4-5-moe": (
+        "Ernie4_5_Moe",
+        {
+            **{**SIZES, "num_hidden_layers": 3, "moe_intermediate_size": 24, "moe_num_experts": 6, "moe_k": 3},
+            **{"moe_num_shared_experts": 2, "moe_layer_end_index": 1},
+        },
+    ),
     "seed-oss": ("SeedOss", {**SIZES, "head_dim": 16}),
     "smollm3": (
         "SmolLM3",
@@ -408,7 +415,8 @@ def tiny_model(architecture: str, config: Any) -> Any:
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             is_norm = tensor.ndim == 1 and not name.endswith("bias")
-            spread = 0.2 if tensor.ndim == 1 else 1.5 * tensor.shape[-1] ** -0.5
+            is_vector = tensor.ndim == 1 or name.endswith("e_score_correction_bias")
+            spread = 0.2 if is_vector else 1.5 * tensor.shape[-1] ** -0.5
             noise = torch.randn(tensor.shape) * spread
             tensor.copy_(1 + noise if is_norm else noise)
         for name, tensor in model.named_buffers():

@@ -35,6 +35,7 @@ FAMILIES: Final = MappingProxyType(
         "DeepseekV2ForCausalLM": "quire.compute.models.deepseek",
         "DeepseekV3ForCausalLM": "quire.compute.models.deepseek",
         "Ernie4_5ForCausalLM": "quire.compute.models.ernie4_5",
+        "Ernie4_5_MoeForCausalLM": "quire.compute.models.ernie4_5_moe",
         "Exaone4ForCausalLM": "quire.compute.models.exaone4",
         "FalconForCausalLM": "quire.compute.models.falcon",
         "GPT2LMHeadModel": "quire.compute.models.gpt2",

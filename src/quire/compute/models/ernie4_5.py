@@ -1,4 +1,4 @@
-"""ERNIE 4.5: Llama with a separate size of heads, whose adjacent dimensions rotate. The models without experts."""
+"""ERNIE 4.5: Llama with a separate size of heads, whose adjacent dimensions rotate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ DEFAULTS: Final = MappingProxyType(
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
     """Return the spec of an ERNIE 4.5 model; refuses settings that quire does not interpret."""
-    config = config.over(DEFAULTS)
+    return ernie_like(config.over(DEFAULTS), max_length)
+
+
+def ernie_like(config: ConfigFile, max_length: int | None) -> DecoderSpec:
+    """Return the spec that models with and without experts share: pairs of adjacent dimensions, biases everywhere."""
     spec = with_adjacent_pairs(llama_like(config, max_length, rotary_layers(config, max_length)))
     bias = config.flag("use_bias", False)
     return replace(

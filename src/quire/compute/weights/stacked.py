@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -42,8 +42,9 @@ STACK: Final = ".mlp.experts."
 BARE: Final = (
     *(".self_attn.sinks", ".mlp.gate.e_score_correction_bias"),
     *(".linear_attn.A_log", ".linear_attn.dt_bias"),
+    ".mlp.moe_statics.e_score_correction_bias",
 )
-"""Weight tensors whose names lack `.weight`."""
+"""Weight tensors whose names lack `.weight`; they may be one row, `[1, size]`."""
 MATRICES: Final = MappingProxyType({"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})
 """The name of a stacked tensor → the matrices that it contains."""
 
@@ -106,8 +107,11 @@ class StackedCheckpoint(Checkpoint):
             )
         if parts:
             yield from ((each.name, each) for each in _experts_of(entry, parts))
+        elif entry.name.endswith(BARE):
+            shape = entry.shape[1:] if len(entry.shape) == 2 and entry.shape[0] == 1 else entry.shape
+            yield f"{entry.name}.weight", replace(entry, shape=shape)
         else:
-            yield f"{entry.name}.weight" if entry.name.endswith(BARE) else entry.name, entry
+            yield entry.name, entry
 
     def stored_name(self, name: str) -> str:
         """Return the name of the file's tensor that contains, or should contain, a tensor."""
@@ -127,6 +131,8 @@ class StackedCheckpoint(Checkpoint):
     def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
         """Return rows of a tensor as float32, read-only."""
         entry = self.entries[name]
+        if entry.name.endswith(BARE):
+            return self._whole.tensor(entry.name).reshape(entry.shape)[rows]
         if not isinstance(entry, ExpertEntry):
             return self._whole.tensor(self.stored_name(name), rows)
         stored = self._whole.tensor(entry.stack, slice(entry.expert, entry.expert + 1))[0]
