@@ -75,6 +75,8 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.expert_size = field<int>(fields, "expert_size");
     shape.normalize_experts = field<bool>(fields, "normalize_experts");
     shape.sigmoid_experts = field<bool>(fields, "sigmoid_experts");
+    shape.mixes_experts = field<bool>(fields, "mixes_experts");
+    shape.expert_margin = field<float>(fields, "expert_margin");
     shape.expert_scale = field<float>(fields, "expert_scale");
     shape.num_expert_groups = field<int>(fields, "num_expert_groups");
     shape.groups_per_token = field<int>(fields, "groups_per_token");

@@ -1,6 +1,7 @@
 #include "expert_choice.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace quire {
@@ -56,10 +57,36 @@ float weigh(const DecoderShape& shape, const Kernels& kernels, float* scores) {
     return static_cast<float>(kernels.exponentials(scores, shape.num_experts, highest, 1.0F, scores));
 }
 
+// Chooses experts one after another by their scores, and weighs each among those left whose scores are near.
+void mix_experts(const DecoderShape& shape, const Kernels& kernels, const float* scores, float* near, int* chosen,
+                 float* weights) {
+    for (int i = 0; i < shape.experts_per_token; ++i) {
+        const auto is_left = [&](int expert) { return std::find(chosen, chosen + i, expert) == chosen + i; };
+        int best = -1, count = 0;
+        for (int expert = 0; expert < shape.num_experts; ++expert) {
+            if (is_left(expert) && (best < 0 || scores[best] < scores[expert])) best = expert;
+        }
+        const float highest = scores[best];
+        for (int expert = 0; expert < shape.num_experts; ++expert) {
+            const float score = scores[expert], most = shape.expert_margin * std::max(std::fabs(score), highest);
+            if (is_left(expert) && highest - score <= most) near[count++] = score;
+        }
+        const auto sum = static_cast<float>(kernels.exponentials(near, count, highest, 1.0F, near));
+        int place = i;  // in the order of ids
+        for (; place > 0 && chosen[place - 1] > best; --place) {
+            chosen[place] = chosen[place - 1];
+            weights[place] = weights[place - 1];
+        }
+        chosen[place] = best;
+        weights[place] = shape.expert_scale / sum;
+    }
+}
+
 }  // namespace
 
 void choose_experts(const DecoderShape& shape, const Kernels& kernels, const std::vector<float>& offset, float* scores,
                     float* ranks, int* chosen, float* weights) {
+    if (shape.mixes_experts) return mix_experts(shape, kernels, scores, ranks, chosen, weights);
     const int num_experts = shape.num_experts, per_token = shape.experts_per_token;
     const float total = weigh(shape, kernels, scores);
     for (int expert = 0; expert < num_experts; ++expert) {

@@ -24,7 +24,7 @@ FAMILIES = (
     *("gpt-neox", "phi"),
     *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
     *("ernie4-5", "ministral3", "seed-oss"),
-    *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
+    *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
     *("qwen3-next", "qwen3-5", "qwen3-5-moe"),
 )
 OTHERS = (
@@ -48,6 +48,9 @@ def make_model(name: str) -> Any:
     if name == "phi3":
         factors = {"short_factor": [1.0 + 0.05 * i for i in range(6)]}
         changes["rope_parameters"] = made.FORMS[name][1]["rope_parameters"] | factors
+    if name == "phimoe":  # in longer texts transformers has other factors
+        short = {"original_max_position_embeddings": 256, "factor": 1.0}
+        changes["rope_parameters"] = made.FORMS[name][1]["rope_parameters"] | short
     return made.small_model(name, **changes)
 
 

@@ -160,6 +160,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-cap": ("gemma3", {"final_logit_softcapping": 3.0, "attention_bias": True}),
     "gemma3-pattern": ("gemma3", {"num_hidden_layers": 6, "layer_types": None, "rope_parameters": None}),
     "phi3-near": ("phi3", {"sliding_window": 24, "tie_word_embeddings": True, "rope_parameters": None}),
+    "phimoe-near": (
+        "phimoe",
+        {
+            **{"sliding_window": 24, "attention_bias": False, "lm_head_bias": False, "router_jitter_noise": 0.01},
+            **{"num_local_experts": 9, "rope_parameters": None, "tie_word_embeddings": True},
+        },
+    ),
+    "phimoe-long": (  # transformers has the long scale with the short factors
+        "phimoe",
+        {
+            **{"num_local_experts": 2, "num_key_value_heads": 4},
+            "rope_parameters": {
+                **{"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 64},
+                **{"short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": [1.0, 2.0, 3.0, 4.0]},
+                **{"short_mscale": 1.1, "long_mscale": 1.3},
+            },
+        },
+    ),
     "gpt2-wide": ("gpt2", {"n_inner": 40, "scale_attn_weights": False, "tie_word_embeddings": False}),
     "opt-bare": ("opt", {"enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"}),
     "opt-350m-untied": ("opt-350m", {"tie_word_embeddings": False}),

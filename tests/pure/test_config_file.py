@@ -211,6 +211,7 @@ NESTED = {  # a model with images, and its text model
     "Qwen3_5MoeForConditionalGeneration": "qwen3-5-moe",
     "Qwen3VLMoeForConditionalGeneration": "qwen3-moe",
 }
+MODELS["phimoe-published"] = MODELS["phimoe"] | {"architectures": ["PhiMoEForCausalLM"]}
 MODELS |= {name: {"architectures": [name], "text_config": MODELS[text]} for name, text in NESTED.items()}
 ROPE = {
     "factor": 2.0,

@@ -188,6 +188,26 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         21_825_437_888,
     ),
+    "Phi-3.5-MoE": (
+        {
+            **{"architectures": ["PhiMoEForCausalLM"], "attention_bias": True, "hidden_act": "silu"},
+            **{"auto_map": {"AutoModelForCausalLM": "modeling_phimoe.PhiMoEForCausalLM"}, "hidden_size": 4096},
+            **{"input_jitter_noise": 0.01, "intermediate_size": 6400, "lm_head_bias": True},
+            **{"max_position_embeddings": 131072, "num_attention_heads": 32, "num_experts_per_tok": 2},
+            **{"num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 16, "rms_norm_eps": 1e-05},
+            **{"original_max_position_embeddings": 4096, "rope_theta": 10000.0, "router_jitter_noise": 0.01},
+            "rope_scaling": {
+                **{
+                    "long_factor": [2.0 + 0.5 * i for i in range(64)],
+                    "short_factor": [1.0 + 0.1 * i for i in range(64)],
+                },
+                **{"long_mscale": 1.243163121016122, "short_mscale": 1.1, "type": "longrope"},
+                "original_max_position_embeddings": 4096,
+            },
+            **{"sliding_window": 131072, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32064},
+        },
+        41_873_153_344,
+    ),
     "Seed-OSS-36B": (
         {
             **{"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": False},
@@ -872,6 +892,36 @@ def test_experts_of_ernie_are_in_a_range_of_layers(tmp_path: Path) -> None:
     assert "model.mtp_block.0.mlp.up_proj.weight".startswith(spec.ignored_prefixes)
 
 
+def test_positions_of_phimoe_have_a_scale_for_short_and_for_long_texts(tmp_path: Path) -> None:
+    for max_length, factor, scale in ((None, 2.5, 1.243163121016122), (8192, 2.5, 1.243163121016122), (4096, 1.1, 1.1)):
+        (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["Phi-3.5-MoE"][0]))
+        model = read_model(ModelFolder(tmp_path), max_length)
+        rope = model.spec.layers[0].rope
+        assert rope is not None
+        assert rope.inverse_frequencies[1] == pytest.approx(10_000 ** (-2 / 128) / factor)
+        assert rope.scale == pytest.approx(scale)
+        kind = "short" if max_length == 4096 else "long"
+        assert model.notices == (
+            f"rope scaling 'longrope' depends on the current length: frozen at load, by its {kind} factors for "
+            f"{max_length or 131072} tokens",
+        )
+    experts = model.spec.experts
+    assert experts is not None
+    assert (experts.margin, experts.normalize_weights) == (0.02, False)
+    for field in ({"router_jitter_noise": 0.3}, {"router_jitter_noise": None}):
+        spec = read(tmp_path, published("Phi-3.5-MoE", **field)).spec
+        assert spec.experts is not None
+        assert spec.experts.margin == (0.6 if field["router_jitter_noise"] else 0.02)
+
+
+def test_a_sparse_mixer_has_no_rules_of_other_routers() -> None:
+    experts = SPECS["mixed-experts"].experts
+    assert experts is not None
+    for changes in ({"normalize_weights": True}, {"offset": True}, {"num_groups": 2, "groups_per_token": 2}):
+        with pytest.raises(CheckpointError, match="experts of a sparse mixer is 'sums, offsets or groups'; allowed"):
+            replace(SPECS["mixed-experts"], experts=replace(experts, **changes))
+
+
 def test_weights_of_experts_of_qwen3_vl_add_up_to_one(tmp_path: Path) -> None:
     name = "Qwen3-VL-30B-A3B"
     text = PUBLISHED[name][0]["text_config"]
@@ -1061,6 +1111,19 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ("ERNIE-4.5-21B-A3B", {"moe_layer_end_index": [9, 9]}, "moe_layer_end_index is [9, 9]; allowed: an integer"),
         ("ERNIE-4.5-21B-A3B", {"moe_num_shared_experts": 2**20}, "is 1048576; allowed: MLPs of 1536 numbers that"),
         ("ERNIE-4.5-21B-A3B", {"moe_k": 65}, "moe_k is 65; allowed: an integer from 1 to 64"),
+        (
+            "Phi-3.5-MoE",
+            {"num_experts_per_tok": 3},
+            "num_experts_per_tok is 3; allowed: 2, as the sparse mixer chooses",
+        ),
+        ("Phi-3.5-MoE", {"num_local_experts": 1}, "num_experts_per_tok is 2; allowed: an integer from 1 to 1"),
+        ("Phi-3.5-MoE", {"router_jitter_noise": -1.0}, "router_jitter_noise is -1.0; allowed: a number from 0 to 1000"),
+        ("Phi-3.5-MoE", {"rope_scaling": {"type": "yarn"}}, "type is 'yarn'; allowed: 'default' or 'longrope' or 'su'"),
+        (
+            "Phi-3.5-MoE",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64}},
+            "long_mscale is None; allowed: a number",
+        ),
         ("gpt2", {"n_layer": 10**9}, "n_layer is 1000000000; allowed: an integer from 1 to 1000"),
     ],
 )

@@ -203,6 +203,8 @@ class DenseOracle:
         return self._linear(self._activate(up), Part.DOWN, layer)
 
     def _experts(self, x: Array, layer: int, spec: ExpertsSpec) -> Array:
+        if spec.scoring is Scoring.SPARSE_MIXER:
+            return self._mixed_experts(x, layer, spec)
         scores = np.exp(self._linear(x, Part.ROUTER, layer))
         scores = scores / (1 + scores if spec.scoring is Scoring.SIGMOID else scores.sum(-1, keepdims=True))
         offset = np.zeros(spec.num_experts)
@@ -220,6 +222,19 @@ class DenseOracle:
                 weight = spec.scale * row[expert] / total
                 output[token] += weight * self._expert(x[token : token + 1], layer, expert)[0]
         return output + self._shared(x, layer) if spec.shared_size else output
+
+    def _mixed_experts(self, x: Array, layer: int, spec: ExpertsSpec) -> Array:
+        output = self._shared(x, layer) if spec.shared_size else np.zeros_like(x)
+        for token, scores in enumerate(self._linear(x, Part.ROUTER, layer).tolist()):
+            left = dict(enumerate(scores))
+            for _ in range(spec.experts_per_token):
+                best = max(left, key=lambda expert: left[expert])
+                top = left[best]
+                near = [score for score in left.values() if top - score <= spec.margin * max(top, abs(score))]
+                weight = spec.scale / sum(np.exp(score - top) for score in near)
+                output[token] += weight * self._expert(x[token : token + 1], layer, best)[0]
+                del left[best]
+        return output
 
     def _shared(self, x: Array, layer: int) -> Array:
         up = self._linear(x, Part.SHARED_UP, layer)

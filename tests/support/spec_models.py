@@ -237,6 +237,22 @@ SPECS = {
             shared_size=16,
         ),
     ),
+    # As in PhiMoE: experts chosen one after another, each weighed among those with a similar score.
+    "mixed-experts": replace(
+        PLAIN,
+        norm=NormSpec(NormKind.LAYER, 1e-5),
+        layers=(FULL, replace(FULL, sparse=True)),
+        experts=ExpertsSpec(
+            num_experts=4,
+            experts_per_token=2,
+            intermediate_size=16,
+            normalize_weights=False,
+            scoring=Scoring.SPARSE_MIXER,
+            margin=0.5,
+            scale=1.5,
+            shared_size=16,
+        ),
+    ),
     # Plain experts next to an MLP, all with that have biases and no gate.
     "shared-plain": replace(
         PLAIN,

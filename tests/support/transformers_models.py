@@ -142,6 +142,18 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "phimoe": (
+        "Phimoe",
+        {
+            **{**SIZES, "num_local_experts": 5, "attention_bias": True, "lm_head_bias": True},
+            "router_jitter_noise": 0.2,  # more experts near others than with 0.01
+            "rope_parameters": {
+                **{"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 192},
+                **{"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.0, 2.0, 3.0, 4.0]},
+                **{"short_mscale": 1.1, "long_mscale": 1.3},
+            },
+        },
+    ),
     "gpt2": (
         "GPT2",
         {

@@ -84,6 +84,8 @@ struct DecoderShape {
     int expert_size = 0;
     bool normalize_experts = false;
     bool sigmoid_experts = false;  // else a softmax over all
+    bool mixes_experts = false;    // each is weighed among those with scores near to its own
+    float expert_margin = 0.0F;    // how near, as a share of the higher score
     float expert_scale = 1.0F;
     int num_expert_groups = 1;
     int groups_per_token = 1;

@@ -66,6 +66,8 @@ FAMILIES: Final = MappingProxyType(
         "OlmoeForCausalLM": "quire.compute.models.olmoe",
         "PhiForCausalLM": "quire.compute.models.phi",
         "Phi3ForCausalLM": "quire.compute.models.phi3",
+        "PhiMoEForCausalLM": "quire.compute.models.phimoe",  # in the published folder
+        "PhimoeForCausalLM": "quire.compute.models.phimoe",
         "Qwen2ForCausalLM": "quire.compute.models.qwen2",
         "Qwen2MoeForCausalLM": "quire.compute.models.qwen2_moe",
         "Qwen2VLForConditionalGeneration": "quire.compute.models.qwen2_vl",

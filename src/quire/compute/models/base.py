@@ -59,6 +59,7 @@ class Scoring(Enum):
 
     SOFTMAX = "softmax"  # over all experts
     SIGMOID = "sigmoid"  # of each expert alone
+    SPARSE_MIXER = "sparse_mixer"  # over an expert and those with a score near to its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +265,8 @@ class ExpertsSpec:
     divided by their sum; with a softmax, this equals the softmax over these experts alone. Then they are multiplied by
     `scale`. Outputs are added in the order of expert ids. `bias`: the router and each matrix of an expert have a bias.
 
+    - `margin`: a sparse mixer chooses the expert with the highest score m. Its weight is that of a softmax over the
+      experts whose score s is near: m - s <= margin × max(m, |s|). The next one is chosen likewise among the others.
     - `offset`: the router has a number for each expert, which is added to its weight only for the choice of experts.
     - `num_groups`: experts are in groups of equal size; only experts of a token's best `groups_per_token` groups are
       chosen. Groups are ranked by the sum of their `group_best` highest weights, with offsets.
@@ -278,6 +281,7 @@ class ExpertsSpec:
     bias: bool = False
     scoring: Scoring = Scoring.SOFTMAX
     scale: float = 1.0
+    margin: float = 0.0
     offset: bool = False
     num_groups: int = 1
     groups_per_token: int = 1
@@ -515,3 +519,6 @@ def _check_experts(experts: ExpertsSpec, num_layers: int) -> None:
     least = -(-experts.experts_per_token // size)
     if not least <= experts.groups_per_token <= experts.num_groups:
         raise CheckpointError("groups per token", experts.groups_per_token, f"from {least} to {experts.num_groups}")
+    has_rules = experts.normalize_weights or experts.offset or experts.num_groups > 1
+    if experts.scoring is Scoring.SPARSE_MIXER and has_rules:
+        raise CheckpointError("experts of a sparse mixer", "sums, offsets or groups", "weights as they are")

@@ -26,7 +26,7 @@ DEFAULTS: Final = MappingProxyType(
 )
 STEMS: Final = MappingProxyType({**EXPERT_STEMS, Part.ROUTER_OFFSET: LAYER + "mlp.moe_statics.e_score_correction_bias"})
 LEAST_SUM: Final = 1e-12
-"""By which transformers divides weights at least; it never matters, as one of the weights is above 0."""
+"""transformers divides a token's weights by at least this, which is far below their sum."""
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:

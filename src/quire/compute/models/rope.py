@@ -133,8 +133,13 @@ def rope_notices(config: ConfigFile, max_length: int | None = None) -> tuple[str
             "stretched for" if length > config.size("max_position_embeddings", high=MAX_LENGTH) else "not needed at"
         )
     else:
-        chosen = f"by its {'long' if length > _original_length(config, section) else 'short'} factors for"
+        chosen = f"by its {'long' if has_long_factors(config, max_length) else 'short'} factors for"
     return (f"rope scaling {kind!r} depends on the current length: frozen at load, {chosen} {length} tokens",)
+
+
+def has_long_factors(config: ConfigFile, max_length: int | None = None) -> bool:
+    """Return whether longrope has its long factors, for the longest text to run."""
+    return _frozen_length(config, max_length) > _original_length(config, _section(config, FULL))
 
 
 @dataclass(frozen=True, slots=True)

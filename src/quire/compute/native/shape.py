@@ -53,6 +53,8 @@ def _experts(experts: ExpertsSpec | None) -> dict[str, object]:
         "expert_size": 0 if experts is None else experts.intermediate_size,
         "normalize_experts": experts is not None and experts.normalize_weights,
         "sigmoid_experts": experts is not None and experts.scoring is Scoring.SIGMOID,
+        "mixes_experts": experts is not None and experts.scoring is Scoring.SPARSE_MIXER,
+        "expert_margin": 0.0 if experts is None else experts.margin,
         "expert_scale": 1.0 if experts is None else experts.scale,
         "num_expert_groups": 1 if experts is None else experts.num_groups,
         "groups_per_token": 1 if experts is None else experts.groups_per_token,

@@ -73,6 +73,8 @@ def sigmoid(scores: FloatArray) -> FloatArray:
 def routing_weights(scores: FloatArray, spec: ExpertsSpec, offset: FloatArray | None = None) -> FloatArray:
     """Return the weight of each expert for each row, 0 if it is not picked: `[num_rows, num_experts]`."""
     weights: FloatArray
+    if spec.scoring is Scoring.SPARSE_MIXER:
+        return _mixed(scores, spec)
     if spec.scoring is Scoring.SIGMOID:
         weights = sigmoid(scores)
     else:
@@ -86,6 +88,19 @@ def routing_weights(scores: FloatArray, spec: ExpertsSpec, offset: FloatArray | 
         best = best / best.sum(axis=-1, keepdims=True)
     picked = np.zeros(weights.shape, np.float32)
     np.put_along_axis(picked, order, best * np.float32(spec.scale), axis=-1)
+    return picked
+
+
+def _mixed(scores: FloatArray, spec: ExpertsSpec) -> FloatArray:
+    """Return the weights of experts that are chosen one after another, each among those with a similar score."""
+    left, picked, rows = scores.copy(), np.zeros(scores.shape, np.float32), np.arange(len(scores))
+    for _ in range(spec.experts_per_token):
+        best = left.argmax(axis=-1)  # among equal ones the lowest id
+        highest = left[rows, best][:, None]
+        is_near = highest - left <= np.float32(spec.margin) * np.maximum(np.abs(scores), highest)
+        sums = np.where(is_near, exponential(left - highest), np.float32(0)).sum(axis=-1)
+        picked[rows, best] = np.float32(spec.scale) / sums
+        left[rows, best] = -np.inf
     return picked
 
 

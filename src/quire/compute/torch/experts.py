@@ -118,6 +118,8 @@ def sigmoid(scores: torch.Tensor) -> torch.Tensor:
 
 def routed(scores: torch.Tensor, spec: ExpertsSpec, offset: torch.Tensor | None) -> Routed:
     """Return the experts of rows from the router's scores; the host need not wait. Does not mutate."""
+    if spec.scoring is Scoring.SPARSE_MIXER:
+        return _mixed(scores, spec)
     weights = sigmoid(scores) if spec.scoring is Scoring.SIGMOID else torch.softmax(scores, dim=-1)
     chosen_by = weights if offset is None else weights + offset
     if spec.num_groups > 1:
@@ -132,6 +134,20 @@ def routed(scores: torch.Tensor, spec: ExpertsSpec, offset: torch.Tensor | None)
     if spec.normalize_weights:
         shares = shares / shares.sum(dim=-1, keepdim=True)
     return Routed(ids, shares if spec.scale == 1 else shares * spec.scale)
+
+
+def _mixed(scores: torch.Tensor, spec: ExpertsSpec) -> Routed:
+    """Return experts that are chosen one after another, each weighed among those with a similar score."""
+    left, ids, sums = scores, [], []
+    for _ in range(spec.experts_per_token):
+        best = left.sort(dim=-1, descending=True, stable=True).indices[:, :1]
+        highest = left.gather(-1, best)
+        is_near = highest - left <= spec.margin * torch.maximum(scores.abs(), highest)
+        sums.append(torch.exp(left - highest).masked_fill(~is_near, 0.0).sum(dim=-1, keepdim=True))
+        ids.append(best)
+        left = left.scatter(-1, best, float("-inf"))
+    found = torch.cat(ids, dim=-1).sort(dim=-1)
+    return Routed(found.values, spec.scale / torch.cat(sums, dim=-1).gather(-1, found.indices))
 
 
 class PlainExperts:
