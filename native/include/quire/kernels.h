@@ -18,12 +18,11 @@
 //     int8 keys and values   end with the scales of the tokens, [block_size] floats: number = scale * q
 //     4-bit keys             [block_size / 16][value_stride / 8][16][4 bytes], then a scale and a minimum for each
 //                            32 numbers of a token: [value_stride / 32][block_size][2] bfloat16
-//     states                 a block of a recurrent layer has half of the key heads' records in the place of keys, and
-//     the
-//                            other half in that of values: S of each value head [key_dim][value_dim]; inputs
-//                            [filter_width][record_inputs]; the last token's change: key, for each value head a vector,
-//                            and for each its decay; the number of tokens in S, an int32 in the last float. S lacks the
-//                            last token, so that this token can be computed again
+//     states                 half of the key heads have their records in the place of keys, the others in that of
+//                            values. A record: S of each value head [value_dim / 64][key_dim][64], the last columns
+//                            [key_dim][16]; inputs [filter_width][record_inputs]; the last token's change: a key, for
+//                            each value head a vector, and for each its decay; the number of tokens in S, an int32 in
+//                            the last float. S lacks the last token, so that this token can be computed again
 //     4-bit values           [block_size / 4][value_stride / 32][16][4 bytes], then a scale and a minimum for each
 //                            token: [block_size][2] bfloat16. value_stride is a multiple of 32. See int4.h
 //

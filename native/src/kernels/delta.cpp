@@ -100,18 +100,22 @@ struct Change {
     bool any = false;
 };
 
-// Some columns of the matrix S of one value head, with the change of the last token to them.
+// Some columns of the matrix S of one value head, with the change of the last token to them. A record has these columns
+// row by row, then the next ones.
 template <int kVectors>
 class Columns {
   public:
     Columns(const DeltaTask& task, int key_head, int head, int column, float* scratch)
-        : task_(task), shape_(*task.shape), key_head_(key_head), head_(head), column_(column), matrix_(scratch) {}
+        : task_(task), shape_(*task.shape), key_head_(key_head), head_(head), column_(column), scratch_(scratch) {}
 
     void run() {
         begin();
         for (int token = 0; token < task_.num_tokens; ++token) {
-            add(token);
-            if (task_.is_stored_after(token)) put(task_.record_of(key_head_, token));
+            float* record = task_.is_stored_after(token) ? task_.record_of(key_head_, token) : nullptr;
+            add(token, record == nullptr ? scratch_ : record + first_of_matrix());
+            if (record == nullptr) continue;
+            QUIRE_UNROLLED
+            for (int v = 0; v < kVectors; ++v) store(record + first_of_change() + v * kLanes, change_[v]);
         }
     }
 
@@ -119,7 +123,7 @@ class Columns {
     static constexpr int kCount = kVectors * kLanes;
 
     std::size_t first_of_matrix() const {
-        return static_cast<std::size_t>(head_) * shape_.key_dim * shape_.value_dim + column_;
+        return (static_cast<std::size_t>(head_) * shape_.value_dim + column_) * shape_.key_dim;
     }
     std::size_t first_of_change() const {
         return shape_.first_of_change() + shape_.key_dim + static_cast<std::size_t>(head_) * shape_.value_dim + column_;
@@ -127,24 +131,22 @@ class Columns {
 
     void begin() {
         if (task_.first_position == 0) {
-            std::memset(matrix_, 0, static_cast<std::size_t>(shape_.key_dim) * kCount * sizeof(float));
+            std::memset(scratch_, 0, static_cast<std::size_t>(shape_.key_dim) * kCount * sizeof(float));
+            matrix_ = scratch_;
             return;
         }
         const float* record = task_.record_before(key_head_);
-        for (int row = 0; row < shape_.key_dim; ++row) {
-            const float* from = record + first_of_matrix() + static_cast<std::size_t>(row) * shape_.value_dim;
-            for (int v = 0; v < kVectors; ++v) store(matrix_ + row * kCount + v * kLanes, load(from + v * kLanes));
-        }
-        last_.any = count_of(record, shape_) == task_.first_position - 1;
-        last_.key = record + shape_.first_of_change();
-        last_.decay =
-            record[shape_.first_of_change() + shape_.key_dim + shape_.heads_per_key() * shape_.value_dim + head_];
+        const float* decays =
+            record + shape_.first_of_change() + shape_.key_dim + shape_.heads_per_key() * shape_.value_dim;
+        matrix_ = record + first_of_matrix();
+        last_ = {record + shape_.first_of_change(), decays[head_],
+                 count_of(record, shape_) == task_.first_position - 1};
         QUIRE_UNROLLED
         for (int v = 0; v < kVectors; ++v) change_[v] = load(record + first_of_change() + v * kLanes);
     }
 
-    // Applies the change of the token before, and notes what this one changes; writes its output.
-    void add(int token) {
+    // Writes S with the change of the token before applied, and notes what this token changes; writes its output.
+    void add(int token, float* to) {
         const float* row = task_.filtered.row(task_.first_token + token);
         const float* query = row + key_head_ * shape_.key_dim;
         const float* key = query + shape_.key_numbers();
@@ -158,53 +160,44 @@ class Columns {
         QUIRE_UNROLLED
         for (int v = 0; v < kVectors; ++v) known[v] = read[v] = broadcast(0.0F);
         if (last_.any) {
-            pass<true>(query, key, known, read);
+            pass<true>(query, key, to, known, read);
         } else {
-            pass<false>(query, key, known, read);
+            pass<false>(query, key, to, known, read);
         }
-        float* to = task_.output.row(task_.first_token + token) + column;
+        float* output = task_.output.row(task_.first_token + token) + column;
         QUIRE_UNROLLED
         for (int v = 0; v < kVectors; ++v) {
-            const Floats change = (load(value + v * kLanes) - broadcast(decay) * known[v]) * broadcast(rate);
-            store(to + v * kLanes, fma(broadcast(overlap), change, broadcast(decay) * read[v]));
-            change_[v] = change;
+            change_[v] = (load(value + v * kLanes) - broadcast(decay) * known[v]) * broadcast(rate);
+            store(output + v * kLanes, fma(broadcast(overlap), change_[v], broadcast(decay) * read[v]));
         }
         last_ = {key, decay, true};
+        matrix_ = to;
     }
 
     template <bool kApply>
-    void pass(const float* query, const float* key, Floats (&known)[kVectors], Floats (&read)[kVectors]) {
+    void pass(const float* query, const float* key, float* to, Floats (&known)[kVectors],
+              Floats (&read)[kVectors]) const {
         const Floats decay = broadcast(last_.decay);
         for (int row = 0; row < shape_.key_dim; ++row) {
-            float* at = matrix_ + row * kCount;
+            const float* from = matrix_ + row * kCount;
             const Floats by_key = broadcast(key[row]), by_query = broadcast(query[row]);
             const Floats last_key = kApply ? broadcast(last_.key[row]) : by_key;
             QUIRE_UNROLLED
             for (int v = 0; v < kVectors; ++v) {
-                Floats numbers = load(at + v * kLanes);
-                if (kApply) {
-                    numbers = fma(last_key, change_[v], decay * numbers);
-                    store(at + v * kLanes, numbers);
-                }
+                Floats numbers = load(from + v * kLanes);
+                if (kApply) numbers = fma(last_key, change_[v], decay * numbers);
+                store(to + row * kCount + v * kLanes, numbers);
                 known[v] = fma(by_key, numbers, known[v]);
                 read[v] = fma(by_query, numbers, read[v]);
             }
         }
     }
 
-    void put(float* record) const {
-        for (int row = 0; row < shape_.key_dim; ++row) {
-            float* to = record + first_of_matrix() + static_cast<std::size_t>(row) * shape_.value_dim;
-            for (int v = 0; v < kVectors; ++v) store(to + v * kLanes, load(matrix_ + row * kCount + v * kLanes));
-        }
-        QUIRE_UNROLLED
-        for (int v = 0; v < kVectors; ++v) store(record + first_of_change() + v * kLanes, change_[v]);
-    }
-
     const DeltaTask& task_;
     const DeltaShape& shape_;
     const int key_head_, head_, column_;
-    float* matrix_;  // [key_dim, kCount]
+    float* const scratch_;
+    const float* matrix_ = nullptr;  // [key_dim, kCount]: in a record, or in the scratch
     Floats change_[kVectors];
     Change last_;
 };
