@@ -12,8 +12,8 @@
 
 namespace quire {
 
-// Queries, keys and values are computed together.
-constexpr int kMostAdaptedAtOnce = 3;
+// Queries, keys and values are computed together; in recurrent layers also gates, rates and decays.
+constexpr int kMostAdaptedAtOnce = 6;
 
 // A x for each of the matrices computed together, [rows, low], or for each head, [rows, heads, low]; and rounded.
 struct LowRankMemory {

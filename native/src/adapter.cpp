@@ -9,11 +9,18 @@ namespace {
 // The matrices of a part in a layer: one for each head or expert, or only one.
 std::vector<const PackedMatrix*> matrices_of(const LayerWeights& weights, Adapted which) {
     static const std::map<Adapted, PackedMatrix LayerWeights::*> kOfLayer = {
-        {Adapted::kQuery, &LayerWeights::query},   {Adapted::kKey, &LayerWeights::key},
-        {Adapted::kValue, &LayerWeights::value},   {Adapted::kOutput, &LayerWeights::output},
-        {Adapted::kGate, &LayerWeights::gate},     {Adapted::kUp, &LayerWeights::up},
-        {Adapted::kDown, &LayerWeights::down},     {Adapted::kQueryDown, &LayerWeights::query_down},
+        {Adapted::kQuery, &LayerWeights::query},
+        {Adapted::kKey, &LayerWeights::key},
+        {Adapted::kValue, &LayerWeights::value},
+        {Adapted::kOutput, &LayerWeights::output},
+        {Adapted::kGate, &LayerWeights::gate},
+        {Adapted::kUp, &LayerWeights::up},
+        {Adapted::kDown, &LayerWeights::down},
+        {Adapted::kQueryDown, &LayerWeights::query_down},
         {Adapted::kLatent, &LayerWeights::latent},
+        {Adapted::kAttentionGate, &LayerWeights::attention_gate},
+        {Adapted::kDeltaRate, &LayerWeights::delta_rate},
+        {Adapted::kDeltaDecay, &LayerWeights::delta_decay},
     };
     static const std::map<Adapted, PackedMatrix ExpertWeights::*> kOfExpert = {
         {Adapted::kExpertGate, &ExpertWeights::gate},

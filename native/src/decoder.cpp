@@ -203,9 +203,11 @@ class Decoder::Step {
             prepare_latents(layer, weights);
         } else {
             const LinearInput input = normed(weights.attention_norm, weights.query, weights.key, weights.value);
-            const std::array<Adapted, 3> adapted = {Adapted::kQuery, Adapted::kKey, Adapted::kValue};
-            project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_}, input, adapted);
-            if (shape_.gated_attention) project<1>({&weights.attention_gate}, {gate_}, input);
+            project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_}, input,
+                       {Adapted::kQuery, Adapted::kKey, Adapted::kValue});
+            if (shape_.gated_attention) {
+                project<1>({&weights.attention_gate}, {gate_}, input, {Adapted::kAttentionGate});
+            }
             prepare_heads(layer, weights);
         }
         member_.for_pieces(view_.num_attention_pieces[layer.kv_group],
@@ -233,7 +235,9 @@ class Decoder::Step {
                    {rows.inputs_at(0), rows.inputs_at(delta.key_numbers()), rows.inputs_at(2 * delta.key_numbers()),
                     gate_, rows.inputs_at(delta.first_of_rates()), rows.inputs_at(delta.first_of_decays())},
                    normed(weights.attention_norm, weights.query, weights.key, weights.value, weights.attention_gate,
-                          weights.delta_rate, weights.delta_decay));
+                          weights.delta_rate, weights.delta_decay),
+                   {Adapted::kQuery, Adapted::kKey, Adapted::kValue, Adapted::kAttentionGate, Adapted::kDeltaRate,
+                    Adapted::kDeltaDecay});
         const RecurrentLayer recurrent(shape_, kernels_, view_, rows);
         recurrent.run(member_, layer, weights, cache_[layer.kv_place], scratch());
     }
@@ -246,12 +250,11 @@ class Decoder::Step {
     }
 
     // Computes several products of one input in one phase: first all pieces of one, then all pieces of the next.
-    // `adapted`: the adapters' names of their matrices, none if they cannot have adapters.
-    template <std::size_t kCount, std::size_t kAdapted = 0>
+    // `adapted`: the adapters' names of their matrices.
+    template <std::size_t kCount>
     void project(const std::array<const PackedMatrix*, kCount>& packed, const std::array<Rows, kCount>& outputs,
-                 const LinearInput& input, const std::array<Adapted, kAdapted>& adapted = {}) {
-        static_assert(kAdapted == 0 || kAdapted == kCount);
-        if constexpr (kAdapted > 0) reduce(low_rank_, adapted, input);
+                 const LinearInput& input, const std::array<Adapted, kCount>& adapted) {
+        reduce(low_rank_, adapted, input);
         MatrixView matrices[kCount];
         std::array<std::optional<LinearPieces>, kCount> pieces;
         int ends[kCount], total = 0;
@@ -266,9 +269,7 @@ class Decoder::Step {
             const int own = which == 0 ? piece : piece - ends[which - 1];
             const LinearTile tile = pieces[which]->tile(own);
             kernels_.linear(matrices[which], input, outputs[which], tile, false);
-            if constexpr (kAdapted > 0) {
-                low_rank_.add(layer_, adapted[which], static_cast<int>(which), outputs[which], tile);
-            }
+            low_rank_.add(layer_, adapted[which], static_cast<int>(which), outputs[which], tile);
         });
     }
 
@@ -277,9 +278,9 @@ class Decoder::Step {
         const LatentShape& latent = shape_.latent;
         const bool is_direct = latent.query_rank == 0;
         const PackedMatrix& first = is_direct ? weights.query : weights.query_down;
-        const std::array<Adapted, 2> adapted = {is_direct ? Adapted::kQuery : Adapted::kQueryDown, Adapted::kLatent};
         project<2>({&first, &weights.latent}, {is_direct ? heads_ : query_down_, key_},
-                   normed(weights.attention_norm, first, weights.latent), adapted);
+                   normed(weights.attention_norm, first, weights.latent),
+                   {is_direct ? Adapted::kQuery : Adapted::kQueryDown, Adapted::kLatent});
         if (!is_direct) {
             const NormView norm = view_of(latent.norm, weights.query_down_norm);
             for_rows(view_.num_tokens, [&](int row) {

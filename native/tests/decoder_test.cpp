@@ -175,11 +175,18 @@ class Model {
     void adapt(int layer, const quire::LayerShape& shape) {
         const quire::LayerWeights& weights = decoder.weights.layers[layer];
         const std::pair<Adapted, const quire::PackedMatrix*> matrices[] = {
-            {Adapted::kQuery, &weights.query},   {Adapted::kKey, &weights.key},
-            {Adapted::kValue, &weights.value},   {Adapted::kOutput, &weights.output},
-            {Adapted::kGate, &weights.gate},     {Adapted::kUp, &weights.up},
-            {Adapted::kDown, &weights.down},     {Adapted::kQueryDown, &weights.query_down},
+            {Adapted::kQuery, &weights.query},
+            {Adapted::kKey, &weights.key},
+            {Adapted::kValue, &weights.value},
+            {Adapted::kOutput, &weights.output},
+            {Adapted::kGate, &weights.gate},
+            {Adapted::kUp, &weights.up},
+            {Adapted::kDown, &weights.down},
+            {Adapted::kQueryDown, &weights.query_down},
             {Adapted::kLatent, &weights.latent},
+            {Adapted::kAttentionGate, &weights.attention_gate},
+            {Adapted::kDeltaRate, &weights.delta_rate},
+            {Adapted::kDeltaDecay, &weights.delta_decay},
         };
         for (const auto& [which, matrix] : matrices) {
             if (!matrix->empty()) adapt(layer, which, *matrix);

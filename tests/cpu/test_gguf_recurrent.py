@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from quire import LLM, SamplingParams
+from quire.compute.adapters.folder import read_adapter
+from quire.compute.adapters.gguf import GgufAdapter
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.settings import config_of
 from quire.compute.gguf.source import GgufFile
@@ -29,6 +31,7 @@ from quire.compute.models.parts import Part
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.decoder_weights import WeightReader, expected_tensors
 from quire.core.errors import CheckpointError
+from support.adapters import adapter_tensors, write_adapter
 from support.gguf_models import write_gguf
 from support.random_blocks import blocks_of
 from support.recurrent_models import CONFIGS, FULL, LINEAR, write_folder
@@ -209,6 +212,23 @@ def test_files_of_ollama_have_other_names_and_the_tensors_for_images(qwen35: Ggu
     both = {**renamed, "blk.0.ssm_dt.bias": qwen35.tensors["blk.0.ssm_dt.bias"]}
     with pytest.raises(CheckpointError, match=r"blk\.0\.ssm_dt\.bias' is 'given twice'"):
         GgufTensors(replace(of_ollama, tensors=both))
+
+
+def test_adapters_for_value_heads_in_turns_are_refused(qwen35: GgufHeader, tmp_path: Path) -> None:
+    """Their rows and columns have another order than those of the file, or an unknown one."""
+    spec = read_model(ModelFolder(tmp_path / "model")).spec
+    tensors = adapter_tensors(spec, parts=[Part.QUERY, Part.ATTENTION_GATE, Part.DELTA_VALUE, Part.DELTA_OUTPUT])
+    adapter = write_adapter(tmp_path / "adapter", tensors)
+    assert len(read_adapter(adapter, spec, 64).matrices) > 4
+    of_file = read_model(GgufFile(tmp_path / "m.gguf")).spec
+    with pytest.raises(
+        CheckpointError, match=r"is 'model\.layers\.0\.linear_attn\.out_proj'; allowed: a matrix of the 4"
+    ):
+        read_adapter(adapter, of_file, 64)
+    others = {name: each for name, each in tensors.items() if "out_proj" not in name}
+    assert read_adapter(write_adapter(tmp_path / "others", others), of_file, 64).rank == 4
+    with pytest.raises(CheckpointError, match=r"general\.architecture is 'qwen35'; allowed: the folder of PEFT"):
+        GgufAdapter(replace(qwen35, tensors={}), spec)
 
 
 REFUSED: dict[str, tuple[str, Any, str]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.adapters.places import ADAPTED
+from quire.compute.adapters.places import ADAPTED, IN_TURNS
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
 from quire.compute.weights.decoder_weights import expected_tensors
@@ -22,6 +22,8 @@ PEFT = "base_model.model."
 def adapted_stems(spec: DecoderSpec, parts: Collection[Part] = ADAPTED) -> dict[str, bool]:
     """Return the tensors of a model that can have an adapter, without `.weight`, and whether each is transposed."""
     experts = range(spec.experts.num_experts if spec.experts is not None else 0)
+    if spec.delta is not None and spec.delta.outputs_in_turns:
+        parts = set(parts) - IN_TURNS
     return {
         spec.sources[part].stem_of(index, expert): spec.sources[part].transposed
         for index, layer in enumerate(spec.layers)

@@ -27,13 +27,16 @@ enum class Adapted {
     kDown,
     kQueryDown,
     kLatent,
+    kAttentionGate,  // also the gate of a recurrent layer, whose queries, keys, values and output have the usual names
+    kDeltaRate,
+    kDeltaDecay,
     kKeyUp,
     kValueUp,
     kExpertGate,
     kExpertUp,
     kExpertDown
 };
-constexpr int kNumAdapted = 14;
+constexpr int kNumAdapted = 17;
 
 struct LowRank {
     MatrixView a, b;

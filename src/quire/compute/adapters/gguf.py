@@ -20,6 +20,7 @@ from quire.compute.adapters.settings import AdapterSettings
 from quire.compute.arrays import FloatArray
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.names import EXPERTS
+from quire.compute.gguf.row_orders import TAKES_TURNS
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.gguf.tensors import GgufEntry, GgufTensors
 from quire.compute.models.base import DecoderSpec
@@ -49,6 +50,8 @@ class GgufAdapter:
         }
         key = f"{architecture_of(header)}.attention.head_count"
         counts = {key: spec.attention.num_heads, f"{key}_kv": spec.attention.num_kv_heads}
+        if spec.delta is not None and spec.delta.heads_per_key > 1 and architecture_of(header) in TAKES_TURNS:
+            raise CheckpointError(f"{self.name}: general.architecture", architecture_of(header), "the folder of PEFT")
         self._b = GgufTensors(replace(header, settings={**header.settings, **counts}, tensors=sides[B]))
         # The tensors of experts need no reordering, and their names refer to one matrix of each expert.
         self._a = GgufTensors(

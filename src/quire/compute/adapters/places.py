@@ -24,8 +24,13 @@ ADAPTED: Final = frozenset(
     {Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}
     | {Part.QUERY_DOWN, Part.LATENT, Part.KEY_UP, Part.VALUE_UP}
     | {Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN}
+    | {Part.ATTENTION_GATE, Part.DELTA_QUERY, Part.DELTA_KEY, Part.DELTA_VALUE, Part.DELTA_GATE}
+    | {Part.DELTA_RATE, Part.DELTA_DECAY, Part.DELTA_OUTPUT}
     | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN}
 )
+IN_TURNS: Final = frozenset({Part.DELTA_GATE, Part.DELTA_OUTPUT})
+"""Matrices whose value heads a GGUF file can have in another order than adapters."""
+
 BY_HEAD: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 PREFIXES: Final = ("model.language_model.", "language_model.model.", "language_model.", "model.", "transformer.")
 """Prefixes of the layers' names, which depend on the release and on how a model was opened for training."""
@@ -108,12 +113,14 @@ def modules_of(spec: DecoderSpec) -> Mapping[str, Sequence[Module]]:
 def places_of(spec: DecoderSpec) -> Iterator[tuple[str, Place]]:
     """Yield each matrix that can have an adapter, with the name of its tensor."""
     sources = {**spec.sources, **_fused_by_head(spec)}
+    has_turns = spec.delta is not None and spec.delta.outputs_in_turns
+    adapted = ADAPTED - IN_TURNS if has_turns else ADAPTED
     for index, layer in enumerate(spec.layers):
         count = spec.experts.num_experts if spec.experts is not None and layer.sparse else 0
         parts = [(part, shape, 0) for part, shape in spec.layer_parts(layer).items()]
         parts += [(part, shape, expert) for expert in range(count) for part, shape in spec.expert_parts().items()]
         for part, shape, expert in parts:
-            if part in ADAPTED:
+            if part in adapted:
                 source, (outputs, inputs) = sources[part], shape.weight
                 place = Place(index, part, expert, outputs, inputs, source.rows_of(outputs))
                 yield source.stem_of(index, expert), place
