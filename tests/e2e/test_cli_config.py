@@ -72,7 +72,7 @@ def test_models_may_stand_before_and_after_options(line: str) -> None:
 
 def test_a_flag_goes_before_the_environment_that_before_a_file_and_that_before_the_default(file: Path) -> None:
     config = ("--config", str(file))
-    assert resolved().engine.block_size == 16
+    assert resolved().engine.block_size is None
     assert resolved(*config).engine.block_size == 32
     assert resolved(*config, QUIRE_BLOCK_SIZE="64").engine.block_size == 64
     assert resolved(*config, "--block-size", "128", QUIRE_BLOCK_SIZE="64").engine.block_size == 128
