@@ -43,6 +43,8 @@ endif
 MAKEFLAGS += --no-print-directory
 # Tests start many processes: keep Python's bytecode for the next one.
 unexport PYTHONDONTWRITEBYTECODE
+# Tests of torch run side by side: a thread of torch that has nothing to do sleeps, and leaves the processor to others.
+test-gpu test-transformers test-long-gpu-yes: export OMP_WAIT_POLICY := passive
 
 .PHONY: docs help demo test test-long test-sanitized test-gpu test-transformers test-clients test-cluster test-page check bench paper \
 	smollm2 mutants clean
@@ -144,7 +146,7 @@ test-torch-no:
 
 test-native: $(VENV)/.installed-dev
 	@echo "== native tests"
-	@$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
+	@$(BIN)/ctest --test-dir $(NATIVE_BUILD) --parallel $(WORKERS) --output-on-failure --no-tests=error
 
 check-format: $(VENV)/.installed-dev
 	@echo "== ruff format"
