@@ -50,6 +50,16 @@ def test_three_fit_into_the_pool_of_the_guide_to_sizes() -> None:
     assert (most, scheduler.num_preemptions) == (3, 0)
 
 
+def test_room_is_kept_for_the_next_tokens_of_each_and_not_for_a_whole_block() -> None:
+    control = Control(
+        block_size=128, num_blocks=100, max_num_seqs=100, max_num_batched_tokens=100, max_model_len=2048, headroom=0.0
+    )
+    for number in range(100):
+        control.add(f"r{number}", [number % 50], max_tokens=2000)
+    control.step()
+    assert len(control.scheduler.running) == 89  # 89 blocks, and 89 × 16 tokens take the other 11 and a bit
+
+
 def draw(seed: int) -> tuple[Control, int, int, random.Random]:
     """Return an engine of drawn layers and sizes, its longest context, and what the start-up table prints."""
     rng = random.Random(seed)

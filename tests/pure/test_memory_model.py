@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from quire.core.errors import InvariantError
+from quire.core.kv_spec import RECURRENT
 from quire.core.request import CacheScope, Request
 from quire.core.step import NO_BLOCK
 from quire.memory.block import BlockState
@@ -20,7 +21,7 @@ from quire.memory.sequence import MissReason
 from support.block_picture import BlockPicture
 from support.memory import ByHand, FailingPool
 
-WINDOWS = st.sampled_from([(None,), (6,), (None, 6), (5, 9), (None, None)])
+WINDOWS = st.sampled_from([(None,), (6,), (None, 6), (5, 9), (None, None), (None, RECURRENT)])
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=22)
 
 
@@ -147,10 +148,10 @@ def slots_by_position(requests: list[Request], memory: ByHand) -> tuple[int, int
     best: dict[tuple[int, int], int] = {}  # 2: stored, 1: reserved, 0: neither
     size = memory.manager.spec.block_size
     for request in requests:
-        for table in memory.tables(request):
+        for group, table in zip(memory.manager.spec.groups, memory.tables(request), strict=True):
             for index, block_id in enumerate(table):
                 for offset in range(size) if block_id != NO_BLOCK else ():
-                    position = index * size + offset
+                    position = index * size + (0 if group.recurrent else offset)  # a state begins with its first token
                     kind = (position < request.num_computed) + (
                         position < max(request.num_planned, request.num_computed)
                     )

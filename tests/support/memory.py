@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from quire.core.config import MemoryConfig
-from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.kv_spec import RECURRENT, RECURRENT_WINDOW, KVCacheSpec, KVGroup
 from quire.core.request import DEFAULT_SCOPE, CacheScope, Request
 from quire.memory.block_pool import BlockPool
 from quire.memory.changes import MemoryChanges
@@ -37,7 +37,10 @@ class ByHand:
         make_pool: Callable[..., BlockPool] = BlockPool,
         **config: Any,
     ) -> None:
-        groups = tuple(KVGroup((layer,), window) for layer, window in enumerate(windows))
+        groups = tuple(
+            KVGroup((layer,), RECURRENT_WINDOW, recurrent=True) if window == RECURRENT else KVGroup((layer,), window)
+            for layer, window in enumerate(windows)
+        )
         spec = KVCacheSpec(block_size, 1, 8, "float32", groups)
         self.manager = KVCacheManager(spec, MemoryConfig(num_blocks=num_blocks, **config), make_pool=make_pool)
         self.pool = self.manager.pool

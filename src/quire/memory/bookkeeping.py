@@ -107,7 +107,7 @@ class MemoryBooks:
         disk: DiskTier | None = None,
     ) -> MemoryLedger:
         """Return the use of the memory. Does not mutate; O(requests)."""
-        not_full = _fill_of_blocks(spec.block_size, memories)
+        not_full = _fill_of_blocks(spec, memories)
         num_landing = 0 if disk is None else disk.num_landing
         reserved = num_landing * spec.block_size + sum(planned - stored for stored, planned in not_full.values())
         unused = sum(spec.block_size - planned for _, planned in not_full.values())
@@ -137,17 +137,19 @@ class MemoryBooks:
             misses=dict(self._misses),
         )
 
-    def slots_of_tenants(self, block_size: int, memories: dict[Request, SequenceMemory]) -> dict[str, tuple[int, int]]:
+    def slots_of_tenants(
+        self, spec: KVCacheSpec, memories: dict[Request, SequenceMemory]
+    ) -> dict[str, tuple[int, int]]:
         """Return the numbers of reserved and fragmented slots of each tenant. Does not mutate; O(requests)."""
         holders: dict[str, dict[Request, SequenceMemory]] = {}
         for request, memory in memories.items():
             holders.setdefault(request.scope.tenant, {})[request] = memory
         slots = {}
         for tenant, held in holders.items():
-            fill = _fill_of_blocks(block_size, held).values()
+            fill = _fill_of_blocks(spec, held).values()
             slots[tenant] = (
                 sum(planned - stored for stored, planned in fill),
-                sum(block_size - planned for _, planned in fill),
+                sum(spec.block_size - planned for _, planned in fill),
             )
         return slots
 
@@ -193,15 +195,21 @@ class MemoryBooks:
                 raise InvariantError(f"host {block!r} is published under a dropped entry")
 
 
-def _fill_of_blocks(block_size: int, memories: dict[Request, SequenceMemory]) -> dict[int, tuple[int, int]]:
-    """Return for each block in use that is not full: slots that hold a token, and slots that hold or await a token."""
+def _fill_of_blocks(spec: KVCacheSpec, memories: dict[Request, SequenceMemory]) -> dict[int, tuple[int, int]]:
+    """Return for each block in use that is not full: slots that hold a token, and slots that hold or await a token.
+
+    A state takes a whole block after its first token.
+    """
+    block_size = spec.block_size
     fill: dict[int, tuple[int, int]] = {}
     for request, memory in memories.items():
-        for table in memory.tables:
+        for group, table in zip(spec.groups, memory.tables, strict=True):
             for index in range(max(request.num_computed // block_size, table.num_given_back), len(table)):
                 block_id, start = table.block_ids[index], index * block_size
                 stored = min(max(request.num_computed - start, 0), block_size)
                 planned = min(max(request.num_planned - start, stored), block_size)
+                if group.recurrent:
+                    stored, planned = (block_size if count else 0 for count in (stored, planned))
                 known = fill.get(block_id, (0, 0))
                 fill[block_id] = (max(known[0], stored), max(known[1], planned))
     return fill

@@ -5,8 +5,9 @@
     sharing   blocks that would be used if nothing were shared  = used + saved by sharing
 
 `stored` slots hold keys and values of a token; `reserved` slots are allocated for tokens of a plan in flight, for
-drafts, or for blocks being loaded from disk; `fragmented` slots are the rest of blocks that are not full. All values
-here are frozen and computed on request, so that they add nothing to the cost of a step.
+drafts, or for blocks being loaded from disk; `fragmented` slots are the rest of blocks that are not full. The state of
+a recurrent layer takes all slots of its block. All values here are frozen and computed on request, so that they add
+nothing to the cost of a step.
 """
 
 from __future__ import annotations

@@ -517,7 +517,7 @@ class KVCacheManager:
 
     def slots_of_tenants(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of reserved and fragmented slots of each tenant. Does not mutate; O(requests)."""
-        return self._books.slots_of_tenants(self._block_size, self.memories)
+        return self._books.slots_of_tenants(self.spec, self.memories)
 
     def watch(self) -> MemoryJournal:
         """Start a new journal of the blocks that change; it replaces the previous one. Mutates."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.core.errors import InvalidConfigError
-from quire.core.kv_spec import KVCacheSpec
+from quire.core.kv_spec import USUAL_BLOCK_SIZE, KVCacheSpec
 
 MAX_TOKENS = 1 << 30
 """Longer than any sequence: the result if every layer stores only its window."""
@@ -44,6 +44,16 @@ def size_pool(budget_bytes: int, spec: KVCacheSpec) -> PoolSize:
     if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int) or budget_bytes < needed:
         raise InvalidConfigError("kv_memory", budget_bytes, f"{needed} bytes (one block) or more")
     return PoolSize(budget_bytes // needed, needed, budget_bytes % needed)
+
+
+def slots_to_grow_into(spec: KVCacheSpec) -> int:
+    """Return the slots that are kept free for a running sequence: its next 16 tokens in each group, at most a block.
+
+    >>> layers, heads = [None, 32], {"num_kv_heads": 1, "head_dim": 8, "dtype": "float32"}
+    >>> [slots_to_grow_into(KVCacheSpec.from_layers(layers, block_size=size, **heads)) for size in (4, 16, 128)]
+    [8, 32, 32]
+    """
+    return len(spec.groups) * min(USUAL_BLOCK_SIZE, spec.block_size)
 
 
 def max_sequence_tokens(num_blocks: int, spec: KVCacheSpec, *, longest_chunk: int = 1) -> int:

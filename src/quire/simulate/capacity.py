@@ -1,8 +1,8 @@
 """Capacity: how many requests a pool of blocks holds at once, and which share of the slots holds tokens.
 
     grown      all requests at their full length, so none is ever preempted
-    on average requests at every stage of their lives, long ones for longer: a busy server, whose admission keeps a
-               block free for each running request, and some headroom
+    on average requests at every stage of their lives, long ones for longer: a busy server, whose admission keeps room
+               for the next tokens of each running request, and some headroom
 
 Shared blocks are not counted: with a common system prompt, more requests fit. For comparison, the number of requests
 is given that would fit if each reserved the longest possible sequence.
@@ -11,9 +11,10 @@ is given that would fit if each reserved the longest possible sequence.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quire.core.kv_spec import KVCacheSpec
+from quire.memory.sizing import slots_to_grow_into
 from quire.simulate.lengths import RequestLengths
 from quire.simulate.model_shape import num_pairs
 
@@ -29,7 +30,7 @@ class Concurrency:
     """Concurrent requests, if all are as long as the median, the 95th percentile or the longest; and on average.
 
     `reserved`: the number if each reserved room for the longest possible sequence. `waste`: the average share of the
-    used slots that holds no token.
+    used slots that holds no token and no state.
     """
 
     p50: int
@@ -71,7 +72,7 @@ class Occupancy:
 
     def blocks_for_one(self) -> int:
         """Return the fewest blocks for one average request, including the blocks that admission keeps free."""
-        return math.ceil((self.average + len(self.spec.groups)) / (1 - HEADROOM))
+        return math.ceil(self._blocks_for_one())
 
     def in_pool(self, num_blocks: int, reserved_tokens: int) -> Concurrency:
         """Return the requests that this many blocks hold; `reserved_tokens`: the longest possible sequence."""
@@ -81,36 +82,42 @@ class Occupancy:
             p50=num_blocks // self.p50,
             p95=num_blocks // self.p95,
             longest=num_blocks // self.longest,
-            average=(1 - HEADROOM) * num_blocks / (self.average + len(self.spec.groups)),
+            average=num_blocks / self._blocks_for_one(),
             reserved=num_blocks // reserved,
             waste=self.waste,
         )
+
+    def _blocks_for_one(self) -> float:
+        return (self.average + slots_to_grow_into(self.spec) / self.spec.block_size) / (1 - HEADROOM)
 
 
 def _mean_held(spec: KVCacheSpec, lengths: RequestLengths) -> tuple[float, float]:
     """Return the blocks that a request holds and the tokens that it needs, on average over the steps of its output.
 
-    Tokens are averaged over the groups of layers. O(requests × groups).
+    Tokens are averaged over the groups of layers. A state counts as a block of tokens. O(requests × groups).
     """
-    most = [
-        replace(spec, groups=(group,)).num_blocks_for(1 << 40, longest_chunk=LONGEST_CHUNK) for group in spec.groups
-    ]
     blocks, tokens, steps = 0, 0, 0
     for prompt, output in lengths.pairs:
-        for group, most_blocks in zip(spec.groups, most, strict=True):
-            blocks += _sum_of_blocks(prompt + output, spec.block_size, most_blocks)
-            blocks -= _sum_of_blocks(prompt, spec.block_size, most_blocks)
-            tokens += num_pairs(prompt, output, group.window)
+        for group in spec.groups:
+            blocks += _sum_of_blocks(prompt + output, spec.block_size, group.window)
+            blocks -= _sum_of_blocks(prompt, spec.block_size, group.window)
+            tokens += output * spec.block_size if group.recurrent else num_pairs(prompt, output, group.window)
         steps += output
     return blocks / steps, tokens / steps / len(spec.groups)
 
 
-def _sum_of_blocks(num_tokens: int, block_size: int, most_blocks: int) -> int:
+def _sum_of_blocks(num_tokens: int, block_size: int, window: int | None = None) -> int:
     """Return the sum of the blocks that a sequence holds at each length from 1 to `num_tokens`.
 
-    >>> [_sum_of_blocks(n, 4, 2) for n in (4, 5, 8, 10)]
-    [4, 6, 12, 16]
+    With a window, blocks before those of the last step are given back.
+
+    >>> [_sum_of_blocks(n, 4) for n in (4, 5, 8, 10)], [_sum_of_blocks(n, 4, 2) for n in (6, 7, 8, 10)]
+    ([4, 6, 12, 18], [8, 9, 10, 14])
     """
-    growing = min(num_tokens, most_blocks * block_size)
-    full, rest = divmod(growing, block_size)
-    return block_size * full * (full + 1) // 2 + rest * (full + 1) + most_blocks * (num_tokens - growing)
+    if num_tokens <= 0:
+        return 0
+    full, rest = divmod(num_tokens, block_size)
+    taken = block_size * full * (full + 1) // 2 + rest * (full + 1)
+    if window is None:
+        return taken
+    return taken - _sum_of_blocks(num_tokens - (window - 1 + LONGEST_CHUNK + block_size - 1), block_size)
