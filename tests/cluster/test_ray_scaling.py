@@ -20,7 +20,7 @@ def test_an_engine_comes_on_the_cluster_while_requests_would_wait(
 
         def ask() -> None:
             while not is_enough.is_set():
-                server.try_to_complete({"prompt": "A block table " * 120, "max_tokens": 100, "ignore_eos": True})
+                server.try_to_complete({"prompt": "A block table " * 400, "max_tokens": 100, "ignore_eos": True})
 
         clients = [threading.Thread(target=ask, daemon=True) for _ in range(48)]
         for client in clients:
