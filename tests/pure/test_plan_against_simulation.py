@@ -11,7 +11,7 @@ from quire.cli.model_shapes import find_shape
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.kv_spec import KVCacheSpec
 from quire.instruments.bench.shapes import CONFIGS
-from quire.simulate.capacity import Occupancy
+from quire.simulate.capacity import Concurrency, Occupancy
 from quire.simulate.cost.roofline import RooflineCost
 from quire.simulate.estimate import Estimate, Estimator
 from quire.simulate.hardware import find_hardware
@@ -65,7 +65,8 @@ def test_a_busy_server_is_as_fast_as_planned(machine: str, num_users: int, budge
 
 
 def test_a_pool_holds_as_many_as_planned() -> None:
-    require_so_many(QWEN3, num_blocks=700, seconds=6.0)
+    planned = require_so_many(QWEN3, num_blocks=700, seconds=6.0)
+    assert planned.longest < planned.p95
 
 
 def test_a_pool_with_states_holds_as_many_as_planned(tmp_path: Path) -> None:
@@ -73,9 +74,10 @@ def test_a_pool_with_states_holds_as_many_as_planned(tmp_path: Path) -> None:
     require_so_many(find_shape(str(tmp_path / "config.json")), num_blocks=160, seconds=12.0)
 
 
-def require_so_many(shape: ModelShape, *, num_blocks: int, seconds: float) -> None:
+def require_so_many(shape: ModelShape, *, num_blocks: int, seconds: float) -> Concurrency:
     planned = Occupancy.of(spec_of(shape), PAIRS).in_pool(num_blocks, 2048)
     _, found = both("nvidia-l4", 64, 1024, num_blocks=num_blocks, seconds=seconds, shape=shape)
-    assert planned.longest <= planned.p95 < found.mean_running
+    assert planned.p95 < found.mean_running
     assert found.mean_running == pytest.approx(planned.average, rel=0.1)
     assert 1 - planned.waste == pytest.approx(found.replicas[0].stored_share_of_used, rel=0.03)
+    return planned

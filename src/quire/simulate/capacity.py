@@ -72,7 +72,7 @@ class Occupancy:
 
     def blocks_for_one(self) -> int:
         """Return the fewest blocks for one average request, including the blocks that admission keeps free."""
-        return math.ceil(self._blocks_for_one())
+        return math.ceil(self._blocks_per_request())
 
     def in_pool(self, num_blocks: int, reserved_tokens: int) -> Concurrency:
         """Return the requests that this many blocks hold; `reserved_tokens`: the longest possible sequence."""
@@ -82,12 +82,12 @@ class Occupancy:
             p50=num_blocks // self.p50,
             p95=num_blocks // self.p95,
             longest=num_blocks // self.longest,
-            average=num_blocks / self._blocks_for_one(),
+            average=num_blocks / self._blocks_per_request(),
             reserved=num_blocks // reserved,
             waste=self.waste,
         )
 
-    def _blocks_for_one(self) -> float:
+    def _blocks_per_request(self) -> float:
         return (self.average + slots_to_grow_into(self.spec) / self.spec.block_size) / (1 - HEADROOM)
 
 
