@@ -301,7 +301,8 @@ std::vector<double> time_attention(const Kernels& kernels, ThreadTeam& team, con
     shape.num_heads = num_heads;
     shape.num_kv_heads = num_kv_heads;
     AttentionPieces pieces;
-    pieces.plan(step, 0, shape, layers.front().block_size, false, team.size());
+    // Sequences of a layer with a window never go together.
+    pieces.plan(step, shape, {.window = 1}, layers.front().block_size, team.size());
     std::vector<double> seconds = time_calls(num_passes, [&](int) {
         team.run([&kernels, &layers, &step, &pieces, from, to, scratch = scratch.data(),
                   group = num_heads / num_kv_heads, head_dim](ThreadTeam::Member& member) {

@@ -97,7 +97,15 @@ DecoderShape shape_of(const nb::dict& fields) {
         shape.delta = delta_of(delta);
         shape.delta_norm = norm_of(field<nb::dict>(delta, "norm"));
     }
+    if (fields.contains("layer_inputs")) {
+        const auto inputs = field<nb::dict>(fields, "layer_inputs");
+        shape.layer_inputs = {.size = field<int>(inputs, "size"),
+                              .embedding_scale = field<float>(inputs, "embedding_scale"),
+                              .input_scale = field<float>(inputs, "input_scale"),
+                              .scale = field<float>(inputs, "scale")};
+    }
     shape.gated_attention = field<bool>(fields, "gated_attention");
+    shape.value_norm = field<bool>(fields, "value_norm");
     shape.attention_scale = field<float>(fields, "attention_scale");
     shape.score_soft_cap = field<float>(fields, "score_soft_cap");
     shape.residual_scale = field<float>(fields, "residual_scale");
@@ -121,7 +129,12 @@ DecoderShape shape_of(const nb::dict& fields) {
                                 .sparse = field<bool>(entry, "sparse"),
                                 .recurrent = field<bool>(entry, "recurrent"),
                                 .kv_group = field<int>(entry, "kv_group"),
-                                .kv_place = field<int>(entry, "kv_place")});
+                                .kv_place = field<int>(entry, "kv_place"),
+                                .kv_part = field<int>(entry, "kv_part"),
+                                .num_kv_heads = field<int>(entry, "num_kv_heads"),
+                                .head_dim = field<int>(entry, "head_dim"),
+                                .has_keys = field<bool>(entry, "has_keys"),
+                                .keys_are_values = field<bool>(entry, "keys_are_values")});
     }
     return shape;
 }
@@ -182,7 +195,9 @@ PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int
         {"delta_gate", &LayerWeights::attention_gate},
         {"attention_gate", &LayerWeights::attention_gate},
         {"delta_rate", &LayerWeights::delta_rate},
-        {"delta_decay", &LayerWeights::delta_decay}};
+        {"delta_decay", &LayerWeights::delta_decay},
+        {"input_gate", &LayerWeights::input_gate},
+        {"input_output", &LayerWeights::input_output}};
     static const std::map<std::string, std::vector<PackedMatrix> LayerWeights::*> kOfHead = {
         {"key_up", &LayerWeights::key_up}, {"value_up", &LayerWeights::value_up}};
     static const std::map<std::string, PackedMatrix ExpertWeights::*> kOfExpert = {
@@ -192,7 +207,8 @@ PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int
     static const std::map<std::string, PackedMatrix DecoderWeights::*> kOfModel = {
         {"head", &DecoderWeights::head},
         {"embedding_in", &DecoderWeights::embedding_in},
-        {"embedding_out", &DecoderWeights::embedding_out}};
+        {"embedding_out", &DecoderWeights::embedding_out},
+        {"layer_inputs", &DecoderWeights::layer_inputs}};
     if (layer < 0) return weights.*kOfModel.at(part);
     if (expert < 0) return weights.layers.at(layer).*kOfLayer.at(part);
     if (const auto found = kOfHead.find(part); found != kOfHead.end()) {
@@ -213,8 +229,10 @@ NormWeights& norm_named(DecoderWeights& weights, const std::string& part, int la
         {"key_norm", &LayerWeights::key_norm},
         {"query_down_norm", &LayerWeights::query_down_norm},
         {"latent_norm", &LayerWeights::latent_norm},
-        {"delta_norm", &LayerWeights::delta_norm}};
+        {"delta_norm", &LayerWeights::delta_norm},
+        {"after_input_norm", &LayerWeights::after_input_norm}};
     if (layer < 0 && part == "final_norm") return weights.final_norm;
+    if (layer < 0 && part == "layer_inputs_norm") return weights.layer_inputs_norm;
     return weights.layers.at(layer).*kOfLayer.at(part);
 }
 
@@ -276,16 +294,28 @@ void set_delta(Decoder& decoder, int layer, const Array<const float, 2>& filter,
 
 void set_key_centre(Decoder& decoder, int layer, const Array<const float, 1>& centre) {
     const DecoderShape& shape = decoder.shape();
-    if (static_cast<int>(centre.shape(0)) != shape.num_kv_heads * shape.head_dim) {
+    const LayerShape& of_layer = shape.layers.at(layer);
+    if (static_cast<int>(centre.shape(0)) != shape.kv_heads_of(of_layer) * shape.head_dim_of(of_layer)) {
         throw std::invalid_argument("the centre of the keys does not have the shape of the decoder");
     }
     decoder.weights.layers.at(layer).key_centre = vector_of(centre);
 }
 
-void set_embedding(Decoder& decoder, const Matrix& rows, const std::string& blocks) {
-    decoder.weights.embedding = rows.data();
-    decoder.weights.embedding_type = rows_of(rows, blocks).type;
+EmbeddingRows embedding_of(const Matrix& rows, const std::string& blocks, int size) {
+    return {.data = rows.data(), .type = rows_of(rows, blocks).type, .size = size};
 }
+
+void set_embedding(Decoder& decoder, const Matrix& rows, const std::string& blocks) {
+    decoder.weights.embedding = embedding_of(rows, blocks, decoder.shape().embedding_size);
+}
+
+void set_layer_embedding(Decoder& decoder, const Matrix& rows, const std::string& blocks) {
+    const DecoderShape& shape = decoder.shape();
+    const int size = static_cast<int>(shape.layers.size()) * shape.layer_inputs.size;
+    decoder.weights.layer_embedding = embedding_of(rows, blocks, size);
+}
+
+void set_layer_scale(Decoder& decoder, int layer, float scale) { decoder.weights.layers.at(layer).scale = scale; }
 
 void set_positions(Decoder& decoder, const Array<const float, 2>& rows) {
     decoder.weights.positions.assign(rows.data(), rows.data() + rows.size());
@@ -293,36 +323,42 @@ void set_positions(Decoder& decoder, const Array<const float, 2>& rows) {
 
 using BlockRows = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+// The keys and values of a layer in the arrays of its place, which have a row for each block.
+PagedKv layer_kv(const DecoderShape& shape, const LayerShape& layer, const BlockRows& keys, const BlockRows& values,
+                 const std::string& dtype, int block_size) {
+    const int half = shape.delta.num_key_heads / 2;
+    const std::size_t state_bytes = half == 0 ? 0 : half * shape.delta.record_floats() * sizeof(float);
+    PagedKv kv;
+    kv.latent_dim = shape.latent.rank;
+    kv.type = kv_type_of(dtype);
+    kv.block_size = block_size;
+    kv.num_kv_heads = shape.kv_heads_of(layer);
+    kv.head_dim = shape.head_dim_of(layer);
+    const std::size_t tokens = static_cast<std::size_t>(block_size) * kv.num_kv_heads;
+    const std::size_t key_row = keys.shape(1) * keys.itemsize(), value_row = values.shape(1) * values.itemsize();
+    const std::size_t of_keys = tokens * kv.key_bytes(), of_values = kv.latent_dim > 0 ? 0 : tokens * kv.value_bytes();
+    const std::size_t parts = layer.kv_part + 1;
+    if (block_size < 1 || block_size % kPanelWidth != 0 || keys.shape(0) != values.shape(0) ||
+        key_row < std::max(parts * of_keys, state_bytes) || value_row < std::max(parts * of_values, state_bytes)) {
+        throw std::invalid_argument("the KV memory does not have the shape of the decoder");
+    }
+    kv.keys = static_cast<std::byte*>(keys.data()) + layer.kv_part * of_keys;
+    kv.values = kv.latent_dim > 0 ? kv.keys : static_cast<std::byte*>(values.data()) + layer.kv_part * of_values;
+    kv.key_gap = key_row - of_keys;
+    kv.value_gap = value_row - of_values;
+    return kv;
+}
+
 // Sets an array of keys and one of values per place, with a row for each block. The decoder chooses the layout of a
 // row.
 void set_cache(Decoder& decoder, const std::vector<std::tuple<BlockRows, BlockRows>>& places, const std::string& dtype,
                int block_size) {
-    const DecoderShape& shape = decoder.shape();
-    const int half = shape.delta.num_key_heads / 2;
-    const std::size_t state_bytes = half == 0 ? 0 : half * shape.delta.record_floats() * sizeof(float);
-    std::vector<PagedKv> cache;
-    for (const auto& [keys, values] : places) {
-        PagedKv kv;
-        kv.keys = keys.data();
-        kv.latent_dim = shape.latent.rank;
-        kv.values = kv.latent_dim > 0 ? keys.data() : values.data();
-        kv.type = kv_type_of(dtype);
-        kv.block_size = block_size;
-        kv.num_kv_heads = shape.num_kv_heads;
-        kv.head_dim = shape.head_dim;
-        const std::size_t tokens = static_cast<std::size_t>(block_size) * kv.num_kv_heads;
-        const std::size_t key_row = keys.shape(1) * keys.itemsize(), value_row = values.shape(1) * values.itemsize();
-        const std::size_t of_keys = tokens * kv.key_bytes(),
-                          of_values = kv.latent_dim > 0 ? 0 : tokens * kv.value_bytes();
-        if (block_size < 1 || block_size % kPanelWidth != 0 || keys.shape(0) != values.shape(0) ||
-            key_row != std::max(of_keys, state_bytes) || value_row != std::max(of_values, state_bytes)) {
-            throw std::invalid_argument("the KV memory does not have the shape of the decoder");
-        }
-        kv.key_gap = key_row - of_keys;
-        kv.value_gap = value_row - of_values;
-        cache.push_back(kv);
+    std::vector<PagedKv> layers;
+    for (const LayerShape& layer : decoder.shape().layers) {
+        const auto& [keys, values] = places.at(layer.kv_place);
+        layers.push_back(layer_kv(decoder.shape(), layer, keys, values, dtype, block_size));
     }
-    decoder.set_cache(std::move(cache));
+    decoder.set_cache(std::move(layers));
 }
 
 using Bytes = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
@@ -484,6 +520,10 @@ void bind_decoder(nb::module_& module) {
         .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_embedding", &set_embedding, nb::arg("rows"), nb::kw_only(), nb::arg("blocks") = "",
              nb::keep_alive<1, 2>(), "Borrow the rows of an embedding that is not also the head.")
+        .def("set_layer_embedding", &set_layer_embedding, nb::arg("rows"), nb::kw_only(), nb::arg("blocks") = "",
+             nb::keep_alive<1, 2>(), "Borrow the rows with the inputs of all layers for each token.")
+        .def("set_layer_scale", &set_layer_scale, nb::arg("layer"), nb::arg("scale"),
+             "Multiply the output of a layer by a number.")
         .def("set_delta", &set_delta, nb::arg("layer"), nb::arg("filter"), nb::arg("offsets"), nb::arg("speeds"),
              "Set the filter, [filter_width, inputs], and the offsets and speeds of decays of a recurrent layer.")
         .def("set_key_centre", &set_key_centre, nb::arg("layer"), nb::arg("centre"),

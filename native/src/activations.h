@@ -25,9 +25,12 @@ struct LowRankMemory {
 struct ActivationSizes {
     explicit ActivationSizes(const DecoderShape& shape)
         : hidden(round_up(std::max(shape.hidden_size, shape.embedding_size), kPanelWidth)),
-          query(round_up(std::max(shape.num_heads * shape.head_dim, shape.delta.value_numbers()), kPanelWidth)),
-          key(round_up(shape.num_kv_heads * shape.head_dim, kPanelWidth)),
-          inner(round_up(std::max({shape.intermediate_size, shape.expert_size, shape.shared_size}), kPanelWidth)),
+          query(round_up(std::max(shape.num_heads * shape.most_head_dim(), shape.delta.value_numbers()), kPanelWidth)),
+          key(round_up(shape.most_key_numbers(), kPanelWidth)),
+          inner(round_up(
+              std::max({shape.intermediate_size, shape.expert_size, shape.shared_size, shape.layer_inputs.size}),
+              kPanelWidth)),
+          layer_inputs(static_cast<int>(shape.layers.size()) * shape.layer_inputs.size),
           experts(round_up(shape.num_experts, kPanelWidth)),
           ranks(round_up(shape.num_experts + shape.num_expert_groups, kPanelWidth)),
           logits(round_up(shape.vocab_size, kPanelWidth)),
@@ -66,7 +69,7 @@ struct ActivationSizes {
     }
     std::size_t gate_floats(std::size_t tokens) const { return low > 0 ? tokens * per_token * inner : 0; }
 
-    int hidden, query, key, inner, experts, ranks, logits, low, per_token;
+    int hidden, query, key, inner, layer_inputs, experts, ranks, logits, low, per_token;
     int angles = 0;
     int gate = 0, delta_inputs = 0, delta_filtered = 0;
     int num_heads = 0, heads = 0, head_inputs = 0, query_down = 0;  // with latents
@@ -74,7 +77,8 @@ struct ActivationSizes {
 
 // The floats of scratch for each member of the team.
 inline std::size_t scratch_of(const DecoderShape& shape) {
-    return std::max(attention_scratch(shape.head_dim), delta_scratch(shape.delta.key_dim));
+    const std::size_t of_layers = shape.layers.size() * shape.layer_inputs.size;
+    return std::max({attention_scratch(shape.most_head_dim()), delta_scratch(shape.delta.key_dim), of_layers});
 }
 
 struct Decoder::Activations {
@@ -87,6 +91,7 @@ struct Decoder::Activations {
     Buffer<float> gate;                          // [num_tokens, gate]
     Buffer<float> delta_inputs, delta_filtered;  // [num_tokens, delta_inputs], [num_tokens, delta_filtered]
     Buffer<float> inner;                         // [num_tokens (each times its experts), inner]
+    Buffer<float> layer_inputs;                  // [num_tokens, layer_inputs]
     Buffer<float> angles;                        // [num_tokens, angles]: per rope cosines, then sines
     Buffer<float> wanted, wanted_projected;      // [num_logits, hidden]
     Buffer<float> scratch;                       // per member: scratch_of

@@ -10,8 +10,9 @@ void AttentionPieces::reserve(int num_tokens, int num_kv_heads) {
     for (auto* pieces : {&pieces_, &sorted_}) pieces->reserve(static_cast<std::size_t>(num_tokens) * num_kv_heads);
 }
 
-void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& shape, int block_size, bool can_share,
+void AttentionPieces::plan(const StepView& step, const DecoderShape& shape, const LayerShape& layer, int block_size,
                            int num_threads) {
+    const int num_kv_heads = shape.kv_heads_of(layer), group = shape.num_heads / num_kv_heads;
     runs_.clear();
     whole_.clear();
     for (int sequence = 0; sequence < step.num_sequences; ++sequence) {
@@ -23,11 +24,11 @@ void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& 
     const auto singles =
         std::stable_partition(runs_.begin(), runs_.end(), [](const AttentionRun& run) { return run.num_tokens == 1; });
     const int num_singles = static_cast<int>(singles - runs_.begin()), num_runs = static_cast<int>(runs_.size());
-    if (can_share && num_singles > 1) {
+    if (layer.window == 0 && num_singles > 1) {
         // Joins as many runs as fit, as long as every thread gets some pieces.
-        const int fit = kAttentionQueries / (shape.num_heads / shape.num_kv_heads);
-        const int fair = num_singles * shape.num_kv_heads / (2 * num_threads);
-        join_beginnings(step, group, num_singles, block_size, std::clamp(fair, 1, std::max(1, fit)));
+        const int fit = kAttentionQueries / group;
+        const int fair = num_singles * num_kv_heads / (2 * num_threads);
+        join_beginnings(step, layer.kv_group, num_singles, block_size, std::clamp(fair, 1, std::max(1, fit)));
     } else {
         for (int run = 0; run < num_singles; ++run) whole_.push_back({run, 1, 0, 0, 0});
     }
@@ -35,7 +36,7 @@ void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& 
     if (shape.latent.rank > 0) {
         share_latents(shape.num_heads, num_threads);
     } else {
-        share_heads(shape, num_threads);
+        share_heads(num_kv_heads, group, num_threads);
     }
     deal_out(num_threads);
 }
@@ -51,10 +52,9 @@ void AttentionPieces::deal_out(int num_threads) {
     }
 }
 
-void AttentionPieces::share_heads(const DecoderShape& shape, int num_threads) {
+void AttentionPieces::share_heads(int num_heads, int group, int num_threads) {
     constexpr int kPiecesPerThread = 4;
     pieces_.clear();
-    const int num_heads = shape.num_kv_heads, group = shape.num_heads / num_heads;
     const int num_whole = static_cast<int>(whole_.size());
     // A single sequence is split into equal parts.
     const int wanted = num_whole == 1 ? num_threads : (kPiecesPerThread * num_threads + num_whole - 1) / num_whole;

@@ -47,8 +47,9 @@ class AttentionPieces {
   public:
     // Allocates memory for steps of up to `num_tokens` tokens.
     void reserve(int num_tokens, int num_kv_heads);
-    // Cuts a step. With `can_share`, sequences that share their first blocks go together.
-    void plan(const StepView& step, int group, const DecoderShape& shape, int block_size, bool can_share,
+    // Cuts a step for the layers of the group of `layer`. Without a window, sequences that share their first blocks go
+    // together.
+    void plan(const StepView& step, const DecoderShape& shape, const LayerShape& layer, int block_size,
               int num_threads);
 
     int count() const { return static_cast<int>(pieces_.size()); }
@@ -57,7 +58,7 @@ class AttentionPieces {
     AttentionTask task_of(int index, const StepView& step, int group, AttentionMember* members) const;
 
   private:
-    void share_heads(const DecoderShape& shape, int num_threads);
+    void share_heads(int num_heads, int group, int num_threads);
     void share_latents(int num_heads, int num_threads);
     void join_beginnings(const StepView& step, int group, int num_singles, int block_size, int most_runs);
     // Orders the pieces so that all shares of the team (see thread_team.h) have equal work, longest piece first: the

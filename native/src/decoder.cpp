@@ -9,6 +9,8 @@
 #include "activations.h"
 #include "attention_pieces.h"
 #include "expert_choice.h"
+#include "head_rows.h"
+#include "layer_inputs.h"
 #include "low_rank_products.h"
 #include "quire/linear_pieces.h"
 #include "recurrent_layer.h"
@@ -43,6 +45,7 @@ class Decoder::Step {
           gate_{a_.gate.data(), sizes_.gate},
           inner_{a_.inner.data(), sizes_.inner},
           ups_{a_.ups.data(), sizes_.inner},
+          layer_inputs_{a_.layer_inputs.data(), sizes_.layer_inputs},
           low_rank_(call.adapted, kernels_, a_.low, sizes_, call.num_tokens),
           expert_low_rank_(a_.experts.adapted, kernels_, a_.low, sizes_, call.num_tokens * shape_.experts_per_token,
                            &a_.experts.num_runs) {}
@@ -56,6 +59,7 @@ class Decoder::Step {
             attend(layer, weights);
             if (!shape_.parallel) leave_attention(layer, weights);
             transform(layer, weights);
+            finish_layer(weights);
         }
         finish();
     }
@@ -163,16 +167,23 @@ class Decoder::Step {
             compute_angles(row);
             if (!projected) add_position(row);
         });
-        if (!projected) return;
-        linear(weights_.embedding_in, rows, hidden_, view_.num_tokens, false);
-        for_rows(view_.num_tokens, [&](int row) { add_position(row); });
+        if (projected) {
+            linear(weights_.embedding_in, rows, hidden_, view_.num_tokens, false);
+            for_rows(view_.num_tokens, [&](int row) { add_position(row); });
+        }
+        if (shape_.layer_inputs.size > 0) compute_layer_inputs();
     }
 
     void look_up(int token, float* to) const {
-        if (weights_.embedding == nullptr) return kernels_.unpack_row(weights_.head.view(), token, to);
-        const std::size_t bytes = row_bytes(weights_.embedding_type, shape_.embedding_size);
-        widen_row(weights_.embedding_type, static_cast<const std::byte*>(weights_.embedding) + token * bytes,
-                  shape_.embedding_size, to);
+        if (weights_.embedding.data == nullptr) return kernels_.unpack_row(weights_.head.view(), token, to);
+        weights_.embedding.look_up(token, to);
+    }
+
+    void compute_layer_inputs() {
+        linear(weights_.layer_inputs, hidden_, layer_inputs_, view_.num_tokens, false);
+        for_rows(view_.num_tokens, [&](int row) {
+            compute_inputs(shape_, kernels_, weights_, view_.token_ids[row], layer_inputs_.row(row), scratch());
+        });
     }
 
     void add_position(int row) const {
@@ -203,8 +214,14 @@ class Decoder::Step {
             prepare_latents(layer, weights);
         } else {
             const LinearInput input = normed(weights.attention_norm, weights.query, weights.key, weights.value);
-            project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_}, input,
-                       {Adapted::kQuery, Adapted::kKey, Adapted::kValue});
+            if (!layer.has_keys) {
+                project<1>({&weights.query}, {query_}, input, {Adapted::kQuery});
+            } else if (layer.keys_are_values) {
+                project<2>({&weights.query, &weights.key}, {query_, key_}, input, {Adapted::kQuery, Adapted::kKey});
+            } else {
+                project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_}, input,
+                           {Adapted::kQuery, Adapted::kKey, Adapted::kValue});
+            }
             if (shape_.gated_attention) {
                 project<1>({&weights.attention_gate}, {gate_}, input, {Adapted::kAttentionGate});
             }
@@ -215,7 +232,7 @@ class Decoder::Step {
         if (shape_.gated_attention) {
             for_rows(view_.num_tokens, [&](int row) {
                 kernels_.multiply_by_sigmoid(attended_.row(row), gate_.row(row),
-                                             round_up(shape_.num_heads * shape_.head_dim, kPanelWidth));
+                                             round_up(shape_.num_heads * shape_.head_dim_of(layer), kPanelWidth));
             });
         }
         if (shape_.latent.rank == 0) return;
@@ -239,7 +256,7 @@ class Decoder::Step {
                    {Adapted::kQuery, Adapted::kKey, Adapted::kValue, Adapted::kAttentionGate, Adapted::kDeltaRate,
                     Adapted::kDeltaDecay});
         const RecurrentLayer recurrent(shape_, kernels_, view_, rows);
-        recurrent.run(member_, layer, weights, cache_[layer.kv_place], scratch());
+        recurrent.run(member_, layer, weights, cache_[layer_], scratch());
     }
 
     float* scratch() const { return a_.scratch.data() + member_.index() * scratch_of(shape_); }
@@ -295,7 +312,7 @@ class Decoder::Step {
             float* key = key_.row(row);
             kernels_.normalize(key, key, latent.rank, norm);
             if (half > 0) kernels_.rotate(key + latent.rank, cosines, cosines + half, half);
-            kernels_.write_kv(cache_[layer.kv_place], view_.slots[layer.kv_group][row], 0, key, nullptr);
+            kernels_.write_kv(cache_[layer_], view_.slots[layer.kv_group][row], 0, key, nullptr);
             for (int head = 0; head < shape_.num_heads; ++head) {
                 const float* from = heads_.row(row) + head * latent.query_dim() + latent.plain_dim;
                 float* to = query_.row(row) + head * shape_.head_dim + latent.rank;
@@ -348,47 +365,22 @@ class Decoder::Step {
 
     // Normalises and rotates the heads of each token, and stores its keys and values.
     void prepare_heads(const LayerShape& layer, const LayerWeights& weights) {
-        const NormView query_norm = view_of(shape_.head_norm, weights.query_norm);
-        const NormView key_norm = view_of(shape_.head_norm, weights.key_norm);
-        const PagedKv& kv = cache_[layer.kv_place];
-        const std::int64_t* slots = view_.slots[layer.kv_group];
-        const int offset = angle_offset(layer), half = layer.rope < 0 ? 0 : shape_.ropes[layer.rope].rotary_dim / 2;
-        const int head_dim = shape_.head_dim;
+        const HeadRows heads(shape_, kernels_, layer, weights, cache_[layer_]);
+        const int offset = angle_offset(layer);
         for_rows(view_.num_tokens, [&](int row) {
-            const float* cosines = angles(row) + offset;
-            const auto prepare = [&](float* heads, int num_heads, NormView norm) {
-                if (shape_.qk_norm == HeadNorm::kAllHeads) {
-                    kernels_.normalize(heads, heads, num_heads * head_dim, norm);
-                }
-                for (float* head = heads; head < heads + num_heads * head_dim; head += head_dim) {
-                    const bool each = shape_.qk_norm == HeadNorm::kEachHead;
-                    if (half > 0 && shape_.rotates_first) kernels_.rotate(head, cosines, cosines + half, half);
-                    if (each || shape_.qk_norm == HeadNorm::kHead) kernels_.normalize(head, head, head_dim, norm);
-                    if (each) norm.weight += head_dim;
-                    if (half > 0 && !shape_.rotates_first) kernels_.rotate(head, cosines, cosines + half, half);
-                }
-            };
-            prepare(query_.row(row), shape_.num_heads, query_norm);
-            const float factor = layer.rope < 0 ? 1.0F : shape_.ropes[layer.rope].query_factor(view_.positions[row]);
-            for (int d = 0; d < shape_.num_heads * head_dim && factor != 1.0F; ++d) query_.row(row)[d] *= factor;
-            prepare(key_.row(row), shape_.num_kv_heads, key_norm);
-            for (int head = 0; head < shape_.num_kv_heads; ++head) {
-                float* key = key_.row(row) + head * head_dim;
-                for (int d = 0; d < head_dim && !weights.key_centre.empty(); ++d) {
-                    key[d] -= weights.key_centre[head * head_dim + d];
-                }
-                kernels_.write_kv(kv, slots[row], head, key, value_.row(row) + head * head_dim);
-            }
+            heads.prepare_query(query_.row(row), angles(row) + offset, view_.positions[row]);
+            if (!layer.has_keys) return;
+            heads.store_keys(key_.row(row), value_.row(row), angles(row) + offset, view_.slots[layer.kv_group][row]);
         });
     }
 
     void attend_piece(const LayerShape& layer, const LayerWeights& weights, int piece) const {
         AttentionMember members[kAttentionQueries];
         AttentionTask task = a_.attention_pieces[layer.kv_group].task_of(piece, view_, layer.kv_group, members);
-        task.kv = cache_[layer.kv_place];
+        task.kv = cache_[layer_];
         task.query = query_;
         task.output = attended_;
-        task.group = shape_.num_heads / shape_.num_kv_heads;
+        task.group = shape_.num_heads / shape_.kv_heads_of(layer);
         task.scale = shape_.attention_scale;
         task.window = layer.window;
         task.soft_cap = shape_.score_soft_cap;
@@ -409,6 +401,21 @@ class Decoder::Step {
         expand_all(weights, normed(norm, weights.up, weights.gate));
         if (shape_.parallel) leave_attention(layer, weights);  // not before, because it changes the hidden states
         join(Adapted::kDown, weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
+    }
+
+    // Adds what the layer makes of its own input for each token, and scales its output.
+    void finish_layer(const LayerWeights& weights) {
+        const int size = shape_.layer_inputs.size, first = layer_ * size;
+        if (size > 0) {
+            linear(weights.input_gate, hidden_, inner_, view_.num_tokens, false);
+            for_rows(view_.num_tokens, [&](int row) {
+                kernels_.gate(inner_.row(row), layer_inputs_.row(row) + first, size, shape_.activation);
+            });
+            linear(weights.input_output, inner_, update_, view_.num_tokens, false);
+        }
+        if (size == 0 && weights.scale == 1.0F) return;
+        for_rows(view_.num_tokens,
+                 [&](int row) { add_input(shape_, kernels_, weights, update_.row(row), hidden_.row(row)); });
     }
 
     // The hidden numbers of a layer's MLP for all rows; in a layer with experts, of the shared MLP.
@@ -567,6 +574,7 @@ class Decoder::Step {
     const int num_threads_;
     const ActivationSizes sizes_;
     const Rows hidden_, normed_, update_, query_, attended_, key_, value_, heads_, query_down_, gate_, inner_, ups_;
+    const Rows layer_inputs_;
     const LowRankProducts low_rank_, expert_low_rank_;
     int layer_ = 0;
 };
@@ -576,15 +584,14 @@ void Decoder::run(const StepView& step, const StepResultView& results) {
     StepCall call(step, results, kernels_);
     std::vector<AttentionPieces>& pieces = activations_->attention_pieces;
     for (std::size_t group = 0; group < pieces.size(); ++group) {
-        const LayerShape& layer =
-            *std::find_if(shape_.layers.begin(), shape_.layers.end(),
-                          [&](const LayerShape& layer) { return layer.kv_group == static_cast<int>(group); });
-        if (layer.recurrent) {
+        const auto layer = std::find_if(shape_.layers.begin(), shape_.layers.end(), [&](const LayerShape& each) {
+            return each.kv_group == static_cast<int>(group);
+        });
+        if (layer->recurrent) {
             call.num_attention_pieces.push_back(0);
             continue;
         }
-        pieces[group].plan(step, static_cast<int>(group), shape_, cache_[layer.kv_place].block_size, layer.window == 0,
-                           team_.size());
+        pieces[group].plan(step, shape_, *layer, cache_[layer - shape_.layers.begin()].block_size, team_.size());
         call.num_attention_pieces.push_back(pieces[group].count());
     }
     team_.run([this, call = std::move(call)](ThreadTeam::Member& member) { Step(*this, call, member).run(); });

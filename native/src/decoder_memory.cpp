@@ -11,7 +11,7 @@ std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_
     const std::size_t of_latents = sizes.heads + sizes.query_down;
     const std::size_t of_delta = sizes.gate + sizes.delta_inputs + sizes.delta_filtered;
     const std::size_t per_token =
-        3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.angles + of_latents + of_delta;
+        3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.layer_inputs + sizes.angles + of_latents + of_delta;
     const std::size_t assignments = std::max(1, shape.experts_per_token);
     std::size_t floats = num_tokens * (per_token + assignments * sizes.inner);
     if (shape.num_experts > 0) {
@@ -28,22 +28,23 @@ std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_
 
 std::size_t Decoder::weight_bytes() const {
     std::size_t total = weights.embedding_in.num_bytes() + weights.embedding_out.num_bytes() + weights.head.num_bytes();
-    if (weights.embedding != nullptr) {
-        total += shape_.vocab_size * row_bytes(weights.embedding_type, shape_.embedding_size);
+    total += weights.layer_inputs.num_bytes();
+    for (const EmbeddingRows* rows : {&weights.embedding, &weights.layer_embedding}) {
+        if (rows->data != nullptr) total += shape_.vocab_size * rows->bytes_of_row();
     }
     const auto norm = [](const NormWeights& norm) { return (norm.weight.size() + norm.bias.size()) * sizeof(float); };
-    total += weights.positions.size() * sizeof(float) + norm(weights.final_norm);
+    total += weights.positions.size() * sizeof(float) + norm(weights.final_norm) + norm(weights.layer_inputs_norm);
     for (const LayerWeights& layer : weights.layers) {
         for (const NormWeights* each :
              {&layer.attention_norm, &layer.after_attention_norm, &layer.joined_attention_norm, &layer.mlp_norm,
               &layer.after_mlp_norm, &layer.joined_mlp_norm, &layer.query_norm, &layer.key_norm, &layer.query_down_norm,
-              &layer.latent_norm, &layer.delta_norm}) {
+              &layer.latent_norm, &layer.delta_norm, &layer.after_input_norm}) {
             total += norm(*each);
         }
         for (const PackedMatrix* each :
              {&layer.query, &layer.key, &layer.value, &layer.output, &layer.query_down, &layer.latent, &layer.gate,
               &layer.up, &layer.down, &layer.router, &layer.shared_router, &layer.attention_gate, &layer.delta_rate,
-              &layer.delta_decay}) {
+              &layer.delta_decay, &layer.input_gate, &layer.input_output}) {
             total += each->num_bytes();
         }
         for (const auto* of_heads : {&layer.key_up, &layer.value_up}) {
@@ -66,6 +67,7 @@ Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
     activations_->attention_pieces.resize(num_groups);
     weights.layers.resize(shape_.layers.size());
     for (std::size_t i = 0; i < shape_.layers.size(); ++i) {
+        if (shape_.value_norm) weights.layers[i].value_norm.weight.assign(shape_.head_dim_of(shape_.layers[i]), 1.0F);
         if (shape_.layers[i].sparse) weights.layers[i].experts.resize(shape_.num_experts);
         if (shape_.latent.rank == 0) continue;
         for (auto* of_heads : {&weights.layers[i].key_up, &weights.layers[i].value_up}) {
@@ -76,9 +78,9 @@ Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
 
 Decoder::~Decoder() { team_.quiesce(); }
 
-void Decoder::set_cache(std::vector<PagedKv> places) {
+void Decoder::set_cache(std::vector<PagedKv> layers) {
     team_.quiesce();
-    cache_ = std::move(places);
+    cache_ = std::move(layers);
 }
 
 void Decoder::reserve(int num_tokens, int num_logits) {
@@ -94,6 +96,7 @@ void Decoder::reserve(int num_tokens, int num_logits) {
         for (Buffer<float>* buffer : {&a.key, &a.value}) buffer->allocate(tokens * sizes.key);
         a.inner.allocate(assignments * sizes.inner);
         a.angles.allocate(tokens * sizes.angles);
+        if (sizes.layer_inputs > 0) a.layer_inputs.allocate(tokens * sizes.layer_inputs);
         if (sizes.low > 0) {
             for (int place = 0; place < kMostAdaptedAtOnce; ++place) {
                 a.low.numbers[place].allocate(sizes.low_floats(place, tokens));
@@ -116,7 +119,7 @@ void Decoder::reserve(int num_tokens, int num_logits) {
             }
             a.experts.reserve(shape_, num_tokens);
         }
-        for (AttentionPieces& pieces : a.attention_pieces) pieces.reserve(num_tokens, shape_.num_kv_heads);
+        for (AttentionPieces& pieces : a.attention_pieces) pieces.reserve(num_tokens, shape_.most_kv_heads());
         a.num_tokens = num_tokens;
     }
     if (num_logits > a.num_logits) {
@@ -135,10 +138,10 @@ void Decoder::prepare_memory(const std::vector<MemoryRange>& kv_memory) {
     const Activations& a = *activations_;
     std::vector<MemoryRange> ranges = {a.rounded.range()};
     for (const Buffer<float>* buffer :
-         {&a.hidden, &a.normed,     &a.update,       &a.query,         &a.attended,         &a.key,
-          &a.value,  &a.inner,      &a.angles,       &a.wanted,        &a.wanted_projected, &a.scratch,
-          &a.heads,  &a.query_down, &a.router,       &a.ranks,         &a.expert_input,     &a.expert_output,
-          &a.ups,    &a.gate,       &a.delta_inputs, &a.delta_filtered}) {
+         {&a.hidden, &a.normed,     &a.update,       &a.query,          &a.attended,         &a.key,
+          &a.value,  &a.inner,      &a.angles,       &a.wanted,         &a.wanted_projected, &a.scratch,
+          &a.heads,  &a.query_down, &a.router,       &a.ranks,          &a.expert_input,     &a.expert_output,
+          &a.ups,    &a.gate,       &a.delta_inputs, &a.delta_filtered, &a.layer_inputs}) {
         ranges.push_back(buffer->range());
     }
     ranges.insert(ranges.end(), kv_memory.begin(), kv_memory.end());

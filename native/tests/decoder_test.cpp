@@ -33,7 +33,7 @@ constexpr int kNumBlocks = 24;  // per place
 constexpr int kMostTokens = 128;
 
 // Families that differ in the decoder's work between its products.
-enum class Family { kPlain, kBent, kMixed, kLatent, kRecurrent };
+enum class Family { kPlain, kBent, kMixed, kLatent, kRecurrent, kShared };
 
 constexpr int kRank = 16;  // of adapters
 
@@ -94,6 +94,15 @@ DecoderShape shape_of(Family family) {
         shape.delta_norm = shape.norm;
         shape.gated_attention = true;
     }
+    if (family == Family::kShared) {  // other heads, keys that are values, keys of another layer, inputs of layers
+        shape.layers[1].head_dim = 40;
+        shape.layers[1].keys_are_values = true;
+        shape.layers[2].has_keys = false;
+        shape.layers[2].kv_place = 0;
+        shape.qk_norm = quire::HeadNorm::kHead;
+        shape.value_norm = true;
+        shape.layer_inputs = {.size = 16, .embedding_scale = 2.0F, .input_scale = 0.5F, .scale = 0.7F};
+    }
     shape.adapter_rank = kRank;
     return shape;
 }
@@ -109,7 +118,7 @@ class Model {
         set(weights.head, kVocabSize, embedding);
         if (!shape.tied_head) {
             embedding_ = random_.numbers(static_cast<std::size_t>(kVocabSize) * embedding);
-            weights.embedding = embedding_.data();
+            weights.embedding = {.data = embedding_.data(), .size = embedding};
         }
         if (embedding != hidden) {
             set(weights.embedding_in, hidden, embedding);
@@ -117,9 +126,17 @@ class Model {
         }
         if (shape.learned_positions >= 0) weights.positions = random_.numbers(static_cast<std::size_t>(200) * hidden);
         set(weights.final_norm, hidden);
+        if (const int size = 3 * shape.layer_inputs.size; size > 0) {
+            layer_embedding_ = random_.numbers(static_cast<std::size_t>(kVocabSize) * size);
+            weights.layer_embedding = {.data = layer_embedding_.data(), .size = size};
+            set(weights.layer_inputs, size, hidden);
+            set(weights.layer_inputs_norm, shape.layer_inputs.size);
+        }
         for (std::size_t i = 0; i < shape.layers.size(); ++i) fill(weights.layers[i], shape.layers[i], family);
         std::vector<quire::PagedKv> cache;
-        for (std::size_t place = 0; place < shape.layers.size(); ++place) cache.push_back(make_cache(block_size));
+        for (const quire::LayerShape& layer : shape.layers) {
+            cache.push_back(layer.has_keys ? make_cache(layer, block_size) : cache[layer.kv_place]);
+        }
         decoder.set_cache(cache);
         decoder.reserve(kMostTokens, kMostTokens);
         adapter = std::make_unique<Adapter>(decoder);
@@ -237,8 +254,8 @@ class Model {
 
     void fill(quire::LayerWeights& weights, const quire::LayerShape& layer, Family family) {
         const DecoderShape& shape = decoder.shape();
-        const int hidden = shape.hidden_size, query = shape.num_heads * shape.head_dim,
-                  key = shape.num_kv_heads * shape.head_dim;
+        const int hidden = shape.hidden_size, head_dim = shape.head_dim_of(layer);
+        const int query = shape.num_heads * head_dim, key = shape.kv_heads_of(layer) * head_dim;
         set(weights.attention_norm, hidden);
         set(weights.mlp_norm, hidden);
         if (family == Family::kBent) {
@@ -246,8 +263,8 @@ class Model {
             set(weights.joined_mlp_norm, hidden);
         }
         if (shape.qk_norm == quire::HeadNorm::kHead) {
-            set(weights.query_norm, shape.head_dim);
-            set(weights.key_norm, shape.head_dim);
+            set(weights.query_norm, head_dim);
+            set(weights.key_norm, head_dim);
         }
         if (shape.latent.rank > 0) {
             fill_latents(weights);
@@ -256,9 +273,15 @@ class Model {
         } else {
             if (shape.gated_attention) set(weights.attention_gate, query, hidden);
             set(weights.query, query, hidden);
-            set(weights.key, key, hidden);
-            set(weights.value, key, hidden);
+            if (layer.has_keys) set(weights.key, key, hidden);
+            if (layer.has_keys && !layer.keys_are_values) set(weights.value, key, hidden);
             set(weights.output, hidden, query);
+        }
+        if (shape.layer_inputs.size > 0) {
+            set(weights.input_gate, shape.layer_inputs.size, hidden);
+            set(weights.input_output, hidden, shape.layer_inputs.size);
+            set(weights.after_input_norm, hidden);
+            weights.scale = 0.8F;
         }
         if (layer.sparse) {
             set(weights.router, shape.num_experts, hidden);
@@ -279,12 +302,12 @@ class Model {
         set(weights.down, hidden, shape.intermediate_size);
     }
 
-    quire::PagedKv make_cache(int block_size) {
+    quire::PagedKv make_cache(const quire::LayerShape& layer, int block_size) {
         quire::PagedKv kv;
         kv.type = type_ == NumberType::kFloat32 ? KvType::kFloat32 : KvType::kBfloat16;
-        kv.num_kv_heads = decoder.shape().num_kv_heads;
+        kv.num_kv_heads = decoder.shape().kv_heads_of(layer);
         kv.block_size = block_size;
-        kv.head_dim = decoder.shape().head_dim;
+        kv.head_dim = decoder.shape().head_dim_of(layer);
         kv.latent_dim = decoder.shape().latent.rank;
         const std::size_t of_tokens = kv.num_kv_heads * block_size * kv.key_bytes();
         const quire::DeltaShape& delta = decoder.shape().delta;
@@ -304,7 +327,7 @@ class Model {
     Random random_;
     int block_size_ = 0;
     NumberType type_;
-    std::vector<float> embedding_;
+    std::vector<float> embedding_, layer_embedding_;
     std::vector<std::vector<std::uint8_t>> memory_;
 };
 
@@ -500,7 +523,7 @@ void test_not_finite(const Setting& setting) {
 int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
         for (const Family family :
-             {Family::kPlain, Family::kBent, Family::kMixed, Family::kLatent, Family::kRecurrent}) {
+             {Family::kPlain, Family::kBent, Family::kMixed, Family::kLatent, Family::kRecurrent, Family::kShared}) {
             for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kCoded}) {
                 test_same_bits({kernels, family, type}, false);
                 test_same_bits({kernels, family, type}, true);

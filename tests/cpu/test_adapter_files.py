@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from quire.compute.adapters.folder import read_adapter
 from quire.compute.adapters.settings import AdapterSettings
-from quire.compute.models.base import Activation, DecoderSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import Part, WeightSource
+from quire.compute.models.sublayers import Activation
 from quire.core.errors import CheckpointError
 from support.adapters import PEFT, Tensors, adapter_tensors, write_adapter
 from support.spec_models import SPECS

@@ -90,7 +90,6 @@ def first_layer(
     kv_spec = kv_cache_spec(decoder.spec, 16, "float32")
     memory = CacheEngine(kv_spec, num_blocks=num_blocks(decoder.spec, kv_spec))
     centres = key_centres(decoder.spec, memory, decoder, decoder._read_keys)
-    assert centres is not None
     return keys.reshape(4, heads, -1), values.reshape(4, heads, -1), centres[0]
 
 

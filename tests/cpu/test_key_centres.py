@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quire import _native
-from quire.compute.models.base import RopeSpec
+from quire.compute.models.sublayers import RopeSpec
 from quire.compute.native import NativeSettings, kv_cache_spec
 from quire.compute.reference.operations import rope_angles, rotate
 from quire.compute.worker import key_centres
@@ -59,8 +59,8 @@ def native_centres(folder: Path, settings: NativeSettings) -> list[NDArray[np.fl
     kv_spec = kv_cache_spec(decoder.spec, 16, "float32")
     memory = CacheEngine(kv_spec, num_blocks=key_centres.num_blocks(decoder.spec, kv_spec))
     found = key_centres.key_centres(decoder.spec, memory, decoder, decoder._read_keys)
-    assert found is not None
-    return found
+    assert list(found) == list(range(len(decoder.spec.layers)))
+    return list(found.values())
 
 
 def test_engines_find_the_same_centres_with_any_threads_and_chunks(
@@ -69,7 +69,7 @@ def test_engines_find_the_same_centres_with_any_threads_and_chunks(
     settings = NativeSettings(dtype="float32")
     centres = native_centres(folder, settings)
     decoder = ReferenceRun(folder, kv_dtype="int4").runner._decoder
-    for ours, theirs in zip(centres, decoder._centres, strict=True):
+    for ours, theirs in zip(centres, decoder._centres.values(), strict=True):
         assert np.allclose(ours, theirs, atol=1e-4)
     monkeypatch.setattr(key_centres, "CHUNK", 17)
     for ours, others in zip(centres, native_centres(folder, replace(settings, num_threads=2)), strict=True):
@@ -93,4 +93,4 @@ def test_equal_keys_that_turn_have_a_centre_where_they_turn_slowly() -> None:
 def test_what_a_score_counts_for_keeps_the_keys_as_they_are(name: str, tmp_path: Path) -> None:
     write_spec_model(tmp_path, SPECS[name])
     reference = ReferenceRun(tmp_path, spec=SPECS[name], kv_dtype="int4")
-    assert reference.runner._decoder._centres is None
+    assert not reference.runner._decoder._centres

@@ -13,8 +13,8 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.compute.models import read_model
-from quire.compute.models.base import ExpertsSpec, Scoring
 from quire.compute.models.source import ModelFolder
+from quire.compute.models.sublayers import ExpertsSpec, Scoring
 from quire.compute.reference.mlp import routing_weights
 from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.core.step import BlockCopy, BlockMove

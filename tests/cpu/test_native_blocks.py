@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from quire import _native
 from quire.compute.gguf.blocks import BLOCK_TYPES
 from quire.compute.gguf.tensors import KEPT_AS
-from quire.compute.models.base import Activation, AttentionSpec, DecoderSpec, MLPSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import NormKind, NormSpec
+from quire.compute.models.sublayers import Activation, AttentionSpec, MLPSpec
 from quire.compute.native.shape import decoder_shape
 from quire.compute.weights.codes import coded
 from quire.core.kv_spec import KVCacheSpec, KVGroup

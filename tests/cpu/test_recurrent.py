@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, _native
-from quire.compute.models.base import DeltaSpec
+from quire.compute.models.sublayers import DeltaSpec
 from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.core.step import BlockCopy, BlockMove
 from support.native_runs import FLOAT32, NativeRun

@@ -257,6 +257,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss-pattern": ("gpt-oss", {"num_hidden_layers": 3, "layer_types": None, "num_experts_per_tok": 2}),
     "phi-gqa": ("phi", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
     "gemma3-eye": ("gemma3-eye", {}),
+    "gemma4-eye": ("gemma4-eye", {}),
+    "gemma4-pattern": (
+        "gemma4",
+        {
+            **{"num_hidden_layers": 8, "layer_types": None, "num_kv_shared_layers": 1, "use_double_wide_mlp": False},
+            **{"rope_parameters": None, "attention_bias": True, "final_logit_softcapping": None},
+        },
+    ),
+    "gemma4-untied": ("gemma4-keys", {"tie_word_embeddings": False, "num_global_key_value_heads": None}),
     "ministral3-far": (
         "ministral3",
         {"sliding_window": 24, "tie_word_embeddings": True, "rope_parameters": None, "max_position_embeddings": 262144},

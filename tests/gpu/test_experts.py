@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quire.compute.models.base import Activation, ExpertsSpec
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import Activation, ExpertsSpec
 from quire.compute.torch.adapters import AdaptedStep, Add, LowRankMatrices, LowRankSums
 from quire.compute.torch.experts import MLPs, PlainExperts
 from quire.compute.torch.fused_experts import FusedExperts

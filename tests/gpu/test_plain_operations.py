@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gpu.counting_driver import inputs_of
 
-from quire.compute.models.base import Activation, RopeSpec
+from quire.compute.models.sublayers import Activation, RopeSpec
 from quire.compute.torch.attention.base import MOST_SHORT, KVPair
 from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations, activated, are_finite, rotated
 from quire.compute.torch.products import Matrix, TiledProduct, product

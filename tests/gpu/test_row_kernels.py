@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.compute.models.base import Activation
+from quire.compute.models.sublayers import Activation
 from quire.compute.torch.kernels.activations import activate
 from quire.compute.torch.kernels.norms import add_norm, norm
 

@@ -133,7 +133,7 @@ def test_codes_are_within_half_a_scale_of_what_the_file_holds(name: str, stored:
     write_model_weights(tmp_path, write_spec_model(tmp_path, spec), dtype=stored)
     exact = DecoderWeights.load(spec, Checkpoint.open(tmp_path))
     as_they_are = {Part.ROUTER, Part.SHARED_ROUTER, Part.POSITIONS, Part.KEY_UP, Part.VALUE_UP}
-    as_they_are |= {Part.DELTA_RATE, Part.DELTA_DECAY, Part.DELTA_FILTER}
+    as_they_are |= {Part.DELTA_RATE, Part.DELTA_DECAY, Part.DELTA_FILTER, Part.LAYER_EMBEDDING}
     as_they_are |= set() if spec.tied_head else {Part.EMBEDDING}
     for weights in ("int8_groups", "int4"):
         made = DecoderWeights.load(spec, Checkpoint.open(tmp_path), "bfloat16", weights)

@@ -203,6 +203,7 @@ MODELS: dict[str, Any] = {name: case["config"] for name, case in FORMS.items()} 
 FIELDS = sorted({field for config in MODELS.values() for field in config} | {"layer_types", "partial_rotary_factor"})
 NESTED = {  # a model with images, and its text model
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma4ForConditionalGeneration": "gemma4",
     "Mistral3ForConditionalGeneration": "ministral3",
     "Qwen2VLForConditionalGeneration": "qwen2",
     "Qwen2_5_VLForConditionalGeneration": "qwen2",
@@ -259,9 +260,9 @@ def test_whatever_its_settings_say_a_model_is_described_or_refused_in_one_line(
         assert layer.window is None or layer.window >= 1
         if layer.rope is not None:
             assert all(map(math.isfinite, (*layer.rope.inverse_frequencies, layer.rope.scale)))
-            assert 2 <= layer.rope.rotary_dim <= spec.attention.head_dim
+            assert 2 <= layer.rope.rotary_dim <= spec.attention_of(layer).head_dim
             assert len(layer.rope.inverse_frequencies) == layer.rope.rotary_dim // 2
-    assert spec.attention.num_heads % spec.attention.num_kv_heads == 0
+        assert spec.attention.num_heads % spec.attention_of(layer).num_kv_heads == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from quire.core.errors import InvalidConfigError
-from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.kv_spec import SHARED, KVCacheSpec, KVGroup, KVHeads
 
 SHAPE: dict[str, Any] = {"block_size": 16, "num_kv_heads": 8, "head_dim": 128, "dtype": "float16"}
 GEMMA_3_1B = [None if (layer + 1) % 6 == 0 else 512 for layer in range(26)]
@@ -49,7 +49,7 @@ def test_every_layer_is_in_one_group_of_its_own_kind(windows: list[int | None]) 
 @given(WINDOWS)
 def test_groups_are_of_one_size_with_little_padding(windows: list[int | None]) -> None:
     spec = KVCacheSpec.from_layers(windows, **SHAPE)
-    room = spec.layers_per_group * len(spec.groups)
+    room = spec.num_places * len(spec.groups)
     assert room - len(windows) <= 0.10 * room
     assert spec.padding_fraction == pytest.approx(1 - len(windows) / room)
     assert spec.bytes_per_block * len(spec.groups) >= spec.bytes_per_token * spec.block_size
@@ -176,7 +176,7 @@ def test_a_tenth_of_a_pool_may_be_padding_and_no_more() -> None:
     assert max(sizes) < 10
     with pytest.raises(InvalidConfigError, match="at least one group"):
         KVCacheSpec(16, 8, 128, "float16", (KVGroup(()), KVGroup((), 8)))
-    assert KVCacheSpec(16, 8, 128, "float16", (KVGroup(()), KVGroup((0,), 8))).layers_per_group == 1
+    assert KVCacheSpec(16, 8, 128, "float16", (KVGroup(()), KVGroup((0,), 8))).num_places == 1
 
 
 @pytest.mark.parametrize(
@@ -195,3 +195,57 @@ def test_keys_and_values_have_forms_of_their_own(dtype: str, head_dim: int, key:
     assert (spec.key_head_bytes, spec.value_head_bytes) == (key, value)
     assert spec.bytes_per_layer_token == 8 * (key + value)
     assert spec.bytes_per_block == 16 * 2 * 8 * (key + value)
+
+
+# --- layers with different heads ------------------------------------------------------------------
+
+HEADS = st.one_of(st.none(), st.builds(KVHeads, st.integers(1, 4), st.sampled_from([16, 24, 32, 64])))
+MIXED = st.lists(st.tuples(st.sampled_from([None, 16, 512, SHARED]), HEADS), min_size=1, max_size=40)
+NAMES = st.sampled_from(["float32", "bfloat16", "int8", "k8v4", "int4"])
+
+
+def mixed(layers: list[tuple[int | None, KVHeads | None]], **changes: Any) -> KVCacheSpec:
+    settings: dict[str, Any] = {"block_size": 16, "dtype": "bfloat16", **changes}
+    return KVCacheSpec.from_mixed_layers(layers, KVHeads(2, 32), **settings)
+
+
+@given(MIXED, NAMES, st.sampled_from([1, 16, 32]))
+def test_every_layer_has_bytes_of_its_own_in_the_blocks_of_its_group(
+    layers: list[tuple[int | None, KVHeads | None]], dtype: str, step: int
+) -> None:
+    stored = [index for index, (window, _) in enumerate(layers) if window != SHARED]
+    if not stored:
+        with pytest.raises(InvalidConfigError, match="windows"):
+            mixed(layers)
+        return
+    spec = mixed(layers, dtype=dtype).with_padded_heads(step)
+    assert sorted(layer for group in spec.groups for layer in group.layers) == stored
+    rooms = (spec.key_block_bytes, spec.value_block_bytes)
+    assert spec.bytes_per_block == spec.num_places * sum(rooms)
+    for group in spec.groups:
+        assert {layers[layer][0] for layer in group.layers} == {group.window}
+        assert {layers[layer][1] or KVHeads(2, 32) for layer in group.layers} == {
+            mixed(layers).heads_of(other) for other in mixed(layers).groups if other.layers == group.layers
+        }
+        assert spec.heads_of(group).head_dim % step == 0
+        assert 1 <= len(group.layers) <= spec.num_places * spec.layers_per_place(group)
+        assert spec.places_of(group) <= spec.num_places
+        for taken, room in zip(spec.layer_bytes(group), rooms, strict=True):
+            assert spec.layers_per_place(group) * taken <= room
+    assert 0.0 <= spec.padding_fraction < 1.0
+    token = sum(sum(spec.layer_bytes(group)) * len(group.layers) for group in spec.groups)
+    assert spec.bytes_per_token == token // 16
+
+
+def test_two_full_layers_of_gemma_4_26b_share_the_place_of_one_with_a_window() -> None:
+    layers = [(None, KVHeads(2, 512)) if (layer + 1) % 6 == 0 else (1024, None) for layer in range(30)]
+    spec = KVCacheSpec.from_mixed_layers(layers, KVHeads(8, 256), block_size=16, dtype="bfloat16")
+    assert [(len(group.layers), spec.layers_per_place(group)) for group in spec.groups] == [(5, 2), *[(5, 1)] * 5]
+    assert spec.bytes_per_token == 25 * 8192 + 5 * 4096
+    assert spec.bytes_per_block == 16 * 5 * 8192
+
+
+def test_the_least_padding_is_chosen_if_none_is_little() -> None:
+    layers = [(None, None)] + [(16, KVHeads(1, 16))] * 5  # a place has room for four of the small ones
+    spec = mixed(layers)
+    assert [(len(group.layers), spec.layers_per_place(group)) for group in spec.groups] == [(1, 1), (4, 4), (1, 4)]

@@ -17,10 +17,11 @@ from quire.compute import models
 from quire.compute.gguf.settings import ARCHITECTURES
 from quire.compute.gguf.tokenizer import SPLITTERS
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.base import Activation, LayerSpec, RopeSpec
+from quire.compute.models.base import LayerSpec
 from quire.compute.models.generation import GenerationDefaults
 from quire.compute.models.parts import Part, WeightSource
 from quire.compute.models.source import ModelFolder
+from quire.compute.models.sublayers import Activation, RopeSpec
 from quire.compute.weights.decoder_weights import expected_tensors, weight_bytes
 from quire.core.errors import CheckpointError, InvariantError
 from quire.core.kv_spec import KVGroup

@@ -14,16 +14,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.models.base import (
-    Activation,
-    DecoderSpec,
-    DeltaSpec,
-    ExpertsSpec,
-    LatentSpec,
-    LayerSpec,
-    Scoring,
-)
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part
+from quire.compute.models.sublayers import Activation, DeltaSpec, ExpertsSpec, LatentSpec, Scoring
 
 Array: TypeAlias = NDArray[np.float64]
 

@@ -9,23 +9,28 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.models.base import (
+from quire.compute.models.base import DecoderSpec, LayerSpec
+from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part, WeightSource
+from quire.compute.models.sublayers import (
     Activation,
     AttentionSpec,
-    DecoderSpec,
     DeltaSpec,
     ExpertsSpec,
     LatentSpec,
-    LayerSpec,
+    LayerInputsSpec,
     MLPSpec,
     RopeSpec,
     Scoring,
 )
-from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part, WeightSource
+from quire.compute.torch.missing import missing
 from quire.compute.weights.decoder_weights import expected_tensors
+from quire.core.kv_spec import KVHeads
 from support.tiny_checkpoint import write_model_weights
 
-ONCE = (Part.EMBEDDING, Part.EMBEDDING_IN, Part.POSITIONS, Part.FINAL_NORM, Part.EMBEDDING_OUT, Part.HEAD)
+ONCE = (
+    *(Part.EMBEDDING, Part.EMBEDDING_IN, Part.POSITIONS, Part.FINAL_NORM, Part.EMBEDDING_OUT, Part.HEAD),
+    *(Part.LAYER_EMBEDDING, Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM),
+)
 HEAD_NORMS = (Part.QUERY_NORM, Part.KEY_NORM)
 OF_EXPERTS = (Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
 
@@ -334,6 +339,22 @@ SPECS = {
         ),
         sources=LATENT_SOURCES,
     ),
+    # Layers with other heads, with keys that are also the values, and with the keys of others; inputs for each layer.
+    "mixed-layers": replace(
+        PLAIN,
+        attention=replace(PLAIN.attention, qk_norm=PLAIN.norm, value_norm=True, output_bias=True),
+        layers=(
+            NEAR,
+            replace(NEAR, heads=KVHeads(4, 16)),
+            replace(FULL, heads=KVHeads(1, 32), keys_are_values=True),
+            replace(NEAR, keys_of=0, intermediate_size=80),
+            replace(NO_ROPE, heads=KVHeads(1, 32), keys_of=2),
+            replace(NEAR, heads=KVHeads(4, 16), keys_of=1),
+        ),
+        layer_inputs=LayerInputsSpec(16, embedding_scale=4.0, input_scale=0.2, scale=0.7),
+        layer_scale=True,
+        tied_head=True,
+    ),
     # Experts without a gate and with an exact GELU, their weights as the softmax gives them.
     "raw-experts": replace(
         PLAIN,
@@ -343,7 +364,7 @@ SPECS = {
     ),
 }
 
-ON_TORCH = tuple(name for name, spec in SPECS.items() if spec.attention.latent is None and spec.delta is None)
+ON_TORCH = tuple(name for name, spec in SPECS.items() if not missing(spec))
 """Those that the torch engine runs."""
 WITHOUT_LATENTS = tuple(name for name, spec in SPECS.items() if spec.attention.latent is None)
 """Those whose keys and values may have fewer bits than bfloat16."""

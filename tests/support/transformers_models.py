@@ -33,6 +33,8 @@ LINEAR = {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32},
     "partial_rotary_factor": 0.25,
 }
+NEAR, FAR = "sliding_attention", "full_attention"
+WIDE = {"head_dim": 16, "global_head_dim": 32, "sliding_window": 24}
 DEEPSEEK = {
     **SIZES,
     **{"num_hidden_layers": 3, "first_k_dense_replace": 1, "num_key_value_heads": 4},
@@ -125,6 +127,21 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
             },
+        },
+    ),
+    "gemma4": (
+        "Gemma4",
+        {
+            **{**SIZES, **WIDE, "num_hidden_layers": 7, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+            **{"layer_types": [NEAR, NEAR, FAR, NEAR, FAR, NEAR, FAR], "final_logit_softcapping": 30.0},
+            **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": SIZES["vocab_size"]},
+        },
+    ),
+    "gemma4-keys": (
+        "Gemma4",
+        {
+            **{**SIZES, **WIDE, "num_hidden_layers": 3, "layer_types": [NEAR, FAR, FAR], "attention_k_eq_v": True},
+            **{"num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0},
         },
     ),
     "phi3": (
@@ -302,6 +319,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 CAUSAL = {
     "GPT2": "GPT2LMHeadModel",
     "Gemma3Eye": "Gemma3ForConditionalGeneration",
+    "Gemma4Eye": "Gemma4ForConditionalGeneration",
     "Mistral3": "Mistral3ForConditionalGeneration",
     "Qwen2VL": "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VL": "Qwen2_5_VLForConditionalGeneration",
@@ -311,6 +329,8 @@ CAUSAL = {
     "Qwen3VLMoe": "Qwen3VLMoeForConditionalGeneration",
 }
 CONFIGS = {
+    "Gemma4": "Gemma4TextConfig",
+    "Gemma4Eye": "Gemma4Config",
     "Gemma3": "Gemma3TextConfig",
     "Gemma3Eye": "Gemma3Config",
     "Qwen3_5": "Qwen3_5TextConfig",
@@ -333,6 +353,16 @@ WITH_EYES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "gemma3-eye": (
         *("Gemma3Eye", "gemma3", {}),
         {"vision_config": {**EYE, "vision_use_head": False}, "mm_tokens_per_image": 4, "image_token_index": 5},
+    ),
+    "gemma4-eye": (
+        *("Gemma4Eye", "gemma4", {}),
+        {
+            "vision_config": {
+                **{"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2},
+                **{"num_key_value_heads": 2, "head_dim": 16, "patch_size": 14, "position_embedding_size": 16},
+            },
+            **{"audio_config": None, "image_token_id": 64, "video_token_id": 65, "audio_token_id": 66},
+        },
     ),
     "ministral3-eye": (
         *("Mistral3", "ministral3", {"model_type": "ministral3"}),
@@ -388,6 +418,8 @@ def model_of(family: str, settings: dict[str, Any]) -> Any:
     model = tiny_model(config.architectures[0], config)
     for tensor in model.parameters():
         tensor.copy_(tensor.bfloat16().float())
+    for number, scale in enumerate(each for name, each in model.named_buffers() if name.endswith("layer_scalar")):
+        scale.fill_(0.5 + number / 8)
     return model
 
 

@@ -7,12 +7,15 @@
 //     embed ─► per layer: norm ─► q, k, v ─► heads, write KV ─► attention ─► output ─► norm ─► MLP
 //           (with latents: queries and latents ─► queries by head ─► attention ─► values by head)
 //           (a recurrent layer: q, k, v, gate, rate, decay ─► states ─► norm and gate ─► output)
+//           (a layer with keys of another one: q ─► heads ─► attention)
+//           (with layer inputs, after the MLP: gate × input ─► output ─► norm)
 //           ─► norm of the rows that need logits ─► head
 //
 // The keys and values of all tokens of the step are written before any is read. The bits of a row do not
 // depend on the thread that computes it, or on the other tokens of the step.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -43,6 +46,19 @@ struct LayerShape {
     bool recurrent = false;  // linear attention, with states instead of keys and values
     int kv_group = 0;        // the KV group whose block tables it uses
     int kv_place = 0;        // the array of the KV memory with its keys and values
+    int kv_part = 0;         // its part of that array, which layers with few numbers share
+    int num_kv_heads = 0;    // 0: as many as the DecoderShape says, and of its size
+    int head_dim = 0;
+    bool has_keys = true;          // false: it attends to the keys and values of an earlier layer
+    bool keys_are_values = false;  // before norms and positions
+};
+
+// Inputs of each layer for each token; see LayerInputsSpec in Python.
+struct LayerInputsShape {
+    int size = 0;  // numbers per layer, a multiple of 16; 0: none
+    float embedding_scale = 1.0F;
+    float input_scale = 1.0F;
+    float scale = 1.0F;
 };
 
 // Heads share one latent per token, of `rank` numbers and `rope_dim` that rotate; see LatentSpec in Python.
@@ -78,7 +94,7 @@ struct DecoderShape {
     int num_heads = 0;
     int num_kv_heads = 0;
     int head_dim = 0;
-    int intermediate_size = 0;
+    int intermediate_size = 0;  // of the widest MLP
     int num_experts = 0;
     int experts_per_token = 0;
     int expert_size = 0;
@@ -103,7 +119,9 @@ struct DecoderShape {
     NormShape delta_norm;  // of the outputs of recurrent layers
     LatentShape latent;
     DeltaShape delta;
+    LayerInputsShape layer_inputs;
     bool gated_attention = false;  // the output of attention is multiplied by the sigmoid of a gate
+    bool value_norm = false;       // value heads are normalised as keys are, without weights
     float attention_scale = 1.0F;
     float score_soft_cap = 0.0F;
     float residual_scale = 1.0F;  // of a sublayer's output
@@ -114,6 +132,28 @@ struct DecoderShape {
     int adapter_rank = 0;        // the highest rank of adapters; 0: steps have none
     std::vector<RopeShape> ropes;
     std::vector<LayerShape> layers;
+
+    int kv_heads_of(const LayerShape& layer) const {
+        return layer.num_kv_heads > 0 ? layer.num_kv_heads : num_kv_heads;
+    }
+    int head_dim_of(const LayerShape& layer) const { return layer.head_dim > 0 ? layer.head_dim : head_dim; }
+    int most_kv_heads() const {
+        return most([this](const LayerShape& layer) { return kv_heads_of(layer); });
+    }
+    int most_head_dim() const {
+        return most([this](const LayerShape& layer) { return head_dim_of(layer); });
+    }
+    int most_key_numbers() const {
+        return most([this](const LayerShape& layer) { return kv_heads_of(layer) * head_dim_of(layer); });
+    }
+
+  private:
+    template <typename Number>
+    int most(Number number) const {
+        int found = 0;
+        for (const LayerShape& layer : layers) found = std::max(found, number(layer));
+        return found;
+    }
 };
 
 // A matrix in panels, with its bias.
@@ -146,6 +186,7 @@ struct LayerWeights {
     NormWeights attention_norm, after_attention_norm, joined_attention_norm;
     NormWeights mlp_norm, after_mlp_norm, joined_mlp_norm;
     NormWeights query_norm, key_norm;  // concatenated, if each head has its own
+    NormWeights value_norm;            // of one head, all 1; empty: none
     PackedMatrix query, key, value, output;
     PackedMatrix attention_gate;  // also of a recurrent layer, whose query, key, value and output are those of its rule
     PackedMatrix delta_rate, delta_decay;
@@ -160,15 +201,31 @@ struct LayerWeights {
     PackedMatrix gate, up, down, router;         // in a sparse layer: the shared MLP, if any
     std::vector<float> router_offset;            // added to weights for choosing experts; may be empty
     PackedMatrix shared_router;                  // the score of the shared MLP, one output; may be empty
+    PackedMatrix input_gate, input_output;       // of the layer's own input
+    NormWeights after_input_norm;
+    float scale = 1.0F;  // of the layer's output
     std::vector<ExpertWeights> experts;
+};
+
+// Row by row as in the checkpoint, for looking up rows; borrowed.
+struct EmbeddingRows {
+    const void* data = nullptr;
+    StoredType type = StoredType::kFloat32;
+    int size = 0;  // numbers of a row
+
+    std::size_t bytes_of_row() const { return row_bytes(type, size); }
+    void look_up(std::int64_t token, float* to) const {
+        widen_row(type, static_cast<const std::byte*>(data) + token * bytes_of_row(), size, to);
+    }
 };
 
 struct DecoderWeights {
     Arena memory;  // of all matrices
     PackedMatrix embedding_in, embedding_out, head;
-    // Row by row as in the checkpoint, for looking up rows; borrowed. Null if the head is tied.
-    const void* embedding = nullptr;
-    StoredType embedding_type = StoredType::kFloat32;
+    EmbeddingRows embedding;        // without data if the head is tied
+    EmbeddingRows layer_embedding;  // a row has the inputs of all layers
+    PackedMatrix layer_inputs;
+    NormWeights layer_inputs_norm;
     std::vector<float> positions;  // [rows, hidden_size]
     NormWeights final_norm;
     std::vector<LayerWeights> layers;
@@ -212,8 +269,8 @@ class Decoder {
 
     DecoderWeights weights;
 
-    // Sets the KV memory of each place. It must outlive the decoder's steps.
-    void set_cache(std::vector<PagedKv> places);
+    // Sets the KV memory of each layer. It must outlive the decoder's steps.
+    void set_cache(std::vector<PagedKv> layers);
 
     std::size_t weight_bytes() const;
 
@@ -237,7 +294,7 @@ class Decoder {
     DecoderShape shape_;
     const Kernels& kernels_;
     ThreadTeam& team_;
-    std::vector<PagedKv> cache_;
+    std::vector<PagedKv> cache_;  // per layer
     std::unique_ptr<Activations> activations_;
     MemoryPreparer preparer_;
 };

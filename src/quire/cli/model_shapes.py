@@ -17,15 +17,16 @@ from pathlib import Path
 from quire.compute.backend import BackendFacts
 from quire.compute.gguf.source import is_gguf
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.base import DecoderSpec, ExpertsSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.hub import GUIDE, HubName, find_kept, resolve_model, resolve_settings
 from quire.compute.models.packaged import PACKAGES
 from quire.compute.models.parts import Part, PartShape
 from quire.compute.models.source import ModelFolder, ModelSource
+from quire.compute.models.sublayers import ExpertsSpec
 from quire.compute.weights.codes import GROUP, coded_row_bytes
 from quire.compute.weights.decoder_weights import HEAD_PARTS, OF_LATENTS, is_matrix, is_product, kept_type
 from quire.core.errors import ModelError
-from quire.core.kv_spec import RECURRENT
+from quire.core.kv_spec import RECURRENT, KVCacheSpec, KVHeads
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.model_shape import ModelShape, WeightCount
 
@@ -86,17 +87,27 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
         vocab_size=spec.vocab_size,
         context_length=spec.context_length,
         windows=tuple(RECURRENT if layer.recurrent else layer.window for layer in spec.layers),
+        heads=_heads(spec, None if facts is None else facts.kv_spec),
+        shared=frozenset(index for index, layer in enumerate(spec.layers) if layer.keys_of is not None),
         layers=layers,
         head=head,
         kv_head_dim=0 if facts is None else facts.kv_spec.head_dim,
         latent_dim=0 if spec.attention.latent is None else spec.attention.latent.rank,
         expert=expert,
-        intermediate_size=spec.mlp.intermediate_size if experts is None else _taken_size(experts),
+        intermediate_size=spec.most_intermediate if experts is None else _taken_size(experts),
         num_experts=0 if experts is None else experts.num_experts,
         experts_per_token=0 if experts is None else experts.experts_per_token,
         recurrent_bytes=0 if spec.delta is None else spec.delta.half_bytes,
         recurrent_operations=0 if spec.delta is None else spec.delta.operations,
     )
+
+
+def _heads(spec: DecoderSpec, stored: KVCacheSpec | None) -> dict[int, KVHeads]:
+    """Return the heads of the layers that have their own, as an engine stores them if it does."""
+    heads = {index: layer.heads for index, layer in enumerate(spec.layers) if layer.heads is not None}
+    for group in () if stored is None else stored.groups:
+        heads |= {} if group.heads is None else dict.fromkeys(group.layers, group.heads)
+    return heads
 
 
 def _taken_size(experts: ExpertsSpec) -> int:

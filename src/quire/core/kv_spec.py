@@ -14,11 +14,20 @@ state is all that it reads. Its group has block tables too: a block holds the st
 cover, and the next token reads the block of the token before it, like a layer whose window is 2. So a state is shared,
 copied, moved and evicted as keys and values are.
 
+Layers can also differ in their **heads**. Those with the most numbers per token fill a *place* of a block; of a group
+with half as many, a place holds two layers:
+
+    keys in a block   group 0, full: 1 head of 512     group 1, window: 1 head of 256
+    place 0           layer 4                          layer 0, layer 1
+    place 1           layer 9                          layer 2, layer 3
+
+A layer can read the keys and values of an earlier one instead of storing its own (`SHARED`); then it takes no memory.
+
 With latent attention a token has one vector per layer for all heads. This vector is the key and contains the value, so
 a block has no second half for values (`latent_dim`).
 
 If the counts do not divide, the last group of a kind is padded; `padding_fraction` is the wasted share, and
-`from_layers` keeps it at 10 % or less.
+`from_layers` keeps it at 10 % or less if it can.
 
 A block may also hold the layers of a **draft model**, which guesses tokens for the model: its keys and values are in
 the same blocks, at the same slots. So prefix hits, copies, forks, swaps and evictions concern both models at once.
@@ -72,8 +81,27 @@ MAX_BLOCK_SIZE: Final = 4096
 MAX_PADDING_FRACTION = 0.10
 RECURRENT: Final = 0
 """The window of a recurrent layer for `from_layers`: it reads no keys."""
+SHARED: Final = -1
+"""The window of a layer for `from_mixed_layers` that reads the keys and values of another layer."""
 RECURRENT_WINDOW: Final = 2
 """A token of a recurrent layer reads the state of the token before it, and writes its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVHeads:
+    """The key-value heads of a layer: how many, and the numbers of each."""
+
+    num_kv_heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        _require_int("num_kv_heads", self.num_kv_heads, 1, 1 << 16)
+        _require_int("head_dim", self.head_dim, 1, 1 << 16)
+
+    @property
+    def size(self) -> int:
+        """The numbers of the key of a token, which are as many as those of its value."""
+        return self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +109,13 @@ class KVGroup:
     """Layers that share one block table. `window`: how many tokens a query sees, its own included; None: all.
 
     A query at position p of a window group attends to positions p - window + 1 … p. `recurrent`: the layers have
-    states; the window is `RECURRENT_WINDOW`.
+    states; the window is `RECURRENT_WINDOW`. `heads`: those of the layers, None: those of the spec.
     """
 
     layers: tuple[int, ...]
     window: int | None = None
     recurrent: bool = False
+    heads: KVHeads | None = None
 
     def first_needed(self, position: int) -> int:
         """Return the first position that a query at `position` still reads.
@@ -115,6 +144,10 @@ class KVCacheSpec:
     116736
     >>> KVCacheSpec(16, 1, head_dim=576, dtype="bfloat16", groups=spec.groups, latent_dim=512).bytes_per_token // 28
     1152
+    >>> layers = ([(512, None)] * 4 + [(None, KVHeads(1, 512))]) * 3  # Gemma 4 E2B: 20 more layers store nothing
+    >>> mixed = KVCacheSpec.from_mixed_layers(layers, KVHeads(1, 256), block_size=16, dtype="bfloat16")
+    >>> [(len(group.layers), mixed.layers_per_place(group)) for group in mixed.groups], mixed.bytes_per_token
+    ([(3, 1), (6, 2), (6, 2)], 18432)
     """
 
     block_size: int
@@ -164,18 +197,44 @@ class KVCacheSpec:
 
         With recurrent layers, `with_states` says how large their states are.
         """
-        kinds: dict[int | None, list[int]] = {}
-        for layer, window in enumerate(windows):
-            kinds.setdefault(window, []).append(layer)
+        layers = [(window, None) for window in windows]
+        usual = KVHeads(num_kv_heads, head_dim)
+        return cls.from_mixed_layers(layers, usual, block_size=block_size, dtype=dtype, latent_dim=latent_dim)
+
+    @classmethod
+    def from_mixed_layers(
+        cls,
+        layers: Sequence[tuple[int | None, KVHeads | None]],
+        usual: KVHeads,
+        *,
+        block_size: int,
+        dtype: str,
+        latent_dim: int = 0,
+    ) -> KVCacheSpec:
+        """Group layers with different heads: the window of each, as in `from_layers`, and its heads, None: the usual.
+
+        A layer whose window is SHARED is in no group.
+        """
+        kinds: dict[tuple[int | None, KVHeads | None], list[int]] = {}
+        for index, (window, heads) in enumerate(layers):
+            if window != SHARED:
+                kinds.setdefault((window, heads), []).append(index)
         if not kinds:
-            raise InvalidConfigError("windows", windows, "one entry for each layer, at least one")
-        size = _group_size([len(layers) for layers in kinds.values()])
+            raise InvalidConfigError("windows", [], "one entry for each layer, at least one")
+        sizes = {kind: usual.size if kind[1] is None else kind[1].size for kind in kinds}
+        each = {kind: _fit(kind[0], size, max(sizes.values())) for kind, size in sizes.items()}
+        num_places = _group_places([(len(alike), each[kind]) for kind, alike in kinds.items()])
         groups = [
-            _group(tuple(layers[first : first + size]), window)
-            for window, layers in sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
-            for first in range(0, len(layers), size)
+            _group(tuple(alike[first : first + num_places * each[kind]]), *kind)
+            for kind, alike in sorted(kinds.items(), key=_rank)
+            for first in range(0, len(alike), num_places * each[kind])
         ]
-        return cls(block_size, num_kv_heads, head_dim, dtype, tuple(groups), latent_dim=latent_dim)
+        return cls(block_size, usual.num_kv_heads, usual.head_dim, dtype, tuple(groups), latent_dim=latent_dim)
+
+    def with_padded_heads(self, step: int) -> KVCacheSpec:
+        """Return the spec with each head padded to a multiple of `step` numbers."""
+        groups = [group if group.heads is None else _padded(group, group.heads, step) for group in self.groups]
+        return replace(self, head_dim=-(-self.head_dim // step) * step, groups=tuple(groups))
 
     def with_states(self, half_bytes: int) -> KVCacheSpec:
         """Return the spec of blocks that have room for states of recurrent layers, each in two halves."""
@@ -194,9 +253,29 @@ class KVCacheSpec:
         return replace(self, block_size=block_size, draft=draft)
 
     @property
-    def layers_per_group(self) -> int:
-        """The number of layers that a block has room for."""
-        return max(len(group.layers) for group in self.groups)
+    def num_places(self) -> int:
+        """The number of layers with the most numbers that a block has room for."""
+        return max(map(self.places_of, self.groups))
+
+    def places_of(self, group: KVGroup) -> int:
+        """Return the number of places that the layers of a group take."""
+        return -(-len(group.layers) // self.layers_per_place(group))
+
+    def layers_per_place(self, group: KVGroup) -> int:
+        """Return the number of layers of a group that share a place."""
+        window = RECURRENT if group.recurrent else group.window
+        return _fit(window, self.heads_of(group).size, max(self.heads_of(each).size for each in self.groups))
+
+    def heads_of(self, group: KVGroup) -> KVHeads:
+        """Return the heads of the layers of a group."""
+        return group.heads or KVHeads(self.num_kv_heads, self.head_dim)
+
+    def layer_bytes(self, group: KVGroup) -> tuple[int, int]:
+        """Return the bytes of the keys, and of the values, of one layer of a group in a block."""
+        heads, (of_key, of_value) = self.heads_of(group), KV_FORMS[self.dtype]
+        tokens = self.block_size * heads.num_kv_heads
+        values = 0 if self.latent_dim else tokens * of_value.num_bytes(heads.head_dim)
+        return tokens * of_key.num_bytes(heads.head_dim), values
 
     @property
     def key_head_bytes(self) -> int:
@@ -210,7 +289,7 @@ class KVCacheSpec:
 
     @property
     def bytes_per_layer_token(self) -> int:
-        """Bytes of the key and the value of one token in one layer."""
+        """Bytes of the key and the value of one token in one layer, unless its group has heads of its own."""
         return self.num_kv_heads * (self.key_head_bytes + self.value_head_bytes)
 
     @property
@@ -220,13 +299,16 @@ class KVCacheSpec:
 
     @property
     def key_block_bytes(self) -> int:
-        """Bytes of the keys of one layer in a block, or of half a state."""
-        return max(self.block_size * self.num_kv_heads * self.key_head_bytes, self.recurrent_bytes)
+        """Bytes of the keys in one place of a block, or of half a state."""
+        return max(self._place_bytes(0), self.recurrent_bytes)
 
     @property
     def value_block_bytes(self) -> int:
-        """Bytes of the values of one layer in a block, or of half a state."""
-        return max(self.block_size * self.num_kv_heads * self.value_head_bytes, self.recurrent_bytes)
+        """Bytes of the values in one place of a block, or of half a state."""
+        return max(self._place_bytes(1), self.recurrent_bytes)
+
+    def _place_bytes(self, half: int) -> int:
+        return max(self.layers_per_place(group) * self.layer_bytes(group)[half] for group in self.groups)
 
     @property
     def usual_block_size(self) -> int:
@@ -243,20 +325,21 @@ class KVCacheSpec:
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block, including those of a draft model; the same for every group."""
-        own = self.layers_per_group * (self.key_block_bytes + self.value_block_bytes)
+        own = self.num_places * (self.key_block_bytes + self.value_block_bytes)
         return own if self.draft is None else own + self.draft.bytes_per_block
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token in every layer of both models, without padding and states."""
-        own = sum(len(group.layers) for group in self.groups if not group.recurrent) * self.bytes_per_layer_token
+        paged = [group for group in self.groups if not group.recurrent]
+        own = sum(len(group.layers) * sum(self.layer_bytes(group)) for group in paged) // self.block_size
         return own if self.draft is None else own + self.draft.bytes_per_token
 
     @property
     def padding_fraction(self) -> float:
         """The share of block memory that padded groups waste."""
-        room = self.layers_per_group * len(self.groups)
-        return 1.0 - sum(len(group.layers) for group in self.groups) / room
+        room = self.num_places * len(self.groups)
+        return 1.0 - sum(len(group.layers) / self.layers_per_place(group) for group in self.groups) / room
 
     def num_blocks_for(self, num_tokens: int, *, longest_chunk: int = 1) -> int:
         """Return the most blocks of a sequence of `num_tokens` computed tokens, over all groups.
@@ -280,18 +363,40 @@ class KVCacheSpec:
         return min(blocks, (span + self.block_size - 2) // self.block_size + 1)
 
 
-def _group(layers: tuple[int, ...], window: int | None) -> KVGroup:
-    return KVGroup(layers, RECURRENT_WINDOW, recurrent=True) if window == RECURRENT else KVGroup(layers, window)
+def _group(layers: tuple[int, ...], window: int | None, heads: KVHeads | None) -> KVGroup:
+    if window == RECURRENT:
+        return KVGroup(layers, RECURRENT_WINDOW, recurrent=True)
+    return KVGroup(layers, window, heads=heads)
 
 
-def _group_size(counts: Sequence[int]) -> int:
-    """Return the largest group size whose padding is small enough; size 1 never pads."""
-    total = sum(counts)
-    for size in range(max(counts), 0, -1):
-        padded = sum(-(-count // size) * size for count in counts)
-        if (padded - total) / padded <= MAX_PADDING_FRACTION:
-            return size
-    return 1
+def _rank(kind: tuple[tuple[int | None, KVHeads | None], list[int]]) -> tuple[bool, int, int]:
+    """Return a key that sorts kinds of layers: full attention first, then by window."""
+    (window, heads), _ = kind
+    return window is not None, window or 0, 0 if heads is None else heads.size
+
+
+def _padded(group: KVGroup, heads: KVHeads, step: int) -> KVGroup:
+    return replace(group, heads=replace(heads, head_dim=-(-heads.head_dim // step) * step))
+
+
+def _fit(window: int | None, size: int, largest: int) -> int:
+    """Return the number of layers that share a place: keys of `size` numbers, where one has room for `largest`."""
+    return 1 if window == RECURRENT else largest // size
+
+
+def _group_places(counts: Sequence[tuple[int, int]]) -> int:
+    """Return the most places of a group whose padding is small enough, or else those with the least padding.
+
+    `counts`: for each kind the number of layers, and how many share a place.
+    """
+    total = sum(count / each for count, each in counts)
+    places = [-(-count // each) for count, each in counts]
+
+    def padding(size: int) -> float:
+        return 1.0 - total / sum(-(-count // size) * size for count in places)
+
+    sizes = range(max(places), 0, -1)
+    return next((size for size in sizes if padding(size) <= MAX_PADDING_FRACTION), min(sizes, key=padding))
 
 
 def _require_int(field: str, value: object, low: int, high: int) -> None:

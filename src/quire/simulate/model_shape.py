@@ -11,12 +11,14 @@ families.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
 from operator import add
 from types import MappingProxyType
 
 from quire.core.config import require_int, require_one_of
-from quire.core.kv_spec import DTYPE_BYTES, RECURRENT, KVCacheSpec
+from quire.core.kv_spec import DTYPE_BYTES, RECURRENT, SHARED, KVCacheSpec, KVHeads
 
 SCALE_BYTES = 4
 GROUP_BYTES = MappingProxyType({"int8_groups": 34, "int4": 20})
@@ -86,13 +88,35 @@ class WeightCount:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers that are alike in attention: their window, how many there are, and their costs in layers as usual.
+
+    `bytes_share`: the size of the key of a token, `pair_share`: the numbers of a head, both divided by the usual one.
+    """
+
+    window: int | None
+    count: int
+    bytes_share: float = 1.0
+    pair_share: float = 1.0
+
+    def read(self, start: int, count: int) -> float:
+        """Return how many tokens' keys and values these layers read for the tokens from `start`; see `num_read`."""
+        return self.count * self.bytes_share * num_read(start, count, self.window)
+
+    def pairs(self, start: int, count: int) -> float:
+        """Return the number of pairs of these layers for the tokens from `start`; see `num_pairs`."""
+        return self.count * self.pair_share * num_pairs(start, count, self.window)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """The sizes of a model. `windows[i]` is the window of layer i, None for full attention, RECURRENT for linear.
 
     `dtype` is the checkpoint's. `kv_head_dim` is the number of stored values per head: an engine can round `head_dim`
     up. `latent_dim`: if not 0, this many of them are also the value. `intermediate_size`: the outputs of gate for a
     token in a layer. `recurrent_bytes`: half a state of a recurrent layer; `recurrent_operations`: of such a layer for
-    each token.
+    each token. `heads`: of the layers whose key-value heads differ from the others'; `shared`: the layers that attend
+    to the keys and values of others.
 
     >>> shape = ModelShape("m", "bfloat16", hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=10,
     ...     context_length=64, windows=(None, 16), layers=WeightCount(matrices=600, rows=60), head=WeightCount(80, 10))
@@ -119,10 +143,12 @@ class ModelShape:
     intermediate_size: int = 0
     recurrent_bytes: int = 0
     recurrent_operations: int = 0
+    heads: Mapping[int, KVHeads] = field(default_factory=dict)
+    shared: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        for field in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_length"):
-            require_int(field, getattr(self, field), 1, 1 << 31)
+        for name in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_length"):
+            require_int(name, getattr(self, name), 1, 1 << 31)
         require_one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
         require_int("number of layers", len(self.windows), 1, 1 << 16)
         require_int("experts_per_token", self.experts_per_token, min(self.num_experts, 1), self.num_experts)
@@ -156,8 +182,21 @@ class ModelShape:
 
     @property
     def operations_per_pair(self) -> int:
-        """Additions and multiplications of one layer for each pair of a token and one that it attends to."""
+        """Additions and multiplications of one layer for each pair of a token and one that it attends to.
+
+        For a layer with the usual heads.
+        """
         return 2 * self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds of layers."""
+        usual = KVHeads(self.num_kv_heads, self.head_dim)
+        counts = Counter((window, self.heads.get(layer, usual)) for layer, window in enumerate(self.windows))
+        return tuple(
+            LayerKind(window, count, heads.size / usual.size, heads.head_dim / usual.head_dim)
+            for (window, heads), count in counts.items()
+        )
 
     @property
     def num_recurrent(self) -> int:
@@ -191,22 +230,24 @@ class ModelShape:
 
     def kv_cache_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
         """Return the spec of the KV cache with blocks of this size."""
-        return KVCacheSpec.from_layers(
-            self.windows,
+        return KVCacheSpec.from_mixed_layers(
+            [
+                (SHARED if layer in self.shared else window, self.heads.get(layer))
+                for layer, window in enumerate(self.windows)
+            ],
+            KVHeads(self.num_kv_heads, self.kv_head_dim),
             block_size=block_size,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.kv_head_dim,
             dtype=dtype,
             latent_dim=self.latent_dim,
         ).with_states(self.recurrent_bytes)
 
     def kv_bytes_per_layer_token(self, dtype: str) -> int:
-        """Return the bytes of the key and the value of one token in one layer."""
+        """Return the bytes of the key and the value of one token in one layer with the usual heads."""
         return self.kv_cache_spec(1, dtype).bytes_per_layer_token
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Return the bytes of the keys and values of one token."""
-        return (self.num_layers - self.num_recurrent) * self.kv_bytes_per_layer_token(dtype)
+        return self.kv_cache_spec(1, dtype).bytes_per_token
 
 
 def num_pairs(start: int, count: int, window: int | None = None) -> int:

@@ -14,14 +14,13 @@ bound that an engine reaches is measured, not assumed: docs/how-to/plan.md has i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.core.config import TENSOR_PARALLEL_SUMS, require_one_of
 from quire.core.kv_spec import DTYPE_BYTES, INT4_VALUES, KV_FORMS
 from quire.simulate.hardware import Hardware
-from quire.simulate.model_shape import CODES, ModelShape, num_pairs, num_read
+from quire.simulate.model_shape import CODES, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Roofline:
         self.hardware = hardware
         self.shape = shape
         self.numbers = numbers
-        self.kinds = tuple(Counter(shape.windows).items())  # each window with its number of layers
+        self.kinds = shape.kinds
         packed = shape.is_packed and numbers.weights == "auto"  # rows are rounded to int8 for packed weights
         self._product_rate = hardware.rate("int8" if packed else numbers.multiplied)
         self._pair_s = shape.operations_per_pair / hardware.rate(numbers.multiplied_kv)
@@ -120,13 +119,16 @@ class Roofline:
 
     def attention_s(self, starts: Sequence[int], counts: Sequence[int]) -> float:
         """Return the seconds of attention, and of the states of recurrent layers."""
-        read, pairs = 0, 0
-        for window, num_layers in self.kinds:
+        read, pairs = 0.0, 0.0
+        for kind in self.kinds:
             for start, count in zip(starts, counts, strict=True):
-                read += num_layers * num_read(start, count, window)
-                pairs += num_layers * num_pairs(start, count, window)
+                read += kind.read(start, count)
+                pairs += kind.pairs(start, count)
         return self.seconds_of(read, pairs) + max(len(starts) * self._states_s, sum(counts) * self._added_s)
 
-    def seconds_of(self, read: int, pairs: int) -> float:
-        """Return the seconds of attention that reads this many tokens and has this many pairs, each of one layer."""
+    def seconds_of(self, read: float, pairs: float) -> float:
+        """Return the seconds of attention that reads this many tokens and has this many pairs, each of one layer.
+
+        The layer has the usual heads.
+        """
         return max(read * self._read_s, pairs * self._pair_s)

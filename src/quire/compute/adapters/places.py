@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from quire.compute.models.base import Activation, DecoderSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part, WeightSource
+from quire.compute.models.sublayers import Activation
 
 ADAPTED: Final = frozenset(
     {Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}

@@ -43,6 +43,8 @@ FAMILIES: Final = MappingProxyType(
         "Gemma2ForCausalLM": "quire.compute.models.gemma2",
         "Gemma3ForCausalLM": "quire.compute.models.gemma3",
         "Gemma3ForConditionalGeneration": "quire.compute.models.gemma3",
+        "Gemma4ForCausalLM": "quire.compute.models.gemma4",
+        "Gemma4ForConditionalGeneration": "quire.compute.models.gemma4",
         "GemmaForCausalLM": "quire.compute.models.gemma",
         "Glm4ForCausalLM": "quire.compute.models.glm4",
         "Glm4MoeForCausalLM": "quire.compute.models.glm4_moe",

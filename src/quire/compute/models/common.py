@@ -11,10 +11,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import Activation, AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec, Part, WeightSource
 from quire.compute.models.rope import FULL, SLIDING, context_length, growing, rope_spec
+from quire.compute.models.sublayers import Activation, AttentionSpec, MLPSpec
 
 MAX_LAYERS: Final = 1000
 MAX_HEADS: Final = 1 << 16

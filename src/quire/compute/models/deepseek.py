@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import MAX_EXPERTS, DecoderSpec, ExpertsSpec, LatentSpec, LayerSpec, Scoring
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import (
     LAYER,
     MAX_HEAD_DIM,
@@ -23,6 +23,7 @@ from quire.compute.models.common import (
 from quire.compute.models.config_file import MAX_SIZE, ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec, Part, WeightSource
 from quire.compute.models.rope import score_factor
+from quire.compute.models.sublayers import MAX_EXPERTS, ExpertsSpec, LatentSpec, Scoring
 
 V2: Final = "DeepseekV2ForCausalLM"
 LATENT_NORM: Final = NormSpec(NormKind.RMS, 1e-6)

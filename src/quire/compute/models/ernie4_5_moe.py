@@ -10,12 +10,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import MAX_EXPERTS, DecoderSpec, ExpertsSpec, LayerSpec
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import LAYER, num_layers, with_stems
 from quire.compute.models.config_file import MAX_SIZE, ConfigFile
 from quire.compute.models.deepseek import STEMS as EXPERT_STEMS
 from quire.compute.models.ernie4_5 import ernie_like
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import MAX_EXPERTS, ExpertsSpec
 
 DEFAULTS: Final = MappingProxyType(
     {

@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, MLPSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import (
     HEAD_TENSOR,
     activation,
@@ -26,6 +26,7 @@ from quire.compute.models.common import (
 )
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec, Part
+from quire.compute.models.sublayers import MLPSpec
 
 LAYER: Final = "transformer.h.{layer}."
 QKV: Final = LAYER + "self_attention.query_key_value"

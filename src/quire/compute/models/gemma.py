@@ -9,9 +9,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import Activation, DecoderSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import llama_like, rotary_layers
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.sublayers import Activation
 
 DEFAULTS: Final = MappingProxyType({"head_dim": 256, "num_key_value_heads": 16, "tie_word_embeddings": True})
 TANH: Final = "gelu_pytorch_tanh"

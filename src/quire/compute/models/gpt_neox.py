@@ -10,10 +10,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, MLPSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import activation, llama_like, rotary_layers, stem_sources, with_runs
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec, Part
+from quire.compute.models.sublayers import MLPSpec
 
 LAYER: Final = "gpt_neox.layers.{layer}."
 QKV: Final = LAYER + "attention.query_key_value"

@@ -10,11 +10,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import MAX_EXPERTS, Activation, DecoderSpec, ExpertsSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import LAYER, llama_like, mixed_windows, num_layers, rotary_layers, with_stems
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.parts import Part
 from quire.compute.models.qwen3_moe import EXPERT
+from quire.compute.models.sublayers import MAX_EXPERTS, Activation, ExpertsSpec
 
 YARN: Final = MappingProxyType(
     {

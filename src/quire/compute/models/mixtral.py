@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import MAX_EXPERTS, DecoderSpec, ExpertsSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import (
     LAYER,
     llama_like,
@@ -21,6 +21,7 @@ from quire.compute.models.common import (
 )
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import MAX_EXPERTS, ExpertsSpec
 
 DEFAULTS: Final = MappingProxyType(
     {"num_key_value_heads": 8, "num_local_experts": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}

@@ -9,10 +9,11 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import HEAD_TENSOR, activation, divided_head_dim, num_layers, stem_sources
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec, Part
+from quire.compute.models.sublayers import AttentionSpec, MLPSpec
 
 PREFIX: Final = "model."
 DECODER: Final = PREFIX + "decoder."

@@ -9,10 +9,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, MLPSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import LAYER, activation, llama_like, rotary_layers, with_stems
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec, Part
+from quire.compute.models.sublayers import MLPSpec
 
 DEFAULTS: Final = MappingProxyType({"partial_rotary_factor": 0.5})
 STEMS: Final = MappingProxyType(

@@ -12,12 +12,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, ExpertsSpec, Scoring
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import llama_like, optional_window, rotary_layers, same_windows, with_stems
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.mixtral import STEMS, local_experts
 from quire.compute.models.parts import NormKind, NormSpec
 from quire.compute.models.rope import SECTIONS, has_long_factors
+from quire.compute.models.sublayers import ExpertsSpec, Scoring
 
 DEFAULTS: Final = MappingProxyType(
     {"num_key_value_heads": 8, "num_local_experts": 16, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}

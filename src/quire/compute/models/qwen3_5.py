@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models import qwen3_next
-from quire.compute.models.base import DecoderSpec, DeltaSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import PREFIX
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.multimodal import text_config, with_other_tensors
@@ -24,6 +24,7 @@ from quire.compute.models.qwen3_next import (
     with_gated_attention,
     with_recurrent_layers,
 )
+from quire.compute.models.sublayers import DeltaSpec
 
 DEFAULTS: Final = MappingProxyType({**qwen3_next.DEFAULTS, "num_key_value_heads": 4})
 TEXT: Final = "model.language_model."

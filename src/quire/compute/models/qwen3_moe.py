@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import MAX_EXPERTS, DecoderSpec, ExpertsSpec, LayerSpec
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import (
     LAYER,
     llama_like,
@@ -24,6 +24,7 @@ from quire.compute.models.common import (
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import Part
 from quire.compute.models.qwen2 import used_window
+from quire.compute.models.sublayers import MAX_EXPERTS, ExpertsSpec
 
 DEFAULTS: Final = MappingProxyType({"num_key_value_heads": 4, "sliding_window": 4096})
 EXPERT: Final = LAYER + "mlp.experts.{expert}."

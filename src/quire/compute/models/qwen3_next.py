@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models import qwen3_moe
-from quire.compute.models.base import DecoderSpec, DeltaSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import (
     LAYER,
     MAX_HEAD_DIM,
@@ -28,6 +28,7 @@ from quire.compute.models.deepseek import without_further_layers
 from quire.compute.models.parts import NormSpec, Part, WeightSource
 from quire.compute.models.qwen2_moe import STEMS as EXPERT_STEMS
 from quire.compute.models.rope import FULL
+from quire.compute.models.sublayers import DeltaSpec
 
 LINEAR: Final = "linear_attention"
 DELTA: Final = LAYER + "linear_attn."

@@ -32,8 +32,8 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import FloatArray
-from quire.compute.models.base import RopeSpec
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
+from quire.compute.models.sublayers import RopeSpec
 from quire.core.errors import CheckpointError
 
 FULL: Final = "full_attention"  # the names in `layer_types`

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, MLPSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import (
     LAYER,
     activation,
@@ -18,6 +18,7 @@ from quire.compute.models.common import (
 )
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec, Part
+from quire.compute.models.sublayers import MLPSpec
 
 DEFAULTS: Final = MappingProxyType({"num_key_value_heads": 2, "tie_word_embeddings": True})
 STEMS: Final = MappingProxyType({Part.UP: LAYER + "mlp.c_fc", Part.DOWN: LAYER + "mlp.c_proj"})

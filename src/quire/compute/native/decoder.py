@@ -36,6 +36,8 @@ NORMS = frozenset(
         Part.QUERY_DOWN_NORM,
         Part.LATENT_NORM,
         Part.DELTA_NORM,
+        Part.LAYER_INPUTS_NORM,
+        Part.AFTER_INPUT_NORM,
     }
 )
 SMALL_DELTA: Final = frozenset({Part.DELTA_FILTER, Part.DELTA_LOG_DECAY, Part.DELTA_DECAY_OFFSET})
@@ -156,16 +158,17 @@ class NativeDecoder:
     def centre_keys(self, kv_spec: KVCacheSpec) -> None:
         """Subtract the centre of the keys from now on; see `quire.compute.worker.key_centres`. Mutates."""
         memory = CacheEngine(kv_spec, num_blocks=num_blocks(self.spec, kv_spec))
-        for layer, centre in enumerate(key_centres(self.spec, memory, self, self._read_keys) or ()):
+        for layer, centre in key_centres(self.spec, memory, self, self._read_keys).items():
             self._decoder.set_key_centre(layer, np.ascontiguousarray(centre.ravel(), np.float32))
         self._cache = []  # frees the temporary memory
 
     def _read_keys(self, cache: CacheEngine, layer: int) -> FloatArray:
         """Return the keys of a layer by slot, from float32 memory with blocks of 16 (see kernels.h)."""
-        keys, head_dim = cache.layer(layer).keys, self.spec.attention.head_dim
-        heads = keys.reshape(cache.num_blocks, cache.spec.num_kv_heads, -1)[..., : PANEL_WIDTH * head_dim]
+        attention = self.spec.attention_of(self.spec.layers[layer])
+        num_heads, head_dim = attention.num_kv_heads, attention.head_dim
+        heads = cache.layer(layer).keys.reshape(cache.num_blocks, num_heads, -1)[..., : PANEL_WIDTH * head_dim]
         by_dimension = heads.reshape(*heads.shape[:2], head_dim, PANEL_WIDTH)
-        rows: FloatArray = by_dimension.transpose(0, 3, 1, 2).reshape(-1, cache.spec.num_kv_heads, head_dim)
+        rows: FloatArray = by_dimension.transpose(0, 3, 1, 2).reshape(-1, num_heads, head_dim)
         return rows
 
     def _follow(self, cache: CacheEngine) -> None:
@@ -181,9 +184,13 @@ class NativeDecoder:
         else:
             embedding = parts[Part.EMBEDDING]
             self._decoder.set_embedding(np.ascontiguousarray(embedding.weight), blocks=embedding.blocks)
+        if Part.LAYER_EMBEDDING in parts:
+            of_layers = parts[Part.LAYER_EMBEDDING]
+            self._decoder.set_layer_embedding(np.ascontiguousarray(of_layers.weight), blocks=of_layers.blocks)
         if Part.POSITIONS in parts:
             self._decoder.set_positions(_as_float32(parts[Part.POSITIONS].weight))
         rest = {Part.EMBEDDING_IN, Part.EMBEDDING_OUT, Part.FINAL_NORM, Part.HEAD}
+        rest |= {Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM}
         self._set_parts({part: piece for part, piece in parts.items() if part in rest}, -1)
 
     def _set_parts(self, parts: Parts, layer: int, expert: int = -1) -> None:
@@ -196,6 +203,8 @@ class NativeDecoder:
                 self._decoder.set_sinks(layer, np.ascontiguousarray(piece.weight))
             elif part is Part.ROUTER_OFFSET:
                 self._decoder.set_router_offset(layer, np.ascontiguousarray(piece.weight))
+            elif part is Part.LAYER_SCALE:
+                self._decoder.set_layer_scale(layer, float(piece.weight[0]))
             elif part in (Part.KEY_UP, Part.VALUE_UP):
                 self._set_heads(part, piece, layer)
             elif part in NORMS:

@@ -81,14 +81,14 @@ def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec
         raise InvalidConfigError("block_size", block_size, f"a multiple of {PANEL_WIDTH}")
     if dtype not in KV_DTYPES:
         raise InvalidConfigError("kv_dtype", dtype, f"one of {', '.join(KV_DTYPES)}")
-    if KV_FORMS[dtype][0].scaled and spec.attention.head_dim > MAX_WHOLE_HEAD_DIM:
-        heads = f"heads of at most {MAX_WHOLE_HEAD_DIM} numbers, not {spec.attention.head_dim}"
+    kv_spec = spec.kv_cache_spec(block_size, dtype)
+    most = max(kv_spec.heads_of(group).head_dim for group in kv_spec.groups)
+    if KV_FORMS[dtype][0].scaled and most > MAX_WHOLE_HEAD_DIM:
+        heads = f"heads of at most {MAX_WHOLE_HEAD_DIM} numbers, not {most}"
         raise InvalidConfigError("kv_dtype", dtype, f"another one: {dtype} takes {heads}")
     if KV_FORMS[dtype][0].scaled and spec.attention.latent is not None:
         raise InvalidConfigError("kv_dtype", dtype, LATENT_KV)
-    step = INT4_GROUP if dtype in INT4_VALUES else PANEL_WIDTH
-    head_dim = -(-spec.attention.head_dim // step) * step
-    return replace(spec.kv_cache_spec(block_size, dtype), head_dim=head_dim)
+    return kv_spec.with_padded_heads(INT4_GROUP if dtype in INT4_VALUES else PANEL_WIDTH)
 
 
 def activation_bytes(spec: DecoderSpec, settings: NativeSettings) -> int:

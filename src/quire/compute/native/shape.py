@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from quire.compute.adapters.folder import RANK_STEP
-from quire.compute.models.base import DecoderSpec, DeltaSpec, ExpertsSpec, LatentSpec, RopeSpec, Scoring
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import NormKind, NormSpec
+from quire.compute.models.sublayers import DeltaSpec, ExpertsSpec, LatentSpec, RopeSpec, Scoring
 from quire.core.kv_spec import KVCacheSpec
 
 
@@ -19,13 +22,14 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "num_heads": attention.num_heads,
         "num_kv_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
-        "intermediate_size": spec.mlp.intermediate_size,
+        "intermediate_size": spec.most_intermediate,
         **_experts(experts),
         "gated": spec.mlp.gated,
         "tied_head": spec.tied_head,
         "qk_norm": "none" if attention.qk_norm is None else attention.qk_norm_scope.value,
         "rotates_first": attention.rotates_first,
         "gated_attention": attention.gated,
+        "value_norm": attention.value_norm,
         "parallel": spec.parallel,
         "shared_norm": spec.shared_norm,
         "activation": spec.mlp.activation.value,
@@ -43,6 +47,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "layers": _layers(spec, kv_spec, ropes),
         **({} if attention.latent is None else {"latent": _latent(attention.latent)}),
         **({} if spec.delta is None else {"delta": _delta(spec.delta)}),
+        **({} if spec.layer_inputs is None else {"layer_inputs": asdict(spec.layer_inputs)}),
     }
 
 
@@ -88,19 +93,29 @@ def _delta(delta: DeltaSpec) -> dict[str, object]:
 
 def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> list[dict[str, object]]:
     homes = {
-        layer: (index, place) for index, group in enumerate(kv_spec.groups) for place, layer in enumerate(group.layers)
+        layer: (index, *divmod(rank, kv_spec.layers_per_place(group)))
+        for index, group in enumerate(kv_spec.groups)
+        for rank, layer in enumerate(group.layers)
     }
-    return [
-        {
-            "window": layer.window or 0,
-            "rope": -1 if layer.rope is None else ropes.index(layer.rope),
-            "sparse": layer.sparse,
-            "recurrent": layer.recurrent,
-            "kv_group": homes[index][0],
-            "kv_place": homes[index][1],
-        }
-        for index, layer in enumerate(spec.layers)
-    ]
+    layers: list[dict[str, object]] = []
+    for index, layer in enumerate(spec.layers):
+        group, place, part = homes[index if layer.keys_of is None else layer.keys_of]
+        layers.append(
+            {
+                "window": layer.window or 0,
+                "rope": -1 if layer.rope is None else ropes.index(layer.rope),
+                "sparse": layer.sparse,
+                "recurrent": layer.recurrent,
+                "kv_group": group,
+                "kv_place": place,
+                "kv_part": part,
+                "num_kv_heads": 0 if layer.heads is None else layer.heads.num_kv_heads,
+                "head_dim": 0 if layer.heads is None else layer.heads.head_dim,
+                "has_keys": layer.keys_of is None,
+                "keys_are_values": layer.keys_are_values,
+            }
+        )
+    return layers
 
 
 def _norm(norm: NormSpec) -> dict[str, object]:

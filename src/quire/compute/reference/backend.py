@@ -79,7 +79,8 @@ class ReferenceBackend:
 
 def _activation_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
     """Return the bytes of activations and logits for steps of the settings' size."""
-    heads = spec.attention.num_heads * spec.attention.head_dim
-    per_token = 6 * spec.hidden_size + 3 * spec.mlp.intermediate_size + 4 * heads
+    heads = spec.attention.num_heads * max(spec.attention_of(layer).head_dim for layer in spec.layers)
+    inputs = 0 if spec.layer_inputs is None else 2 * spec.layer_inputs.size * len(spec.layers)
+    per_token = 6 * spec.hidden_size + 3 * spec.most_intermediate + 4 * heads + inputs
     num_logits = config.max_num_seqs + MAX_PROMPT_LOGITS
     return 4 * (config.max_num_batched_tokens * per_token + 2 * num_logits * spec.vocab_size)

@@ -11,20 +11,23 @@ operations work row by row (see `operations` and `attention`), so a row's bits d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from quire.compute.arrays import BoolArray, FloatArray, IntArray
-from quire.compute.models.base import AttentionSpec, DecoderSpec, RopeSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import AttentionSpec, RopeSpec
 from quire.compute.reference.attention import AttentionRule, paged_attention, write_kv
 from quire.compute.reference.delta import DeltaAttention
 from quire.compute.reference.latent import LatentAttention
 from quire.compute.reference.mlp import DENSE, experts_output, mlp_output, sigmoid
 from quire.compute.reference.operations import (
     Angles,
+    gated,
     linear,
     looked_up,
     normalize,
@@ -33,7 +36,7 @@ from quire.compute.reference.operations import (
     rotate,
     soft_cap,
 )
-from quire.compute.weights.decoder_weights import DecoderWeights, Parts
+from quire.compute.weights.decoder_weights import DecoderWeights, Parts, PartWeights
 from quire.compute.weights.int4 import KV_ROUNDINGS
 from quire.compute.worker.cache_engine import CacheEngine, LayerCache
 from quire.compute.worker.key_centres import BLOCK, key_centres, num_blocks
@@ -50,7 +53,7 @@ class ReferenceDecoder:
         self.spec = spec
         self.weights = weights
         self.kv_dtype = kv_dtype
-        self._centres: list[FloatArray] | None = None
+        self._centres: Mapping[int, FloatArray] = {}
         if kv_dtype == "int4":
             exact, kv_spec = ReferenceDecoder(spec, weights), spec.kv_cache_spec(BLOCK)
             memory = CacheEngine(kv_spec, num_blocks=num_blocks(spec, kv_spec))
@@ -72,6 +75,7 @@ class ReferenceDecoder:
         # A row that overflows is detected in the outputs and fails alone, so numpy need not warn.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
+            layer_inputs = self._layer_inputs(hidden, inputs.token_ids)
             angles = self._angles(inputs.positions)
             for index, layer in enumerate(self.spec.layers):
                 parts = self.weights.layers[index]
@@ -83,6 +87,7 @@ class ReferenceDecoder:
                 else:
                     hidden = self._norm(attended, parts, Part.JOINED_ATTENTION_NORM)
                     hidden = self._norm(hidden + self._transform(hidden, index), parts, Part.JOINED_MLP_NORM)
+                hidden = self._finish_layer(hidden, parts, layer_inputs[:, index])
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
             logits = self._logits(hidden[inputs.logit_indices])
         finite: BoolArray = np.all(np.isfinite(hidden), axis=1)
@@ -98,6 +103,24 @@ class ReferenceDecoder:
             hidden = hidden + self.weights.parts[Part.POSITIONS].weight[rows]
         return hidden
 
+    def _layer_inputs(self, embedded: FloatArray, token_ids: IntArray) -> FloatArray:
+        """Return the input of each layer for each token, `[num_tokens, num_layers, size]`; of size 0 without inputs."""
+        spec, parts, shape = self.spec.layer_inputs, self.weights.parts, (len(token_ids), len(self.spec.layers), -1)
+        if spec is None:
+            return np.zeros((*shape[:2], 0), np.float32)
+        projected = linear(embedded, parts[Part.LAYER_INPUTS]) * np.float32(spec.input_scale)
+        normed = normalize(projected.reshape(shape), parts[Part.LAYER_INPUTS_NORM], self.spec.norm)
+        rows = looked_up(parts[Part.LAYER_EMBEDDING], token_ids) * np.float32(spec.embedding_scale)
+        inputs: FloatArray = (normed + rows.reshape(shape)) * np.float32(spec.scale)
+        return inputs
+
+    def _finish_layer(self, hidden: FloatArray, parts: Parts, layer_input: FloatArray) -> FloatArray:
+        """Return the residual stream after a layer's own input and scale, if the model has them."""
+        if Part.INPUT_GATE in parts:
+            inner = gated(linear(hidden, parts[Part.INPUT_GATE]), layer_input, self.spec.mlp.activation)
+            hidden = hidden + self._norm(linear(inner, parts[Part.INPUT_OUTPUT]), parts, Part.AFTER_INPUT_NORM)
+        return hidden * parts[Part.LAYER_SCALE].weight if Part.LAYER_SCALE in parts else hidden
+
     def _angles(self, positions: IntArray) -> dict[RopeSpec, Angles]:
         """Return the angles of each kind of rotary positions in the model, once for all layers."""
         ropes = {layer.rope for layer in self.spec.layers if layer.rope is not None}
@@ -105,11 +128,11 @@ class ReferenceDecoder:
 
     def _attention(self, index: int, angles: Angles | None) -> _Attention | LatentAttention:
         """Return the attention of a layer."""
-        shape, layer, parts = self.spec.attention, self.spec.layers[index], self.weights.layers[index]
+        layer, parts = self.spec.layers[index], self.weights.layers[index]
+        shape = self.spec.attention_of(layer)
         if shape.latent is not None:
             return LatentAttention(shape, shape.latent, layer.window, parts, angles)
-        centre = None if self._centres is None else self._centres[index]
-        return _Attention(shape, layer.window, parts, angles, _Rounding(self.kv_dtype, centre))
+        return _Attention(shape, layer.window, parts, angles, _Rounding(self.kv_dtype, self._centres.get(index)))
 
     def _attend(
         self, hidden: FloatArray, index: int, angles: Angles | None, cache: CacheEngine, inputs: StepInputs
@@ -121,7 +144,8 @@ class ReferenceDecoder:
             states = cache.states(index, delta.num_key_heads)
             update = DeltaAttention(delta, parts).attend(rows, states, inputs)
         else:
-            update = self._attention(index, angles).attend(rows, cache.layer(index), inputs)
+            owner = self.spec.layers[index].keys_of
+            update = self._attention(index, angles).attend(rows, cache.layer(index if owner is None else owner), inputs)
         return hidden + self._norm(update, parts, Part.AFTER_ATTENTION_NORM) * np.float32(self.spec.residual_scale)
 
     def _transform(self, hidden: FloatArray, index: int) -> FloatArray:
@@ -190,14 +214,23 @@ class _Attention:
         query = self._heads(hidden, Part.QUERY, Part.QUERY_NORM)
         if self._angles is not None and self._angles.query_factors is not None:
             query = query * self._angles.query_factors[:, None, None]
-        keys = self._heads(hidden, Part.KEY, Part.KEY_NORM)
-        values = linear(hidden, self.parts[Part.VALUE]).reshape(keys.shape)
-        keys, values = self._rounding.round(keys, values)
-        write_kv(cache, inputs.slots[cache.group], keys, values)
+        if Part.KEY in self.parts:
+            keys, values = self._rounding.round(*self._keys_and_values(hidden))
+            write_kv(cache, inputs.slots[cache.group], keys, values)
         output = paged_attention(query, cache, inputs, self._rule).reshape(len(hidden), -1)
         if self._shape.gated:
             output = output * sigmoid(linear(hidden, self.parts[Part.ATTENTION_GATE]))
         return linear(output, self.parts[Part.OUTPUT])
+
+    def _keys_and_values(self, hidden: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the keys and the values of the tokens, `[num_tokens, heads, head_dim]`."""
+        shape = self._shape
+        keys = self._heads(hidden, Part.KEY, Part.KEY_NORM)
+        values = linear(hidden, self.parts[Part.VALUE if Part.VALUE in self.parts else Part.KEY]).reshape(keys.shape)
+        if shape.value_norm and shape.qk_norm is not None:
+            plain = replace(shape.qk_norm, unit_offset=False)
+            values = normalize(values, PartWeights(np.ones(shape.head_dim, np.float32)), plain)
+        return keys, values
 
     def _heads(self, hidden: FloatArray, part: Part, norm: Part) -> FloatArray:
         """Return queries or keys, normalised and rotated: `[num_tokens, heads, head_dim]`."""

@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
-from quire.compute.models.base import Activation, DeltaSpec
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import Activation, DeltaSpec
 from quire.compute.reference.mlp import sigmoid
 from quire.compute.reference.operations import activate, linear, normalize
 from quire.compute.weights.decoder_weights import Parts

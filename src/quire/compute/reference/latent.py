@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from quire.compute.arrays import FloatArray
-from quire.compute.models.base import AttentionSpec, LatentSpec
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import AttentionSpec, LatentSpec
 from quire.compute.reference.attention import AttentionRule, paged_attention, write_kv
 from quire.compute.reference.operations import Angles, linear, normalize, rotate
 from quire.compute.weights.decoder_weights import Parts, PartWeights

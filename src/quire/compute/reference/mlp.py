@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import FloatArray
-from quire.compute.models.base import DecoderSpec, ExpertsSpec, MLPSpec, Scoring
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import ExpertsSpec, MLPSpec, Scoring
 from quire.compute.reference.operations import activate, exponential, gated, linear
 from quire.compute.weights.decoder_weights import Parts
 

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
-from quire.compute.models.base import Activation, RopeSpec
 from quire.compute.models.parts import NormKind, NormScope, NormSpec
+from quire.compute.models.sublayers import Activation, RopeSpec
 from quire.compute.weights.codes import GROUP, INNER, Codes
 from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.weights.quantize import quantized

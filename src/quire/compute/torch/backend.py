@@ -20,6 +20,7 @@ from quire.compute.models import ModelDescription
 from quire.compute.torch.block_types import codings, kept_blocks
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
+from quire.compute.torch.missing import missing
 from quire.compute.torch.parallel.split import FIELD, SUMS, bytes_of_rank, require_gpus, shard_of
 from quire.compute.torch.settings import (
     DTYPES,
@@ -66,8 +67,8 @@ class TorchBackend:
         Raises `InvalidConfigError` for settings that it does not support.
         """
         models = [each for each in (model, model.draft) if each is not None]
-        if missing := next(filter(None, map(_missing, models)), ""):
-            raise InvalidConfigError("backend", "torch", f"native or reference: torch does not run {missing} yet")
+        if lacks := next(filter(None, (missing(each.spec) for each in models)), ""):
+            raise InvalidConfigError("backend", "torch", f"native or reference: torch does not run {lacks} yet")
         if device == "cpu" and find_spec("torch") is None:
             raise InvalidConfigError("backend", "torch", "native or reference: torch is not installed")
         if config.touch_kv_memory == "start" and device == "cuda":
@@ -126,8 +127,8 @@ class TorchBackend:
         gpu = look(os.environ, config.tensor_parallel)
         if gpu.gpu is None and config.device == "auto":
             return None, ""
-        if config.device == config.backend == "auto" and (missing := _missing(model)):
-            return None, f"runs on the CPU: torch does not run {missing} yet"
+        if config.device == config.backend == "auto" and (lacks := missing(model.spec)):
+            return None, f"runs on the CPU: torch does not run {lacks} yet"
         require_gpus(gpu, config.tensor_parallel)
         backend = cls.of("cuda", config.resolved(gpu.total_bytes), model)
         num_bytes = backend.facts.weight_bytes + backend.facts.activation_bytes
@@ -200,13 +201,6 @@ def _require_ranks(config: ResolvedConfig) -> None:
     if config.batch_invariant and config.tensor_parallel_sums == "reduce":
         allowed = "gather with batch_invariant: sums over ranks depend on the whole step"
         raise InvalidConfigError(SUMS, "reduce", allowed)
-
-
-def _missing(model: ModelDescription) -> str:
-    """Return what a model has that this engine does not run; empty if it runs the model."""
-    if model.spec.attention.latent is not None:
-        return "latents (MLA)"
-    return "linear attention" if model.spec.delta is not None or model.spec.attention.gated else ""
 
 
 def _kv_spec(model: ModelDescription, settings: TorchSettings) -> KVCacheSpec:

@@ -223,5 +223,5 @@ def _on_gpu(pool: KVPool) -> bool:
 
 def _host_pool(spec: KVCacheSpec, num_blocks: int, *, pinned: bool) -> KVPool:
     """Return a pool in which a block is one piece of memory."""
-    shape = (num_blocks, spec.layers_per_group, spec.block_size * spec.bytes_per_layer_token)
+    shape = (num_blocks, spec.num_places, spec.block_size * spec.bytes_per_layer_token)
     return KVPool(torch.empty(shape, dtype=torch.uint8, pin_memory=pinned).transpose(0, 1), spec)

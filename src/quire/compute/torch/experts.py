@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from quire.compute.models.base import Activation, ExpertsSpec, Scoring
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import Activation, ExpertsSpec, Scoring
 from quire.compute.torch.adapters import Add
 from quire.compute.torch.operations import Operations
 from quire.compute.torch.products import Matrix, Product

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.compute.models.base import ExpertsSpec, Scoring
+from quire.compute.models.sublayers import ExpertsSpec, Scoring
 from quire.compute.torch.experts import routed
 from quire.compute.torch.kernels.expert_groups import Groups, combine, group, route
 from quire.compute.torch.kernels.grouped_product import MANY, ProductShape, grouped_product, shape_for

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from quire.compute.models.base import Activation
 from quire.compute.models.parts import NormScope
+from quire.compute.models.sublayers import Activation
 from quire.compute.torch.attention.base import AttentionBackend, KVPair
 from quire.compute.torch.kernels import activations, norms, rope_cache
 from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations

@@ -210,8 +210,7 @@ def with_key_centres(spec: DecoderSpec, weights: TorchWeights, implementations: 
     plain = replace(implementations, attention=attention, operations=PlainOperations(attention))
     runner = TorchRunner(TorchDecoder(spec, weights, plain), create_sampler(spec.vocab_size, device))
     memory = TorchCache(kv_spec, attention, device, num_blocks=num_blocks(spec, kv_spec))
-    centres = key_centres(spec, memory, runner, _read_keys)
-    return weights if centres is None else weights.with_key_centres(centres)
+    return weights.with_key_centres(key_centres(spec, memory, runner, _read_keys))
 
 
 def _read_keys(cache: TorchCache, layer: int) -> FloatArray:

@@ -16,8 +16,8 @@ from typing import Final, Protocol
 import torch
 from torch.nn import functional
 
-from quire.compute.models.base import Activation, RopeSpec
 from quire.compute.models.parts import NormScope
+from quire.compute.models.sublayers import Activation, RopeSpec
 from quire.compute.torch.attention.base import AttentionBackend, KVPair
 
 RUN: Final = 64

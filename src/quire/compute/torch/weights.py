@@ -10,7 +10,7 @@ always float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -131,13 +131,13 @@ class TorchWeights:
         reader.release()
         return replace(weights, layers=tuple(loader.layer(index) for index in range(len(spec.layers))))
 
-    def with_key_centres(self, centres: Sequence[FloatArray]) -> TorchWeights:
+    def with_key_centres(self, centres: Mapping[int, FloatArray]) -> TorchWeights:
         """Return the same weights, with a centre for the keys of each layer, `[num_kv_heads, head_dim]`."""
-        moved = [torch.from_numpy(centre).to(self.embedding.weight.device, torch.float32) for centre in centres]
-        layers = (
-            replace(layer, form=replace(layer.form, key_centre=centre))
-            for layer, centre in zip(self.layers, moved, strict=True)
-        )
+        device = self.embedding.weight.device
+        layers = list(self.layers)
+        for index, centre in centres.items():
+            moved = torch.from_numpy(centre).to(device, torch.float32)
+            layers[index] = replace(layers[index], form=replace(layers[index].form, key_centre=moved))
         return replace(self, layers=tuple(layers))
 
     def matrices(self) -> Iterator[Matrix]:

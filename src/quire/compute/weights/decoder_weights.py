@@ -38,8 +38,12 @@ PRODUCTS: Final = frozenset(
     | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN, Part.EMBEDDING_OUT, Part.HEAD}
     | {Part.QUERY_DOWN, Part.LATENT, Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN}
     | {Part.ATTENTION_GATE, Part.DELTA_QUERY, Part.DELTA_KEY, Part.DELTA_VALUE, Part.DELTA_GATE, Part.DELTA_OUTPUT}
+    | {Part.LAYER_INPUTS, Part.INPUT_GATE, Part.INPUT_OUTPUT}
 )
 """The matrices in products, except the router; an embedding that is also the head is another one."""
+
+LOOKED_UP: Final = frozenset({Part.EMBEDDING, Part.LAYER_EMBEDDING})
+"""Matrices whose rows are read by token; they stay blocks if they are blocks in the file."""
 
 OF_LATENTS: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 """Matrices that never become codes: queries are multiplied by the columns of KEY_UP."""
@@ -209,7 +213,7 @@ class _Place:
 
     def kept_blocks(self, of: _Stored) -> str:
         """Return the block type that the weight keeps; empty if it does not stay blocks."""
-        if of.weights != "auto" or not (self.is_product or self.part is Part.EMBEDDING):
+        if of.weights != "auto" or not (self.is_product or self.part in LOOKED_UP):
             return ""
         return of.block_types.get(f"{self.stem}.weight", "")
 

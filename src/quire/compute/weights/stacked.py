@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
-from quire.compute.models.base import MAX_EXPERTS
+from quire.compute.models.sublayers import MAX_EXPERTS
 from quire.compute.weights.checkpoint import FLOAT_DTYPES, Checkpoint
 from quire.compute.weights.safetensors import TensorEntry
 from quire.compute.weights.weight_file import EVERYTHING
@@ -42,7 +42,7 @@ STACK: Final = ".mlp.experts."
 BARE: Final = (
     *(".self_attn.sinks", ".mlp.gate.e_score_correction_bias"),
     *(".linear_attn.A_log", ".linear_attn.dt_bias"),
-    ".mlp.moe_statics.e_score_correction_bias",
+    *(".mlp.moe_statics.e_score_correction_bias", ".layer_scalar"),
 )
 """Weight tensors whose names lack `.weight`; they may be one row, `[1, size]`."""
 MATRICES: Final = MappingProxyType({"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})

@@ -8,6 +8,7 @@ tables, and **one** pool of blocks serves all groups. So the memory has an array
     block 1   ├ layer 2 ┼ K, V ┤     ├ layer 3 ┼ K, V ┤    held by group 1 = layers (2, 3)
     block 2   └ …  its holder's layers ──────┘
 
+Layers with fewer numbers than others share a place, one after another (`KVCacheSpec.layers_per_place`).
 If the values are part of the keys (`KVCacheSpec.latent_dim`), their arrays are empty. In a block of a recurrent group,
 the arrays of a place hold the two halves of a layer's state.
 
@@ -98,7 +99,9 @@ class CacheEngine:
                 touch_threads=touch_threads,
             )
         self._places = {
-            layer: (index, place) for index, group in enumerate(spec.groups) for place, layer in enumerate(group.layers)
+            layer: (index, *divmod(rank, spec.layers_per_place(group)))
+            for index, group in enumerate(spec.groups)
+            for rank, layer in enumerate(group.layers)
         }
 
     def allocate(self) -> None:
@@ -125,28 +128,27 @@ class CacheEngine:
 
     def layer(self, layer: int) -> LayerCache:
         """Return the cache of one layer. Does not mutate; the arrays are the memory itself."""
-        group, keys, values = self._arrays(layer)
-        keys = self._by_token(keys, self.spec.key_head_bytes)
-        if self.spec.latent_dim:
-            return LayerCache(group, keys, keys[..., : self.spec.latent_dim])
-        return LayerCache(group, keys, self._by_token(values, self.spec.value_head_bytes))
+        group, place, part = self._places[layer]
+        heads, sizes = self.spec.heads_of(self.spec.groups[group]), self.spec.layer_bytes(self.spec.groups[group])
+        keys, values = (
+            array[:, part * size // array.itemsize : (part + 1) * size // array.itemsize].reshape(
+                self.num_blocks, self.spec.block_size, heads.num_kv_heads, -1
+            )
+            for array, size in zip(self._arrays(place), sizes, strict=True)
+        )
+        return LayerCache(group, keys, keys[..., : self.spec.latent_dim] if self.spec.latent_dim else values)
 
     def states(self, layer: int, num_key_heads: int) -> StateCache:
         """Return the states of a recurrent layer in float32 memory. Does not mutate; the arrays are the memory."""
-        group, *halves = self._arrays(layer)
+        group, place, _ = self._places[layer]
         num_floats = self.spec.recurrent_bytes // 4
-        first, second = (half[:, :num_floats].reshape(self.num_blocks, num_key_heads // 2, -1) for half in halves)
+        first, second = (
+            half[:, :num_floats].reshape(self.num_blocks, num_key_heads // 2, -1) for half in self._arrays(place)
+        )
         return StateCache(group, self.spec.block_size, (first, second))
 
-    def _by_token(self, array: CacheArray, head_bytes: int) -> CacheArray:
-        """Return keys or values by block, token and head."""
-        shape = self.spec.block_size, self.spec.num_kv_heads, head_bytes // array.itemsize
-        return array[:, : math.prod(shape)].reshape(self.num_blocks, *shape)
-
-    def _arrays(self, layer: int) -> tuple[int, CacheArray, CacheArray]:
-        group, place = self._places[layer]
-        keys, values = self._device.arrays[2 * place : 2 * place + 2]
-        return group, keys, values
+    def _arrays(self, place: int) -> list[CacheArray]:
+        return self._device.arrays[2 * place : 2 * place + 2]
 
     def places(self) -> list[tuple[CacheArray, CacheArray]]:
         """Return keys and values of each place: the memory itself, and the same list while it is allocated."""
@@ -166,7 +168,7 @@ class CacheEngine:
             buffer = buffer[len(view) :]
 
     def _views(self, block: int, group: int) -> list[memoryview]:
-        num_arrays = 2 * len(self.spec.groups[group].layers)
+        num_arrays = 2 * self.spec.places_of(self.spec.groups[group])
         views = [memoryview(array[block]).cast("B") for array in self._device.arrays[:num_arrays] if array.size]
         return views if self.draft is None else views + self.draft._views(block, group)
 
@@ -195,7 +197,7 @@ class _Tier:
         dtype = STORED_AS[spec.dtype]
         sizes = [size // np.dtype(dtype).itemsize for size in (spec.key_block_bytes, spec.value_block_bytes)]
         try:
-            self.arrays = [_new_array((self.num_blocks, size), dtype, poison) for size in sizes * spec.layers_per_group]
+            self.arrays = [_new_array((self.num_blocks, size), dtype, poison) for size in sizes * spec.num_places]
         except (OSError, OverflowError) as error:
             allowed = f"as many as fit into memory, {spec.bytes_per_block} bytes each"
             raise InvalidConfigError(self.name, self.num_blocks, allowed) from error

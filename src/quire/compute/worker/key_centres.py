@@ -13,13 +13,14 @@ this, the centre would fit short texts only, and would make long texts worse tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import numpy as np
 
 from quire.compute.arrays import FloatArray
-from quire.compute.models.base import DecoderSpec, RopeSpec
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.sublayers import RopeSpec
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner, StepInputs
 from quire.core.kv_spec import KVCacheSpec
@@ -45,26 +46,28 @@ def key_centres(
     memory: Memory,
     runner: ModelRunner[Memory],
     read_keys: Callable[[Memory, int], FloatArray],
-) -> list[FloatArray] | None:
-    """Return the centre of the keys of each layer, `[num_kv_heads, head_dim]`; None if it would change a softmax.
+) -> Mapping[int, FloatArray]:
+    """Return the centre of the keys of each layer that stores some, `[num_kv_heads, head_dim]`.
+
+    Returns nothing if a centre would change a softmax.
 
     `memory`: `num_blocks` of `BLOCK` tokens, in float32; it is allocated and released here. `read_keys` returns the
     keys of a layer in it by slot, `[num_slots, num_kv_heads, head_dim]`.
     """
     if spec.attention.score_soft_cap is not None or spec.attention.sinks:
-        return None
+        return {}
     count, groups = _num_tokens(spec), memory.spec.groups
     blocks_each = num_blocks(spec, memory.spec) // len(groups)
     memory.allocate()
     for first in range(0, count, CHUNK):
         chunk = range(first, min(count, first + CHUNK))
         runner.run(_inputs(spec.vocab_size, len(groups), blocks_each, chunk), memory)
-    centres = []
-    for index, layer in enumerate(spec.layers):
-        group = next(number for number, each in enumerate(groups) if index in each.layers)
-        first = group * blocks_each * BLOCK
-        mean = _mean(read_keys(memory, index)[first : first + count], layer.rope)
-        centres.append(np.where(np.isfinite(mean), mean, np.float32(0)))
+    centres = {}
+    for number, group in enumerate(groups):
+        first = number * blocks_each * BLOCK
+        for layer in group.layers:
+            mean = _mean(read_keys(memory, layer)[first : first + count], spec.layers[layer].rope)
+            centres[layer] = np.where(np.isfinite(mean), mean, np.float32(0))
     memory.release()
     return centres
 

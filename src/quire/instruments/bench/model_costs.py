@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from quire.cli.model_shapes import shape_of
 from quire.compute.backend import BackendFacts
 from quire.compute.models import ModelDescription
-from quire.simulate.model_shape import ModelShape, num_pairs, num_read
+from quire.simulate.model_shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +29,28 @@ class ModelCosts:
     def kv_bytes(self, lengths: Iterable[int]) -> int:
         """Return the bytes of the keys, values and states that one new token of each sequence reads."""
         lengths = list(lengths)
-        num_tokens = sum(num_read(length - 1, 1, window) for length in lengths for window in self.shape.windows)
-        return self.kv_bytes_per_layer_token * num_tokens + len(lengths) * self.shape.state_bytes
+        num_tokens = sum(kind.read(length - 1, 1) for length in lengths for kind in self.shape.kinds)
+        return round(self.kv_bytes_per_layer_token * num_tokens) + len(lengths) * self.shape.state_bytes
 
     def prompt_operations(self, num_tokens: int) -> int:
         """Return the multiplications and additions of a prompt, with the logits of its last token."""
-        pairs = sum(num_pairs(0, num_tokens, window) for window in self.shape.windows)
+        pairs = sum(kind.pairs(0, num_tokens) for kind in self.shape.kinds)
         return self._operations(num_tokens, 1, pairs)
 
     def vector_operations(self, num_tokens: int) -> int:
         """Return the operations to embed a text, which needs no logits."""
-        pairs = sum(num_pairs(0, num_tokens, window) for window in self.shape.windows)
+        pairs = sum(kind.pairs(0, num_tokens) for kind in self.shape.kinds)
         return self._operations(num_tokens, 0, pairs)
 
     def decode_operations(self, lengths: Sequence[int]) -> int:
         """Return the operations of one new token of each sequence; `lengths` include it."""
-        pairs = sum(num_pairs(length - 1, 1, window) for length in lengths for window in self.shape.windows)
+        pairs = sum(kind.pairs(length - 1, 1) for length in lengths for kind in self.shape.kinds)
         return self._operations(len(lengths), len(lengths), pairs)
 
-    def _operations(self, num_tokens: int, num_logits: int, pairs: int) -> int:
+    def _operations(self, num_tokens: int, num_logits: int, pairs: float) -> int:
         shape = self.shape
         products = num_tokens * shape.operations_per_token + num_logits * shape.operations_per_logits
-        return products + pairs * shape.operations_per_pair + num_tokens * shape.state_operations
+        return products + round(pairs * shape.operations_per_pair) + num_tokens * shape.state_operations
 
 
 def model_costs(model: ModelDescription, facts: BackendFacts) -> ModelCosts | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from quire.core.config import require_int, require_number
 from quire.core.step import StepPlan
-from quire.simulate.model_shape import num_pairs, num_read
+from quire.simulate.model_shape import num_read
 from quire.simulate.roofline import Roofline
 
 
@@ -43,15 +43,15 @@ class RooflineCost:
         num_decodes = plan.num_decodes
         decodes = plan.starts[:num_decodes]
         chunks = list(zip(plan.starts[num_decodes:], plan.counts[num_decodes:], strict=True))
-        read = pairs = 0
-        for window, num_layers in self._roofline.kinds:
-            if window is None:
+        read = pairs = 0.0
+        for kind in self._roofline.kinds:
+            if kind.window is None:
                 seen = sum(decodes) + num_decodes
             else:
-                seen = sum([num_read(start, 1, window) for start in decodes])
-            read += num_layers * seen
-            pairs += num_layers * seen
+                seen = sum([num_read(start, 1, kind.window) for start in decodes])
+            read += kind.count * kind.bytes_share * seen
+            pairs += kind.count * kind.pair_share * seen
             for start, count in chunks:
-                read += num_layers * num_read(start, count, window)
-                pairs += num_layers * num_pairs(start, count, window)
+                read += kind.read(start, count)
+                pairs += kind.pairs(start, count)
         return self._roofline.seconds_of(read, pairs)

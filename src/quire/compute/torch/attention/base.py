@@ -85,7 +85,7 @@ class KVPool:
     @classmethod
     def allocate(cls, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> KVPool:
         """Return new blocks with undefined content."""
-        shape = (spec.layers_per_group, num_blocks, spec.block_size * spec.bytes_per_layer_token)
+        shape = (spec.num_places, num_blocks, spec.block_size * spec.bytes_per_layer_token)
         return cls(torch.empty(shape, dtype=torch.uint8, device=device), spec)
 
     def pair(self, place: int, group: int) -> KVPair:

@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
-from quire.compute.models.base import ExpertsSpec
+from quire.compute.models.sublayers import ExpertsSpec
 from quire.compute.torch.experts import ExpertOperations
 from quire.compute.torch.parallel.shards import JoiningMatrix, PartialMatrix, ShardedMatrix
 from quire.compute.torch.parallel.split import Rank

@@ -1,0 +1,307 @@
+"""The sublayers of a decoder as data: positions, attention of each form, the MLP and experts.
+
+A `DecoderSpec` (base.py) consists of these specs. Each states the settings of one sublayer; engines interpret them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape
+from quire.core.errors import CheckpointError
+
+MAX_EXPERTS: Final = 1 << 16
+"""For all layers together: three times the number in any model. The tensors of each are checked one by one."""
+
+
+class Activation(Enum):
+    """The non-linearity of the MLP."""
+
+    SILU = "silu"
+    GELU = "gelu"  # exact, by the error function
+    GELU_TANH = "gelu_tanh"
+    RELU = "relu"
+    RELU_SQUARED = "relu_squared"
+    CLAMPED_SWIGLU = "clamped_swiglu"  # x × sigmoid(1.702 x) of x = min(gate, 7), times up clamped to ±7, plus 1
+
+
+class Scoring(Enum):
+    """The function from a router's scores to the weights of experts."""
+
+    SOFTMAX = "softmax"  # over all experts
+    SIGMOID = "sigmoid"  # of each expert alone
+    SPARSE_MIXER = "sparse_mixer"  # over an expert and those with a score near to its own
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """The first `rotary_dim` dimensions of a head rotate, in pairs (i, i + rotary_dim / 2).
+
+    At position p pair i rotates by p × inverse_frequencies[i]; cosine and sine are multiplied by
+    `scale`. Queries, not keys, are also multiplied by 1 + `query_growth` × log(1 + floor(p / growth_length)). These
+    numbers include any context extension, and are float32 values.
+    """
+
+    rotary_dim: int
+    inverse_frequencies: tuple[float, ...]
+    scale: float = 1.0
+    query_growth: float = 0.0
+    growth_length: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention: a token has one latent for all heads instead of keys and values (MLA).
+
+    The latent is `rank` numbers, normalised by `norm`, and `rope_dim` more that rotate. It is the only key-value head.
+    A key of a head is `plain_dim` numbers, its rows of KEY_UP times the latent, and the rotating numbers; a value is
+    `value_dim` numbers, its rows of VALUE_UP times the latent. `query_rank`: the size of a second latent, also
+    normalised, from which queries are computed; None: they are computed from the hidden state.
+
+    Engines compute no keys and no values: they multiply a query by KEY_UP, attend to latents, and multiply the result
+    by VALUE_UP.
+    """
+
+    rank: int
+    rope_dim: int
+    plain_dim: int
+    value_dim: int
+    norm: NormSpec
+    query_rank: int | None = None
+
+    @property
+    def query_dim(self) -> int:
+        """The numbers of a query head, before it is multiplied by KEY_UP."""
+        return self.plain_dim + self.rope_dim
+
+    def parts(self, num_heads: int, hidden_size: int, bias: bool) -> dict[Part, PartShape]:
+        """Return a layer's parts for queries and latents, and for keys and values from latents."""
+        queries_from = self.query_rank or hidden_size
+        parts = {
+            Part.QUERY: PartShape((num_heads * self.query_dim, queries_from)),
+            Part.LATENT: PartShape((self.rank + self.rope_dim, hidden_size), bias),
+            Part.LATENT_NORM: self.norm.shape(self.rank),
+            Part.KEY_UP: PartShape((num_heads * self.plain_dim, self.rank)),
+            Part.VALUE_UP: PartShape((num_heads * self.value_dim, self.rank)),
+        }
+        if self.query_rank is not None:
+            parts[Part.QUERY_DOWN] = PartShape((self.query_rank, hidden_size), bias)
+            parts[Part.QUERY_DOWN_NORM] = self.norm.shape(self.query_rank)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """Linear attention by the gated delta rule: a recurrent layer, with a state instead of keys and values.
+
+    Each of `num_heads` value heads has a matrix S, `[key_dim, value_dim]`, which a token changes and reads:
+
+        S = decay × S;  S += k × rate × (v - S k);  output = S q        decay, rate: from 0 to 1, by token and head
+
+    Value head h uses the query and key of head h // (num_heads / num_key_heads). Queries, keys and values first go
+    through a SiLU of a causal filter over `filter_width` tokens; then queries and keys have length 1, and queries are
+    divided by √key_dim. With a = row of DELTA_DECAY and b = row of DELTA_RATE, decay = exp(-exp(DELTA_LOG_DECAY) ×
+    softplus(a + DELTA_DECAY_OFFSET)) and rate = sigmoid(b). The output is normalised by `norm` for each head, and
+    multiplied by SiLU(DELTA_GATE). `outputs_in_turns`: the rows of DELTA_GATE and the columns of DELTA_OUTPUT have the
+    first value head of each key, then the second of each key, as in GGUF files of Qwen3.5.
+    """
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    filter_width: int
+    norm: NormSpec
+    outputs_in_turns: bool = False
+
+    @property
+    def heads_per_key(self) -> int:
+        """How many value heads share a key."""
+        return self.num_heads // self.num_key_heads
+
+    @property
+    def num_inputs(self) -> int:
+        """The numbers of a token that go through the filter: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+
+    @property
+    def record_matrices(self) -> int:
+        """The floats of the matrices S that belong to one key head."""
+        return self.heads_per_key * self.key_dim * self.value_dim
+
+    @property
+    def record_inputs(self) -> int:
+        """The floats for a token's query, key and values of one key head."""
+        return -(-(2 * self.key_dim + self.heads_per_key * self.value_dim) // 16) * 16
+
+    @property
+    def record_change(self) -> int:
+        """The floats for what a token changes in the matrices of one key head."""
+        return -(-(self.key_dim + self.heads_per_key * (self.value_dim + 1)) // 16) * 16
+
+    @property
+    def record_floats(self) -> int:
+        """The floats of the state of one key head; see `quire.compute.reference.delta`."""
+        return self.record_matrices + self.filter_width * self.record_inputs + self.record_change + 16
+
+    @property
+    def half_bytes(self) -> int:
+        """The bytes of half a layer's state."""
+        return self.num_key_heads // 2 * self.record_floats * 4
+
+    @property
+    def operations(self) -> int:
+        """Additions and multiplications of a token in S: forgetting, adding, and reading by key and by query."""
+        return 7 * self.num_heads * self.key_dim * self.value_dim
+
+    def parts(self, hidden_size: int) -> dict[Part, PartShape]:
+        """Return a layer's parts."""
+        keys, values = self.num_key_heads * self.key_dim, self.num_heads * self.value_dim
+        return {
+            Part.DELTA_QUERY: PartShape((keys, hidden_size)),
+            Part.DELTA_KEY: PartShape((keys, hidden_size)),
+            Part.DELTA_VALUE: PartShape((values, hidden_size)),
+            Part.DELTA_GATE: PartShape((values, hidden_size)),
+            Part.DELTA_RATE: PartShape((self.num_heads, hidden_size)),
+            Part.DELTA_DECAY: PartShape((self.num_heads, hidden_size)),
+            Part.DELTA_FILTER: PartShape((self.num_inputs, 1, self.filter_width)),
+            Part.DELTA_LOG_DECAY: PartShape((self.num_heads,)),
+            Part.DELTA_DECAY_OFFSET: PartShape((self.num_heads,)),
+            Part.DELTA_NORM: self.norm.shape(self.value_dim),
+            Part.DELTA_OUTPUT: PartShape((hidden_size, values)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """The settings of all attention layers.
+
+    Query head h reads key-value head h // (num_heads / num_kv_heads). `bias`: query, key and value have a bias.
+    `qk_norm` normalises queries and keys before they rotate, or after that if `rotates_first`, by `qk_norm_scope`.
+    `sinks`: each query head has a learned score that is not capped; it takes part in every softmax as a position
+    without a value. `latent`: heads share one latent of `head_dim` numbers; `bias` then applies to the matrices that
+    compute the latents. `gated`: the output of attention is multiplied by the sigmoid of ATTENTION_GATE.
+    `value_norm`: each value head is normalised like keys, without weights.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    bias: bool = False
+    output_bias: bool = False
+    qk_norm: NormSpec | None = None
+    qk_norm_scope: NormScope = NormScope.HEAD
+    rotates_first: bool = False
+    score_soft_cap: float | None = None
+    sinks: bool = False
+    latent: LatentSpec | None = None
+    gated: bool = False
+    value_norm: bool = False
+
+    @property
+    def output_dim(self) -> int:
+        """The width of the output matrix's input: the numbers of all heads."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputsSpec:
+    """Inputs of each layer for each token (Gemma's per-layer embeddings), `size` numbers per layer.
+
+    They are computed once, from the token and from its scaled embedding x:
+
+        (row of LAYER_EMBEDDING × embedding_scale + norm(LAYER_INPUTS x × input_scale)) × scale
+
+    A row has the numbers of all layers; the norm, LAYER_INPUTS_NORM, is over those of a layer.
+    """
+
+    size: int
+    embedding_scale: float
+    input_scale: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class MLPSpec:
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) if not gated."""
+
+    intermediate_size: int
+    activation: Activation
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """Experts of sparse layers: MLPs like the dense one except for their size and biases.
+
+    The router's scores give the weights, by `scoring`. A token is routed to the `experts_per_token` experts with
+    the highest weights; among equal ones, to the lowest ids. With `normalize_weights`, these weights are
+    divided by their sum; with a softmax, this equals the softmax over these experts alone. Then they are multiplied by
+    `scale`. Outputs are added in the order of expert ids. `bias`: the router and each matrix of an expert have a bias.
+
+    - `margin`: a sparse mixer chooses the expert with the highest score m. Its weight is that of a softmax over the
+      experts whose score s is near: m - s <= margin × max(m, |s|). The next one is chosen likewise among the others.
+    - `offset`: the router has a number for each expert, which is added to its weight only for the choice of experts.
+    - `num_groups`: experts are in groups of equal size; only experts of a token's best `groups_per_token` groups are
+      chosen. Groups are ranked by the sum of their `group_best` highest weights, with offsets.
+    - `shared_size`: the size of an additional MLP for every token; its output is added last. 0: none.
+    - `shared_router`: that output is multiplied by the sigmoid of a score, which a matrix of one row computes.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    normalize_weights: bool
+    bias: bool = False
+    scoring: Scoring = Scoring.SOFTMAX
+    scale: float = 1.0
+    margin: float = 0.0
+    offset: bool = False
+    num_groups: int = 1
+    groups_per_token: int = 1
+    group_best: int = 1
+    shared_size: int = 0
+    shared_router: bool = False
+
+
+def check_rope(rope: RopeSpec, head_dim: int) -> None:
+    """Raise unless positions fit into a head and have a frequency for each pair."""
+    if rope.rotary_dim % 2 or not 0 < rope.rotary_dim <= head_dim:
+        raise CheckpointError("rotary dimensions", rope.rotary_dim, f"an even number from 2 to {head_dim}")
+    if len(rope.inverse_frequencies) != rope.rotary_dim // 2:
+        raise CheckpointError("rotary frequencies", len(rope.inverse_frequencies), f"{rope.rotary_dim // 2} of them")
+
+
+def check_latent(attention: AttentionSpec, latent: LatentSpec) -> None:
+    """Raise unless the latent is the only key-value head, and engines can read its parts."""
+    for name in ("rank", "rope_dim", "value_dim"):  # engines read 16 numbers at once, and heads are contiguous
+        size = getattr(latent, name)
+        if size < 1 or size % 16:
+            raise CheckpointError(f"latent {name}", size, "a multiple of 16")
+    has_other = attention.qk_norm is not None or attention.sinks or attention.num_kv_heads != 1
+    if has_other or attention.head_dim != latent.rank + latent.rope_dim:
+        raise CheckpointError("attention", "a latent with other heads", "one key-value head, which is the latent")
+
+
+def check_experts(experts: ExpertsSpec, num_layers: int) -> None:
+    """Raise unless a token can choose its experts; `num_layers` have some."""
+    if num_layers * experts.num_experts > MAX_EXPERTS:
+        where = f"experts of {num_layers} layers"
+        raise CheckpointError(where, num_layers * experts.num_experts, f"at most {MAX_EXPERTS}")
+    if not 0 < experts.experts_per_token <= experts.num_experts:
+        raise CheckpointError("experts per token", experts.experts_per_token, f"from 1 to {experts.num_experts}")
+    if experts.num_groups < 1 or experts.num_experts % experts.num_groups:
+        raise CheckpointError("groups of experts", experts.num_groups, f"a divisor of {experts.num_experts}")
+    size = experts.num_experts // experts.num_groups
+    if not 0 < experts.group_best <= size:
+        raise CheckpointError("experts that rank a group", experts.group_best, f"from 1 to {size}")
+    least = -(-experts.experts_per_token // size)
+    if not least <= experts.groups_per_token <= experts.num_groups:
+        raise CheckpointError("groups per token", experts.groups_per_token, f"from {least} to {experts.num_groups}")
+    has_rules = experts.normalize_weights or experts.offset or experts.num_groups > 1
+    if experts.scoring is Scoring.SPARSE_MIXER and has_rules:
+        raise CheckpointError("experts of a sparse mixer", "sums, offsets or groups", "weights as they are")
