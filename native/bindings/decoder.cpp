@@ -82,6 +82,7 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.groups_per_token = field<int>(fields, "groups_per_token");
     shape.group_best = field<int>(fields, "group_best");
     shape.shared_size = field<int>(fields, "shared_size");
+    shape.score_scale = field<float>(fields, "score_scale");
     shape.gated = field<bool>(fields, "gated");
     shape.tied_head = field<bool>(fields, "tied_head");
     shape.qk_norm = head_norm_of(field<std::string>(fields, "qk_norm"));
@@ -230,7 +231,11 @@ NormWeights& norm_named(DecoderWeights& weights, const std::string& part, int la
         {"query_down_norm", &LayerWeights::query_down_norm},
         {"latent_norm", &LayerWeights::latent_norm},
         {"delta_norm", &LayerWeights::delta_norm},
-        {"after_input_norm", &LayerWeights::after_input_norm}};
+        {"after_input_norm", &LayerWeights::after_input_norm},
+        {"router_norm", &LayerWeights::router_norm},
+        {"experts_norm", &LayerWeights::experts_norm},
+        {"after_experts_norm", &LayerWeights::after_experts_norm},
+        {"after_shared_norm", &LayerWeights::after_shared_norm}};
     if (layer < 0 && part == "final_norm") return weights.final_norm;
     if (layer < 0 && part == "layer_inputs_norm") return weights.layer_inputs_norm;
     return weights.layers.at(layer).*kOfLayer.at(part);
@@ -268,11 +273,19 @@ void set_sinks(Decoder& decoder, int layer, const Array<const float, 1>& sinks) 
     decoder.weights.layers.at(layer).sinks = vector_of(sinks);
 }
 
-void set_router_offset(Decoder& decoder, int layer, const Array<const float, 1>& offset) {
-    if (static_cast<int>(offset.shape(0)) != decoder.shape().num_experts) {
-        throw std::invalid_argument("the decoder has one offset for each expert");
+std::vector<float> of_experts(const Decoder& decoder, const Array<const float, 1>& numbers) {
+    if (static_cast<int>(numbers.shape(0)) != decoder.shape().num_experts) {
+        throw std::invalid_argument("the decoder has one number for each expert");
     }
-    decoder.weights.layers.at(layer).router_offset = vector_of(offset);
+    return vector_of(numbers);
+}
+
+void set_router_offset(Decoder& decoder, int layer, const Array<const float, 1>& offset) {
+    decoder.weights.layers.at(layer).router_offset = of_experts(decoder, offset);
+}
+
+void set_expert_factors(Decoder& decoder, int layer, const Array<const float, 1>& factors) {
+    decoder.weights.layers.at(layer).expert_factors = of_experts(decoder, factors);
 }
 
 // The filter is [filter_width, num_inputs]; for each value head, what is added to its decays, and their logarithm's
@@ -516,6 +529,8 @@ void bind_decoder(nb::module_& module) {
              "Let these scores, [num_heads], take part in each softmax of a layer.")
         .def("set_router_offset", &set_router_offset, nb::arg("layer"), nb::arg("offset"),
              "Add these numbers, [num_experts], to the weights that experts of a layer are chosen by.")
+        .def("set_expert_factors", &set_expert_factors, nb::arg("layer"), nb::arg("factors"),
+             "Multiply the weights of the experts of a layer by these numbers, [num_experts].")
         .def("set_norm", &set_norm, nb::arg("part"), nb::arg("layer"), nb::arg("weight"))
         .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_embedding", &set_embedding, nb::arg("rows"), nb::kw_only(), nb::arg("blocks") = "",

@@ -1,54 +1,23 @@
 #include "quire/decoder.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
-#include <optional>
 
-#include "activations.h"
-#include "attention_pieces.h"
 #include "expert_choice.h"
 #include "head_rows.h"
 #include "layer_inputs.h"
-#include "low_rank_products.h"
-#include "quire/linear_pieces.h"
 #include "recurrent_layer.h"
-#include "step_call.h"
+#include "step_products.h"
 
 namespace quire {
 
 // One step, as computed by each member of the team. All members hold the same call; pieces divide the writes
 // among them.
-class Decoder::Step {
+class Decoder::Step : private Products {
   public:
     Step(Decoder& decoder, const StepCall& call, ThreadTeam::Member& member)
-        : shape_(decoder.shape_),
-          weights_(decoder.weights),
-          cache_(decoder.cache_),
-          kernels_(decoder.kernels_),
-          a_(*decoder.activations_),
-          view_(call),
-          results_(call.results),
-          member_(member),
-          num_threads_(decoder.team_.size()),
-          sizes_(decoder.shape_),
-          hidden_{a_.hidden.data(), sizes_.hidden},
-          normed_{a_.normed.data(), sizes_.hidden},
-          update_{a_.update.data(), sizes_.hidden},
-          query_{a_.query.data(), sizes_.query},
-          attended_{a_.attended.data(), sizes_.query},
-          key_{a_.key.data(), sizes_.key},
-          value_{a_.value.data(), sizes_.key},
-          heads_{a_.heads.data(), sizes_.heads},
-          query_down_{a_.query_down.data(), sizes_.query_down},
-          gate_{a_.gate.data(), sizes_.gate},
-          inner_{a_.inner.data(), sizes_.inner},
-          ups_{a_.ups.data(), sizes_.inner},
-          layer_inputs_{a_.layer_inputs.data(), sizes_.layer_inputs},
-          low_rank_(call.adapted, kernels_, a_.low, sizes_, call.num_tokens),
-          expert_low_rank_(a_.experts.adapted, kernels_, a_.low, sizes_, call.num_tokens * shape_.experts_per_token,
-                           &a_.experts.num_runs) {}
+        : Products(decoder, call, member), weights_(decoder.weights), cache_(decoder.cache_), results_(call.results) {}
 
     void run() {
         embed();
@@ -65,98 +34,6 @@ class Decoder::Step {
     }
 
   private:
-    template <typename Work>
-    void for_rows(int num_rows, Work work) {
-        quire::for_rows(member_, num_rows, work);
-    }
-
-    LinearPieces pieces_for(const MatrixView& matrix, int num_rows) const {
-        return LinearPieces(matrix, num_rows, num_threads_);
-    }
-
-    LinearInput rounded(const Rows& rows, int num_rows) const { return {rows, {a_.rounded.data(), num_rows}}; }
-
-    RowForms forms_for(const PackedMatrix& matrix) const { return kernels_.forms_for(matrix.view().type); }
-
-    void round(const LinearInput& input, RowForms forms, int num_inputs) {
-        if (!forms.any()) return;
-        for_rows(input.rounded.num_rows, [&](int row) { kernels_.round_row(input, forms, num_inputs, row); });
-    }
-
-    void linear(const PackedMatrix& packed, const Rows& rows, const Rows& output, int num_rows, bool accumulate) {
-        const MatrixView matrix = packed.view();
-        const LinearInput input = rounded(rows, num_rows);
-        round(input, forms_for(packed), matrix.num_inputs);
-        const LinearPieces pieces = pieces_for(matrix, num_rows);
-        member_.for_pieces(pieces.count(),
-                           [&](int piece) { kernels_.linear(matrix, input, output, pieces.tile(piece), accumulate); });
-    }
-
-    // The phase before a product of rows, if any row of the step has an adapter.
-    template <std::size_t kCount>
-    void reduce(const LowRankProducts& products, const std::array<Adapted, kCount>& matrices,
-                const LinearInput& input) {
-        if (!view_.adapted.runs().empty()) products.reduce(member_, layer_, matrices, input);
-    }
-
-    // The product of all rows with a matrix of the layer that can have adapters.
-    void adapted_linear(Adapted which, const PackedMatrix& packed, const Rows& rows, const Rows& output,
-                        bool accumulate) {
-        const MatrixView matrix = packed.view();
-        const LinearInput input = rounded(rows, view_.num_tokens);
-        round(input, forms_for(packed) | view_.adapted.forms(), matrix.num_inputs);
-        reduce<1>(low_rank_, {which}, input);
-        const LinearPieces pieces = pieces_for(matrix, view_.num_tokens);
-        member_.for_pieces(pieces.count(), [&](int piece) {
-            const LinearTile tile = pieces.tile(piece);
-            kernels_.linear(matrix, input, output, tile, accumulate);
-            low_rank_.add(layer_, which, 0, output, tile);
-        });
-    }
-
-    // Writes the norms of the rows of `input` to `output`.
-    void normalize(const NormWeights& norm, const Rows& input, const Rows& output, int num_rows) {
-        const NormView view = view_of(shape_.norm, norm);
-        for_rows(num_rows,
-                 [&](int row) { kernels_.normalize(input.row(row), output.row(row), shape_.hidden_size, view); });
-    }
-
-    // The norms of the hidden states, in the forms that the products with some matrices need.
-    template <typename... Matrices>
-    LinearInput normed(const NormWeights& norm, const Matrices&... matrices) {
-        const RowForms forms = (forms_for(matrices) | ... | view_.adapted.forms());
-        const bool normalizes = !norm.weight.empty();
-        const LinearInput input = rounded(normalizes ? normed_ : hidden_, view_.num_tokens);
-        const NormView view = view_of(shape_.norm, norm);
-        for_rows(view_.num_tokens, [&](int row) {
-            if (normalizes) kernels_.normalize(hidden_.row(row), normed_.row(row), shape_.hidden_size, view);
-            kernels_.round_row(input, forms, shape_.hidden_size, row);
-        });
-        return input;
-    }
-
-    // hidden += scale * after(matrix * input), then hidden = joined(hidden); the model may lack either norm.
-    void join(Adapted which, const PackedMatrix& matrix, const Rows& input, const NormWeights& after,
-              const NormWeights& joined) {
-        if (after.weight.empty() && shape_.residual_scale == 1.0F) {
-            adapted_linear(which, matrix, input, hidden_, true);
-        } else {
-            adapted_linear(which, matrix, input, update_, false);
-            join_update(after);
-        }
-        if (!joined.weight.empty()) normalize(joined, hidden_, hidden_, view_.num_tokens);
-    }
-
-    void join_update(const NormWeights& after) {
-        const NormView view = view_of(shape_.norm, after);
-        for_rows(view_.num_tokens, [&](int row) {
-            float* update = update_.row(row);
-            if (view.weight != nullptr) kernels_.normalize(update, update, shape_.hidden_size, view);
-            for (int i = 0; i < shape_.hidden_size; ++i) update[i] *= shape_.residual_scale;
-            kernels_.add(hidden_.row(row), update, shape_.hidden_size);
-        });
-    }
-
     void embed() {
         const bool projected = !weights_.embedding_in.empty();
         const Rows& rows = projected ? normed_ : hidden_;
@@ -259,35 +136,9 @@ class Decoder::Step {
         recurrent.run(member_, layer, weights, cache_[layer_], scratch());
     }
 
-    float* scratch() const { return a_.scratch.data() + member_.index() * scratch_of(shape_); }
-
     void leave_attention(const LayerShape& layer, const LayerWeights& weights) {
         const Rows& outputs = layer.recurrent ? gate_ : shape_.latent.rank > 0 ? heads_ : attended_;
         join(Adapted::kOutput, weights.output, outputs, weights.after_attention_norm, weights.joined_attention_norm);
-    }
-
-    // Computes several products of one input in one phase: first all pieces of one, then all pieces of the next.
-    // `adapted`: the adapters' names of their matrices.
-    template <std::size_t kCount>
-    void project(const std::array<const PackedMatrix*, kCount>& packed, const std::array<Rows, kCount>& outputs,
-                 const LinearInput& input, const std::array<Adapted, kCount>& adapted) {
-        reduce(low_rank_, adapted, input);
-        MatrixView matrices[kCount];
-        std::array<std::optional<LinearPieces>, kCount> pieces;
-        int ends[kCount], total = 0;
-        for (std::size_t i = 0; i < kCount; ++i) {
-            matrices[i] = packed[i]->view();
-            pieces[i].emplace(pieces_for(matrices[i], view_.num_tokens));
-            ends[i] = total += pieces[i]->count();
-        }
-        member_.for_pieces(total, [&](int piece) {
-            std::size_t which = 0;
-            while (piece >= ends[which]) ++which;
-            const int own = which == 0 ? piece : piece - ends[which - 1];
-            const LinearTile tile = pieces[which]->tile(own);
-            kernels_.linear(matrices[which], input, outputs[which], tile, false);
-            low_rank_.add(layer_, adapted[which], static_cast<int>(which), outputs[which], tile);
-        });
     }
 
     // Computes queries and latents, and stores the latents. Queries are mapped to the space of latents.
@@ -321,39 +172,6 @@ class Decoder::Step {
             }
         });
         multiply_heads(Adapted::kKeyUp, weights.key_up, {heads_, latent.query_dim()}, {query_, shape_.head_dim});
-    }
-
-    // Rows whose heads are `step` floats apart.
-    struct Heads {
-        Rows rows;
-        int step;
-
-        Rows of(int head) const { return {rows.data + static_cast<std::size_t>(head) * step, rows.stride}; }
-    };
-
-    // Multiplies the first numbers of each head of each row by the head's matrix, and adds the adapters' part.
-    void multiply_heads(Adapted which, const std::vector<PackedMatrix>& matrices, const Heads& from, const Heads& to) {
-        const MatrixView first = matrices[0].view();
-        const RowForms forms = forms_for(matrices[0]) | view_.adapted.forms();
-        const auto input = [&](int head) {
-            const std::size_t bytes = RoundedRows::bytes(first.num_inputs, view_.num_tokens);
-            return LinearInput{from.of(head), {a_.rounded.data() + head * bytes, view_.num_tokens}};
-        };
-        if (forms.any()) {
-            for_rows(view_.num_tokens, [&](int row) {
-                for (int head = 0; head < shape_.num_heads; ++head) {
-                    kernels_.round_row(input(head), forms, first.num_inputs, row);
-                }
-            });
-        }
-        if (!view_.adapted.runs().empty()) low_rank_.reduce_heads(member_, layer_, which, input);
-        const LinearPieces pieces = pieces_for(first, view_.num_tokens);
-        member_.for_pieces(shape_.num_heads * pieces.count(), [&](int piece) {
-            const int head = piece / pieces.count();
-            const LinearTile tile = pieces.tile(piece % pieces.count());
-            kernels_.linear(matrices[head].view(), input(head), to.of(head), tile, false);
-            low_rank_.add_to_head(layer_, which, head, to.of(head), tile);
-        });
     }
 
     // The offset of a layer's angles in the angles of a row.
@@ -390,7 +208,7 @@ class Decoder::Step {
 
     void transform(const LayerShape& layer, const LayerWeights& weights) {
         if (layer.sparse) {
-            mix_experts(weights, normed(weights.mlp_norm).rows);
+            mix_experts(weights);
             join_update(weights.after_mlp_norm);
             if (!weights.joined_mlp_norm.weight.empty()) {
                 normalize(weights.joined_mlp_norm, hidden_, hidden_, view_.num_tokens);
@@ -418,55 +236,11 @@ class Decoder::Step {
                  [&](int row) { add_input(shape_, kernels_, weights, update_.row(row), hidden_.row(row)); });
     }
 
-    // The hidden numbers of a layer's MLP for all rows; in a layer with experts, of the shared MLP.
-    void expand_all(const LayerWeights& weights, const LinearInput& input) {
-        reduce<2>(low_rank_, {Adapted::kGate, Adapted::kUp}, input);
-        const MatrixView up = weights.up.view(), gate = weights.gate.view();
-        const LinearPieces pieces = pieces_for(up, view_.num_tokens);
-        member_.for_pieces(pieces.count(), [&](int piece) {
-            const LinearTile tile = pieces.tile(piece);
-            if (!low_rank_.any_in(tile)) return expand(gate, up, input, tile);
-            expand_adapted(low_rank_, {Adapted::kGate, Adapted::kUp}, {gate, up}, input, tile);
-        });
-    }
-
-    // inner = activation(gate(input)) * up(input), or activation(up(input)) without a gate.
-    void expand(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const LinearTile& tile) const {
-        if (shape_.gated) return kernels_.gated_linear(gate, up, input, inner_, tile, shape_.activation);
-        kernels_.linear(up, input, inner_, tile, false);
-        activate(tile, false);
-    }
-
-    void activate(const LinearTile& tile, bool gated) const {
-        const int first = tile.first_panel * kPanelWidth, count = tile.num_panels * kPanelWidth;
-        for (int row = tile.first_row; row < tile.first_row + tile.num_rows; ++row) {
-            float* values = inner_.row(row) + first;
-            if (gated) {
-                kernels_.gate(values, ups_.row(row) + first, count, shape_.activation);
-            } else {
-                kernels_.activate(values, count, shape_.activation);
-            }
-        }
-    }
-
-    // The same for a tile with rows that have an adapter, whose part is added first. Other rows keep their bits.
-    // Takes two matrices: the gate, then up.
-    void expand_adapted(const LowRankProducts& products, const std::array<Adapted, 2>& which,
-                        const std::array<MatrixView, 2>& matrices, const LinearInput& input,
-                        const LinearTile& tile) const {
-        const Rows& ups = shape_.gated ? ups_ : inner_;
-        kernels_.linear(matrices[1], input, ups, tile, false);
-        products.add(layer_, which[1], 1, ups, tile);
-        if (shape_.gated) {
-            kernels_.linear(matrices[0], input, inner_, tile, false);
-            products.add(layer_, which[0], 0, inner_, tile);
-        }
-        activate(tile, shape_.gated);
-    }
-
     // update = the weighted sum of the outputs of each token's experts, in the order of expert ids.
-    void mix_experts(const LayerWeights& weights, const Rows& input) {
+    void mix_experts(const LayerWeights& weights) {
         ExpertRows& experts = a_.experts;
+        const bool own_norms = !weights.experts_norm.weight.empty();
+        const Rows input = normed(own_norms ? weights.router_norm : weights.mlp_norm).rows;
         choose(weights, input);
         const int per_token = shape_.experts_per_token, num_places = view_.num_tokens * per_token;
         const Rows outputs{a_.expert_output.data(), sizes_.hidden};
@@ -477,9 +251,15 @@ class Decoder::Step {
             of_gathered = of_gathered | forms_for(each.gate) | forms_for(each.up);
             of_inner = of_inner | forms_for(each.down);
         }
+        const NormView before = view_of(shape_.norm, weights.experts_norm);
         for_rows(num_places, [&](int place) {
             float* to = gathered.rows.row(place);
-            std::memcpy(to, input.row(experts.token[place]), shape_.hidden_size * sizeof(float));
+            const int token = experts.token[place];
+            if (own_norms) {
+                kernels_.normalize(hidden_.row(token), to, shape_.hidden_size, before);
+            } else {
+                std::memcpy(to, input.row(token), shape_.hidden_size * sizeof(float));
+            }
             kernels_.round_row(gathered, of_gathered, shape_.hidden_size, place);
         });
         constexpr std::array<Adapted, 2> kUps = {Adapted::kExpertGate, Adapted::kExpertUp};
@@ -505,16 +285,24 @@ class Decoder::Step {
                 for (int d = 0; d < shape_.hidden_size; ++d) to[d] += experts.weight[i] * from[d];
             }
         });
-        if (shape_.shared_size == 0) return;
-        const LinearInput shared = rounded(input, view_.num_tokens);
-        round(shared, forms_for(weights.gate) | forms_for(weights.up) | view_.adapted.forms(), shape_.hidden_size);
-        expand_all(weights, shared);
-        if (weights.shared_router.empty()) return adapted_linear(Adapted::kDown, weights.down, inner_, update_, true);
+        if (own_norms) normalize(weights.after_experts_norm, update_, update_, view_.num_tokens);
+        if (shape_.shared_size > 0) add_shared(weights, outputs);
+    }
+
+    // update += the output of the MLP next to the experts, with its weight or norm; `outputs` is memory for it.
+    void add_shared(const LayerWeights& weights, const Rows& outputs) {
+        const LinearInput input = normed(weights.mlp_norm, weights.gate, weights.up);
+        expand_all(weights, input);
+        const bool has_weight = !weights.shared_router.empty(), has_norm = !weights.after_shared_norm.weight.empty();
+        if (!has_weight && !has_norm) return adapted_linear(Adapted::kDown, weights.down, inner_, update_, true);
         adapted_linear(Adapted::kDown, weights.down, inner_, outputs, false);
         const Rows scores{a_.router.data(), sizes_.experts};
-        linear(weights.shared_router, input, scores, view_.num_tokens, false);
+        if (has_weight) linear(weights.shared_router, input.rows, scores, view_.num_tokens, false);
+        const NormView norm = view_of(shape_.norm, weights.after_shared_norm);
         for_rows(view_.num_tokens, [&](int row) {
-            const float share = sigmoid(kernels_, *scores.row(row)), *from = outputs.row(row);
+            const float share = has_weight ? sigmoid(kernels_, *scores.row(row)) : 1.0F;
+            float* from = outputs.row(row);
+            if (has_norm) kernels_.normalize(from, from, shape_.hidden_size, norm);
             for (int d = 0; d < shape_.hidden_size; ++d) update_.row(row)[d] += share * from[d];
         });
     }
@@ -526,8 +314,13 @@ class Decoder::Step {
         for_rows(view_.num_tokens, [&](int row) {
             float* ranks = a_.ranks.data() + static_cast<std::size_t>(row) * sizes_.ranks;
             const std::size_t first = static_cast<std::size_t>(row) * shape_.experts_per_token;
-            choose_experts(shape_, kernels_, weights.router_offset, router.row(row), ranks,
-                           a_.experts.chosen.data() + first, a_.experts.weight.data() + first);
+            int* chosen = a_.experts.chosen.data() + first;
+            float *scores = router.row(row), *factors = a_.experts.weight.data() + first;
+            for (int i = 0; i < shape_.num_experts; ++i) scores[i] *= shape_.score_scale;
+            choose_experts(shape_, kernels_, weights.router_offset, scores, ranks, chosen, factors);
+            for (int i = 0; i < shape_.experts_per_token && !weights.expert_factors.empty(); ++i) {
+                factors[i] *= weights.expert_factors[chosen[i]];
+            }
         });
         member_.once([&] { a_.experts.sort(shape_, weights, layer_, view_.adapted, view_.num_tokens, num_threads_); });
     }
@@ -563,20 +356,9 @@ class Decoder::Step {
         });
     }
 
-    const DecoderShape& shape_;
     const DecoderWeights& weights_;
     const std::vector<PagedKv>& cache_;
-    const Kernels& kernels_;
-    Activations& a_;
-    const StepCall& view_;
     const StepResultView& results_;
-    ThreadTeam::Member& member_;
-    const int num_threads_;
-    const ActivationSizes sizes_;
-    const Rows hidden_, normed_, update_, query_, attended_, key_, value_, heads_, query_down_, gate_, inner_, ups_;
-    const Rows layer_inputs_;
-    const LowRankProducts low_rank_, expert_low_rank_;
-    int layer_ = 0;
 };
 
 void Decoder::run(const StepView& step, const StepResultView& results) {

@@ -38,7 +38,8 @@ std::size_t Decoder::weight_bytes() const {
         for (const NormWeights* each :
              {&layer.attention_norm, &layer.after_attention_norm, &layer.joined_attention_norm, &layer.mlp_norm,
               &layer.after_mlp_norm, &layer.joined_mlp_norm, &layer.query_norm, &layer.key_norm, &layer.query_down_norm,
-              &layer.latent_norm, &layer.delta_norm, &layer.after_input_norm}) {
+              &layer.latent_norm, &layer.delta_norm, &layer.after_input_norm, &layer.router_norm, &layer.experts_norm,
+              &layer.after_experts_norm, &layer.after_shared_norm}) {
             total += norm(*each);
         }
         for (const PackedMatrix* each :
@@ -50,7 +51,7 @@ std::size_t Decoder::weight_bytes() const {
         for (const auto* of_heads : {&layer.key_up, &layer.value_up}) {
             for (const PackedMatrix& each : *of_heads) total += each.num_bytes();
         }
-        total += (layer.sinks.size() + layer.router_offset.size()) * sizeof(float);
+        total += (layer.sinks.size() + layer.router_offset.size() + layer.expert_factors.size()) * sizeof(float);
         total += (layer.delta_filter.size() + layer.delta_decay_offsets.size()) * sizeof(float);
         total += layer.delta_decay_speeds.size() * sizeof(double);
         for (const ExpertWeights& expert : layer.experts) {

@@ -101,6 +101,12 @@ DecoderShape shape_of(Family family) {
         shape.layers[2].kv_place = 0;
         shape.qk_norm = quire::HeadNorm::kHead;
         shape.value_norm = true;
+        shape.layers[1].sparse = true;  // experts and the MLP next to them have norms of their own
+        shape.num_experts = 4;
+        shape.experts_per_token = 2;
+        shape.expert_size = 24;
+        shape.shared_size = 40;
+        shape.score_scale = 0.3F;
         shape.layer_inputs = {.size = 16, .embedding_scale = 2.0F, .input_scale = 0.5F, .scale = 0.7F};
     }
     shape.adapter_rank = kRank;
@@ -294,7 +300,12 @@ class Model {
             set(weights.gate, shape.shared_size, hidden);
             set(weights.up, shape.shared_size, hidden);
             set(weights.down, hidden, shape.shared_size);
-            set(weights.shared_router, 1, hidden);
+            if (family != Family::kShared) return set(weights.shared_router, 1, hidden);
+            for (auto* norm : {&weights.router_norm, &weights.experts_norm, &weights.after_experts_norm,
+                               &weights.after_shared_norm}) {
+                set(*norm, hidden);
+            }
+            weights.expert_factors = random_.numbers(shape.num_experts, 0.5F, 1.5F);
             return;
         }
         if (shape.gated) set(weights.gate, shape.intermediate_size, hidden);

@@ -265,6 +265,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"rope_parameters": None, "attention_bias": True, "final_logit_softcapping": None},
         },
     ),
+    "gemma4-moe-biases": (
+        "gemma4-moe",
+        {
+            **{"attention_bias": True, "top_k_experts": 3, "moe_intermediate_size": 16, "num_kv_shared_layers": 1},
+            **{"layer_types": [FAR, NEAR, FAR], "attention_k_eq_v": False, "hidden_size_per_layer_input": 16},
+            "vocab_size_per_layer_input": 64,
+        },
+    ),
     "gemma4-untied": ("gemma4-keys", {"tie_word_embeddings": False, "num_global_key_value_heads": None}),
     "ministral3-far": (
         "ministral3",

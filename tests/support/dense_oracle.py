@@ -27,6 +27,7 @@ class DenseOracle:
     def __init__(self, spec: DecoderSpec, tensors: Mapping[str, NDArray[np.float32]]) -> None:
         self.spec = spec
         self.tensors = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+        self._keys_and_values: dict[int, tuple[Array, Array]] = {}  # of each layer, for those that share them
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """Return `[num_tokens, vocab_size]`."""
@@ -37,6 +38,7 @@ class DenseOracle:
         if spec.learned_positions is not None:
             first = spec.learned_positions
             x = x + self._matrix(Part.POSITIONS)[first : first + len(tokens)]
+        inputs = self._inputs(x, tokens)
         for index, layer in enumerate(spec.layers):
             entered, rows = x, self._norm(x, Part.ATTENTION_NORM, index)
             update = self._attention(rows, layer, index)
@@ -44,16 +46,32 @@ class DenseOracle:
             x = self._norm(x, Part.JOINED_ATTENTION_NORM, index)
             if not spec.shared_norm:
                 rows = self._norm(entered if spec.parallel else x, Part.MLP_NORM, index)
-            update = (
-                self._experts(rows, index, spec.experts) if layer.sparse and spec.experts else self._mlp(rows, index)
-            )
+            if layer.sparse and spec.experts:
+                update = self._experts_and_mlp(rows, x, index, spec.experts)
+            else:
+                update = self._mlp(rows, index)
             x = x + spec.residual_scale * self._norm(update, Part.AFTER_MLP_NORM, index)
             x = self._norm(x, Part.JOINED_MLP_NORM, index)
+            if spec.layer_inputs is not None:
+                inner = self._activate(self._linear(x, Part.INPUT_GATE, index)) * inputs[:, index]
+                x = x + self._norm(self._linear(inner, Part.INPUT_OUTPUT, index), Part.AFTER_INPUT_NORM, index)
+            if spec.layer_scale:
+                x = x * float(self._weight(Part.LAYER_SCALE, index)[0])
         x = self._norm(x, Part.FINAL_NORM, 0)
         if spec.embedding_size is not None:
             x = x @ self._matrix(Part.EMBEDDING_OUT).T
         logits = self._linear(x, Part.EMBEDDING if spec.tied_head else Part.HEAD, 0)
         return _cap(logits * spec.logit_scale, spec.logit_soft_cap)
+
+    def _inputs(self, x: Array, tokens: Sequence[int]) -> Array:
+        """Return the input of each layer, `[num_tokens, num_layers, size]`."""
+        spec = self.spec.layer_inputs
+        if spec is None:
+            return np.zeros((len(x), len(self.spec.layers), 0))
+        of_layers = (len(x), len(self.spec.layers), spec.size)
+        projected = (spec.input_scale * x @ self._matrix(Part.LAYER_INPUTS).T).reshape(of_layers)
+        rows = spec.embedding_scale * self._matrix(Part.LAYER_EMBEDDING)[list(tokens)].reshape(of_layers)
+        return spec.scale * (rows + self._norm(projected, Part.LAYER_INPUTS_NORM, 0))
 
     def _rows(self, part: Part) -> slice | NDArray[np.int64]:
         """Return which rows of its tensor are the part's."""
@@ -68,6 +86,8 @@ class DenseOracle:
             sizes[Part.OUTPUT] = hidden
         source = self.spec.sources[part]
         first = source.first_row
+        if [each.stem for each in self.spec.sources.values()].count(source.stem) == 1:
+            return slice(None)
         if source.run:
             turns = np.arange(sizes[part] // source.run)[:, None] * source.period
             return (turns + np.arange(first, first + source.run)).ravel()
@@ -133,7 +153,7 @@ class DenseOracle:
         return self._linear(normed * gate / (1 + np.exp(-gate)), Part.DELTA_OUTPUT, index)
 
     def _attention(self, x: Array, layer: LayerSpec, index: int) -> Array:
-        shape = self.spec.attention
+        shape = self.spec.attention_of(layer)
         if layer.recurrent and self.spec.delta is not None:
             return self._delta(x, index, self.spec.delta)
         if shape.latent is not None:
@@ -143,8 +163,9 @@ class DenseOracle:
             if layer.rope is not None:
                 turns = np.floor(np.arange(len(x)) / layer.rope.growth_length)
                 query *= 1 + layer.rope.query_growth * np.log1p(turns)[:, None, None]
-            key = self._heads(x, layer, index, (Part.KEY, Part.KEY_NORM))
-            value = self._linear(x, Part.VALUE, index).reshape(key.shape)
+            if layer.keys_of is None:
+                self._keys_and_values[index] = self._of_tokens(x, layer, index)
+            key, value = self._keys_and_values[index if layer.keys_of is None else layer.keys_of]
             group = shape.num_heads // shape.num_kv_heads
             key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
         scores = _cap(np.einsum("qhd,khd->hqk", query, key) * shape.scale, shape.score_soft_cap)
@@ -176,8 +197,17 @@ class DenseOracle:
         query = np.concatenate([query[..., :plain], _turned(query[..., plain:], layer, is_paired)], axis=-1)
         return query, np.concatenate([key, turned], axis=-1), value
 
+    def _of_tokens(self, x: Array, layer: LayerSpec, index: int) -> tuple[Array, Array]:
+        """Return keys and values, `[num_tokens, heads, numbers]`."""
+        key = self._heads(x, layer, index, (Part.KEY, Part.KEY_NORM))
+        value = self._linear(x, Part.KEY if layer.keys_are_values else Part.VALUE, index).reshape(key.shape)
+        norm = self.spec.attention.qk_norm
+        if self.spec.attention.value_norm and norm is not None:
+            value = value / np.sqrt((value * value).mean(-1, keepdims=True) + norm.epsilon)
+        return key, value
+
     def _heads(self, x: Array, layer: LayerSpec, index: int, parts: tuple[Part, Part]) -> Array:
-        shape = self.spec.attention
+        shape = self.spec.attention_of(layer)
         heads = self._linear(x, parts[0], index)
         if shape.qk_norm is not None and shape.qk_norm_scope is NormScope.ALL_HEADS:
             heads = self._norm(heads, parts[1], index, shape.qk_norm)
@@ -195,10 +225,20 @@ class DenseOracle:
             return self._linear(self._gate(self._linear(x, Part.GATE, layer), up), Part.DOWN, layer)
         return self._linear(self._activate(up), Part.DOWN, layer)
 
-    def _experts(self, x: Array, layer: int, spec: ExpertsSpec) -> Array:
+    def _experts_and_mlp(self, x: Array, residual: Array, layer: int, spec: ExpertsSpec) -> Array:
+        """Return the sum of both; `residual` goes through other norms than `x` if the experts have their own."""
+        routed = self._norm(residual, Part.ROUTER_NORM, layer) if spec.own_norms else x
+        given = self._norm(residual, Part.EXPERTS_NORM, layer) if spec.own_norms else x
+        output = self._norm(self._experts(routed, given, layer, spec), Part.AFTER_EXPERTS_NORM, layer)
+        if not spec.shared_size:
+            return output
+        return output + self._norm(self._shared(x, layer), Part.AFTER_SHARED_NORM, layer)
+
+    def _experts(self, routed: Array, x: Array, layer: int, spec: ExpertsSpec) -> Array:
         if spec.scoring is Scoring.SPARSE_MIXER:
             return self._mixed_experts(x, layer, spec)
-        scores = np.exp(self._linear(x, Part.ROUTER, layer))
+        factors = self._weight(Part.EXPERT_FACTORS, layer) if spec.factors else np.ones(spec.num_experts)
+        scores = np.exp(spec.score_scale * self._linear(routed, Part.ROUTER, layer))
         scores = scores / (1 + scores if spec.scoring is Scoring.SIGMOID else scores.sum(-1, keepdims=True))
         offset = np.zeros(spec.num_experts)
         if spec.offset:
@@ -212,12 +252,12 @@ class DenseOracle:
             best = sorted(allowed, key=lambda expert: -by[expert])[: spec.experts_per_token]
             total = row[best].sum() if spec.normalize_weights else 1.0
             for expert in best:
-                weight = spec.scale * row[expert] / total
+                weight = spec.scale * factors[expert] * row[expert] / total
                 output[token] += weight * self._expert(x[token : token + 1], layer, expert)[0]
-        return output + self._shared(x, layer) if spec.shared_size else output
+        return output
 
     def _mixed_experts(self, x: Array, layer: int, spec: ExpertsSpec) -> Array:
-        output = self._shared(x, layer) if spec.shared_size else np.zeros_like(x)
+        output = np.zeros_like(x)
         for token, scores in enumerate(self._linear(x, Part.ROUTER, layer).tolist()):
             left = dict(enumerate(scores))
             for _ in range(spec.experts_per_token):

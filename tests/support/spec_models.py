@@ -355,6 +355,22 @@ SPECS = {
         layer_scale=True,
         tied_head=True,
     ),
+    # Experts and an MLP next to them that each have norms, factors of experts.
+    "own-norms": replace(
+        PLAIN,
+        layers=(replace(FULL, sparse=True), FULL),
+        experts=ExpertsSpec(
+            num_experts=5,
+            experts_per_token=3,
+            intermediate_size=16,
+            normalize_weights=True,
+            shared_size=40,
+            own_norms=True,
+            score_scale=0.3,
+            factors=True,
+        ),
+        norm_after=True,
+    ),
     # Experts without a gate and with an exact GELU, their weights as the softmax gives them.
     "raw-experts": replace(
         PLAIN,

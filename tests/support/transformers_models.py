@@ -137,6 +137,14 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": SIZES["vocab_size"]},
         },
     ),
+    "gemma4-moe": (
+        "Gemma4",
+        {
+            **{**SIZES, **WIDE, "num_hidden_layers": 3, "layer_types": [NEAR, NEAR, FAR], "attention_k_eq_v": True},
+            **{"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
     "gemma4-keys": (
         "Gemma4",
         {

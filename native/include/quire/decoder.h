@@ -105,8 +105,9 @@ struct DecoderShape {
     float expert_scale = 1.0F;
     int num_expert_groups = 1;
     int groups_per_token = 1;
-    int group_best = 1;   // groups are ranked by the sum of this many highest numbers
-    int shared_size = 0;  // of an MLP next to the experts
+    int group_best = 1;        // groups are ranked by the sum of this many highest numbers
+    int shared_size = 0;       // of an MLP next to the experts
+    float score_scale = 1.0F;  // of the scores of experts
     bool gated = true;
     bool tied_head = false;
     HeadNorm qk_norm = HeadNorm::kNone;
@@ -200,8 +201,11 @@ struct LayerWeights {
     std::vector<PackedMatrix> key_up, value_up;  // per head: [rank, plain_dim] and [value_dim, rank]
     PackedMatrix gate, up, down, router;         // in a sparse layer: the shared MLP, if any
     std::vector<float> router_offset;            // added to weights for choosing experts; may be empty
-    PackedMatrix shared_router;                  // the score of the shared MLP, one output; may be empty
-    PackedMatrix input_gate, input_output;       // of the layer's own input
+    std::vector<float> expert_factors;           // of the weights of experts; may be empty
+    NormWeights router_norm, experts_norm;       // of hidden states; empty: both read what the shared MLP reads
+    NormWeights after_experts_norm, after_shared_norm;
+    PackedMatrix shared_router;             // the score of the shared MLP, one output; may be empty
+    PackedMatrix input_gate, input_output;  // of the layer's own input
     NormWeights after_input_norm;
     float scale = 1.0F;  // of the layer's output
     std::vector<ExpertWeights> experts;
@@ -289,6 +293,7 @@ class Decoder {
 
   private:
     struct Activations;
+    class Products;
     class Step;
 
     DecoderShape shape_;

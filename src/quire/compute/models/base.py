@@ -221,20 +221,20 @@ class DecoderSpec:
     def _attention_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
         attention, hidden = self.attention_of(layer), self.hidden_size
         query = attention.num_heads * attention.head_dim
-        parts = {Part.QUERY: PartShape((query, hidden), attention.bias), Part.OUTPUT: self._output_part(attention)}
+        key = PartShape((attention.num_kv_heads * attention.head_dim, hidden), attention.bias)
+        parts = {Part.QUERY: PartShape((query, hidden), attention.bias), Part.KEY: key, Part.VALUE: key}
+        parts[Part.OUTPUT] = self._output_part(attention)
         if attention.gated:
             parts[Part.ATTENTION_GATE] = PartShape((query, hidden), attention.bias)
         if attention.sinks:
             parts[Part.SINKS] = PartShape((attention.num_heads,))
         if attention.qk_norm is not None:
             parts[Part.QUERY_NORM] = _head_norm(attention, attention.qk_norm, attention.num_heads)
-        if layer.keys_of is not None:
-            return parts
-        key = PartShape((attention.num_kv_heads * attention.head_dim, hidden), attention.bias)
-        parts |= {Part.KEY: key} if layer.keys_are_values else {Part.KEY: key, Part.VALUE: key}
-        if attention.qk_norm is not None:
             parts[Part.KEY_NORM] = _head_norm(attention, attention.qk_norm, attention.num_kv_heads)
-        return parts
+        absent = {Part.VALUE} if layer.keys_are_values else set()
+        if layer.keys_of is not None:
+            absent = {Part.KEY, Part.VALUE, Part.KEY_NORM}
+        return {part: shape for part, shape in parts.items() if part not in absent}
 
     def _output_part(self, attention: AttentionSpec) -> PartShape:
         return PartShape((self.hidden_size, attention.output_dim), attention.output_bias)
@@ -260,6 +260,11 @@ class DecoderSpec:
         parts = {Part.ROUTER: PartShape((self.experts.num_experts, self.hidden_size), self.experts.bias)}
         if self.experts.offset:
             parts[Part.ROUTER_OFFSET] = PartShape((self.experts.num_experts,))
+        if self.experts.factors:
+            parts[Part.EXPERT_FACTORS] = PartShape((self.experts.num_experts,))
+        if self.experts.own_norms:
+            norms = (Part.ROUTER_NORM, Part.EXPERTS_NORM, Part.AFTER_EXPERTS_NORM, Part.AFTER_SHARED_NORM)
+            parts |= dict.fromkeys(norms if self.experts.shared_size else norms[:3], self.norm.shape(self.hidden_size))
         if size := self.experts.shared_size:
             bias = self.mlp.bias
             parts[Part.SHARED_UP] = PartShape((size, self.hidden_size), bias)

@@ -3,7 +3,8 @@
 Layers with full attention have heads of `global_head_dim` numbers, perhaps another number of key-value heads, and
 perhaps no values: then the keys, before they are normalised and rotated, are the values too (`attention_k_eq_v`). The
 last `num_kv_shared_layers` layers attend to the keys and values of the last layer of their kind before them; their MLPs
-can be twice as wide. transformers saves the heads of single layers as `per_layer_config`.
+can be twice as wide. transformers saves the heads of single layers as `per_layer_config`. One size has experts next to
+the MLP of each layer; both have norms of their own.
 
 The models are published with models for images and sound. Their weights are ignored; only text is served.
 """
@@ -34,7 +35,7 @@ from quire.compute.models.gemma3 import FULL_BASE, LOCAL_BASE
 from quire.compute.models.multimodal import text_config, with_other_tensors
 from quire.compute.models.parts import Part
 from quire.compute.models.rope import FULL, SLIDING, rope_spec
-from quire.compute.models.sublayers import LayerInputsSpec
+from quire.compute.models.sublayers import ExpertsSpec, LayerInputsSpec
 from quire.core.kv_spec import KVHeads
 
 DEFAULTS: Final = MappingProxyType(
@@ -60,6 +61,25 @@ INPUT_STEMS: Final = MappingProxyType(
         Part.AFTER_INPUT_NORM: LAYER + "post_per_layer_input_norm",
     }
 )
+EXPERT_STEMS: Final = MappingProxyType(
+    {
+        **{Part.SHARED_GATE: LAYER + "mlp.gate_proj", Part.SHARED_UP: LAYER + "mlp.up_proj"},
+        Part.SHARED_DOWN: LAYER + "mlp.down_proj",
+        Part.AFTER_SHARED_NORM: LAYER + "post_feedforward_layernorm_1",
+        **{Part.ROUTER: LAYER + "router.proj", Part.ROUTER_NORM: LAYER + "router.scale"},
+        Part.EXPERTS_NORM: LAYER + "pre_feedforward_layernorm_2",
+        Part.EXPERT_FACTORS: LAYER + "router.per_expert_scale",
+        **{
+            part: LAYER + "experts.{expert}." + name
+            for part, name in (
+                (Part.EXPERT_GATE, "gate_proj"),
+                (Part.EXPERT_UP, "up_proj"),
+                (Part.EXPERT_DOWN, "down_proj"),
+            )
+        },
+        Part.AFTER_EXPERTS_NORM: LAYER + "post_feedforward_layernorm_2",
+    }
+)
 HEADS: Final = frozenset({"head_dim", "num_key_value_heads"})
 UNUSED: Final = ("k_proj", "v_proj", "k_norm")
 TEXT: Final = "model.language_model."
@@ -75,7 +95,6 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
 
 def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
     config = config.over(DEFAULTS)
-    config.refuse("enable_moe_block")
     config.require("use_bidirectional_attention", "vision", None)  # the former concerns images only
     layers = _layers(config, max_length)
     spec = with_stems(with_head_norms(llama_like(config, max_length, layers)), STEMS)
@@ -89,7 +108,7 @@ def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
         layer_scale=True,
         ignored_tensors=spec.ignored_tensors | _unused(layers),
     )
-    return _with_layer_inputs(config, spec)
+    return _with_layer_inputs(config, _with_experts(config, spec) if config.flag("enable_moe_block", False) else spec)
 
 
 def _layers(config: ConfigFile, max_length: int | None) -> list[LayerSpec]:
@@ -151,6 +170,24 @@ def _owners(config: ConfigFile, windows: Sequence[int | None]) -> list[int | Non
     if not last.keys() >= set(windows):
         raise config.error("num_kv_shared_layers", "a number that leaves a layer of each kind its keys and values")
     return [None] * first + [last[window] for window in windows[first:]]
+
+
+def _with_experts(config: ConfigFile, spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec with experts next to the MLP of each layer."""
+    if any(layer.intermediate_size is not None for layer in spec.layers):
+        raise config.error("use_double_wide_mlp", "false in a model with experts")
+    experts = ExpertsSpec(
+        num_experts=config.size("num_experts"),
+        experts_per_token=config.size("top_k_experts"),
+        intermediate_size=config.size("moe_intermediate_size"),
+        normalize_weights=True,
+        shared_size=spec.mlp.intermediate_size,
+        own_norms=True,
+        score_scale=spec.hidden_size**-0.5,
+        factors=True,
+    )
+    layers = tuple(replace(layer, sparse=True) for layer in spec.layers)
+    return with_stems(replace(spec, experts=experts, layers=layers), EXPERT_STEMS)
 
 
 def _with_layer_inputs(config: ConfigFile, spec: DecoderSpec) -> DecoderSpec:

@@ -250,6 +250,9 @@ class ExpertsSpec:
       chosen. Groups are ranked by the sum of their `group_best` highest weights, with offsets.
     - `shared_size`: the size of an additional MLP for every token; its output is added last. 0: none.
     - `shared_router`: that output is multiplied by the sigmoid of a score, which a matrix of one row computes.
+    - `own_norms`: the router and the experts each read the residual stream through a norm of their own, ROUTER_NORM and
+      EXPERTS_NORM; the outputs of the experts and of the MLP are normalised before they are added.
+    - `score_scale` multiplies the router's scores. `factors`: the weight of each expert is multiplied by a number.
     """
 
     num_experts: int
@@ -266,6 +269,9 @@ class ExpertsSpec:
     group_best: int = 1
     shared_size: int = 0
     shared_router: bool = False
+    own_norms: bool = False
+    score_scale: float = 1.0
+    factors: bool = False
 
 
 def check_rope(rope: RopeSpec, head_dim: int) -> None:
@@ -302,6 +308,8 @@ def check_experts(experts: ExpertsSpec, num_layers: int) -> None:
     least = -(-experts.experts_per_token // size)
     if not least <= experts.groups_per_token <= experts.num_groups:
         raise CheckpointError("groups per token", experts.groups_per_token, f"from {least} to {experts.num_groups}")
+    if experts.own_norms and experts.shared_router:
+        raise CheckpointError("MLP next to experts", "a weight and a norm", "one of both")
     has_rules = experts.normalize_weights or experts.offset or experts.num_groups > 1
     if experts.scoring is Scoring.SPARSE_MIXER and has_rules:
         raise CheckpointError("experts of a sparse mixer", "sums, offsets or groups", "weights as they are")

@@ -38,6 +38,10 @@ NORMS = frozenset(
         Part.DELTA_NORM,
         Part.LAYER_INPUTS_NORM,
         Part.AFTER_INPUT_NORM,
+        Part.ROUTER_NORM,
+        Part.EXPERTS_NORM,
+        Part.AFTER_EXPERTS_NORM,
+        Part.AFTER_SHARED_NORM,
     }
 )
 SMALL_DELTA: Final = frozenset({Part.DELTA_FILTER, Part.DELTA_LOG_DECAY, Part.DELTA_DECAY_OFFSET})
@@ -203,6 +207,8 @@ class NativeDecoder:
                 self._decoder.set_sinks(layer, np.ascontiguousarray(piece.weight))
             elif part is Part.ROUTER_OFFSET:
                 self._decoder.set_router_offset(layer, np.ascontiguousarray(piece.weight))
+            elif part is Part.EXPERT_FACTORS:
+                self._decoder.set_expert_factors(layer, np.ascontiguousarray(piece.weight))
             elif part is Part.LAYER_SCALE:
                 self._decoder.set_layer_scale(layer, float(piece.weight[0]))
             elif part in (Part.KEY_UP, Part.VALUE_UP):

@@ -65,6 +65,7 @@ def _experts(experts: ExpertsSpec | None) -> dict[str, object]:
         "groups_per_token": 1 if experts is None else experts.groups_per_token,
         "group_best": 1 if experts is None else experts.group_best,
         "shared_size": 0 if experts is None else experts.shared_size,
+        "score_scale": 1.0 if experts is None else experts.score_scale,
     }
 
 

@@ -153,7 +153,7 @@ class ReferenceDecoder:
         parts, layer = self.weights.layers[index], self.spec.layers[index]
         rows = self._norm(hidden, parts, Part.ATTENTION_NORM if self.spec.shared_norm else Part.MLP_NORM)
         if layer.sparse and self.spec.experts is not None:
-            update = experts_output(rows, self.spec, parts, self.weights.experts[index])
+            update = experts_output(rows, hidden, self.spec, parts, self.weights.experts[index])
         else:
             update = mlp_output(rows, self.spec.mlp, parts, DENSE)
         return self._norm(update, parts, Part.AFTER_MLP_NORM) * np.float32(self.spec.residual_scale)

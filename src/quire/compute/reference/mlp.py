@@ -18,7 +18,7 @@ from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
 from quire.compute.models.sublayers import ExpertsSpec, MLPSpec, Scoring
-from quire.compute.reference.operations import activate, exponential, gated, linear
+from quire.compute.reference.operations import activate, exponential, gated, linear, normalize
 from quire.compute.weights.decoder_weights import Parts
 
 
@@ -43,18 +43,34 @@ def mlp_output(rows: FloatArray, spec: MLPSpec, parts: Parts, names: _Names) -> 
     return linear(inner, parts[names.down])
 
 
-def experts_output(rows: FloatArray, spec: DecoderSpec, parts: Parts, experts: Sequence[Parts]) -> FloatArray:
-    """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`."""
+def experts_output(
+    rows: FloatArray, hidden: FloatArray, spec: DecoderSpec, parts: Parts, experts: Sequence[Parts]
+) -> FloatArray:
+    """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`.
+
+    `rows` are the normalised rows of `hidden`, unless the experts have norms of their own.
+    """
     assert spec.experts is not None  # a layer is sparse only if the model has experts
+
+    def normed(inputs: FloatArray, part: Part) -> FloatArray:
+        return normalize(inputs, parts[part], spec.norm)
+
+    own = spec.experts.own_norms
+    to_router, to_experts = [normed(hidden, part) if own else rows for part in (Part.ROUTER_NORM, Part.EXPERTS_NORM)]
     offset = parts[Part.ROUTER_OFFSET].weight if spec.experts.offset else None
-    weights = routing_weights(linear(rows, parts[Part.ROUTER]), spec.experts, offset)
+    weights = routing_weights(linear(to_router, parts[Part.ROUTER]), spec.experts, offset)
+    weights = weights * parts[Part.EXPERT_FACTORS].weight if spec.experts.factors else weights
     output = np.zeros_like(rows)
     for expert, each in enumerate(experts):
         chosen = np.flatnonzero(weights[:, expert])
         if len(chosen):
-            update = mlp_output(rows[chosen], spec.mlp, each, EXPERT)
+            update = mlp_output(to_experts[chosen], spec.mlp, each, EXPERT)
             output[chosen] += weights[chosen, expert, None] * update
-    return output + _shared_output(rows, spec, parts) if spec.experts.shared_size else output
+    output = normed(output, Part.AFTER_EXPERTS_NORM) if own else output
+    if not spec.experts.shared_size:
+        return output
+    shared = _shared_output(rows, spec, parts)
+    return output + (normed(shared, Part.AFTER_SHARED_NORM) if own else shared)
 
 
 def _shared_output(rows: FloatArray, spec: DecoderSpec, parts: Parts) -> FloatArray:
@@ -74,6 +90,7 @@ def sigmoid(scores: FloatArray) -> FloatArray:
 def routing_weights(scores: FloatArray, spec: ExpertsSpec, offset: FloatArray | None = None) -> FloatArray:
     """Return the weight of each expert for each row, 0 if it is not picked: `[num_rows, num_experts]`."""
     weights: FloatArray
+    scores = scores * np.float32(spec.score_scale)
     if spec.scoring is Scoring.SPARSE_MIXER:
         return _mixed(scores, spec)
     if spec.scoring is Scoring.SIGMOID:

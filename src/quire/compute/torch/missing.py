@@ -16,6 +16,8 @@ def missing(spec: DecoderSpec) -> str:
         return "layers that share keys and values"
     if attention.value_norm or spec.layer_inputs is not None or spec.layer_scale:
         return "Gemma 4's layers"
+    if spec.experts is not None and (spec.experts.own_norms or spec.experts.factors or spec.experts.score_scale != 1.0):
+        return "experts with norms or factors of their own"
     if any(layer.heads is not None or layer.intermediate_size is not None for layer in layers):
         return "layers of different sizes"
     return ""

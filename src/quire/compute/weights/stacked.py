@@ -38,11 +38,12 @@ from quire.compute.weights.weight_file import EVERYTHING
 from quire.core.errors import CheckpointError
 
 MAX_TENSORS: Final = 12 * MAX_EXPERTS
-STACK: Final = ".mlp.experts."
+STACK: Final = ".experts."
 BARE: Final = (
     *(".self_attn.sinks", ".mlp.gate.e_score_correction_bias"),
     *(".linear_attn.A_log", ".linear_attn.dt_bias"),
     *(".mlp.moe_statics.e_score_correction_bias", ".layer_scalar"),
+    *(".router.scale", ".router.per_expert_scale"),
 )
 """Weight tensors whose names lack `.weight`; they may be one row, `[1, size]`."""
 MATRICES: Final = MappingProxyType({"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})
@@ -118,13 +119,13 @@ class StackedCheckpoint(Checkpoint):
         entry = self.entries.get(name)
         if isinstance(entry, ExpertEntry):
             return entry.stack
-        missing = re.fullmatch(r"(.*\.mlp\.experts\.)\d+\.(gate|up|down)_proj\.(weight|bias)", name)
-        if missing is not None and entry is None and self._has_stacks:
-            prefix, part, kind = missing.groups()
-            return f"{prefix}{'down' if part == 'down' else 'gate_up'}_proj{'_bias' * (kind == 'bias')}"
         missing = re.fullmatch(r"(.*\.block_sparse_moe\.)experts\.\d+\.(gate|up|down)_proj\.weight", name)
         if missing is not None and entry is None and self._has_stacks:
             return f"{missing[1]}{'output' if missing[2] == 'down' else 'input'}_linear.weight"
+        missing = re.fullmatch(r"(.*\.experts\.)\d+\.(gate|up|down)_proj\.(weight|bias)", name)
+        if missing is not None and entry is None and self._has_stacks:
+            prefix, part, kind = missing.groups()
+            return f"{prefix}{'down' if part == 'down' else 'gate_up'}_proj{'_bias' * (kind == 'bias')}"
         bare = name.removesuffix(".weight")
         return bare if bare.endswith(BARE) else name
 
