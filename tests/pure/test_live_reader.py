@@ -16,7 +16,8 @@ from quire.core.request import CacheScope, Request
 from quire.engine.records.live import MOST_UNSEEN, LiveFrame, LiveJournal, packed
 from quire.engine.records.stats import EngineStats, ModelState
 from quire.serve.errors import ApiError
-from quire.serve.gate import Gate, GateLimits
+from quire.serve.gate import Gate
+from quire.serve.gate_limits import GateLimits
 from quire.serve.live import MOST_CALLS, Live
 from quire.serve.live_places import LiveShared, live_places
 from quire.serve.live_reader import MOST_EVENTS, MOST_OWED, MOST_SAMPLES, LiveReader
