@@ -268,8 +268,11 @@ def test_short_requests_are_listed_as_ended_and_those_without_a_row_counted(
     for _ in range(30):
         answer = server.post("/v1/completions", {"model": "guide", "prompt": "Blocks", "max_tokens": 1})
         assert answer.status == 200, answer.body
-    page.wait_for("quire.model.numEnded === 30")
-    page.wait_for("document.getElementById('requests-note').textContent.includes('20 ended requests not listed.')")
+    page.wait_for("quire.model.numEnded >= 30")  # the end of an earlier request may be in the first frame
+    page.wait_for(
+        "document.getElementById('requests-note').textContent.includes("
+        "`${quire.model.numEnded - 10} ended requests not listed.`)"
+    )
     rows = page.evaluate("[...document.querySelectorAll('#request-rows tr')].map((row) => row.innerText)")
     assert len(rows) == 10 and all("finished" in row for row in rows)
     assert not page.evaluate("document.querySelector('.when-idle').checkVisibility()")
