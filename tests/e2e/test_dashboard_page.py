@@ -207,7 +207,7 @@ def test_only_what_changed_is_drawn_again_in_a_million_blocks(
     page.wait_for(IS_LIVE)
     page.evaluate("quire.live.onObject = () => {}")  # nothing more from the server
     page.evaluate("window.frame = {...quire.model, type: 'frame', t: 1, blocks: [], requests: [], gone: [], events: [],"
-                  " ttft_ms: [], itl_ms: [], full: true}")  # fmt: skip
+                  " num_ended: 0, ttft_ms: [], itl_ms: [], full: true}")  # fmt: skip
     page.evaluate("quire.take({...quire.model.hello, num_blocks: 1000000})")
     page.evaluate("quire.take({...frame, blocks: Array.from({length: 600000}, (_, at) => [at, 2, 0, 1, at - 1, 1])})")
     page.wait_for("quire.map.memory.numBlocks === 1000000 && !quire.map.isStale && !quire.map.isAsked")
@@ -235,9 +235,11 @@ def test_one_asks_and_watches_ones_own_blocks(server: RunningServer, open_page: 
     answer = page.evaluate("quire.chat.messages[1].content")
     assert answer
     assert answer in page.text("#transcript")
+    page.wait_for("quire.model.ended[0]?.total - quire.model.ended[0]?.promptTokens === 3")
+    page.wait_for("document.querySelector('#request-rows .own').innerText === 'yours'")
 
     page.evaluate(ENDLESS)
-    page.evaluate("document.querySelector('[name=tokens]').value = '400'")  # a shorter one may fall between two frames
+    page.evaluate("document.querySelector('[name=tokens]').value = '400'")
     page.click("#chat-text")
     page.type(QUESTIONS[1])
     page.press("Enter")
@@ -256,6 +258,25 @@ def test_one_asks_and_watches_ones_own_blocks(server: RunningServer, open_page: 
     server.wait_until_idle()
     page.click("[name=anew]")
     assert page.text("#transcript") == ""
+
+
+def test_short_requests_are_listed_as_ended_and_those_without_a_row_counted(
+    server: RunningServer, open_page: Callable[..., Page], pictures: Path
+) -> None:
+    page = open_page(server.url)
+    page.wait_for(IS_LIVE)
+    for _ in range(30):
+        answer = server.post("/v1/completions", {"model": "guide", "prompt": "Blocks", "max_tokens": 1})
+        assert answer.status == 200, answer.body
+    page.wait_for("quire.model.numEnded >= 30")  # the end of an earlier request may be in the first frame
+    page.wait_for(
+        "document.getElementById('requests-note').textContent.includes("
+        "`${quire.model.numEnded - 10} ended requests not listed.`)"
+    )
+    rows = page.evaluate("[...document.querySelectorAll('#request-rows tr')].map((row) => row.innerText)")
+    assert len(rows) == 10 and all("finished" in row for row in rows)
+    assert not page.evaluate("document.querySelector('.when-idle').checkVisibility()")
+    page.screenshot(pictures / "short-requests.png")
 
 
 def test_a_refusal_is_shown_as_the_server_says_it(server: RunningServer, open_page: Callable[..., Page]) -> None:
@@ -609,7 +630,7 @@ def test_a_replica_that_there_is_not_is_refused_in_words(fleet: ServedProcess, o
 
 
 TIERS = """quire.take({...quire.model, type: 'frame', t: quire.model.time, full: false, blocks: [], gone: [],
-  events: [], ttft_ms: [], itl_ms: [],
+  events: [], num_ended: quire.model.numEnded, ttft_ms: [], itl_ms: [],
   requests: [[900, 'running', 'ada', 900, 1000, 1000, 700, 0, 'req-0123456789', 300, 200]],
   totals: {...quire.model.totals, disk_slots: 80000, disk_blocks: 71234, disk_tokens: 1e6, host_blocks: 4000,
   host_cached: 3210, host_tokens: 99000, verified_guesses: 100, right_guesses: 61, drafts: 50}})"""

@@ -132,7 +132,7 @@ test("the table shows the requests in their order, whatever it showed before, an
     for (let turn = 0; turn < 200; turn += 1) {
         const wanted = [];
         for (let id = 0; id < 12; id += 1) if (draw(3)) wanted.splice(draw(wanted.length + 1), 0, id);
-        table.update(wanted.map((id) => request(id)), []);
+        table.update(wanted.map((id) => request(id)), [], 0);
         assert.deepEqual(ids(body), wanted);
         for (const row of body.children) {
             const before = rows.get(row.dataset.id);
@@ -146,19 +146,30 @@ test("at most sixty are listed; those that ended fill up to ten", () => {
     const { body, note, table } = openRequests();
     const many = Array.from({ length: 61 }, (_, id) => request(id));
     const ended = Array.from({ length: 12 }, (_, place) => request(900 + place, { status: "finished" }));
-    table.update(many, ended);
+    table.update(many, ended, 0);
     assert.deepEqual([ids(body).length, ids(body).at(-1), note.textContent], [60, 59, "1 more request not listed."]);
-    table.update(many.slice(0, 60), ended);
+    table.update(many.slice(0, 60), ended, 0);
     assert.deepEqual([ids(body).length, note.textContent], [60, ""]);
-    table.update(many.slice(0, 7), ended);
+    table.update(many.slice(0, 7), ended, 3);
     assert.deepEqual(ids(body), [0, 1, 2, 3, 4, 5, 6, 900, 901, 902]);
-    table.update([], []);
+    table.update([], [], 0);
     assert.deepEqual(ids(body), []);
+});
+
+test("ended requests without a row are counted", () => {
+    const { body, note, table } = openRequests();
+    const ended = Array.from({ length: 12 }, (_, place) => request(900 + place, { status: "finished" }));
+    table.update([], ended, 12_345);
+    assert.deepEqual([ids(body).length, note.textContent], [10, "12,335 ended requests not listed."]);
+    table.update([], ended, 10);
+    assert.equal(note.textContent, "");
+    table.update(Array.from({ length: 61 }, (_, id) => request(id)), ended, 1);
+    assert.equal(note.textContent, "1 more request not listed. 1 ended request not listed.");
 });
 
 test("requests that are cut off below are counted, until they are scrolled to", () => {
     const { note, scroller, table } = openRequests();
-    table.update(Array.from({ length: 8 }, (_, id) => request(id)), []);
+    table.update(Array.from({ length: 8 }, (_, id) => request(id)), [], 0);
     assert.equal(note.textContent, "");
     table.body.children.forEach((row, place) => Object.assign(row, { offsetTop: 20 + 20 * place, offsetHeight: 20 }));
     scroller.clientHeight = 100;
@@ -180,7 +191,7 @@ test("the bars of all requests have one scale, and their parts add up to the len
         request(3, { computed: 42, total: 40, cached: 0 }), // the last step computed past its end
         request(4, { computed: 12, total: 20, cached: 8, fromDisk: 3, fromHost: 4 }),
     ];
-    table.update(requests, []);
+    table.update(requests, [], 0);
     const parts = body.children.map((row) => [".from-disk", ".from-host", ".from-cache", ".computed", ".missing"].map((name) => width(row, name)));
     assert.deepEqual(parts, [
         ["0%", "0%", "20%", "10%", "20%"],
@@ -199,21 +210,21 @@ test("the bars of all requests have one scale, and their parts add up to the len
 test("a row says how its request is, and whose it is", () => {
     const { body, table } = openRequests();
     table.own.add("req-1234567890");
-    table.update([request(1, { status: "aborted" }), request(2, { status: "waiting", preemptions: 2, total: 3 })], []);
+    table.update([request(1, { status: "aborted" }), request(2, { status: "waiting", preemptions: 2, total: 3 })], [], 0);
     const [first, second] = body.children;
     assert.deepEqual([text(first, ".status"), text(first, ".own"), text(first, ".tenant")], ["left", "yours", "ada"]);
     assert.deepEqual([text(second, ".status"), text(second, ".own")], ["waiting, preempted 2×", ""]);
     assert.deepEqual([text(second, ".call"), second.querySelector(".call").title], ["req-22345678", "req-2234567890"]);
     assert.equal(text(second, ".tokens"), "10 + 0");
     assert.deepEqual([first.dataset.status, first.querySelector(".swatch").dataset.owner], ["aborted", "1"]);
-    table.update([request(1, { status: "running" })], []);
+    table.update([request(1, { status: "running" })], [], 0);
     assert.deepEqual([text(first, ".status"), first.dataset.status], ["running", "running"]);
 });
 
 test("a request is marked while pointed at, or as long as it is pinned and runs", () => {
     const { body, marks, table } = openRequests();
     const both = [request(1), request(2)];
-    table.update(both, []);
+    table.update(both, [], 0);
     const [first, second] = body.children;
     const press = (row) => row.querySelector("button").fire("click");
     first.fire("pointerenter");
@@ -227,10 +238,10 @@ test("a request is marked while pointed at, or as long as it is pinned and runs"
     press(second);
     press(first);
     assert.deepEqual(marks.splice(0), [null, 1]);
-    table.update([request(2)], [request(1, { status: "finished" })]);
+    table.update([request(2)], [request(1, { status: "finished" })], 1);
     assert.deepEqual(marks.splice(0), [null], "what has ended is pinned no longer");
     second.fire("pointerenter");
-    table.update([], []);
+    table.update([], [], 0);
     assert.deepEqual(marks.splice(0), [2, null], "a row that is removed tells of no leave");
 });
 

@@ -50,6 +50,7 @@ class Engine {
         this.random = random(seed);
         this.time = 0;
         this.lastRequest = 0;
+        this.numEnded = 0;
         this.totals = {
             prompt_tokens: 0,
             generated_tokens: 0,
@@ -92,6 +93,7 @@ class Engine {
                 if (touched.has(id)) continue;
                 this.requests.delete(id);
                 gone.push([id, 9, 30, 2]);
+                this.numEnded += 1;
             } else {
                 const id = this.pick(3) && this.requests.size ? [...this.requests.keys()][0] : ++this.lastRequest;
                 this.requests.set(id, [
@@ -121,6 +123,7 @@ class Engine {
                 ? [...this.requests.values()]
                 : [...touched].filter((id) => this.requests.has(id)).map((id) => this.requests.get(id)),
             gone: full ? [] : gone,
+            num_ended: this.numEnded,
             ledger: { used: 1, cached: 2, free: 61, stored: 0, reserved: 0, fragmented: 0, saved: 0 },
             totals: { ...this.totals },
             running: this.requests.size,
@@ -166,6 +169,7 @@ test("frames added up are the full state", () => {
             assert.equal(change.blocks === null, frame.full);
             if (!frame.full) assert.deepEqual(new Set(change.blocks), new Set(frame.blocks.map((row) => row[0])));
             assert.ok(model.events.length <= 400 && model.ended.length <= 12);
+            assert.equal(model.numEnded, engine.numEnded);
         }
     }
 });
@@ -185,6 +189,31 @@ test("what ends is remembered with how it ended", () => {
     assert.equal(model.requests.size, 0);
     const { id, status, tenant, computed, total, cached } = model.ended[0];
     assert.deepEqual([id, status, tenant, computed, total, cached], [7, "aborted", "ada", 31, 32, 16]);
+});
+
+test("a request that begins and ends in one frame is among those that ended, a replaced beam is not", () => {
+    const model = new Model(HELLO);
+    const frame = { ...new Engine(1).frame(true), blocks: [], requests: [], gone: [], events: [] };
+    model.apply(frame);
+    const row = (id, ...more) => [id, ...more, 4, 4, 5, 0, 0, `req-${id}`];
+    const change = model.apply({
+        ...frame,
+        full: false,
+        requests: [row(8, "finished", "ada"), row(9, "running", "ada")],
+        gone: [
+            [8, 5, 5, 3],
+            [9, 5, 5, 3],
+        ],
+        events: [
+            [1, "admitted", 8, 4],
+            [1, "finished", 8, 1],
+        ],
+        num_ended: 7,
+    });
+    assert.ok(change.requests && model.requests.size === 0 && model.lookOf(8) === null);
+    assert.deepEqual(Math.max(...model.looks), 0);
+    const listed = model.ended.map(({ id, status, call, computed, cached }) => [id, status, call, computed, cached]);
+    assert.deepEqual([listed, model.numEnded], [[[8, "finished", "req-8", 5, 3]], 7]);
 });
 
 test("up to twenty-four requests look each another way, and keep their look", () => {

@@ -22,7 +22,7 @@ from quire.core.errors import (
     RequestTooLargeError,
     TooManyJobsError,
 )
-from quire.serve import errors
+from quire.serve import errors, management_errors
 from quire.serve.errors import ApiError, api_error_of
 
 LONG = "x" * 200
@@ -83,63 +83,63 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         "model 'gpt\\n4' not found; this server serves 'gpt', 'phi'; GET /v1/models lists all",
     ),
     "adapters_are_fixed": (
-        errors.adapters_are_fixed(),
+        management_errors.adapters_are_fixed(),
         *(403, "permission_error", "adapters_are_fixed", None, {}),
         "this server serves the adapters that it was started with; start it with --adapter-root to load others",
     ),
     "no_disk_cache": (
-        errors.no_disk_cache(),
+        management_errors.no_disk_cache(),
         *(404, "not_found_error", "no_disk_cache", None, {}),
         "this server keeps no blocks on disk; start it with --disk-cache FOLDER",
     ),
     "stores_elsewhere": (
-        errors.stores_elsewhere(),
+        management_errors.stores_elsewhere(),
         *(400, "invalid_request_error", "stores_elsewhere", None, {}),
         "the engines keep blocks on other machines; use quire cache export and import there",
     ),
     "scope_not_kept": (
-        errors.scope_not_kept(),
+        management_errors.scope_not_kept(),
         *(403, "permission_error", "not_persistent", None, {}),
         "prompts of this API key are not written to the disk; set persist: true for it in the keys file",
     ),
     "bundle_under_way": (
-        errors.bundle_under_way(2.0),
+        management_errors.bundle_under_way(2.0),
         *(429, "rate_limit_error", "slow_down", None, after(2, 2000)),
         "another bundle is being exported or imported; try again when it is done",
     ),
     "prompt_not_kept": (
-        errors.prompt_not_kept(32, 1024),
+        management_errors.prompt_not_kept(32, 1024),
         *(503, "service_unavailable_error", "prompt_not_kept", None, after(2, 2000)),
         "only 32 of 1,024 tokens could be written to disk: the cache is too small, or other prompts need it; try again "
         "later, or raise --disk-cache-size",
     ),
     "disk_cache_fails": (
-        errors.disk_cache_fails("No space left on device"),
+        management_errors.disk_cache_fails("No space left on device"),
         *(500, "server_error", "disk_cache_fails", None, NEVER),
         "the folder of the disk cache cannot be used: No space left on device; free space in it, or restart the server",
     ),
     "disk_cache_is_off": (
-        errors.disk_cache_is_off(),
+        management_errors.disk_cache_is_off(),
         *(500, "server_error", "disk_cache_is_off", None, NEVER),
         "the disk cache is off because the disk failed; see the server's log, and restart the server",
     ),
     "adapter_refused": (
-        errors.adapter_refused("a tensor is torn"),
+        management_errors.adapter_refused("a tensor is torn"),
         *(400, "invalid_request_error", "invalid_value", "lora_path", {}),
         "a tensor is torn",
     ),
     "adapter_not_found": (
-        errors.adapter_not_found("tun", ("tune", "other")),
+        management_errors.adapter_not_found("tun", ("tune", "other")),
         *(404, "not_found_error", "adapter_not_found", "lora_name", {}),
         "adapter 'tun' not found; loaded are 'tune', 'other'",
     ),
     "name_is_used": (
-        errors.name_is_used("tune"),
+        management_errors.name_is_used("tune"),
         *(409, "invalid_request_error", "name_is_used", "lora_name", {"x-should-retry": "false"}),
         "the name 'tune' is used for something else; unload that first, or choose another name",
     ),
     "adapter_not_loaded": (
-        errors.adapter_not_loaded("the adapter in tune could not be loaded: no memory"),
+        management_errors.adapter_not_loaded("the adapter in tune could not be loaded: no memory"),
         *(500, "server_error", "adapter_not_loaded", None, {"x-should-retry": "false"}),
         "the adapter in tune could not be loaded: no memory",
     ),
@@ -205,7 +205,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         "the server is overloaded: its queue is full; try again later",
     ),
     "too_many_adapters": (
-        errors.too_many_adapters(60.0),
+        management_errors.too_many_adapters(60.0),
         *(503, "service_unavailable_error", "too_many_adapters", None, after(60, 60_000)),
         "many adapters wait to be read, one after another; if this does not end, their disk does not answer",
     ),
@@ -252,11 +252,11 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
 }
 
 
-def test_each_answer_that_the_module_makes_is_held_to_its_words_here() -> None:
-    tree = ast.parse(inspect.getsource(errors))
+def test_each_answer_that_the_modules_make_is_held_to_its_words_here() -> None:
     made = {
         node.name
-        for node in tree.body
+        for module in (errors, management_errors)
+        for node in ast.parse(inspect.getsource(module)).body
         if isinstance(node, ast.FunctionDef) and ast.unparse(node.returns or ast.Constant(None)) == "ApiError"
     }
     assert made - {"api_error_of"} == ANSWERS.keys()

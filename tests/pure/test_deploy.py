@@ -22,7 +22,8 @@ from quire.core.config import EngineConfig
 from quire.engine.records.stats import EngineStats
 from quire.serve.config import ServerConfig
 from quire.serve.frame import OPEN_PATHS
-from quire.serve.gate import Gate, GateLimits
+from quire.serve.gate import Gate
+from quire.serve.gate_limits import GateLimits
 from quire.serve.metrics import CallMetrics, Metrics
 from quire.serve.model import ModelState
 from quire.serve.prometheus import render

@@ -12,7 +12,8 @@ from quire.core.clock import ManualClock
 from quire.core.request import CacheScope
 from quire.engine.records.stats import ModelState
 from quire.serve.errors import ApiError
-from quire.serve.gate import Gate, GateLimits, Refusal, Visit
+from quire.serve.gate import Gate, Refusal, Visit
+from quire.serve.gate_limits import GateLimits
 from quire.serve.tenants import Tenant
 
 TENANTS = (Tenant("a", CacheScope("a")), Tenant("b", CacheScope("b"), max_sequences=3), Tenant("c", CacheScope("c")))

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from quire.engine.records.live import LiveJournal, packed, unpacked
+from quire.core.request import CacheScope
+from quire.engine.records.live import GONE_COLUMNS, MOST_UNSEEN, REQUEST_COLUMNS, LiveJournal, packed, unpacked
 from quire.engine.records.stats import EngineStats
+from quire.scheduler.journal import EventKind
 from support.control import Control
 from support.live_picture import LivePicture
 from support.simulation import Scenario, Simulation
@@ -113,6 +115,44 @@ def test_a_frame_tells_only_what_has_changed() -> None:
     assert frame.is_whole and not frame.begins
     idle = journal.take(1.0, EngineStats())
     assert (idle.blocks, idle.gone, idle.events, idle.tenants) == (b"", b"", b"", [])
+
+
+def test_requests_that_begin_and_end_between_two_frames_are_in_the_second_in_their_order() -> None:
+    control, journal, picture = watched_control()
+    picture.take_in(journal.take(0.0, EngineStats()))
+    finished = control.add("finished", [1, 2, 3], max_tokens=2, scope=CacheScope("a"))
+    control.run()
+    control.add("aborted", [4, 5], max_tokens=5, scope=CacheScope("b"))
+    control.scheduler.abort("aborted")
+    control.add("last", [6], max_tokens=1, scope=CacheScope("a"))
+    control.run()
+    picture.take_in(journal.take(1.0, EngineStats()))
+    picture.check()
+    shown = [(row.engine_id, row.num_prompt_tokens, row.num_computed, row.num_known) for row in picture.ended]
+    assert shown == [("finished", 3, finished.num_computed, 5), ("aborted", 2, 0, 2), ("last", 1, 1, 2)]
+    assert [event.request for event in picture.events if event.kind != EventKind.ADMITTED] == [0, 1, 2]
+    assert journal.take(2.0, EngineStats()).gone == b""
+
+
+def test_a_frame_has_the_newest_short_requests_of_each_tenant_and_no_more() -> None:
+    control, journal, picture = watched_control()
+    picture.take_in(journal.take(0.0, EngineStats()))
+    control.add("alone", [1, 2], max_tokens=1, scope=CacheScope("b"))
+    control.run()
+    sizes = []
+    for turn in range(3):
+        for number in range(100):
+            control.add(f"{turn}-{number}", [number % 50, 3], max_tokens=1, scope=CacheScope("a"))
+        control.run()
+        frame = journal.take(float(turn), EngineStats())
+        sizes.append((len(frame.requests), len(frame.gone), len(frame.ids)))
+        picture.take_in(frame)
+        picture.check()
+    newest = [f"{turn}-{number}" for turn in range(3) for number in range(100 - MOST_UNSEEN, 100)]
+    assert [row.engine_id for row in picture.ended] == ["alone", *newest]
+    size = 4 * REQUEST_COLUMNS * MOST_UNSEEN, 4 * GONE_COLUMNS * MOST_UNSEEN, MOST_UNSEEN
+    assert sizes[1:] == [size, size]
+    assert sum(event.kind == EventKind.FINISHED for event in picture.events) == 301
 
 
 def test_rows_that_are_cut_short_are_refused() -> None:

@@ -13,10 +13,11 @@ import pytest
 from quire.core.clock import ManualClock
 from quire.core.config import EngineConfig
 from quire.core.request import CacheScope, Request
-from quire.engine.records.live import LiveFrame, LiveJournal, packed
+from quire.engine.records.live import MOST_UNSEEN, LiveFrame, LiveJournal, packed
 from quire.engine.records.stats import EngineStats, ModelState
 from quire.serve.errors import ApiError
-from quire.serve.gate import Gate, GateLimits
+from quire.serve.gate import Gate
+from quire.serve.gate_limits import GateLimits
 from quire.serve.live import MOST_CALLS, Live
 from quire.serve.live_places import LiveShared, live_places
 from quire.serve.live_reader import MOST_EVENTS, MOST_OWED, MOST_SAMPLES, LiveReader
@@ -117,6 +118,8 @@ class ShownSimulation(Simulation):
             mine = [request for request in self.requests if name in ("", request.scope.tenant)]
             members = [member for request in mine for member in (request.group.members if request.group else [request])]
             assert ends["finished"] + ends["aborted"] + ends["failed"] == len(members)
+            assert picture.last["num_ended"] == len(members)
+            assert picture.num_listed == len(members) or self._pace[name] < 1.0
         super()._check_nothing_left()
 
     def show_all(self, is_lucky: Any) -> None:
@@ -266,6 +269,91 @@ def test_latencies_and_events_are_kept_up_to_a_number_and_told_to_whom_they_conc
         assert not line_of(live, reader)["itl_ms"]
     line = line_of(live, others)
     assert (line["itl_ms"], line["ttft_ms"], line["events"], line["blocks"], line["running"]) == ([], [], [], [], 0)
+
+
+def short_requests(first: int, number: int, tenant: int = 0, **fields: Any) -> LiveFrame:
+    """A later frame in which requests have begun and ended."""
+    numbers = range(first, first + number)
+    return frame_of(
+        4,
+        range(0),
+        begins=False,
+        tenants=[],
+        requests=packed((each, 4, tenant, 5, 6, 6, 0, 0, 0, 0) for each in numbers),
+        ids=[str(each) for each in numbers],
+        gone=packed((each, 6, 6, 4, 0, 0) for each in numbers),
+        events=packed((kind, each, 5, tenant) for each in numbers for kind in (0, 1)),
+        event_times=b"\x00" * 16 * number,
+        **fields,
+    )
+
+
+def test_requests_that_end_before_a_reader_was_shown_them_are_listed_up_to_a_number_and_all_counted() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    mine, others, every = live.join(tenant("a")), live.join(tenant("b")), live.join(ANYBODY)
+    live.note_call("40", "req-40")
+    model.show(frame_of(4, range(0), tenants=["a", "b"], requests=packed([]), ids=[]))
+    for reader in (mine, others, every):
+        assert (line_of(live, reader)["num_ended"], reader.num_ended) == (0, 0)
+    for first in range(1, 41, 8):  # while nobody reads
+        model.show(short_requests(first, 8))
+    line = line_of(live, every)
+    assert [row[0] for row in line["requests"]] == list(range(41 - MOST_UNSEEN, 41))
+    assert line["requests"][-1] == [40, "finished", "a", 5, 6, 6, 4, 0, "req-40", 0, 0]
+    assert line["gone"] == [[number, 6, 6, 4, 0, 0] for number in range(41 - MOST_UNSEEN, 41)]
+    assert line["num_ended"] == 40
+    line = line_of(live, mine)
+    assert [row[0] for row in line["requests"]] == [row[0] for row in line["gone"]] == list(range(MOST_UNSEEN))
+    assert [row[8] for row in line["requests"]][-2:] == ["", "req-40"]
+    ends = {event[2]: event[1] for event in line["events"]}
+    assert {ends[row[0]] for row in line["gone"]} == {"finished"}
+    line = line_of(live, others)
+    assert (line["requests"], line["gone"], line["num_ended"]) == ([], [], 0)
+    for reader in (mine, others, every):
+        line = line_of(live, reader)
+        assert (line["requests"], line["gone"], line["num_ended"]) == ([], [], reader.num_ended)
+    model.show(short_requests(41, 2))
+    evictions = packed([(5, -1, 1, 0)] * MOST_EVENTS)  # no event of the requests is left
+    model.show(frame_of(4, range(0), begins=False, tenants=[], requests=b"", ids=[], events=evictions,
+                        event_times=b"\x00" * 8 * MOST_EVENTS))  # fmt: skip
+    assert [row[0] for row in line_of(live, mine)["gone"]] == [0, 1]
+    model.show(short_requests(43, 2))
+    assert [row[0] for row in line_of(live, mine)["gone"]] == [0, 1], "their numbers are free again"
+
+
+def test_a_request_that_ends_while_a_slow_reader_does_not_read_is_listed_with_its_end() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    reader = live.join(ANYBODY)
+    model.show(frame_of(4, range(0), requests=b"", ids=[]))
+    assert line_of(live, reader)["full"]
+    model.show(frame_of(4, range(0), begins=False, tenants=[]))
+    beam = (1, 1, 0, 5, 4, 6, 0, 0, 0, 0)  # is replaced, which is no end
+    model.show(frame_of(4, range(0), begins=False, tenants=[], requests=packed([beam]), ids=["32"]))
+    end = {
+        "gone": packed([(0, 9, 9, 0, 0, 0), (1, 9, 9, 0, 0, 0)]),
+        "events": packed([(1, 0, 4, 0)]),
+        "event_times": b"\x00" * 8,
+    }
+    model.show(frame_of(4, range(0), begins=False, tenants=[], requests=b"", ids=[], **end))
+    line = line_of(live, reader)
+    assert [(row[0], row[1], row[5]) for row in line["requests"]] == [(0, "running", 9)]
+    assert (line["gone"], line["num_ended"]) == ([[0, 9, 9, 0, 0, 0]], 1)
+
+
+def test_ended_requests_are_counted_even_if_a_reader_is_shown_everything_again() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    reader = live.join(ANYBODY)
+    num_blocks = MOST_OWED + 10
+    model.show(frame_of(num_blocks, range(1)))
+    assert line_of(live, reader)["full"]
+    model.show(short_requests(1, 3))
+    model.show(frame_of(num_blocks, range(num_blocks), begins=False, tenants=[]))
+    model.show(short_requests(4, 3))
+    line = line_of(live, reader)
+    assert (line["full"], line["gone"], line["num_ended"]) == (True, [], 6)
 
 
 def test_the_work_of_others_neither_wakes_a_tenant_nor_counts_in_its_frames() -> None:

@@ -16,7 +16,8 @@ from quire.core.request import CacheScope
 from quire.engine.records.stats import ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
-from quire.serve.gate import MAX_RETRY_S, MIN_RETRY_S, Gate, GateLimits, Refusal, Visit, gate_limits
+from quire.serve.gate import MAX_RETRY_S, MIN_RETRY_S, Gate, Refusal, Visit
+from quire.serve.gate_limits import GateLimits, gate_limits
 from quire.serve.tenants import ANYBODY, Tenant
 from support.bare_server import FakeModel
 

@@ -18,7 +18,8 @@ from quire.core.errors import QuireError
 from quire.engine.records.stats import EngineStats, ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
-from quire.serve.gate import Gate, GateLimits
+from quire.serve.gate import Gate
+from quire.serve.gate_limits import GateLimits
 from quire.serve.loading.build import only_model
 from quire.serve.logs import AGAIN_AFTER_S, MAX_MESSAGES, JsonFormatter, Seldom, TextFormatter, configure_logs
 from quire.serve.metrics import FINISHED_WELL, VLLM_NAMES, CallMetrics, Metrics

@@ -12,6 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.engine.records.live import MOST_UNSEEN
+
+ENDS = {"finished", "aborted", "failed"}
 BLOCK_FIELDS = ("state", "refs", "owner", "parent", "t")
 
 
@@ -23,6 +26,7 @@ class Picture:
     requests: dict[int, list[Any]] = field(default_factory=dict)
     events: list[list[Any]] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
+    num_listed: int = 0  # ended requests
     tokens_from_disk: int = 0  # of requests that have gone
 
     def take_in(self, frame: dict[str, Any]) -> None:
@@ -37,8 +41,13 @@ class Picture:
             if row[1] == 0:
                 assert row[2:5] == [0, -1, -2]
                 del self.blocks[row[0]]
+        before = set(self.requests)
         for row in frame["requests"]:
             self.requests[row[0]] = row
+        assert len({row[0] for row in frame["gone"]} - before) <= MOST_UNSEEN
+        ends = {number for _, kind, number, _ in frame["events"] if kind in ENDS}
+        self.num_listed += sum(row[0] in ends for row in frame["gone"])  # the others are beams that were replaced
+        assert frame["num_ended"] >= self.num_listed
         for number, computed, total, cached, from_disk, from_host in frame["gone"]:
             del self.requests[number]
             assert total > 0 and computed >= 0 and cached >= from_disk + from_host >= from_host >= 0

@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from quire.core.request import FinishReason, Request, RequestStatus
-from quire.engine.records.live import STATES, STATUSES, LiveFrame
+from quire.engine.records.live import GONE_COLUMNS, STATES, STATUSES, LiveFrame, unpacked
 from quire.memory.block import Block
 from quire.memory.journal import NOT_PUBLISHED
-from quire.scheduler.journal import EventKind
+from quire.scheduler.journal import END_KINDS, EventKind
 from quire.scheduler.scheduler import Scheduler
-from quire.serve.live_mirror import EventRow, LiveMirror
+from quire.serve.live_mirror import EventRow, LiveMirror, RequestRow
 
 
 def parent_of(block: Block) -> int:
@@ -28,15 +28,20 @@ class LivePicture:
     scheduler: Scheduler
     mirror: LiveMirror | None = None
     events: list[EventRow] = field(default_factory=list)
+    ended: list[RequestRow] = field(default_factory=list)
 
     def take_in(self, frame: LiveFrame) -> None:
         """Add a frame."""
         if frame.begins:
             self.mirror = LiveMirror(frame.num_blocks)
         assert self.mirror is not None
+        assert not frame.gone or max(Counter(row[0] for row in unpacked(frame.gone, GONE_COLUMNS)).values()) == 1
         change = self.mirror.take_in(frame)
         assert not {row.number for row in change.gone} & set(self.mirror.requests)
+        assert set(change.requests) <= set(self.mirror.requests)
         self.events += change.events
+        ends = {event.request for event in change.events if event.kind in END_KINDS}
+        self.ended += [row for row in change.gone if row.number in ends]  # the others are beams that were replaced
 
     def check(self) -> None:
         """Compare with a scan of everything, once the picture is whole."""
@@ -97,6 +102,9 @@ class LivePicture:
         members = [member for request in requests for member in (request.group.members if request.group else [request])]
         ends = Counter(member.finish_reason for member in members)
         assert counts[EventKind.FINISHED] == ends[FinishReason.STOP] + ends[FinishReason.LENGTH]
+        assert sorted((row.engine_id, row.num_computed, row.num_known) for row in self.ended) == sorted(
+            (member.request_id, member.num_computed, len(member.tokens)) for member in members
+        )
         assert (counts[EventKind.ABORTED], counts[EventKind.FAILED]) == (
             ends[FinishReason.ABORT],
             ends[FinishReason.ERROR],

@@ -31,6 +31,7 @@ ENDS = {
     FinishReason.ABORT: EventKind.ABORTED,
     FinishReason.ERROR: EventKind.FAILED,
 }
+END_KINDS = frozenset(ENDS.values())
 
 
 class RequestEvent(NamedTuple):

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Final, Protocol, TypeVar
 
 from quire.engine.text.tenant_pool import TenantPool
-from quire.serve.errors import bundle_under_way, disk_cache_fails
+from quire.serve.management_errors import bundle_under_way, disk_cache_fails
 
 RETRY_S: Final = 2.0
 Result = TypeVar("Result")

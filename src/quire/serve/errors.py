@@ -27,12 +27,16 @@ from quire.core.errors import (
 from quire.serve.messages_errors import MessagesErrorBody, is_messages_path, messages_error, takes_x_api_key
 
 INVALID_REQUEST = "invalid_request_error"
-AUTHENTICATION = "authentication_error"
-PERMISSION = "permission_error"
-NOT_FOUND = "not_found_error"
-RATE_LIMIT = "rate_limit_error"
-SERVER = "server_error"
-UNAVAILABLE = "service_unavailable_error"
+TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "server_error",
+}
+"""The type of an error by its status; all others are errors of the request."""
 
 OLLAMA_PATHS = "/api/"
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
@@ -77,7 +81,6 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        type: str = INVALID_REQUEST,
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -86,7 +89,7 @@ class ApiError(Exception):
         self.status = status
         self.headers = dict(headers or {})
         self.anthropic_message = message
-        self.detail = ErrorDetail(message, type, param and shortened(param), code)
+        self.detail = ErrorDetail(message, TYPES.get(status, INVALID_REQUEST), param and shortened(param), code)
 
     def body(self, path: str = "") -> bytes:
         """Return the body of the answer to a request for this path. Does not mutate."""
@@ -119,9 +122,7 @@ def api_error_of(error: BaseException) -> ApiError:
         return too_many_texts(RESTART_S)
     if isinstance(error, ExecutionError):
         return engine_unavailable(RESTART_S)
-    return ApiError(
-        500, "internal error: this is a bug in the server; its log has the details", type=SERVER, code="internal_error"
-    )
+    return ApiError(500, "internal error: this is a bug in the server; its log has the details", code="internal_error")
 
 
 # ---- errors of the request ------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ def foreign_origin(origin: str) -> ApiError:
         f"web pages from {shortened(origin)!r} may not use this server; to allow them, start it with "
         f"--cors-origin ORIGIN"
     )
-    return ApiError(403, message, type=PERMISSION, code="foreign_origin")
+    return ApiError(403, message, code="foreign_origin")
 
 
 def repeated_header(name: str) -> ApiError:
@@ -178,83 +179,26 @@ def unauthorized(path: str = "") -> ApiError:
     other = " or x-api-key: KEY" if takes_x_api_key(path) else ""
     message = f"no valid API key; send the header Authorization: Bearer KEY{other}"
     headers = {"www-authenticate": "Bearer", **NO_RETRY}  # Claude Code would try a wrong key again for minutes
-    return ApiError(401, message, type=AUTHENTICATION, code="invalid_api_key", headers=headers)
+    return ApiError(401, message, code="invalid_api_key", headers=headers)
 
 
 def operator_required(path: str) -> ApiError:
     """Return the answer to a tenant's key where the data covers all tenants."""
     message = f"{path} covers all tenants and needs an operator's key (operator: true in the keys file)"
-    return ApiError(403, message, type=PERMISSION, code="operator_required")
+    return ApiError(403, message, code="operator_required")
 
 
 def not_found(path: str) -> ApiError:
     """Return the answer to an unknown path."""
-    return ApiError(
-        404,
-        f"{shortened(path)} is not a path on this server; GET /openapi.json lists them",
-        type=NOT_FOUND,
-        code="not_found",
-    )
+    message = f"{shortened(path)} is not a path on this server; GET /openapi.json lists them"
+    return ApiError(404, message, code="not_found")
 
 
 def model_not_found(name: str, near: Sequence[str] = ()) -> ApiError:
     """Return the answer to the name of a model that is not served; `near`: served names to suggest."""
     served = f"; this server serves {', '.join(map(repr, near))}" if near else ""
     message = f"model {shortened(name)!r} not found{served}; GET /v1/models lists all"
-    return ApiError(404, message, type=NOT_FOUND, code="model_not_found", param="model")
-
-
-def adapters_are_fixed() -> ApiError:
-    """Return the answer to a request to load adapters where that is not allowed."""
-    message = "this server serves the adapters that it was started with; start it with --adapter-root to load others"
-    return ApiError(403, message, type=PERMISSION, code="adapters_are_fixed")
-
-
-def adapter_refused(message: str) -> ApiError:
-    """Return the answer to an adapter that cannot be loaded, with the reason."""
-    return ApiError(400, message, code="invalid_value", param="lora_path")
-
-
-def adapter_not_found(name: str, served: Sequence[str]) -> ApiError:
-    """Return the answer to the name of an adapter that is not loaded."""
-    others = f"loaded are {', '.join(map(repr, served))}" if served else "no adapter is loaded"
-    message = f"adapter {shortened(name)!r} not found; {others}"
-    return ApiError(404, message, type=NOT_FOUND, code="adapter_not_found", param="lora_name")
-
-
-def no_disk_cache() -> ApiError:
-    """Return the answer to a request to move blocks on a server without a disk cache."""
-    message = "this server keeps no blocks on disk; start it with --disk-cache FOLDER"
-    return ApiError(404, message, type=NOT_FOUND, code="no_disk_cache")
-
-
-def stores_elsewhere() -> ApiError:
-    """Return the answer to a request to move blocks of engines on other machines."""
-    message = "the engines keep blocks on other machines; use quire cache export and import there"
-    return ApiError(400, message, code="stores_elsewhere")
-
-
-def scope_not_kept() -> ApiError:
-    """Return the answer to a key whose prompts must not be written to disk."""
-    message = "prompts of this API key are not written to the disk; set persist: true for it in the keys file"
-    return ApiError(403, message, type=PERMISSION, code="not_persistent")
-
-
-def name_is_used(name: str) -> ApiError:
-    """Return the answer to an adapter whose name is taken."""
-    message = f"the name {shortened(name)!r} is used for something else; unload that first, or choose another name"
-    return ApiError(409, message, code="name_is_used", param="lora_name", headers=NO_RETRY)
-
-
-def adapter_not_loaded(message: str) -> ApiError:
-    """Return the answer if the engine could not load a valid adapter."""
-    return ApiError(500, message, type=SERVER, code="adapter_not_loaded", headers=NO_RETRY)
-
-
-def too_many_adapters(retry_after_s: float) -> ApiError:
-    """Return the answer to an adapter while many others wait to be read."""
-    message = "many adapters wait to be read, one after another; if this does not end, their disk does not answer"
-    return ApiError(503, message, type=UNAVAILABLE, code="too_many_adapters", headers=_retry_after(retry_after_s))
+    return ApiError(404, message, code="model_not_found", param="model")
 
 
 def method_not_allowed(method: str, allowed: str) -> ApiError:
@@ -288,7 +232,7 @@ def head_too_large(limit: int) -> ApiError:
 def model_not_loadable(name: str, reason: str) -> ApiError:
     """Return the answer to a request for a model that cannot be loaded until its files or memory change."""
     message = f"model {shortened(name)!r} cannot be loaded: {reason}"
-    return ApiError(500, message, type=SERVER, code="model_not_loadable", param="model", headers=NO_RETRY)
+    return ApiError(500, message, code="model_not_loadable", param="model", headers=NO_RETRY)
 
 
 # ---- errors of the server -------------------------------------------------------------------------------------------
@@ -297,13 +241,13 @@ def model_not_loadable(name: str, reason: str) -> ApiError:
 def too_many_requests(retry_after_s: float) -> ApiError:
     """Return the answer to a key at its limit of concurrent sequences."""
     message = "this API key has reached its limit of concurrent sequences; try again when one has ended"
-    return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
+    return ApiError(429, message, code="slow_down", headers=retry_after(retry_after_s))
 
 
 def too_many_texts(retry_after_s: float) -> ApiError:
     """Return the answer to a key that has too many long texts or descriptions of models waiting to be read."""
     message = "this API key has reached its limit of queued long texts and descriptions of models; try again later"
-    return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
+    return ApiError(429, message, code="slow_down", headers=retry_after(retry_after_s))
 
 
 def too_many_bytes_of_key(limit: int, retry_after_s: float) -> ApiError:
@@ -312,43 +256,43 @@ def too_many_bytes_of_key(limit: int, retry_after_s: float) -> ApiError:
         f"the bodies of this API key's requests already hold {limit} bytes, its share; "
         "try again when a request has ended"
     )
-    return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
+    return ApiError(429, message, code="slow_down", headers=retry_after(retry_after_s))
 
 
 def too_many_bytes(limit: int, retry_after_s: float) -> ApiError:
     """Return the answer to a body if all requests together hold their maximum of bytes."""
     message = f"the server is overloaded: request bodies already hold {limit} bytes, the maximum; try again later"
-    return ApiError(503, message, type=UNAVAILABLE, code="server_is_overloaded", headers=_retry_after(retry_after_s))
+    return ApiError(503, message, code="server_is_overloaded", headers=retry_after(retry_after_s))
 
 
 def overloaded(retry_after_s: float, why: str = "its queue is full") -> ApiError:
     """Return the answer of a server whose queue is full, or would be too slow."""
     message = f"the server is overloaded: {why}; try again later"
-    return ApiError(503, message, type=UNAVAILABLE, code="server_is_overloaded", headers=_retry_after(retry_after_s))
+    return ApiError(503, message, code="server_is_overloaded", headers=retry_after(retry_after_s))
 
 
 def too_many_readers(limit: int) -> ApiError:
     """Return the answer to one more reader of /live."""
     message = f"{limit} clients already read /live, the maximum (max_live_readers); try again later"
-    return ApiError(503, message, type=UNAVAILABLE, code="too_many_readers", headers=_retry_after(RESTART_S))
+    return ApiError(503, message, code="too_many_readers", headers=retry_after(RESTART_S))
 
 
 def too_many_readers_of_key(limit: int) -> ApiError:
     """Return the answer to a tenant that has its maximum of readers of /live."""
     message = f"this API key already has {limit} readers of /live, its share of max_live_readers; close one first"
-    return ApiError(429, message, type=RATE_LIMIT, code="too_many_readers", headers=_retry_after(RESTART_S))
+    return ApiError(429, message, code="too_many_readers", headers=retry_after(RESTART_S))
 
 
 def draining(retry_after_s: float) -> ApiError:
     """Return the answer of a server that is about to stop."""
     message = "the server is shutting down and accepts no new requests"
-    return ApiError(503, message, type=UNAVAILABLE, code="server_is_draining", headers=_retry_after(retry_after_s))
+    return ApiError(503, message, code="server_is_draining", headers=retry_after(retry_after_s))
 
 
 def engine_unavailable(retry_after_s: float) -> ApiError:
     """Return the answer while the engine starts or restarts."""
     message = "the engine is starting or restarting; try again later"
-    return ApiError(503, message, type=UNAVAILABLE, code="engine_unavailable", headers=_retry_after(retry_after_s))
+    return ApiError(503, message, code="engine_unavailable", headers=retry_after(retry_after_s))
 
 
 def model_not_loaded_in_time(name: str, limit_s: float, retry_after_s: float) -> ApiError:
@@ -357,13 +301,13 @@ def model_not_loaded_in_time(name: str, limit_s: float, retry_after_s: float) ->
         f"model {shortened(name)!r} was not loaded within {limit_s:g} seconds (max_load_wait_s), because other models "
         "are busy or it is large; try again later"
     )
-    return ApiError(503, message, type=UNAVAILABLE, code="model_not_loaded", headers=_retry_after(retry_after_s))
+    return ApiError(503, message, code="model_not_loaded", headers=retry_after(retry_after_s))
 
 
 def generation_failed(message: str) -> ApiError:
     """Return the answer to a request that failed through its own fault: the same request would fail again."""
     text = f"the request failed in the engine: {message}"
-    return ApiError(500, text, type=SERVER, code="generation_failed", headers=NO_RETRY)
+    return ApiError(500, text, code="generation_failed", headers=NO_RETRY)
 
 
 def grammar_exhausted(message: str, param: str) -> ApiError:
@@ -373,42 +317,15 @@ def grammar_exhausted(message: str, param: str) -> ApiError:
 
 def generation_aborted() -> ApiError:
     """Return the answer to a request that was aborted, but not by its client."""
-    return ApiError(500, "the request was aborted", type=SERVER, code="aborted", headers=NO_RETRY)
-
-
-def bundle_under_way(retry_after_s: float) -> ApiError:
-    """Return the answer to a bundle while another is imported or exported."""
-    message = "another bundle is being exported or imported; try again when it is done"
-    return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
-
-
-def prompt_not_kept(found: int, wanted: int) -> ApiError:
-    """Return the answer if only a part of a prompt could be written to disk."""
-    message = (
-        f"only {found:,} of {wanted:,} tokens could be written to disk: the cache is too small, or other prompts "
-        "need it; try again later, or raise --disk-cache-size"
-    )
-    return ApiError(503, message, type=UNAVAILABLE, code="prompt_not_kept", headers=_retry_after(RESTART_S))
-
-
-def disk_cache_fails(reason: str) -> ApiError:
-    """Return the answer if the folder of the disk cache cannot be read or written."""
-    message = f"the folder of the disk cache cannot be used: {reason}; free space in it, or restart the server"
-    return ApiError(500, message, type=SERVER, code="disk_cache_fails", headers=NO_RETRY)
-
-
-def disk_cache_is_off() -> ApiError:
-    """Return the answer after the disk has failed too often."""
-    message = "the disk cache is off because the disk failed; see the server's log, and restart the server"
-    return ApiError(500, message, type=SERVER, code="disk_cache_is_off", headers=NO_RETRY)
+    return ApiError(500, "the request was aborted", code="aborted", headers=NO_RETRY)
 
 
 def deadline_exceeded(limit_s: float) -> ApiError:
     """Return the answer to a request that did not finish in time."""
     message = f"the request did not finish within {limit_s:g} seconds, the limit of this server"
-    return ApiError(504, message, type=SERVER, code="deadline_exceeded", headers=NO_RETRY)
+    return ApiError(504, message, code="deadline_exceeded", headers=NO_RETRY)
 
 
-def _retry_after(seconds: float) -> dict[str, str]:
+def retry_after(seconds: float) -> dict[str, str]:
     """Return the retry headers: whole seconds for all clients, milliseconds for those that read them."""
     return {"retry-after": str(max(1, math.ceil(seconds))), "retry-after-ms": str(max(1, math.ceil(seconds * 1000)))}

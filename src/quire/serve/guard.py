@@ -40,7 +40,6 @@ DROP: Final = struct.pack("ii", 1, 0)
 TOO_MANY_CONNECTIONS: Final = ApiError(
     503,
     "the server has reached its limit of connections; try again later",
-    type="service_unavailable_error",
     code="too_many_connections",
     headers={"retry-after": "1"},
 )

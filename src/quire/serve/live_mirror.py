@@ -115,7 +115,7 @@ class LiveMirror:
         self.tenants += frame.tenants
         self._holdings += [Holdings() for _ in frame.tenants]
         blocks = self._set_blocks(frame)
-        requests = self._set_requests(zip(unpacked(frame.requests, REQUEST_COLUMNS), frame.ids, strict=True))
+        changed = self._set_requests(zip(unpacked(frame.requests, REQUEST_COLUMNS), frame.ids, strict=True))
         gone = [
             self.requests.pop(number)._replace(
                 num_computed=computed, num_known=known, num_cached=cached, num_from_disk=disk, num_from_host=host
@@ -123,6 +123,7 @@ class LiveMirror:
             for number, computed, known, cached, disk, host in unpacked(frame.gone, GONE_COLUMNS)
             if number in self.requests
         ]
+        requests = [number for number in changed if number in self.requests]  # without those that ended unseen
         for held in self._holdings:
             held.reserved = held.fragmented = 0
         for tenant, reserved, fragmented in unpacked(frame.slots, SLOT_COLUMNS):

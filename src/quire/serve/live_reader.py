@@ -3,7 +3,8 @@
     LiveChange ──► blocks and requests owed ──► frame: their present state ──► client
 
 A reader is owed the *present state*, not every past one: its debt is a set of blocks and requests, bounded by their
-number, however slowly it reads. It has bounded lists of events and latencies, which drop the oldest.
+number, however slowly it reads. It has bounded lists of events, of latencies and of the requests that ended before it
+was shown them, which drop the oldest. `num_ended` counts all ended requests.
 
 An operator sees everything. A tenant sees only its own blocks and requests, numbered from 0: the engine's numbers
 would reveal how much others have.
@@ -18,9 +19,9 @@ from heapq import heappop, heappush
 from typing import Any, Final
 
 from quire.core.request import RequestStatus
-from quire.engine.records.live import STATUSES, LiveState
+from quire.engine.records.live import MOST_UNSEEN, STATUSES, LiveState
 from quire.memory.journal import NOT_PUBLISHED
-from quire.scheduler.journal import EventKind
+from quire.scheduler.journal import END_KINDS, EventKind
 from quire.serve.live_mirror import NOBODY, BlockRow, EventRow, LiveChange, LiveMirror, RequestRow
 from quire.serve.tenants import Tenant
 
@@ -85,6 +86,7 @@ class LiveReader:
         self.wake = asyncio.Event()
         self.num_frames = 0
         self.at_s = 0.0
+        self.num_ended = 0  # visible requests, since it began to read
         self.num_rejected = 0  # as last sent
         self.states: tuple[str, ...] = ()  # as last sent
         self.name = None if tenant.is_operator else tenant.name  # the tenant whose requests it sees; None: all
@@ -100,6 +102,7 @@ class LiveReader:
         self._blocks: set[int] = set()
         self._requests: set[int] = set()
         self._gone: dict[int, RequestRow] = {}  # as they ended
+        self._unseen: deque[RequestRow] = deque(maxlen=MOST_UNSEEN)  # as they ended, without an earlier row
         self._shown: set[int] = set()  # requests
         self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
         self._names = Names()
@@ -110,7 +113,10 @@ class LiveReader:
         A tenant that is owed nothing is not woken: the pace of its frames would reveal when others are served.
         """
         mine = self._tenant_number(mirror)
-        self._events += [event for event in change.events if mine is None or event.tenant == mine]
+        events = [event for event in change.events if mine is None or event.tenant == mine]
+        self._events += events
+        ends = {event.request for event in events if event.kind in END_KINDS}
+        self.num_ended += len(ends)
         if len(self._blocks) > MOST_OWED:
             self.begin()
         if self._is_owed_all:
@@ -126,6 +132,7 @@ class LiveReader:
             self._requests.update(number for number in change.requests if mirror.requests[number].tenant == mine)
         self._requests.difference_update(row.number for row in change.gone)
         self._gone |= {row.number: row for row in change.gone if row.number in self._shown}
+        self._unseen += [row for row in change.gone if row.number in ends and row.number not in self._shown]
         return mine is None or bool(self._events or self._blocks or self._requests or self._gone)
 
     def take(self, mirror: LiveMirror | None, at_s: float) -> tuple[Line, Iterator[list[Row]]]:
@@ -137,10 +144,11 @@ class LiveReader:
         self.at_s = at_s = at_s if is_full else max(at_s, self.at_s)  # a restarted engine counts from 0
         line: Line = {"seq": self.num_frames, "t": round(at_s, 3), "full": is_full}
         if mirror is None or not mirror.is_whole:
-            return line | {"requests": [], "gone": [], "events": []}, iter(())
+            return line | {"requests": [], "gone": [], "events": [], "num_ended": self.num_ended}, iter(())
         owed = mirror.blocks_not_free() if is_full else sorted(self._blocks)
         line["requests"] = self._request_rows(mirror)
-        line["gone"] = sorted(map(self._gone_row, self._gone.values()))
+        line["gone"] = list(map(self._gone_row, sorted([*self._gone.values(), *self._unseen])))
+        line["num_ended"] = self.num_ended
         line["events"] = [self._event_row(event) for event in self._events]
         self._forget(mirror)
         return line, self._block_rows(mirror, owed, round(at_s, 3))
@@ -212,7 +220,7 @@ class LiveReader:
         rows = [mirror.requests[number] for number in owed]
         shown = [row for row in rows if mine is None or row.tenant == mine]
         self._shown.update(row.number for row in shown)
-        return [self._request_row(mirror, row) for row in shown]
+        return [self._request_row(mirror, row) for row in sorted([*shown, *self._unseen])]
 
     def _request_row(self, mirror: LiveMirror, row: RequestRow) -> Row:
         return [
@@ -239,10 +247,12 @@ class LiveReader:
 
     def _forget(self, mirror: LiveMirror) -> None:
         """Clear the debt, and free the numbers of ended requests. Mutates."""
-        for number in [*self._gone, *(event.request for event in self._events)]:
+        ended = [*self._gone, *(row.number for row in self._unseen)]
+        for number in [*ended, *(event.request for event in self._events)]:
             if number not in mirror.requests:
                 self._names.requests.release(number)
         self._shown -= self._gone.keys()
         self._blocks, self._requests, self._gone = set(), set(), {}
         self._events.clear()
+        self._unseen.clear()
         self._is_owed_all = False

@@ -14,7 +14,8 @@ from quire.core.clock import Clock
 from quire.engine.records.stats import ModelState
 from quire.serve.bundles import Bundles
 from quire.serve.config import ServerConfig
-from quire.serve.gate import Gate, gate_limits
+from quire.serve.gate import Gate
+from quire.serve.gate_limits import gate_limits
 from quire.serve.hosts import Hosts, make_hosts
 from quire.serve.live import Live
 from quire.serve.live_places import LiveShared, live_places

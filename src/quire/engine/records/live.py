@@ -9,21 +9,27 @@ O(changes + running), between steps. The first frames describe the present state
 that completes it. Numbers are sent as columns of bytes, as in `messages`.
 
 Requests and tenants get short numbers, in the order of their first report.
+
+A request that begins and ends between two frames is *unseen*: the next frame has its only row and its end. To bound
+frames, only each tenant's newest are reported; their events count all.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
+from itertools import chain
 from typing import Final
 
 from quire.core.request import Request, RequestStatus
 from quire.engine.records.stats import EngineStats
 from quire.memory.block import BlockState
 from quire.memory.journal import BlockChange
-from quire.scheduler.journal import EventKind
+from quire.scheduler.journal import END_KINDS, EventKind
 from quire.scheduler.scheduler import Scheduler
 
 NOBODY: Final = -1
@@ -40,6 +46,8 @@ EVENT_COLUMNS: Final = 4
 """Kind, request, number, tenant."""
 SLOT_COLUMNS: Final = 3
 """Tenant, reserved, fragmented."""
+MOST_UNSEEN: Final = 12
+"""Unseen requests of a tenant in a frame: as many ended requests as the dashboard remembers."""
 
 
 class LiveState(IntEnum):
@@ -60,6 +68,7 @@ STATUSES: Final = (
     RequestStatus.RUNNING,
     RequestStatus.PREEMPTED,
     RequestStatus.SWAPPED,
+    RequestStatus.FINISHED,  # only of unseen requests
 )
 
 STATUS_NUMBERS: Final = {status: number for number, status in enumerate(STATUSES)}
@@ -131,6 +140,7 @@ class LiveJournal:
         self._num_requests = 0
         self._moving: list[Request] = []  # may have progressed since the last report
         self._told: set[Request] = set()  # reported, but not yet as ended
+        self._unseen: defaultdict[str, deque[Request]] = defaultdict(partial(deque, maxlen=MOST_UNSEEN))  # by tenant
         self._events: list[tuple[int, ...]] = []
         self._event_times = array("d")
 
@@ -158,6 +168,8 @@ class LiveJournal:
             self._note(at_s, (EventKind.EVICTED, NOBODY, num_blocks, self._tenant(tenant)))
         for kind, request, number in self._requests.take_events():
             self._note(at_s, (kind, self._number(request), number, self._tenant(request.scope.tenant)))
+            if kind in END_KINDS and request not in self._told:
+                self._unseen[request.scope.tenant].append(request)
 
     def take(self, now_s: float, stats: EngineStats) -> LiveFrame:
         """Return the next frame. Mutates; O(changes + running), plus a few thousand blocks for the initial state."""
@@ -204,7 +216,10 @@ class LiveJournal:
         """Return rows of requests that may have changed, ids of new ones, and rows of ended ones. Mutates."""
         running = self._scheduler.running
         moving = list(running)
-        rows, ids, gone = [], list[str](), list[tuple[int, ...]]()
+        unseen = sorted(chain.from_iterable(self._unseen.values()), key=self._number)
+        self._unseen.clear()
+        rows, ids = list(map(self._request_row, unseen)), [request.request_id for request in unseen]
+        gone = list(map(self._gone_row, unseen))
         for request in dict.fromkeys([*self._requests.take_changed(), *self._moving, *running]):
             if not request.is_finished:
                 ids.append("" if request in self._told else request.request_id)
@@ -213,11 +228,10 @@ class LiveJournal:
                 if request.num_late_results:  # preempted, with results outstanding
                     moving.append(request)
                 continue
-            number = self._numbers.pop(request, NOBODY)
             if request in self._told:
                 self._told.remove(request)
-                from_cache = request.num_cached_tokens, request.num_disk_tokens, request.num_host_tokens
-                gone.append((number, request.num_computed, len(request.tokens), *from_cache))
+                gone.append(self._gone_row(request))
+            self._numbers.pop(request, NOBODY)
         self._moving = moving
         return rows, ids, gone
 
@@ -234,6 +248,10 @@ class LiveJournal:
             request.num_disk_tokens,
             request.num_host_tokens,
         )
+
+    def _gone_row(self, request: Request) -> tuple[int, ...]:
+        from_cache = request.num_cached_tokens, request.num_disk_tokens, request.num_host_tokens
+        return self._number(request), request.num_computed, len(request.tokens), *from_cache
 
     def _number(self, request: Request) -> int:
         number = self._numbers.get(request)

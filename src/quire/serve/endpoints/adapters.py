@@ -10,7 +10,9 @@ from starlette.responses import Response
 from quire.core.adapters import LOAD_S
 from quire.core.errors import CheckpointError, ExecutionError, InvalidRequestError, TooManyJobsError
 from quire.serve.endpoints.line import fields_of, require_ready
-from quire.serve.errors import (
+from quire.serve.errors import operator_required as required
+from quire.serve.loading.model_set import ModelSet
+from quire.serve.management_errors import (
     adapter_not_found,
     adapter_not_loaded,
     adapter_refused,
@@ -18,8 +20,6 @@ from quire.serve.errors import (
     name_is_used,
     too_many_adapters,
 )
-from quire.serve.errors import operator_required as required
-from quire.serve.loading.model_set import ModelSet
 from quire.serve.render.answer import json_answer
 from quire.serve.schemas.adapters import AdapterAnswer, LoadAdapterRequest, UnloadAdapterRequest
 

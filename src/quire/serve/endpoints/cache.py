@@ -33,15 +33,15 @@ from quire.engine.records.stats import EngineStats
 from quire.serve.bundles import Bundles
 from quire.serve.context import RequestContext
 from quire.serve.endpoints.line import admitted, fields_of, require_ready
-from quire.serve.errors import (
+from quire.serve.errors import operator_required
+from quire.serve.loading.model_set import ModelSet
+from quire.serve.management_errors import (
     disk_cache_is_off,
     no_disk_cache,
-    operator_required,
     prompt_not_kept,
     scope_not_kept,
     stores_elsewhere,
 )
-from quire.serve.loading.model_set import ModelSet
 from quire.serve.read.bundle import MEDIA_TYPE, read_bundle, require_bundle
 from quire.serve.render.answer import json_answer, shown_model
 from quire.serve.run.cache_commands import CacheCommands, Kept, engines_of

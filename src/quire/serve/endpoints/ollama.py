@@ -14,7 +14,7 @@ from quire.core.errors import QuireError, TooManyJobsError
 from quire.engine.records.stats import ModelState
 from quire.serve.endpoints.embeddings import answer_vectors
 from quire.serve.endpoints.line import answer_text, fields_of, require_ready
-from quire.serve.errors import PERMISSION, ApiError, model_not_loadable
+from quire.serve.errors import ApiError, model_not_loadable
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.model import ServedModel
 from quire.serve.render.answer import json_answer
@@ -107,7 +107,7 @@ async def running(request: Request) -> Response:
 async def no_changes(request: Request) -> Response:
     """Refuse to change stored models; reads no body."""
     message = "this server does not download or change models; run quire models pull NAME on its machine"
-    raise ApiError(403, message, type=PERMISSION, code="unsupported")
+    raise ApiError(403, message, code="unsupported")
 
 
 @asynccontextmanager

@@ -193,7 +193,7 @@ class Page {
     draw() {
         const { model } = this;
         if (model.numFrames === 0) return; // after a reconnect: the hello has arrived, the first frame has not
-        this.requests.update(model.listRequests(), model.ended);
+        this.requests.update(model.listRequests(), model.ended, model.numEnded);
         this.showFigures();
         this.summarise();
         this.showState();

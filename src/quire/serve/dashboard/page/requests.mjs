@@ -17,6 +17,7 @@ export class Requests {
         this.body = body;
         this.note = note;
         this.numMore = 0; // requests without a row
+        this.numMoreEnded = 0; // the same, of ended requests
         this.scroller = body.closest(".scroll");
         this.scroller.addEventListener("scroll", () => this.tellMore());
         this.onMark = onMark;
@@ -26,10 +27,11 @@ export class Requests {
         this.own = new Set(); // ids of calls from this page's chat
     }
 
-    /** Show these requests, in this order, and below them some ended requests. Mutates. */
-    update(requests, ended) {
+    /** Show these requests, in this order, and below them some of the `numEnded` ended requests. Mutates. */
+    update(requests, ended, numEnded) {
         const shown = requests.slice(0, MAX_ROWS);
-        shown.push(...ended.slice(0, Math.max(0, FILL_UP_TO - shown.length)));
+        const lastEnded = ended.slice(0, Math.max(0, FILL_UP_TO - shown.length));
+        shown.push(...lastEnded);
         const longest = Math.max(1, ...shown.map((request) => request.total));
         const kept = new Set(shown.map((request) => request.key));
         for (const [key, row] of this.rows) {
@@ -45,6 +47,7 @@ export class Requests {
             if (this.body.children[place] !== row) this.body.insertBefore(row, this.body.children[place] ?? null);
         });
         this.numMore = Math.max(0, requests.length - MAX_ROWS);
+        this.numMoreEnded = numEnded - lastEnded.length;
         this.tellMore();
     }
 
@@ -56,6 +59,7 @@ export class Requests {
         const words = [
             numBelow ? `${counted(numBelow, "more request")} below: scroll.` : "",
             this.numMore ? `${counted(this.numMore, "more request")} not listed.` : "",
+            this.numMoreEnded ? `${counted(this.numMoreEnded, "ended request")} not listed.` : "",
         ];
         const text = words.filter(Boolean).join(" ");
         if (this.note.textContent !== text) this.note.textContent = text;

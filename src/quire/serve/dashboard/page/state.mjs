@@ -118,6 +118,7 @@ export class Model {
         this.numSeen = 0; // requests in total: numbers can be reused, keys are not
         this.looks = new Int32Array(NUM_LOOKS); // the number of requests with each look
         this.ended = []; // the last ended requests, newest first
+        this.numEnded = 0; // ended requests since the page connected
         this.events = []; // newest last
         this.ledger = null;
         this.totals = null;
@@ -148,6 +149,7 @@ export class Model {
         for (const row of frame.gone) this.end(row, frame.events);
         this.events.push(...frame.events.map(([t, kind, request, number]) => ({ t, kind, request, number })));
         if (this.events.length > MAX_EVENTS) this.events.splice(0, this.events.length - MAX_EVENTS);
+        this.numEnded = frame.num_ended;
         this.ledger = frame.ledger;
         this.totals = frame.totals;
         this.running = frame.running;
@@ -185,14 +187,15 @@ export class Model {
         return this.requests.get(id)?.look ?? null;
     }
 
-    /** End a request, with these token counts; its events show how it ended. Mutates. */
+    /** End a request, with these token counts. Its event shows how it ended; a replaced beam has none. Mutates. */
     end([id, computed, total, cached, fromDisk, fromHost], events) {
         const request = this.requests.get(id);
         if (!request) return;
         this.requests.delete(id);
         this.looks[request.look] -= 1;
         const how = events.findLast(([, kind, who]) => who === id && ENDS.includes(kind));
-        this.ended.unshift({ ...request, computed, total, cached, fromDisk, fromHost, status: how ? how[1] : "ended" });
+        if (!how) return;
+        this.ended.unshift({ ...request, computed, total, cached, fromDisk, fromHost, status: how[1] });
         if (this.ended.length > MAX_ENDED) this.ended.pop();
     }
 
