@@ -18,7 +18,7 @@ from quire.serve.tools.json_format import JsonFormat
 from support.pieces import cut
 
 JSON_FORMATS = [each for each in TOOL_FORMATS if isinstance(each, JsonFormat)]
-"""Formats whose calls are JSON; the others have tests in test_harmony.py and test_tag_calls.py."""
+"""Formats whose calls are JSON; the others have tests in test_gemma4.py, test_harmony.py and test_tag_calls.py."""
 
 NAMES = ("add", "get_weather", "x-1")
 TOOLS = [Tool(name, {}) for name in NAMES]
@@ -356,7 +356,7 @@ def test_settings_name_formats() -> None:
         "phi4",
         "harmony",
         *TAGS,
-        *("granite", "command"),
+        *("granite", "command", "gemma4"),
     ]
     for each in TOOL_FORMATS:
         assert create_tool_format(each.name, "") is each
@@ -382,6 +382,7 @@ def test_settings_name_formats() -> None:
         ("<|start_of_role|> … message['role'] == 'assistant_tool_call' … <|tool_call|>", None),
         ('<|START_ACTION|>[ {"tool_call_id": "0", "tool_name": …}', "command"),
         ("functions … <|channel|>commentary json<|message|>", "harmony"),
+        ("<|tool_call>call:' + name + '{' … <|\"|>", "gemma4"),
     ],
 )
 def test_templates_show_formats(template: str, name: str | None) -> None:

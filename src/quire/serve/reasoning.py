@@ -53,6 +53,8 @@ class MarkedReasoning:
     end: str
     around_answer: tuple[str, ...] = ()
     """The marks before and after an answer, if any."""
+    title: str = ""
+    """A word between the first mark and the reasoning, if any."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -66,7 +68,7 @@ class MarkedReasoning:
     def after(self, prompt: str) -> Thinking:
         """Return whether a text begins with reasoning, by the end of its prompt. Does not mutate."""
         last = prompt.rstrip()
-        if last.endswith(self.begin):
+        if last.endswith((self.begin + self.title).rstrip()):
             return Thinking.YES
         return Thinking.NO if last.endswith(self.end) else Thinking.PERHAPS
 
@@ -88,7 +90,8 @@ class MarkedReasoning:
         else:
             body = [f"thought: THOUGHT? {end}", r"THOUGHT: /(.|\n)+/"]
         is_perhaps = thinking is Thinking.PERHAPS
-        begin = f"{mark(self.begin)} " if is_perhaps else ""
+        title = f"{literal(self.title)} " if self.title else ""
+        begin = f"{mark(self.begin)} {title}" if is_perhaps else ""
         rules = [f"think: {begin}thought SPACE", *body, r"SPACE: /[ \n]{0,4}/"]
         return ("think? " if is_perhaps else "think "), "\n".join(rules)
 
@@ -110,7 +113,8 @@ COMMAND: Final = MarkedReasoning(
 )
 MISTRAL: Final = MarkedReasoning("mistral", "[THINK]", "[/THINK]")
 SEED: Final = MarkedReasoning("seed", "<seed:think>", "</seed:think>")
-FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK, HARMONY_REASONING, COMMAND, MISTRAL, SEED)
+GEMMA4: Final = MarkedReasoning("gemma4", "<|channel>", "<channel|>", title="thought\n")
+FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK, HARMONY_REASONING, COMMAND, MISTRAL, SEED, GEMMA4)
 REASONING_FORMATS: Final = (AUTO, NONE, *(each.name for each in FORMATS))
 
 
@@ -146,6 +150,7 @@ class ThinkSplitter(StateParser):
         self._begin = marks.begin
         self._end = marks.end
         self._around_answer = marks.around_answer
+        self._title = marks.title
 
     def push(self, text: str) -> list[Event]:
         """Add text; return the new reasoning and text. Mutates."""
@@ -166,9 +171,15 @@ class ThinkSplitter(StateParser):
         if len(self._held) - len(text) >= MAX_SPACE:
             self._state = self._answer
         elif text.startswith(self._begin):
-            self._state, self._held = self._leading, text[len(self._begin) :]
+            self._state, self._held = self._titled, text[len(self._begin) :]
         elif not self._begin.startswith(text):
             self._state = self._answer
+        return []
+
+    def _titled(self) -> list[Event]:
+        """Drop the title of the reasoning, if it is there."""
+        if len(self._held) >= len(self._title) or not self._title.startswith(self._held):
+            self._held, self._state = self._held.removeprefix(self._title), self._leading
         return []
 
     def _leading(self) -> list[Event]:

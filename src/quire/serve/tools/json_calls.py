@@ -16,6 +16,7 @@ Rejected: regular expressions over the text so far. They are quadratic, and thei
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -228,6 +229,26 @@ class JsonCallParser:
                 depth -= 1
         self._keep(safe=True)
 
+    def _pass_on(self, text: str) -> None:
+        """Pass on a piece of the arguments."""
+        self._held = ""
+        if text:
+            self._events.append(Arguments(text))
+
+    def _text(self, end: str, line: str = "") -> Reading:
+        """Pass on a text up to its end mark, as a JSON string; it may begin with `line`, which is left out."""
+        self._pass_on('"')
+        held = ""  # what may begin the end mark
+        while held != end:
+            held += yield
+            self._held, plain = "", ""
+            if line:
+                held, line = held.removeprefix(line), ""
+            while not end.startswith(held):
+                plain, held = plain + held[0], held[1:]
+            self._pass_on(json.dumps(plain, ensure_ascii=False)[1:-1])
+        self._pass_on('"')
+
 
 class NamedCallParser(JsonCallParser):
     """Reads calls whose name comes before the arguments, possibly with an id between the two. Mutable.
@@ -289,6 +310,19 @@ def word_from(letter: str) -> Generator[None, str, tuple[str, str]]:
         word += letter
         letter = yield
     return word, letter
+
+
+def is_json(text: str) -> bool:
+    """Return whether a text is JSON. Python also reads NaN, which is not."""
+
+    def refuse(_: str) -> None:
+        raise ValueError
+
+    try:
+        json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def require(condition: bool) -> None:
