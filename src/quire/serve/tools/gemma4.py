@@ -63,7 +63,7 @@ class Gemma4CallParser(JsonCallParser):
         require(letter == "{")
         self._begin_call(name)
         yield from self._object()
-        self._keep(safe=True)
+        self._held = ""
         require((yield from letter_after_space()) == CLOSER[0])
         yield from expect(CLOSER[1:])
 

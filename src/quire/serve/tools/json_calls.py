@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from quire.serve.tools.base import (
+    MAX_PIECE,
+    MAX_SPACE,
     SPACE,
     Arguments,
     CallBegun,
@@ -73,15 +75,16 @@ class JsonCallParser:
         self._events: list[Event] = []
         self._reading: Reading | None = None
         self._held = ""  # space and the start of an opener; within a call: the text to pass on if it is not a call
-        self._is_safe = False  # the calls so far are complete, the held text only closes them
         self._has_text = False
         self._has_call = False
         self._ends_with_call = False
 
     def push(self, text: str) -> list[Event]:
         """Add text; return the new events. Mutates."""
-        while text:
-            text = self._look(text) if self._reading is None else self._go_on(self._reading, text)
+        for begin in range(0, len(text), MAX_PIECE):
+            rest = text[begin : begin + MAX_PIECE]
+            while rest:
+                rest = self._look(rest) if self._reading is None else self._go_on(self._reading, rest)
         return self._taken()
 
     def finish(self) -> list[Event]:
@@ -114,7 +117,6 @@ class JsonCallParser:
         plain = without_last_space(before)
         self._say(plain)
         self._held = before[len(plain) :] + opener
-        self._is_safe = False
         self._reading = self._calls()
         next(self._reading)
         return rest
@@ -151,10 +153,6 @@ class JsonCallParser:
         self._say(held[:end])
         return held[end:]
 
-    def _keep(self, *, safe: bool) -> None:
-        """Mark the held text as part of a call."""
-        self._held, self._is_safe = "", safe
-
     def _calls(self) -> Reading:
         shape = self._shape
         letter = yield from letter_after_space()
@@ -169,10 +167,9 @@ class JsonCallParser:
             if is_list and letter == "]":
                 break
             require(letter == (shape.separator.strip() or ","))
-            self._is_safe = False
             letter = yield from letter_after_space()
         if shape.closer:
-            self._keep(safe=True)
+            self._held = ""
             require((yield from letter_after_space()) == shape.closer[0])
             yield from expect(shape.closer[1:])
 
@@ -202,7 +199,7 @@ class JsonCallParser:
             yield from _name()
             letter = yield from letter_after_space()
         require(letter == "}")
-        self._keep(safe=True)
+        self._held = ""
 
     def _begin_call(self, name: str) -> None:
         self._events.append(CallBegun(name))
@@ -210,7 +207,7 @@ class JsonCallParser:
 
     def _arguments(self) -> Reading:
         """Pass on an object whose first letter has been read."""
-        self._keep(safe=False)
+        self._held = ""
         self._events.append(Arguments("{"))
         depth, in_string, is_escaped = 1, False, False
         while depth:
@@ -227,7 +224,7 @@ class JsonCallParser:
                 depth += 1
             elif letter in "}]":
                 depth -= 1
-        self._keep(safe=True)
+        self._held = ""
 
     def _pass_on(self, text: str) -> None:
         """Pass on a piece of the arguments."""
@@ -280,10 +277,11 @@ class NamedCallParser(JsonCallParser):
 
 
 def letter_after_space() -> Generator[None, str, str]:
-    """Return the next letter that is not space."""
-    while (letter := (yield)) in SPACE:
-        pass
-    return letter
+    """Return the next letter that is not space. More space than parsers hold back is no part of a call."""
+    for _ in range(MAX_SPACE):
+        if (letter := (yield)) not in SPACE:
+            return letter
+    raise WrongCall
 
 
 def expect(text: str) -> Reading:

@@ -118,7 +118,7 @@ class TagCallParser(JsonCallParser):
         if begin == "{":
             self._begin_call(tool.name)
         self._pass_on("{}" if begin == "{" else "}")
-        self._keep(safe=True)
+        self._held = ""
 
     def _key(self) -> Generator[None, str, str]:
         tags, key = self._tags, ""
