@@ -385,6 +385,33 @@ def test_gemma_writes_keys_in_alphabetical_order() -> None:
     assert matcher.validate_tokens(spelled) == len(spelled) - 1, "a text cannot spell out the mark that ends it"
 
 
+@pytest.mark.parametrize("with_tokens", [True, False], ids=["tokens", "letters"])
+def test_a_call_of_gemma_without_its_mark_follows_the_schema(with_tokens: bool) -> None:
+    pen = writer(with_tokens)
+    form = form_of(GEMMA4_CALLS, tool_choice_of(TOOLS, "auto", None), pen.tokenizer)
+    grammar = form.grammar(None, Thinking.NO)
+    for seed in range(4):
+        answer = read(form, pen.write(grammar, seed, begin="call:weather{"))
+        assert answer.text is None
+        require_allowed(answer)
+    for text in ("call:other{", "call: me", "So call:weather{", "call:weather", "cal"):
+        assert pen.matcher(grammar).consume_tokens(pen.ids(text)), text
+    for text in ("call: weather{", "\ncall:now {", "call:now{a"):
+        assert pen.matcher(grammar).validate_tokens(pen.ids(text)) < len(pen.ids(text)), text
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma4"])
+def test_no_text_before_a_mark_begins_like_a_call(name: str) -> None:
+    """It would be read as a call that follows no schema."""
+    pen = writer(False)
+    tool_format = next(each for each in TOOL_FORMATS if each.name == name)
+    grammar = form_of(tool_format, tool_choice_of(TOOLS, "auto", None), pen.tokenizer).grammar(None, Thinking.NO)
+    call = '{"name": "now", "parameters": {"a' if name == "llama3" else "call:now{a"
+    for said, is_allowed in ((call, False), (f"So {call}", True)):
+        ids = pen.ids(said)
+        assert (pen.matcher(grammar).validate_tokens(ids) == len(ids)) is is_allowed
+
+
 def test_reasoning_of_gemma_has_a_title() -> None:
     pen = writer(True)
     form = AnswerForm(tool_choice_of(TOOLS, "auto", None), GEMMA4_CALLS, GEMMA4, pen.tokenizer)

@@ -163,13 +163,24 @@ def test_a_call_that_breaks_off() -> None:
         f"{OPENER}now{{}}{CLOSER}",
         f"{OPENER}call:now(){CLOSER}",
         f'{OPENER}{{"name": "now", "arguments": {{}}}}{CLOSER}',
-        "call:now{}",
+        "So: call:now{}",
+        "call:other{}",
+        "call:now",
+        "cal",
         f"{OPENER}{CLOSER}",
     ],
 )
 def test_what_is_no_call_is_text(text: str) -> None:
     assert events_of([text]) == [Text(text)]
     assert [call.name for call in read(f"{text}\n{CALL}").calls] == ["weather"]
+
+
+@pytest.mark.parametrize("space", ["", "\n"])
+@pytest.mark.parametrize("end", ["", CLOSER, CLOSER + CALL])
+def test_the_first_call_may_lack_its_mark(space: str, end: str) -> None:
+    answer = read(f"{space}call:now{{a:1}}{end}")
+    assert (answer.text, [call.name for call in answer.calls]) == (None, ["now", "weather"][: 1 + end.endswith(CALL)])
+    assert read(f"{CALL}call:now{{}}").text == "call:now{}"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ r"""Gemma 4: a call is a name and an object, with bare keys and a token around e
 
     <|tool_call>call:weather{city:<|"|>Rome<|"|>,days:[1,2]}<tool_call|>
 
+After their reasoning the models sometimes leave out the first mark, so an answer may also begin with such a call.
 Clients get JSON: the parser quotes texts as they arrive, and passes on numbers and the like when they are complete. It
 reads lists and objects without recursion, because a model can nest them deeper than Python's stack. A plain value that
 is not JSON becomes a text.
@@ -30,7 +31,7 @@ from quire.serve.tools.json_calls import (
     require,
     word_from,
 )
-from quire.serve.tools.rules import free_text, literal, repeated, text_before
+from quire.serve.tools.rules import free_text, literal, pattern, repeated, text_before
 from quire.serve.tools.template_format import TemplateFormat, with_all_fields
 
 OPENER: Final = "<|tool_call>"
@@ -51,7 +52,7 @@ class Gemma4CallParser(JsonCallParser):
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__(CallShape(OPENER), tools)
+        super().__init__(CallShape(OPENER, bare=BEFORE_NAME), tools)
 
     def _calls(self) -> Reading:
         require((yield from letter_after_space()) == BEFORE_NAME[0])
@@ -159,15 +160,14 @@ class Gemma4Format(TemplateFormat):
 
     def rules(self, tools: Sequence[Tool], most: int, mark: Mark) -> str:
         """Return the rules `calls`, `opened` and `free`; raises for a schema that no call can follow."""
-        names = [f"{literal(BEFORE_NAME + tool.name)} arguments_{index}" for index, tool in enumerate(tools)]
+        called = [f"{literal(BEFORE_NAME + tool.name)} arguments_{index}" for index, tool in enumerate(tools)]
+        names = "|".join(pattern(tool.name) for tool in tools)
         more = repeated(f"{mark(OPENER)} call", most)
         rules = [arguments_rules(index, tool, mark) for index, tool in enumerate(tools)]
-        rules += [
-            shared_rules(mark),
-            f"call: ({' | '.join(names)}) {mark(CLOSER)}",
-            f"calls: {mark(OPENER)} call{more}",
-        ]
-        rules += [f"opened: {text_before(OPENER, mark)} call{more}", free_text(OPENER, is_bare=False)]
+        rules += [shared_rules(mark), f"bare: {' | '.join(called)}", f"call: bare {mark(CLOSER)}"]
+        rules += [f"calls: {mark(OPENER)} call{more}"]
+        rules += [f"opened: {text_before(OPENER, mark)} call{more} | bare | call{more}"]
+        rules += [free_text(OPENER, rf"{pattern(BEFORE_NAME)}\s*({names})\s*\{{")]
         return "\n".join(rules)
 
     def parser(self, tools: Sequence[Tool]) -> AnswerParser:
@@ -187,18 +187,13 @@ def _with_responses(messages: Sequence[Message], tools: Sequence[Message] | None
         name = names.get(message.get("tool_call_id"), message.get("name", "unknown"))
         response = {"name": name, "response": message.get("content", "")}
         found[-1]["tool_responses"] = [*found[-1].get("tool_responses", []), response]
-    return found, _with_types(with_all_fields(tools))
+    return found, tools and [_with_type(tool) for tool in with_all_fields(tools) or ()]
 
 
-def _with_types(tools: Sequence[Message] | None) -> Sequence[Message] | None:
-    """Return tools whose parameters have a type: templates close the brace of the parameters after it."""
-    if tools is None:
-        return None
-    return [{**tool, "function": _with_type(tool["function"])} for tool in tools]
-
-
-def _with_type(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**function, "parameters": {"type": "object", **function["parameters"]}}
+def _with_type(tool: Message) -> Message:
+    """Return a tool whose parameters have a type: templates close the brace of the parameters after it."""
+    function = tool["function"]
+    return {**tool, "function": {**function, "parameters": {"type": "object", **function["parameters"]}}}
 
 
 GEMMA4: Final = Gemma4Format("gemma4", signs=(OPENER, BEFORE_NAME, QUOTE), adapt=_with_responses)

@@ -35,7 +35,7 @@ from quire.serve.tools.base import (
     merged,
     without_last_space,
 )
-from quire.serve.tools.rules import arguments_schema, free_text, literal, repeated, text_before
+from quire.serve.tools.rules import arguments_schema, free_text, literal, pattern, repeated, text_before
 
 MAX_NAME_LENGTH: Final = 64
 NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
@@ -46,7 +46,7 @@ Reading = Generator[None, str, None]
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """The text around the objects. `is_bare`: the opener may be missing at the very start of a text."""
+    """The text around the objects. `bare`: how a call begins if its opener is missing at the very start of a text."""
 
     opener: str
     closer: str = ""
@@ -55,7 +55,7 @@ class CallShape:
     after: str = ""  # between object, or list, and closer
     is_list: bool = False
     separator: str = ""  # between objects that share an opener outside a list
-    is_bare: bool = False
+    bare: str = ""
     has_id: bool = False  # an id may follow the arguments
     id_key: str = ""  # the key of a number before the name
     name_key: str = "name"
@@ -90,7 +90,7 @@ class JsonCallParser:
     def finish(self) -> list[Event]:
         """End the text; return the remaining events. Drops a call that broke off before its arguments. Mutates."""
         held = self._held.lstrip(SPACE)
-        may_be_text = self._shape.is_bare and not self._has_call and held.startswith("{")
+        may_be_text = self._shape.bare and not self._has_call and held.startswith(self._shape.bare)
         closes = not may_be_text if self._reading else self._ends_with_call and not held
         if not closes:
             self._say(self._held)
@@ -101,10 +101,14 @@ class JsonCallParser:
 
     def _look(self, text: str) -> str:
         """Look for a call; return the rest of the text."""
-        text, opener = self._held + text, self._shape.opener
-        bare = len(text) - len(text.lstrip(SPACE))
-        if self._shape.is_bare and not (self._has_text or self._has_call) and text[bare : bare + 1] == "{":
-            return self._begin(text[:bare], "", text[bare:])
+        text, opener, bare = self._held + text, self._shape.opener, self._shape.bare
+        start = len(text) - len(text.lstrip(SPACE))
+        begun = text[start : start + len(bare)]
+        if begun and bare.startswith(begun) and not (self._has_text or self._has_call):
+            if begun == bare:
+                return self._begin(text[:start], "", text[start:])
+            self._held = text
+            return ""
         place = text.find(opener)
         if place >= 0:
             return self._begin(text[:place], opener, text[place + len(opener) :])
@@ -346,6 +350,6 @@ def json_call_rules(shape: CallShape, tools: Sequence[Tool], most: int, mark: Ma
     closer = [mark(shape.closer)] if shape.closer else []
     rules.append(" ".join(["group:", shape.before, objects, shape.after, *closer]))
     more = repeated(f"GAP {mark(shape.opener)} group", 1 if several > 1 else most)
-    rules.append("calls: " + ("group" if shape.is_bare else f"{mark(shape.opener)} group{more}"))
-    rules.append(f"opened: {text_before(shape.opener, mark)} group{more}" + (" | group" if shape.is_bare else ""))
-    return "\n".join([*rules, free_text(shape.opener, is_bare=shape.is_bare)])
+    rules.append("calls: " + ("group" if shape.bare else f"{mark(shape.opener)} group{more}"))
+    rules.append(f"opened: {text_before(shape.opener, mark)} group{more}" + (" | group" if shape.bare else ""))
+    return "\n".join([*rules, free_text(shape.opener, pattern(shape.bare))])

@@ -169,7 +169,8 @@ def text_before(opener: str, mark: Mark) -> str:
     return "spelled" if opener_rule == literal(opener) else f"(FREE? {opener_rule} | spelled)"
 
 
-def free_text(opener: str, *, is_bare: bool) -> str:
-    """Return the rules of free text; if calls may be bare, it cannot start like a call."""
-    first = r"FREE: /\s*[^\s{](.|\n)*/" if is_bare else r"FREE: /(.|\n)+/"
-    return "\n".join(["free: FREE?", first, f"spelled[lazy]: /(.|\\n)*{pattern(opener)}/", r"GAP: /[ \n]?/"])
+def free_text(opener: str, bare: str = "") -> str:
+    """Return the rules of free text. If calls may be bare, no text begins as they do: `bare`, a regular expression."""
+    form = rf" & ~/\s*{bare}(.|\n)*/" if bare else ""
+    spelled = f"spelled[lazy]: /(.|\\n)*{pattern(opener)}/{form}"
+    return "\n".join(["free: FREE?", rf"FREE: /(.|\n)+/{form}", spelled, r"GAP: /[ \n]?/"])

@@ -172,7 +172,7 @@ class TagFormat(TemplateFormat):
         rules += [f"end: {end}", f"group: ({' | '.join(f'call_{index}' for index in range(len(tools)))}) {closers}"]
         more = repeated(f"GAP {mark(tags.opener)} group", most)
         rules.append(f"calls: {mark(tags.opener)} group{more}")
-        rules += [f"opened: {text_before(tags.opener, mark)} group{more}", free_text(tags.opener, is_bare=False)]
+        rules += [f"opened: {text_before(tags.opener, mark)} group{more}", free_text(tags.opener)]
         return "\n".join(rules)
 
     def _arguments(self, index: int, tool: Tool, mark: Mark) -> list[str]:
