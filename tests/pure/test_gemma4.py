@@ -308,6 +308,8 @@ def test_reasoning_may_be_cut_anywhere(data: st.DataObject, text: str, thinking:
         ("<|channel>thou", None, None),
         ("<|channel>", None, None),
         ("thought\nSo.", None, "thought\nSo."),
+        ("<|channel>thought\nA<channel|> <|channel>thought\nB<channel|><|channel>thought\n<channel|>So.", "AB", "So."),
+        ("<|channel>A<channel|>So <|channel>", "A", "So <|channel>"),
     ],
 )
 def test_the_title_of_the_reasoning_is_left_out(text: str, thought: str | None, said: str | None) -> None:
@@ -321,6 +323,10 @@ def test_thinking_is_seen_at_the_end_of_a_prompt() -> None:
     assert REASONING.after("<|turn>model\n<|channel>thought\n<channel|>") is Thinking.NO
     assert REASONING.after("<tool_response|><|channel>thought\n") is Thinking.YES
     assert REASONING.after("<tool_response|>") is Thinking.PERHAPS
+    for prefix in ("", "<|channel>thought\nWhy?<channel|>"):  # a model may reason although the prompt has ended that
+        splitter = REASONING.parser(Thinking.NO)
+        found = ReadAnswer.of([*splitter.push(f"{prefix}So."), *splitter.finish()])
+        assert (found.reasoning, found.text) == ("Why?" if prefix else None, "So.")
     splitter = REASONING.parser(Thinking.YES)
     assert merged([*splitter.push("thought\n<channel|>So."), *splitter.finish()]) == [Reasoning("thought"), Text("So.")]
 

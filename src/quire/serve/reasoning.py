@@ -55,6 +55,8 @@ class MarkedReasoning:
     """The marks before and after an answer, if any."""
     title: str = ""
     """A word between the first mark and the reasoning, if any."""
+    may_recur: bool = False
+    """Models also reason after a prompt that ends the reasoning, or again after they ended it."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -113,7 +115,7 @@ COMMAND: Final = MarkedReasoning(
 )
 MISTRAL: Final = MarkedReasoning("mistral", "[THINK]", "[/THINK]")
 SEED: Final = MarkedReasoning("seed", "<seed:think>", "</seed:think>")
-GEMMA4: Final = MarkedReasoning("gemma4", "<|channel>", "<channel|>", title="thought\n")
+GEMMA4: Final = MarkedReasoning("gemma4", "<|channel>", "<channel|>", title="thought\n", may_recur=True)
 FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK, HARMONY_REASONING, COMMAND, MISTRAL, SEED, GEMMA4)
 REASONING_FORMATS: Final = (AUTO, NONE, *(each.name for each in FORMATS))
 
@@ -140,8 +142,9 @@ class ThinkSplitter(StateParser):
     """
 
     def __init__(self, thinking: Thinking, marks: MarkedReasoning) -> None:
+        self._after_reasoning = self._before if marks.may_recur else self._answer
         states = {
-            Thinking.NO: self._answer,
+            Thinking.NO: self._after_reasoning,
             Thinking.PERHAPS: self._before,
             Thinking.YES: self._leading,
             Thinking.WITHIN: self._within,
@@ -203,7 +206,7 @@ class ThinkSplitter(StateParser):
         """Drop the space before the answer."""
         self._held = self._held.lstrip(SPACE)
         if self._held:
-            self._state = self._answer
+            self._state = self._after_reasoning
         return []
 
     def _answer(self) -> list[Event]:
