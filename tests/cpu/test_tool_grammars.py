@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,11 +23,13 @@ from quire.engine.text.chat_template import ChatTemplate
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.reader import ReadAnswer
-from quire.serve.reasoning import COMMAND, THINK
+from quire.serve.reasoning import COMMAND, GEMMA4, THINK
 from quire.serve.tools import TOOL_FORMATS
 from quire.serve.tools.base import ReasoningFormat, Thinking, ToolChoice, ToolFormat
+from quire.serve.tools.gemma4 import GEMMA4 as GEMMA4_CALLS
 from quire.serve.tools.harmony import HARMONY
 from quire.serve.translate.tools import tool_choice_of
+from support.random_schemas import SchemaMaker, failure_of
 from support.tiny_tokenizer import byte_level
 
 CITIES = ("Rome", 'New "York"', "Zürich")
@@ -41,8 +44,10 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "now"}},
 ]
-MARKS = ("</think>", *COMMAND.marks, *(mark for each in TOOL_FORMATS for mark in each.marks))
+MARKS = ("</think>", *COMMAND.marks, *GEMMA4.marks, *(mark for each in TOOL_FORMATS for mark in each.marks))
 MAX_TOKENS = 5_000
+NOT_NAMES = ('"":', 'quo\\"te', "line\\nbreak")
+"""Names of random schemas that calls of Gemma 4 cannot have."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,15 @@ class Writer:
 
 
 @cache
-def writer(with_tokens: bool) -> Writer:
-    """A tokenizer that has the marks as tokens, some of them special, or that has none of them."""
+def writer(with_tokens: bool, *, are_special: bool = True) -> Writer:
+    """A tokenizer that has the marks as tokens, those of one kind special, or that has none of them."""
     library = byte_level()
     if with_tokens:
-        special = [mark for each in TOOL_FORMATS for mark in each.marks if not mark.endswith("tool_call>")]
-        special += COMMAND.marks
-        library.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in special])
+        special = [
+            mark for each in TOOL_FORMATS for mark in each.marks if not re.fullmatch("</?(seed:)?tool_call>", mark)
+        ]
+        special += [*COMMAND.marks, *GEMMA4.marks]
+        library.add_special_tokens([AddedToken(mark, special=are_special, normalized=False) for mark in special])
         others = ("<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>", "</think>")
         library.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in others])
     templates = {"default": ChatTemplate("{{ messages }}", {})}
@@ -322,3 +329,96 @@ def test_what_cannot_be_kept_is_passed_over_unless_the_tool_is_strict() -> None:
                 pen.matcher(grammar)
         else:
             pen.matcher(grammar)
+
+
+@pytest.mark.parametrize("pen", [writer(True), writer(True, are_special=False), writer(False)])
+def test_values_of_gemma_follow_any_schema(pen: Writer) -> None:
+    """Arguments follow the schema of a strict tool, or it is refused; any other tool can be called."""
+    num_held = 0
+    for seed, strict in itertools.product(range(120), (True, False)):
+        schema = SchemaMaker(seed).schema()
+        if schema.get("type") != "object" or any(wrong in json.dumps(schema) for wrong in NOT_NAMES):
+            continue
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}]
+        form = form_of(GEMMA4_CALLS, tool_choice_of(tools, "required", False), pen.tokenizer)
+        try:
+            grammar = form.grammar(None, Thinking.NO)
+        except InvalidRequestError:
+            assert strict
+            continue
+        answer = read(form, pen.write(grammar, seed))
+        assert (answer.text, len(answer.calls)) == (None, 1)
+        failure = failure_of(schema, answer.calls[0].arguments)
+        assert not (failure and strict), (schema, answer)
+        num_held += not failure
+    assert num_held > 40
+
+
+def test_gemma_writes_keys_in_alphabetical_order() -> None:
+    pen = writer(True)
+    tree = {"type": "object", "properties": {"of": {"type": "array", "items": {"$ref": "#/$defs/tree"}}, "A": {}}}
+    schema = {
+        "type": "object",
+        "properties": {"zone": {"type": "string"}, "City": {"const": 'New "York"'}, "days": {"$ref": "#/$defs/tree"}},
+        "required": ["zone"],
+        "$defs": {"tree": tree},
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    grammar = form_of(GEMMA4_CALLS, tool_choice_of(tools, "auto", None), pen.tokenizer).grammar(None, Thinking.NO)
+    call, end = "Yes.<|tool_call>call:f{", "<tool_call|>"
+    text, city = '<|"|>a "quoted" <|text<|"|>', 'City:<|"|>New "York"<|"|>'
+    for arguments, is_allowed in (
+        (f"zone:{text}", True),
+        (f"{city},zone:{text}", True),
+        (f"{city},days:{{A:[1,{{b:null}}],of:[{{}},{{of:[]}}]}},zone:{text}", True),
+        (f"zone:{text},{city}", False),
+        (city, False),
+        ('zone:"a"', False),
+        (f"zone:{text},other:1", False),
+        (f"days:{{of:[],A:1}},zone:{text}", False),
+    ):
+        ids = pen.ids(f"{call}{arguments}}}{end}")
+        assert (pen.matcher(grammar).validate_tokens(ids) == len(ids)) is is_allowed, arguments
+    spelled = [token for letter in 'zone:<|"|>' for token in pen.ids(letter)]
+    matcher = pen.matcher(grammar)
+    assert matcher.consume_tokens(pen.ids(f'{call}zone:<|"|>'))
+    assert matcher.validate_tokens(spelled) == len(spelled) - 1, "a text cannot spell out the mark that ends it"
+
+
+@pytest.mark.parametrize("with_tokens", [True, False], ids=["tokens", "letters"])
+def test_a_call_of_gemma_without_its_mark_follows_the_schema(with_tokens: bool) -> None:
+    pen = writer(with_tokens)
+    form = form_of(GEMMA4_CALLS, tool_choice_of(TOOLS, "auto", None), pen.tokenizer)
+    grammar = form.grammar(None, Thinking.NO)
+    for seed in range(4):
+        answer = read(form, pen.write(grammar, seed, begin="call:weather{"))
+        assert answer.text is None
+        require_allowed(answer)
+    for text in ("call:other{", "call: me", "So call:weather{", "call:weather", "cal"):
+        assert pen.matcher(grammar).consume_tokens(pen.ids(text)), text
+    for text in ("call: weather{", "\ncall:now {", "call:now{a"):
+        assert pen.matcher(grammar).validate_tokens(pen.ids(text)) < len(pen.ids(text)), text
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma4"])
+def test_no_text_before_a_mark_begins_like_a_call(name: str) -> None:
+    """It would be read as a call that follows no schema."""
+    pen = writer(False)
+    tool_format = next(each for each in TOOL_FORMATS if each.name == name)
+    grammar = form_of(tool_format, tool_choice_of(TOOLS, "auto", None), pen.tokenizer).grammar(None, Thinking.NO)
+    call = '{"name": "now", "parameters": {"a' if name == "llama3" else "call:now{a"
+    for said, is_allowed in ((call, False), (f"So {call}", True)):
+        ids = pen.ids(said)
+        assert (pen.matcher(grammar).validate_tokens(ids) == len(ids)) is is_allowed
+
+
+def test_reasoning_of_gemma_has_a_title() -> None:
+    pen = writer(True)
+    form = AnswerForm(tool_choice_of(TOOLS, "auto", None), GEMMA4_CALLS, GEMMA4, pen.tokenizer)
+    for thinking, begin in ((Thinking.PERHAPS, "<|channel>thought\n"), (Thinking.YES, "")):
+        matcher = pen.matcher(form.grammar(None, thinking))
+        assert matcher.consume_tokens(pen.ids(f"{begin}Why?\n<channel|>So.<|tool_call>call:now{{}}<tool_call|>"))
+        assert matcher.is_accepting()
+        wrong = pen.ids(f"{begin}Why? <|tool_call>")
+        assert pen.matcher(form.grammar(None, thinking)).validate_tokens(wrong) == len(wrong) - 1
+    assert not pen.matcher(form.grammar(None, Thinking.PERHAPS)).consume_tokens(pen.ids("<|channel>final"))

@@ -40,6 +40,7 @@ OPENERS = {
     "glm45": "<tool_call>",
     "granite": "<|tool_call|>",
     "command": "<|START_ACTION|>",
+    "gemma4": "<|tool_call>",
 }
 
 
@@ -187,6 +188,28 @@ def test_channels_of_harmony(tmp_path: Path) -> None:
         [whole] = chat(server, **held).value["choices"]
         assert whole["message"]["content"] == "yes"
         assert added_up(chat(server, stream=True, **held).events) == [told(whole)]
+
+
+def test_the_channel_of_gemma(tmp_path: Path) -> None:
+    """The mark of the channel is made likely; after a result the template writes it."""
+    with running_server(write_tool_model(tmp_path / "gemma4", TEMPLATES["gemma4"])) as server:
+        begin, end = (token_id(server, text) for text in ("<|channel>", "<channel|>"))
+        call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+        round_of_call = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
+        round_of_call.append({"role": "tool", "tool_call_id": "a", "content": "noon"})
+        for messages, thinks, likely in (
+            (MESSAGES, True, {begin: 30}),
+            (round_of_call, True, {}),
+            (round_of_call, True, {end: 30}),
+            (MESSAGES, False, {begin: 30}),
+        ):
+            fields: Any = {"messages": messages, "max_tokens": 40, "logit_bias": likely}
+            fields["chat_template_kwargs"] = {"enable_thinking": thinks}
+            [whole] = chat(server, **fields).value["choices"]
+            message = whole["message"]
+            assert bool(message.get("reasoning_content")) is (thinks and end not in likely)
+            assert "channel" not in json.dumps(message)
+            assert added_up(chat(server, stream=True, **fields).events) == [told(whole)]
 
 
 def test_log_probabilities_are_those_of_all_tokens(server: RunningServer) -> None:

@@ -163,6 +163,15 @@ def test_the_end_of_a_message_ends_no_answer_of_gpt_oss(tmp_path: Path) -> None:
         assert file.json_object("generation_config.json") == {"eos_token_id": [begin + end for end in ends]}
 
 
+def test_a_call_ends_an_answer_of_gemma_4(tmp_path: Path) -> None:
+    """Files declare the mark of a result as a token that clients see, and name one end."""
+    merges, begin = [" ".join(merge) for merge in MERGES], len(TOKENS)
+    marks, kinds = ["<eos>", "<|tool_response>", "<turn|>"], [CONTROL, USER_DEFINED, CONTROL]
+    settings: Any = {"pre": "llama-bpe", "merges": merges, "eos_token_id": begin}
+    file = write(tmp_path / "gemma.gguf", "gpt2", [*TOKENS, *marks], [1] * begin + kinds, **settings)
+    assert file.json_object("generation_config.json") == {"eos_token_id": [begin, begin + 1, begin + 2]}
+
+
 @pytest.mark.parametrize(
     ("pre", "begins"),
     [

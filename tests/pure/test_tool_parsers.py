@@ -15,10 +15,11 @@ from quire.serve.reasoning import COMMAND, THINK, create_reasoning_format
 from quire.serve.tools import TOOL_FORMATS, create_tool_format
 from quire.serve.tools.base import Event, Text, Thinking, Tool, ToolFormat, merged
 from quire.serve.tools.json_format import JsonFormat
+from support.growth import is_linear
 from support.pieces import cut
 
 JSON_FORMATS = [each for each in TOOL_FORMATS if isinstance(each, JsonFormat)]
-"""Formats whose calls are JSON; the others have tests in test_harmony.py and test_tag_calls.py."""
+"""Formats whose calls are JSON; the others have tests in test_gemma4.py, test_harmony.py and test_tag_calls.py."""
 
 NAMES = ("add", "get_weather", "x-1")
 TOOLS = [Tool(name, {}) for name in NAMES]
@@ -186,6 +187,20 @@ def test_much_space_is_not_held_back(tool_format: ToolFormat) -> None:
         assert len("".join(shown)) > 2000
         assert "".join(shown) == text[: len("".join(shown))]
         assert events_of(tool_format, list(text)) == events_of(tool_format, [text]) == [Text(text)]
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
+def test_marks_and_space_take_linear_time(tool_format: ToolFormat) -> None:
+    """Also in one piece: a mark may begin a call, and much space may come before its name."""
+    opener = tool_format.marks[0]
+    for text in (opener, f"{opener} {{", opener + " " * 3000):
+        assert is_linear(lambda size, text=text: events_of(tool_format, [text * (size // len(text))]), 50_000)
+    if tool_format.name != "harmony":
+        held = f"{opener}{' ' * 5000}"
+        parser = tool_format.parser(TOOLS)
+        shown = [event.text for letter in held for event in parser.push(letter) if isinstance(event, Text)]
+        assert len("".join(shown)) > 3000
+        assert held.startswith("".join(shown))
 
 
 def test_what_is_no_call_is_text() -> None:
@@ -356,7 +371,7 @@ def test_settings_name_formats() -> None:
         "phi4",
         "harmony",
         *TAGS,
-        *("granite", "command"),
+        *("granite", "command", "gemma4"),
     ]
     for each in TOOL_FORMATS:
         assert create_tool_format(each.name, "") is each
@@ -382,6 +397,7 @@ def test_settings_name_formats() -> None:
         ("<|start_of_role|> … message['role'] == 'assistant_tool_call' … <|tool_call|>", None),
         ('<|START_ACTION|>[ {"tool_call_id": "0", "tool_name": …}', "command"),
         ("functions … <|channel|>commentary json<|message|>", "harmony"),
+        ("<|tool_call>call:' + name + '{' … <|\"|>", "gemma4"),
     ],
 )
 def test_templates_show_formats(template: str, name: str | None) -> None:

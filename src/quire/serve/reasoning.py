@@ -53,6 +53,10 @@ class MarkedReasoning:
     end: str
     around_answer: tuple[str, ...] = ()
     """The marks before and after an answer, if any."""
+    title: str = ""
+    """A word between the first mark and the reasoning, if any."""
+    may_recur: bool = False
+    """Models also reason after a prompt that ends the reasoning, or again after they ended it."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -66,7 +70,7 @@ class MarkedReasoning:
     def after(self, prompt: str) -> Thinking:
         """Return whether a text begins with reasoning, by the end of its prompt. Does not mutate."""
         last = prompt.rstrip()
-        if last.endswith(self.begin):
+        if last.endswith((self.begin + self.title).rstrip()):
             return Thinking.YES
         return Thinking.NO if last.endswith(self.end) else Thinking.PERHAPS
 
@@ -88,7 +92,8 @@ class MarkedReasoning:
         else:
             body = [f"thought: THOUGHT? {end}", r"THOUGHT: /(.|\n)+/"]
         is_perhaps = thinking is Thinking.PERHAPS
-        begin = f"{mark(self.begin)} " if is_perhaps else ""
+        title = f"{literal(self.title)} " if self.title else ""
+        begin = f"{mark(self.begin)} {title}" if is_perhaps else ""
         rules = [f"think: {begin}thought SPACE", *body, r"SPACE: /[ \n]{0,4}/"]
         return ("think? " if is_perhaps else "think "), "\n".join(rules)
 
@@ -110,7 +115,8 @@ COMMAND: Final = MarkedReasoning(
 )
 MISTRAL: Final = MarkedReasoning("mistral", "[THINK]", "[/THINK]")
 SEED: Final = MarkedReasoning("seed", "<seed:think>", "</seed:think>")
-FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK, HARMONY_REASONING, COMMAND, MISTRAL, SEED)
+GEMMA4: Final = MarkedReasoning("gemma4", "<|channel>", "<channel|>", title="thought\n", may_recur=True)
+FORMATS: Final[tuple[ReasoningFormat, ...]] = (THINK, HARMONY_REASONING, COMMAND, MISTRAL, SEED, GEMMA4)
 REASONING_FORMATS: Final = (AUTO, NONE, *(each.name for each in FORMATS))
 
 
@@ -136,8 +142,9 @@ class ThinkSplitter(StateParser):
     """
 
     def __init__(self, thinking: Thinking, marks: MarkedReasoning) -> None:
+        self._after_reasoning = self._before if marks.may_recur else self._answer
         states = {
-            Thinking.NO: self._answer,
+            Thinking.NO: self._after_reasoning,
             Thinking.PERHAPS: self._before,
             Thinking.YES: self._leading,
             Thinking.WITHIN: self._within,
@@ -146,6 +153,7 @@ class ThinkSplitter(StateParser):
         self._begin = marks.begin
         self._end = marks.end
         self._around_answer = marks.around_answer
+        self._title = marks.title
 
     def push(self, text: str) -> list[Event]:
         """Add text; return the new reasoning and text. Mutates."""
@@ -166,9 +174,15 @@ class ThinkSplitter(StateParser):
         if len(self._held) - len(text) >= MAX_SPACE:
             self._state = self._answer
         elif text.startswith(self._begin):
-            self._state, self._held = self._leading, text[len(self._begin) :]
+            self._state, self._held = self._titled, text[len(self._begin) :]
         elif not self._begin.startswith(text):
             self._state = self._answer
+        return []
+
+    def _titled(self) -> list[Event]:
+        """Drop the title of the reasoning, if it is there."""
+        if len(self._held) >= len(self._title) or not self._title.startswith(self._held):
+            self._held, self._state = self._held.removeprefix(self._title), self._leading
         return []
 
     def _leading(self) -> list[Event]:
@@ -192,7 +206,7 @@ class ThinkSplitter(StateParser):
         """Drop the space before the answer."""
         self._held = self._held.lstrip(SPACE)
         if self._held:
-            self._state = self._answer
+            self._state = self._after_reasoning
         return []
 
     def _answer(self) -> list[Event]:

@@ -14,6 +14,9 @@ ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoft
 HARMONY_ENDS: Final = ("<|return|>", "<|call|>", "<|endoftext|>")
 """Those of vocabularies with `<|return|>` (gpt-oss), where `<|end|>` only ends a message, such as the reasoning."""
 
+GEMMA4_ENDS: Final = ("<turn|>", "<|tool_response>")
+"""Those of Gemma 4, whatever their type: after a call a model writes the second, which files declare user-defined."""
+
 CONTROL: Final = 3  # of tokenizer.ggml.token_type
 END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
@@ -25,6 +28,8 @@ def generation_config_of(header: GgufHeader) -> dict[str, object]:
     ends = {file.size(name, low=0, high=len(tokens) - 1) for name in END_IDS if file.is_set(name)}
     texts = HARMONY_ENDS if HARMONY_ENDS[0] in tokens else ENDS
     ends |= {place for place, text in enumerate(tokens) if kinds[place] == CONTROL and text in texts}
+    if all(end in tokens for end in GEMMA4_ENDS):
+        ends |= {tokens.index(end) for end in GEMMA4_ENDS}
     return {"eos_token_id": sorted(ends)} if ends else {}
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from quire.core.errors import InvalidConfigError
 from quire.serve.tools.base import ToolFormat
 from quire.serve.tools.command import COMMAND
+from quire.serve.tools.gemma4 import GEMMA4
 from quire.serve.tools.granite import GRANITE
 from quire.serve.tools.harmony import HARMONY
 from quire.serve.tools.hermes import HERMES
@@ -21,7 +22,7 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
     *(HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, PHI4),
-    *(HARMONY, QWEN3_CODER, SEED, GLM45, GRANITE, COMMAND),
+    *(HARMONY, QWEN3_CODER, SEED, GLM45, GRANITE, COMMAND, GEMMA4),
 )
 
 

@@ -33,6 +33,9 @@ SPACE: Final = " \t\r\n"
 MAX_SPACE: Final = 1024
 """Maximum space that a parser holds back."""
 
+MAX_PIECE: Final = 1024
+"""Letters that are read at once: with more, a text of short messages or many marks would take quadratic time."""
+
 Mode = Literal["none", "auto", "required", "named"]
 
 

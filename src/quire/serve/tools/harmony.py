@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quire.serve.tools.base import (
+    MAX_PIECE,
     SPACE,
     AnswerParser,
     Arguments,
@@ -53,9 +54,6 @@ MARKS: Final = (CHANNEL, START, MESSAGE, CONSTRAIN, *ENDS)
 RECIPIENT: Final = "to="
 FUNCTIONS: Final = "functions."
 MAX_HEADER: Final = 256
-MAX_PIECE: Final = 1024
-"""Letters that are read at once: with more, a text of short messages would take quadratic time."""
-
 GAP: Final = "\n\n"
 """What separates two messages that are both reasoning, or both text."""
 

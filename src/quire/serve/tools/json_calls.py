@@ -16,11 +16,14 @@ Rejected: regular expressions over the text so far. They are quadratic, and thei
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from quire.serve.tools.base import (
+    MAX_PIECE,
+    MAX_SPACE,
     SPACE,
     Arguments,
     CallBegun,
@@ -32,7 +35,7 @@ from quire.serve.tools.base import (
     merged,
     without_last_space,
 )
-from quire.serve.tools.rules import arguments_schema, free_text, literal, repeated, text_before
+from quire.serve.tools.rules import arguments_schema, free_text, literal, pattern, repeated, text_before
 
 MAX_NAME_LENGTH: Final = 64
 NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
@@ -43,7 +46,7 @@ Reading = Generator[None, str, None]
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """The text around the objects. `is_bare`: the opener may be missing at the very start of a text."""
+    """The text around the objects. `bare`: how a call begins if its opener is missing at the very start of a text."""
 
     opener: str
     closer: str = ""
@@ -52,7 +55,7 @@ class CallShape:
     after: str = ""  # between object, or list, and closer
     is_list: bool = False
     separator: str = ""  # between objects that share an opener outside a list
-    is_bare: bool = False
+    bare: str = ""
     has_id: bool = False  # an id may follow the arguments
     id_key: str = ""  # the key of a number before the name
     name_key: str = "name"
@@ -72,21 +75,22 @@ class JsonCallParser:
         self._events: list[Event] = []
         self._reading: Reading | None = None
         self._held = ""  # space and the start of an opener; within a call: the text to pass on if it is not a call
-        self._is_safe = False  # the calls so far are complete, the held text only closes them
         self._has_text = False
         self._has_call = False
         self._ends_with_call = False
 
     def push(self, text: str) -> list[Event]:
         """Add text; return the new events. Mutates."""
-        while text:
-            text = self._look(text) if self._reading is None else self._go_on(self._reading, text)
+        for begin in range(0, len(text), MAX_PIECE):
+            rest = text[begin : begin + MAX_PIECE]
+            while rest:
+                rest = self._look(rest) if self._reading is None else self._go_on(self._reading, rest)
         return self._taken()
 
     def finish(self) -> list[Event]:
         """End the text; return the remaining events. Drops a call that broke off before its arguments. Mutates."""
         held = self._held.lstrip(SPACE)
-        may_be_text = self._shape.is_bare and not self._has_call and held.startswith("{")
+        may_be_text = self._shape.bare and not self._has_call and held.startswith(self._shape.bare)
         closes = not may_be_text if self._reading else self._ends_with_call and not held
         if not closes:
             self._say(self._held)
@@ -97,10 +101,14 @@ class JsonCallParser:
 
     def _look(self, text: str) -> str:
         """Look for a call; return the rest of the text."""
-        text, opener = self._held + text, self._shape.opener
-        bare = len(text) - len(text.lstrip(SPACE))
-        if self._shape.is_bare and not (self._has_text or self._has_call) and text[bare : bare + 1] == "{":
-            return self._begin(text[:bare], "", text[bare:])
+        text, opener, bare = self._held + text, self._shape.opener, self._shape.bare
+        start = len(text) - len(text.lstrip(SPACE))
+        begun = text[start : start + len(bare)]
+        if begun and bare.startswith(begun) and not (self._has_text or self._has_call):
+            if begun == bare:
+                return self._begin(text[:start], "", text[start:])
+            self._held = text
+            return ""
         place = text.find(opener)
         if place >= 0:
             return self._begin(text[:place], opener, text[place + len(opener) :])
@@ -113,7 +121,6 @@ class JsonCallParser:
         plain = without_last_space(before)
         self._say(plain)
         self._held = before[len(plain) :] + opener
-        self._is_safe = False
         self._reading = self._calls()
         next(self._reading)
         return rest
@@ -150,10 +157,6 @@ class JsonCallParser:
         self._say(held[:end])
         return held[end:]
 
-    def _keep(self, *, safe: bool) -> None:
-        """Mark the held text as part of a call."""
-        self._held, self._is_safe = "", safe
-
     def _calls(self) -> Reading:
         shape = self._shape
         letter = yield from letter_after_space()
@@ -168,10 +171,9 @@ class JsonCallParser:
             if is_list and letter == "]":
                 break
             require(letter == (shape.separator.strip() or ","))
-            self._is_safe = False
             letter = yield from letter_after_space()
         if shape.closer:
-            self._keep(safe=True)
+            self._held = ""
             require((yield from letter_after_space()) == shape.closer[0])
             yield from expect(shape.closer[1:])
 
@@ -201,7 +203,7 @@ class JsonCallParser:
             yield from _name()
             letter = yield from letter_after_space()
         require(letter == "}")
-        self._keep(safe=True)
+        self._held = ""
 
     def _begin_call(self, name: str) -> None:
         self._events.append(CallBegun(name))
@@ -209,7 +211,7 @@ class JsonCallParser:
 
     def _arguments(self) -> Reading:
         """Pass on an object whose first letter has been read."""
-        self._keep(safe=False)
+        self._held = ""
         self._events.append(Arguments("{"))
         depth, in_string, is_escaped = 1, False, False
         while depth:
@@ -226,7 +228,27 @@ class JsonCallParser:
                 depth += 1
             elif letter in "}]":
                 depth -= 1
-        self._keep(safe=True)
+        self._held = ""
+
+    def _pass_on(self, text: str) -> None:
+        """Pass on a piece of the arguments."""
+        self._held = ""
+        if text:
+            self._events.append(Arguments(text))
+
+    def _text(self, end: str, line: str = "") -> Reading:
+        """Pass on a text up to its end mark, as a JSON string; it may begin with `line`, which is left out."""
+        self._pass_on('"')
+        held = ""  # what may begin the end mark
+        while held != end:
+            held += yield
+            self._held, plain = "", ""
+            if line:
+                held, line = held.removeprefix(line), ""
+            while not end.startswith(held):
+                plain, held = plain + held[0], held[1:]
+            self._pass_on(json.dumps(plain, ensure_ascii=False)[1:-1])
+        self._pass_on('"')
 
 
 class NamedCallParser(JsonCallParser):
@@ -259,10 +281,11 @@ class NamedCallParser(JsonCallParser):
 
 
 def letter_after_space() -> Generator[None, str, str]:
-    """Return the next letter that is not space."""
-    while (letter := (yield)) in SPACE:
-        pass
-    return letter
+    """Return the next letter that is not space. More space than parsers hold back is no part of a call."""
+    for _ in range(MAX_SPACE):
+        if (letter := (yield)) not in SPACE:
+            return letter
+    raise WrongCall
 
 
 def expect(text: str) -> Reading:
@@ -291,6 +314,19 @@ def word_from(letter: str) -> Generator[None, str, tuple[str, str]]:
     return word, letter
 
 
+def is_json(text: str) -> bool:
+    """Return whether a text is JSON. Python also reads NaN, which is not."""
+
+    def refuse(_: str) -> None:
+        raise ValueError
+
+    try:
+        json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def require(condition: bool) -> None:
     """Raise `WrongCall` unless the condition holds."""
     if not condition:
@@ -314,6 +350,6 @@ def json_call_rules(shape: CallShape, tools: Sequence[Tool], most: int, mark: Ma
     closer = [mark(shape.closer)] if shape.closer else []
     rules.append(" ".join(["group:", shape.before, objects, shape.after, *closer]))
     more = repeated(f"GAP {mark(shape.opener)} group", 1 if several > 1 else most)
-    rules.append("calls: " + ("group" if shape.is_bare else f"{mark(shape.opener)} group{more}"))
-    rules.append(f"opened: {text_before(shape.opener, mark)} group{more}" + (" | group" if shape.is_bare else ""))
-    return "\n".join([*rules, free_text(shape.opener, is_bare=shape.is_bare)])
+    rules.append("calls: " + ("group" if shape.bare else f"{mark(shape.opener)} group{more}"))
+    rules.append(f"opened: {text_before(shape.opener, mark)} group{more}" + (" | group" if shape.bare else ""))
+    return "\n".join([*rules, free_text(shape.opener, pattern(shape.bare))])

@@ -14,5 +14,5 @@ from typing import Final
 from quire.serve.tools.json_calls import CallShape
 from quire.serve.tools.json_format import JsonFormat
 
-SHAPE: Final = CallShape("<|python_tag|>", key="parameters", separator="; ", is_bare=True)
+SHAPE: Final = CallShape("<|python_tag|>", key="parameters", separator="; ", bare="{")
 LLAMA3: Final = JsonFormat("llama3", SHAPE, signs=('"parameters": ', "ipython"), others=("<tool_call>",))

@@ -50,7 +50,7 @@ class MistralArgsFormat(MistralFormat):
         more = repeated(f"{mark(OPENER)} call", most)
         rules.append(f"own_id: {mark(OWN_ID)} /[a-zA-Z0-9]{{{ID_LENGTH}}}/")
         rules += [f"call: {' | '.join(named)}", f"calls: {mark(OPENER)} call{more}"]
-        rules += [f"opened: {text_before(OPENER, mark)} call{more}", free_text(OPENER, is_bare=False)]
+        rules += [f"opened: {text_before(OPENER, mark)} call{more}", free_text(OPENER)]
         return "\n".join(rules)
 
     def parser(self, tools: Sequence[Tool]) -> AnswerParser:

@@ -13,7 +13,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from quire.core.errors import InvalidRequestError
 from quire.serve.tools.base import Mark, Tool
+
+MAX_REFERENCES: Final = 16
 
 SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """Only the space that models are trained to write: with more allowed, a small model might never stop writing it."""
@@ -90,6 +93,23 @@ def value_schema(tool: Tool, schema: Any) -> str:
     return f"%json {json.dumps({**found, 'x-guidance': {**SEPARATORS, 'lenient': not tool.strict}})}"
 
 
+def definition(tool: Tool, schema: Any) -> Mapping[str, Any]:
+    """Return a schema, or the definition of the tool's schema to which it only refers. Does not mutate."""
+    for _ in range(MAX_REFERENCES):
+        alone = isinstance(schema, Mapping) and schema.keys() <= NOTES | {"$ref"}
+        reference = schema.get("$ref") if alone else None
+        place = re.fullmatch(r"#/(\$defs|definitions)/([^/~%]+)", reference) if isinstance(reference, str) else None
+        if place is None or place[2] not in tool.parameters.get(place[1], {}):
+            break
+        schema = tool.parameters[place[1]][place[2]]
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def refused(tool: Tool, allowed: str) -> InvalidRequestError:
+    """Return the refusal of a tool's parameters."""
+    return InvalidRequestError(tool.place, tool.parameters, allowed)
+
+
 def _closed(schema: Any) -> Any:
     """Return a schema that allows only named properties in objects where it leaves that open.
 
@@ -149,7 +169,8 @@ def text_before(opener: str, mark: Mark) -> str:
     return "spelled" if opener_rule == literal(opener) else f"(FREE? {opener_rule} | spelled)"
 
 
-def free_text(opener: str, *, is_bare: bool) -> str:
-    """Return the rules of free text; if calls may be bare, it cannot start like a call."""
-    first = r"FREE: /\s*[^\s{](.|\n)*/" if is_bare else r"FREE: /(.|\n)+/"
-    return "\n".join(["free: FREE?", first, f"spelled[lazy]: /(.|\\n)*{pattern(opener)}/", r"GAP: /[ \n]?/"])
+def free_text(opener: str, bare: str = "") -> str:
+    """Return the rules of free text. If calls may be bare, no text begins as they do: `bare`, a regular expression."""
+    form = rf" & ~/\s*{bare}(.|\n)*/" if bare else ""
+    spelled = f"spelled[lazy]: /(.|\\n)*{pattern(opener)}/{form}"
+    return "\n".join(["free: FREE?", rf"FREE: /(.|\n)+/{form}", spelled, r"GAP: /[ \n]?/"])

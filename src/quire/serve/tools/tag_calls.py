@@ -19,7 +19,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from quire.core.errors import InvalidRequestError
 from quire.serve.tools.base import SPACE, AnswerParser, Arguments, Conversation, Mark, Message, Tool
 from quire.serve.tools.json_calls import (
     CallShape,
@@ -27,16 +26,26 @@ from quire.serve.tools.json_calls import (
     Reading,
     WrongCall,
     expect,
+    is_json,
     letter_after_space,
     require,
     word_from,
 )
-from quire.serve.tools.rules import NOTES, free_text, literal, pattern, repeated, text_before, value_schema
+from quire.serve.tools.rules import (
+    NOTES,
+    definition,
+    free_text,
+    literal,
+    pattern,
+    refused,
+    repeated,
+    text_before,
+    value_schema,
+)
 from quire.serve.tools.template_format import TemplateFormat, with_all_fields
 
 SEED_CALL: Final = "<seed:tool_call>"
 MAX_KEY_LENGTH: Final = 256
-MAX_REFERENCES: Final = 16
 KEY: Final = re.compile(r"[^<>\s](?:[^<>\n]*[^<>\s])?")
 OF_ARGUMENTS: Final = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 OF_TEXT: Final = NOTES | {"type", "enum", "const"}
@@ -95,7 +104,11 @@ class TagCallParser(JsonCallParser):
                 if begin == "{":
                     self._begin_call(tool.name)
                 self._pass_on(f"{begin}{json.dumps(key, ensure_ascii=False)}: ")
-                yield from self._text() if is_text(tool, _parameter(tool, key)) else self._json()
+                yield from (
+                    self._text(tags.line + tags.after_value, tags.line)
+                    if is_text(tool, _parameter(tool, key))
+                    else self._json()
+                )
                 begin = ", "
                 letter = yield from letter_after_space()
         except WrongCall:
@@ -105,7 +118,7 @@ class TagCallParser(JsonCallParser):
         if begin == "{":
             self._begin_call(tool.name)
         self._pass_on("{}" if begin == "{" else "}")
-        self._keep(safe=True)
+        self._held = ""
 
     def _key(self) -> Generator[None, str, str]:
         tags, key = self._tags, ""
@@ -119,21 +132,6 @@ class TagCallParser(JsonCallParser):
             yield from expect(tags.before_value[1:])
         return key
 
-    def _text(self) -> Reading:
-        """Pass on a text as a JSON string."""
-        end, line = self._tags.line + self._tags.after_value, self._tags.line
-        self._pass_on('"')
-        held = ""  # what may begin the end
-        while held != end:
-            held += yield
-            self._held, plain = "", ""
-            if line:
-                held, line = held.removeprefix(line), ""
-            while not end.startswith(held):
-                plain, held = plain + held[0], held[1:]
-            self._pass_on(_quoted(plain))
-        self._pass_on('"')
-
     def _json(self) -> Reading:
         """Pass on a value that should be JSON; if it is not, as a JSON string."""
         end, text = self._tags.after_value, ""
@@ -141,12 +139,7 @@ class TagCallParser(JsonCallParser):
             text += yield
             self._held = ""
         text = text.removesuffix(end).strip(SPACE)
-        self._pass_on(text if _is_json(text) else json.dumps(text, ensure_ascii=False))
-
-    def _pass_on(self, text: str) -> None:
-        self._held = ""
-        if text:
-            self._events.append(Arguments(text))
+        self._pass_on(text if is_json(text) else json.dumps(text, ensure_ascii=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +172,7 @@ class TagFormat(TemplateFormat):
         rules += [f"end: {end}", f"group: ({' | '.join(f'call_{index}' for index in range(len(tools)))}) {closers}"]
         more = repeated(f"GAP {mark(tags.opener)} group", most)
         rules.append(f"calls: {mark(tags.opener)} group{more}")
-        rules += [f"opened: {text_before(tags.opener, mark)} group{more}", free_text(tags.opener, is_bare=False)]
+        rules += [f"opened: {text_before(tags.opener, mark)} group{more}", free_text(tags.opener)]
         return "\n".join(rules)
 
     def _arguments(self, index: int, tool: Tool, mark: Mark) -> list[str]:
@@ -209,15 +202,7 @@ def is_text(tool: Tool, schema: Mapping[str, Any]) -> bool:
 
 def _parameter(tool: Tool, key: str) -> Mapping[str, Any]:
     """Return the schema of a parameter, which may be a reference to a definition."""
-    schema: Any = tool.parameters.get("properties", {}).get(key, {})
-    for _ in range(MAX_REFERENCES):
-        alone = isinstance(schema, Mapping) and schema.keys() <= NOTES | {"$ref"}
-        reference = schema.get("$ref") if alone else None
-        place = re.fullmatch(r"#/(\$defs|definitions)/([^/~%]+)", reference) if isinstance(reference, str) else None
-        if place is None or place[2] not in tool.parameters.get(place[1], {}):
-            break
-        schema = tool.parameters[place[1]][place[2]]
-    return schema if isinstance(schema, Mapping) else {}
+    return definition(tool, tool.parameters.get("properties", {}).get(key, {}))
 
 
 def _keys(tool: Tool) -> Mapping[str, bool]:
@@ -227,11 +212,11 @@ def _keys(tool: Tool) -> Mapping[str, bool]:
     required = [key for key in needed if isinstance(key, str)] if isinstance(needed, list) else []
     keys = dict.fromkeys(properties, False) | dict.fromkeys(required, True)
     if wrong := next((key for key in keys if not KEY.fullmatch(key) or len(key) > MAX_KEY_LENGTH // 2), None):
-        raise _refused(tool, f"names of parameters that this model's calls can have, not {wrong!r:.80}")
+        raise refused(tool, f"names of parameters that this model's calls can have, not {wrong!r:.80}")
     others = sorted(schema.keys() - OF_ARGUMENTS)
     others += ["additionalProperties"] if schema.get("additionalProperties") else []
     if others and (tool.strict or not keys):
-        raise _refused(tool, f"a schema without {others[0]}, which the calls of this model cannot follow")
+        raise refused(tool, f"a schema without {others[0]}, which the calls of this model cannot follow")
     return {key: keys[key] for key in (*properties, *required)}
 
 
@@ -240,16 +225,12 @@ def _value_rule(tool: Tool, schema: Mapping[str, Any], end: str) -> str:
         return f"{value_schema(tool, schema)} end"
     others = sorted(schema.keys() - OF_TEXT)
     if others and tool.strict:
-        raise _refused(tool, f"texts without {others[0]}, which the calls of this model cannot follow")
+        raise refused(tool, f"texts without {others[0]}, which the calls of this model cannot follow")
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     texts = [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
     if any(end in text for text in texts):
-        raise _refused(tool, f"texts without {end!r}, which ends a text in the calls of this model")
+        raise refused(tool, f"texts without {end!r}, which ends a text in the calls of this model")
     return f"({' | '.join(literal(text) for text in texts)}) end" if texts else "text"
-
-
-def _refused(tool: Tool, allowed: str) -> InvalidRequestError:
-    return InvalidRequestError(tool.place, tool.parameters, allowed)
 
 
 def _tag(letter: str, tags: Sequence[str]) -> Generator[None, str, str]:
@@ -259,21 +240,6 @@ def _tag(letter: str, tags: Sequence[str]) -> Generator[None, str, str]:
         require(any(tag.startswith(text) for tag in tags))
         text += yield
     return text
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _is_json(text: str) -> bool:
-    def refuse(_: str) -> None:
-        raise ValueError
-
-    try:
-        json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _with_all_fields(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
