@@ -10,6 +10,9 @@ import pytest
 from quire import LLM, RequestOutput, SamplingParams, _native
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
+from quire.compute.native.backend import NativeBackend
+from quire.compute.weights.decoder_weights import weight_bytes
+from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError
 from quire.core.kv_spec import KVHeads
 from support.spec_models import FULL, NEAR, PLAIN, SPECS
@@ -52,6 +55,14 @@ def test_layers_with_the_keys_of_others_take_no_memory(tmp_path: Path) -> None:
     wide = [group for group in spec.groups if group.heads == KVHeads(2, 64)]
     assert [(group.layers, group.window) for group in wide] == [((3, 5), None)]
     assert spec.bytes_per_token == 4 * 2 * 2 * 32 * 2 + 2 * 2 * 2 * 64 * 2
+
+
+@pytest.mark.parametrize(("dtype", "is_mapped"), [("float32", True), ("bfloat16", False)])
+def test_the_table_of_layer_inputs_takes_memory_only_as_a_copy(folder: Path, dtype: str, is_mapped: bool) -> None:
+    model = read_model(ModelFolder(folder))
+    backend = NativeBackend.of(EngineConfig(model=str(folder), dtype=dtype).resolved(None), model)
+    table = 128 * 8 * 16 * (4 if dtype == "float32" else 2)
+    assert backend.facts.weight_bytes == weight_bytes(model.spec, dtype) - is_mapped * table
 
 
 @pytest.mark.parametrize(
