@@ -98,6 +98,12 @@ DecoderShape shape_of(const nb::dict& fields) {
         shape.delta = delta_of(delta);
         shape.delta_norm = norm_of(field<nb::dict>(delta, "norm"));
     }
+    if (fields.contains("convolution")) {
+        const auto convolution = field<nb::dict>(fields, "convolution");
+        shape.convolution = {.size = field<int>(convolution, "size"),
+                             .filter_width = field<int>(convolution, "filter_width"),
+                             .chunk = field<int>(convolution, "chunk")};
+    }
     if (fields.contains("layer_inputs")) {
         const auto inputs = field<nb::dict>(fields, "layer_inputs");
         shape.layer_inputs = {.size = field<int>(inputs, "size"),
@@ -197,6 +203,10 @@ PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int
         {"attention_gate", &LayerWeights::attention_gate},
         {"delta_rate", &LayerWeights::delta_rate},
         {"delta_decay", &LayerWeights::delta_decay},
+        {"convolution_gate", &LayerWeights::query},
+        {"convolution_value", &LayerWeights::key},
+        {"convolution_output_gate", &LayerWeights::value},
+        {"convolution_output", &LayerWeights::output},
         {"input_gate", &LayerWeights::input_gate},
         {"input_output", &LayerWeights::input_output}};
     static const std::map<std::string, std::vector<PackedMatrix> LayerWeights::*> kOfHead = {
@@ -300,9 +310,17 @@ void set_delta(Decoder& decoder, int layer, const Array<const float, 2>& filter,
         throw std::invalid_argument("the weights of the delta rule do not have the shape of the decoder");
     }
     LayerWeights& weights = decoder.weights.layers.at(layer);
-    weights.delta_filter.assign(filter.data(), filter.data() + filter.size());
+    weights.filter.assign(filter.data(), filter.data() + filter.size());
     weights.delta_decay_offsets = vector_of(offsets);
     weights.delta_decay_speeds.assign(speeds.data(), speeds.data() + speeds.size());
+}
+
+void set_convolution(Decoder& decoder, int layer, const Array<const float, 2>& filter) {
+    const ConvolutionShape& shape = decoder.shape().convolution;
+    if (static_cast<int>(filter.shape(0)) != shape.filter_width || static_cast<int>(filter.shape(1)) != shape.size) {
+        throw std::invalid_argument("the filter of a convolution does not have the shape of the decoder");
+    }
+    decoder.weights.layers.at(layer).filter.assign(filter.data(), filter.data() + filter.size());
 }
 
 void set_key_centre(Decoder& decoder, int layer, const Array<const float, 1>& centre) {
@@ -339,8 +357,12 @@ using BlockRows = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 // The keys and values of a layer in the arrays of its place, which have a row for each block.
 PagedKv layer_kv(const DecoderShape& shape, const LayerShape& layer, const BlockRows& keys, const BlockRows& values,
                  const std::string& dtype, int block_size) {
-    const int half = shape.delta.num_key_heads / 2;
-    const std::size_t state_bytes = half == 0 ? 0 : half * shape.delta.record_floats() * sizeof(float);
+    std::size_t state_floats = 0;  // of half a state
+    if (shape.delta.num_heads > 0) state_floats = shape.delta.num_key_heads / 2 * shape.delta.record_floats();
+    if (shape.convolution.size > 0) {
+        state_floats = shape.convolution.num_chunks() / 2 * shape.convolution.record_floats();
+    }
+    const std::size_t state_bytes = state_floats * sizeof(float);
     PagedKv kv;
     kv.latent_dim = shape.latent.rank;
     kv.type = kv_type_of(dtype);
@@ -406,6 +428,10 @@ Adapted adapted_of(const std::string& part) {
                                                            {"delta_rate", Adapted::kDeltaRate},
                                                            {"delta_decay", Adapted::kDeltaDecay},
                                                            {"delta_output", Adapted::kOutput},
+                                                           {"convolution_gate", Adapted::kQuery},
+                                                           {"convolution_value", Adapted::kKey},
+                                                           {"convolution_output_gate", Adapted::kValue},
+                                                           {"convolution_output", Adapted::kOutput},
                                                            {"key_up", Adapted::kKeyUp},
                                                            {"value_up", Adapted::kValueUp},
                                                            {"expert_gate", Adapted::kExpertGate},
@@ -539,6 +565,8 @@ void bind_decoder(nb::module_& module) {
              nb::keep_alive<1, 2>(), "Borrow the rows with the inputs of all layers for each token.")
         .def("set_layer_scale", &set_layer_scale, nb::arg("layer"), nb::arg("scale"),
              "Multiply the output of a layer by a number.")
+        .def("set_convolution", &set_convolution, nb::arg("layer"), nb::arg("filter"),
+             "Set the filter of a convolution, [filter_width, size].")
         .def("set_delta", &set_delta, nb::arg("layer"), nb::arg("filter"), nb::arg("offsets"), nb::arg("speeds"),
              "Set the filter, [filter_width, inputs], and the offsets and speeds of decays of a recurrent layer.")
         .def("set_key_centre", &set_key_centre, nb::arg("layer"), nb::arg("centre"),

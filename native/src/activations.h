@@ -25,8 +25,10 @@ struct LowRankMemory {
 struct ActivationSizes {
     explicit ActivationSizes(const DecoderShape& shape)
         : hidden(round_up(std::max(shape.hidden_size, shape.embedding_size), kPanelWidth)),
-          query(round_up(std::max(shape.num_heads * shape.most_head_dim(), shape.delta.value_numbers()), kPanelWidth)),
-          key(round_up(shape.most_key_numbers(), kPanelWidth)),
+          query(round_up(
+              std::max({shape.num_heads * shape.most_head_dim(), shape.delta.value_numbers(), shape.convolution.size}),
+              kPanelWidth)),
+          key(round_up(std::max(shape.most_key_numbers(), shape.convolution.size), kPanelWidth)),
           inner(round_up(
               std::max({shape.intermediate_size, shape.expert_size, shape.shared_size, shape.layer_inputs.size}),
               kPanelWidth)),

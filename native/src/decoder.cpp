@@ -107,7 +107,9 @@ class Decoder::Step : private Products {
     }
 
     void attend(const LayerShape& layer, const LayerWeights& weights) {
-        if (layer.recurrent) return add_to_states(layer, weights);
+        if (layer.recurrent) {
+            return shape_.convolution.size > 0 ? convolve(layer, weights) : add_to_states(layer, weights);
+        }
         if (shape_.latent.rank > 0) {
             prepare_latents(layer, weights);
         } else {
@@ -138,6 +140,20 @@ class Decoder::Step : private Products {
                        {heads_, shape_.latent.value_dim});
     }
 
+    void convolve(const LayerShape& layer, const LayerWeights& weights) {
+        project<3>({&weights.query, &weights.key, &weights.value}, {query_, key_, value_},
+                   normed(weights.attention_norm, weights.query, weights.key, weights.value),
+                   {Adapted::kQuery, Adapted::kKey, Adapted::kValue});
+        ConvolutionTask task;
+        task.filter = weights.filter.data();
+        task.kv = cache_[layer_];
+        task.gates = query_;
+        task.values = key_;
+        task.output_gates = value_;
+        task.output = attended_;
+        convolve_rows(member_, shape_, kernels_, view_, layer.kv_group, task);
+    }
+
     // A recurrent layer; the gated outputs of its states are in the rows of gates.
     void add_to_states(const LayerShape& layer, const LayerWeights& weights) {
         const DeltaShape& delta = shape_.delta;
@@ -158,7 +174,8 @@ class Decoder::Step : private Products {
     }
 
     void leave_attention(const LayerShape& layer, const LayerWeights& weights) {
-        const Rows& outputs = layer.recurrent ? gate_ : shape_.latent.rank > 0 ? heads_ : attended_;
+        const bool has_gates = layer.recurrent && shape_.delta.num_heads > 0;
+        const Rows& outputs = has_gates ? gate_ : shape_.latent.rank > 0 ? heads_ : attended_;
         join(Adapted::kOutput, weights.output, outputs, weights.after_attention_norm, weights.joined_attention_norm);
     }
 

@@ -13,6 +13,22 @@ struct RecurrentRows {
     Rows inputs_at(int first) const { return {inputs.data + first, inputs.stride}; }
 };
 
+// The rows of a convolution are gates, values, output gates and outputs.
+inline void convolve_rows(ThreadTeam::Member& member, const DecoderShape& shape, const Kernels& kernels,
+                          const StepCall& call, int group, ConvolutionTask task) {
+    const int num_chunks = shape.convolution.num_chunks();
+    task.shape = &shape.convolution;
+    member.for_pieces(call.num_sequences * num_chunks, [&](int piece) {
+        const int sequence = piece / num_chunks;
+        ConvolutionTask own = task;
+        own.block_table = call.tables[group] + sequence * call.table_strides[group];
+        own.first_token = static_cast<int>(call.query_starts[sequence]);
+        own.num_tokens = static_cast<int>(call.query_starts[sequence + 1]) - own.first_token;
+        own.first_position = call.positions[own.first_token];
+        kernels.convolve(own, piece % num_chunks);
+    });
+}
+
 class RecurrentLayer {
   public:
     RecurrentLayer(const DecoderShape& shape, const Kernels& kernels, const StepCall& call, const RecurrentRows& rows)
@@ -41,7 +57,7 @@ class RecurrentLayer {
     DeltaTask task_of(int sequence, int group, const LayerWeights& weights, const PagedKv& kv) const {
         DeltaTask task;
         task.shape = &shape_.delta;
-        task.filter = weights.delta_filter.data();
+        task.filter = weights.filter.data();
         task.decay_offsets = weights.delta_decay_offsets.data();
         task.decay_speeds = weights.delta_decay_speeds.data();
         task.kv = kv;

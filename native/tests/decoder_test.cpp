@@ -33,7 +33,7 @@ constexpr int kNumBlocks = 24;  // per place
 constexpr int kMostTokens = 128;
 
 // Families that differ in the decoder's work between its products.
-enum class Family { kPlain, kBent, kMixed, kLatent, kRecurrent, kShared };
+enum class Family { kPlain, kBent, kMixed, kLatent, kRecurrent, kShared, kConvolution };
 
 constexpr int kRank = 16;  // of adapters
 
@@ -94,6 +94,10 @@ DecoderShape shape_of(Family family) {
         shape.delta_norm = shape.norm;
         shape.gated_attention = true;
     }
+    if (family == Family::kConvolution) {
+        shape.layers[0].recurrent = shape.layers[2].recurrent = true;
+        shape.convolution = {.size = 96, .filter_width = 3, .chunk = 16};
+    }
     if (family == Family::kShared) {  // other heads, keys that are values, keys of another layer, inputs of layers
         shape.layers[1].head_dim = 40;
         shape.layers[1].keys_are_values = true;
@@ -109,6 +113,7 @@ DecoderShape shape_of(Family family) {
         shape.score_scale = 0.3F;
         shape.layer_inputs = {.size = 16, .embedding_scale = 2.0F, .input_scale = 0.5F, .scale = 0.7F};
     }
+    for (quire::LayerShape& layer : shape.layers) layer.kv_group = layer.recurrent ? 1 : 0;
     shape.adapter_rank = kRank;
     return shape;
 }
@@ -251,7 +256,7 @@ class Model {
         set(weights.delta_decay, delta.num_heads, hidden);
         set(weights.output, hidden, delta.value_numbers());
         set(weights.delta_norm, delta.value_dim);
-        weights.delta_filter = random_.numbers(static_cast<std::size_t>(delta.filter_width) * delta.num_inputs());
+        weights.filter = random_.numbers(static_cast<std::size_t>(delta.filter_width) * delta.num_inputs());
         weights.delta_decay_offsets = random_.numbers(delta.num_heads);
         for (const float speed : random_.numbers(delta.num_heads, 0.1F, 2.0F)) {
             weights.delta_decay_speeds.push_back(speed);
@@ -274,6 +279,11 @@ class Model {
         }
         if (shape.latent.rank > 0) {
             fill_latents(weights);
+        } else if (layer.recurrent && family == Family::kConvolution) {
+            const int size = shape.convolution.size;
+            for (auto* matrix : {&weights.query, &weights.key, &weights.value}) set(*matrix, size, hidden);
+            set(weights.output, hidden, size);
+            weights.filter = random_.numbers(static_cast<std::size_t>(shape.convolution.filter_width) * size);
         } else if (layer.recurrent) {
             fill_states(weights);
         } else {
@@ -322,8 +332,12 @@ class Model {
         kv.latent_dim = decoder.shape().latent.rank;
         const std::size_t of_tokens = kv.num_kv_heads * block_size * kv.key_bytes();
         const quire::DeltaShape& delta = decoder.shape().delta;
-        const std::size_t of_states =
-            delta.num_heads == 0 ? 0 : delta.num_key_heads / 2 * delta.record_floats() * sizeof(float);
+        const quire::ConvolutionShape& convolution = decoder.shape().convolution;
+        std::size_t of_states = 0;
+        if (delta.num_heads > 0) of_states = delta.num_key_heads / 2 * delta.record_floats() * sizeof(float);
+        if (convolution.size > 0) {
+            of_states = convolution.num_chunks() / 2 * convolution.record_floats() * sizeof(float);
+        }
         kv.key_gap = kv.value_gap = std::max(of_tokens, of_states) - of_tokens;
         const std::size_t size = kNumBlocks * (of_tokens + kv.key_gap);
         for (void** each : {&kv.keys, &kv.values}) {
@@ -393,9 +407,10 @@ Result run_step(Model& model, const std::vector<Part>& parts, int num_wanted = k
     step.token_ids = tokens.data();
     step.positions = positions.data();
     step.logit_indices = wanted.data();
-    step.slots = {slots.data()};
-    step.tables = {tables.data()};
-    step.table_strides = {kNumBlocks / 2};
+    // The same for both groups: each layer has memory of its own.
+    step.slots = {slots.data(), slots.data()};
+    step.tables = {tables.data(), tables.data()};
+    step.table_strides = {kNumBlocks / 2, kNumBlocks / 2};
     step.adapters = adapters;
     constexpr int kStride = 64;  // the vocabulary, rounded up to a multiple of 16
     std::vector<float> logits(wanted.size() * kStride);
@@ -533,8 +548,8 @@ void test_not_finite(const Setting& setting) {
 
 int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
-        for (const Family family :
-             {Family::kPlain, Family::kBent, Family::kMixed, Family::kLatent, Family::kRecurrent, Family::kShared}) {
+        for (const Family family : {Family::kPlain, Family::kBent, Family::kMixed, Family::kLatent, Family::kRecurrent,
+                                    Family::kShared, Family::kConvolution}) {
             for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kCoded}) {
                 test_same_bits({kernels, family, type}, false);
                 test_same_bits({kernels, family, type}, true);

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, _native
-from quire.compute.models.sublayers import DeltaSpec
+from quire.compute.models.sublayers import ConvolutionSpec, DeltaSpec
 from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.core.step import BlockCopy, BlockMove
 from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import ReferenceRun
 from support.spec_models import PLAIN, RECURRENT, SPECS
 from support.step_plans import Work
+from support.tiny_lfm2 import write_tiny_lfm2
 from support.tiny_recurrent import write_tiny_qwen3_5
 
 LENGTH = 100
@@ -29,6 +30,13 @@ each_engine = pytest.mark.parametrize("engine", ENGINES)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_qwen3_5(tmp_path_factory.mktemp("recurrent"))
+
+
+@pytest.fixture(scope="module", params=[write_tiny_qwen3_5, write_tiny_lfm2], ids=["delta", "convolution"])
+def each_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models with each kind of recurrent layers."""
+    folder: Path = request.param(tmp_path_factory.mktemp("recurrent"))
+    return folder
 
 
 def make_run(folder: Path, engine: str, **settings: Any) -> ReferenceRun:
@@ -70,9 +78,9 @@ def test_blocks_are_as_large_as_a_state_unless_the_settings_say_otherwise(tmp_pa
 
 
 @each_engine
-def test_the_last_token_can_be_computed_again(folder: Path, engine: str) -> None:
+def test_the_last_token_can_be_computed_again(each_folder: Path, engine: str) -> None:
     """Also where it is the first or the last of its block, and more than once."""
-    whole, run = make_run(folder, engine), make_run(folder, engine)
+    whole, run = make_run(each_folder, engine), make_run(each_folder, engine)
     whole.prefill(0, TOKENS)
     run.driver.open(0, TOKENS)
     start = 0
@@ -86,8 +94,10 @@ def test_the_last_token_can_be_computed_again(folder: Path, engine: str) -> None
 
 @each_engine
 @pytest.mark.parametrize("start", [18, 19, 21, 25])
-def test_a_state_that_does_not_end_before_the_next_token_gives_no_number(folder: Path, engine: str, start: int) -> None:
-    run = make_run(folder, engine)
+def test_a_state_that_does_not_end_before_the_next_token_gives_no_number(
+    each_folder: Path, engine: str, start: int
+) -> None:
+    run = make_run(each_folder, engine)
     run.driver.open(0, TOKENS)
     run.driver.open(1, TOKENS[3:])
     run.step(Work(0, 0, 20))
@@ -97,11 +107,11 @@ def test_a_state_that_does_not_end_before_the_next_token_gives_no_number(folder:
 
 
 @pytest.mark.parametrize("engine", ["reference", "portable"])
-def test_states_that_were_copied_or_swapped_give_the_same_bits(folder: Path, engine: str) -> None:
-    whole = make_run(folder, engine)
+def test_states_that_were_copied_or_swapped_give_the_same_bits(each_folder: Path, engine: str) -> None:
+    whole = make_run(each_folder, engine)
     whole.prefill(0, TOKENS)
     groups = range(4)
-    run = make_run(folder, engine, blocks=range(64), num_host_blocks=16)
+    run = make_run(each_folder, engine, blocks=range(64), num_host_blocks=16)
     run.driver.open(0, TOKENS)
     run.step(Work(0, 0, 40))
     held = {group: run.driver.tables[0, group][2] for group in groups}
@@ -138,7 +148,9 @@ def test_a_draft_model_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"delta": None}, "a rule for recurrent layers"),
+        ({"delta": None}, "one rule for recurrent layers"),
+        ({"convolution": ConvolutionSpec(32, 3)}, "one rule for recurrent layers"),
+        ({"delta": None, "convolution": ConvolutionSpec(48, 3)}, "channels of a convolution is 48"),
         ({"parallel": True}, "recurrent, and full attention"),
         ({"delta": DeltaSpec(3, 3, 16, 16, 4, PLAIN.norm)}, "3 of values, 3 of keys"),
         ({"delta": DeltaSpec(6, 4, 16, 16, 4, PLAIN.norm)}, "6 of values, 4 of keys"),
@@ -157,3 +169,13 @@ def test_a_sequence_takes_little_memory_for_its_states() -> None:
     assert [spec.num_blocks_for(count) for count in (1, 16, 17, 1000)] == [1, 1, 2, 2]
     assert spec.bytes_per_token == 0
     assert np.isclose(spec.padding_fraction, 0.0)
+
+
+def test_blocks_of_convolutions_have_few_tokens(tmp_path: Path) -> None:
+    """A record: three inputs of 32 channels, and a count; a half has one."""
+    folder = write_tiny_lfm2(tmp_path)
+    with LLM(folder, skip_tokenizer_init=True, kv_memory="2MiB", max_model_len=160) as llm:
+        spec = llm.engine.scheduler.memory.spec
+        texts = [llm.generate([TOKENS[:count]], SAMPLING)[0] for count in (64, 64, 65, 63)]
+    assert spec.recurrent_bytes == (3 * 32 + 16) * 4 and spec.block_size == 16
+    assert [text.num_cached_tokens for text in texts] == [0, 48, 64, 48]

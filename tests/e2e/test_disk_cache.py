@@ -16,6 +16,7 @@ from quire.core.errors import InvalidConfigError
 from quire.memory.tiers.disk import DiskTier
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_gemma4 import write_tiny_gemma4
+from support.tiny_lfm2 import write_tiny_lfm2
 from support.tiny_recurrent import write_tiny_qwen3_5
 
 PREFIX = [random.Random(5).randrange(1, 60) for _ in range(70)]
@@ -41,7 +42,7 @@ def bits(outputs: Sequence[RequestOutput]) -> list[Any]:
     return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs]
 
 
-@pytest.mark.parametrize("write", [write_tiny_qwen3_5, write_tiny_gemma4])
+@pytest.mark.parametrize("write", [write_tiny_qwen3_5, write_tiny_lfm2, write_tiny_gemma4])
 def test_a_restart_hits_stored_states_and_mixed_layers(write: Callable[[Path], Path], tmp_path: Path) -> None:
     model = write(tmp_path / "model")
     expected = bits(answers(model, None, (1, 2, 3)))

@@ -25,7 +25,8 @@ FAMILIES = (
     *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
     *("ernie4-5", "ministral3", "seed-oss"),
     *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
-    *("qwen3-next", "qwen3-5", "qwen3-5-moe", "gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified"),
+    *("qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2", "lfm2-moe"),
+    *("gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified"),
 )
 OTHERS = (
     *("gemma3-eye", "ministral3-eye", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3-5-eye", "opt-350m"),

@@ -21,6 +21,7 @@ from support.guesses import Guesser, verify_all_guesses
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 from support.tiny_gemma4 import write_tiny_gemma4
+from support.tiny_lfm2 import write_tiny_lfm2
 from support.tiny_recurrent import write_tiny_qwen3_5
 
 SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(140)]
@@ -96,7 +97,7 @@ def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[
 
 
 GUESSING = ("qwen3", "windows", "llama", "mixed")
-MODELS = (*GUESSING, "recurrent")
+MODELS = (*GUESSING, "recurrent", "convolution")
 
 
 def everywhere(models: Sequence[str] = MODELS, **axes: Iterable[str]) -> pytest.MarkDecorator:
@@ -127,6 +128,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return write_tiny_llama(folder)
     if request.param == "recurrent":
         return write_tiny_qwen3_5(folder)
+    if request.param == "convolution":
+        return write_tiny_lfm2(folder)
     if request.param == "mixed":
         return write_tiny_gemma4(folder)
     return write_tiny_qwen3(folder, settings=WINDOWS if request.param == "windows" else {})

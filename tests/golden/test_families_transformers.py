@@ -258,6 +258,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi-gqa": ("phi", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
     "gemma3-eye": ("gemma3-eye", {}),
     "gemma4-eye": ("gemma4-eye", {}),
+    "lfm2-plain": (
+        "lfm2",
+        {
+            **{"block_auto_adjust_ff_dim": False, "conv_L_cache": 4, "tie_word_embeddings": False, "norm_eps": 1e-6},
+            **{"layer_types": None, "full_attn_idxs": [0, 3]},
+        },
+    ),
+    "lfm2-moe-raw": (
+        "lfm2-moe",
+        {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0, "layer_types": ["conv"] * 2 + [FAR]},
+    ),
     "gemma4-unified-eye": ("gemma4-unified-eye", {}),
     "gemma4-pattern": (
         "gemma4",

@@ -120,10 +120,13 @@ def test_bfloat16_parts_are_the_rounded_float32_parts(name: str, tmp_path: Path)
             rounded = narrow[part].weight
             num_bytes += rounded.nbytes + (0 if weights.bias is None else weights.bias.nbytes)
             assert np.array_equal(weights.bias, narrow[part].bias)  # type: ignore[arg-type]
-            is_exact = weights.weight.ndim == 1 or part in (Part.ROUTER, Part.SHARED_ROUTER, Part.DELTA_FILTER)
+            is_exact = weights.weight.ndim == 1 or part in FLOATS
             expected = weights.weight if is_exact else narrowed(weights.weight.ravel())
             assert rounded.tobytes() == expected.tobytes()
     assert num_bytes == weight_bytes(spec, "bfloat16")
+
+
+FLOATS = (Part.ROUTER, Part.SHARED_ROUTER, Part.DELTA_FILTER, Part.CONVOLUTION_FILTER)
 
 
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
@@ -133,7 +136,7 @@ def test_codes_are_within_half_a_scale_of_what_the_file_holds(name: str, stored:
     write_model_weights(tmp_path, write_spec_model(tmp_path, spec), dtype=stored)
     exact = DecoderWeights.load(spec, Checkpoint.open(tmp_path))
     as_they_are = {Part.ROUTER, Part.SHARED_ROUTER, Part.POSITIONS, Part.KEY_UP, Part.VALUE_UP}
-    as_they_are |= {Part.DELTA_RATE, Part.DELTA_DECAY, Part.DELTA_FILTER, Part.LAYER_EMBEDDING}
+    as_they_are |= {Part.DELTA_RATE, Part.DELTA_DECAY, Part.DELTA_FILTER, Part.LAYER_EMBEDDING, Part.CONVOLUTION_FILTER}
     as_they_are |= set() if spec.tied_head else {Part.EMBEDDING}
     for weights in ("int8_groups", "int4"):
         made = DecoderWeights.load(spec, Checkpoint.open(tmp_path), "bfloat16", weights)

@@ -152,10 +152,20 @@ class DenseOracle:
         normed = self._norm(outputs, Part.DELTA_NORM, index, delta.norm).reshape(gate.shape)
         return self._linear(normed * gate / (1 + np.exp(-gate)), Part.DELTA_OUTPUT, index)
 
+    def _convolution(self, x: Array, index: int, width: int) -> Array:
+        inputs = self._linear(x, Part.CONVOLUTION_GATE, index) * self._linear(x, Part.CONVOLUTION_VALUE, index)
+        filters = self._weight(Part.CONVOLUTION_FILTER, index)[:, 0]
+        padded = np.concatenate([np.zeros((width - 1, inputs.shape[1])), inputs])
+        columns = [np.correlate(padded[:, place], filters[place]) for place in range(inputs.shape[1])]
+        gated = self._linear(x, Part.CONVOLUTION_OUTPUT_GATE, index) * np.stack(columns, axis=1)
+        return self._linear(gated, Part.CONVOLUTION_OUTPUT, index)
+
     def _attention(self, x: Array, layer: LayerSpec, index: int) -> Array:
         shape = self.spec.attention_of(layer)
         if layer.recurrent and self.spec.delta is not None:
             return self._delta(x, index, self.spec.delta)
+        if layer.recurrent and self.spec.convolution is not None:
+            return self._convolution(x, index, self.spec.convolution.filter_width)
         if shape.latent is not None:
             query, key, value = self._of_latents(x, layer, index, shape.latent)
         else:

@@ -14,6 +14,7 @@ from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part, Weig
 from quire.compute.models.sublayers import (
     Activation,
     AttentionSpec,
+    ConvolutionSpec,
     DeltaSpec,
     ExpertsSpec,
     LatentSpec,
@@ -338,6 +339,10 @@ SPECS = {
             shared_size=16,
         ),
         sources=LATENT_SOURCES,
+    ),
+    # Short convolutions next to attention.
+    "convolution": replace(
+        PLAIN, layers=(RECURRENT, FULL, RECURRENT, RECURRENT), convolution=ConvolutionSpec(96, 3), norm_after=True
     ),
     # Layers with other heads, with keys that are also the values, and with the keys of others; inputs for each layer.
     "mixed-layers": replace(

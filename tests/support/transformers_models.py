@@ -159,6 +159,20 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0},
         },
     ),
+    "lfm2": (
+        "Lfm2",
+        {
+            **{**SIZES, "num_hidden_layers": 4, "layer_types": ["conv", "conv", FAR, "conv"], "intermediate_size": 72},
+            **{"block_multiple_of": 16, "block_ffn_dim_multiplier": 1.5, "rope_parameters": {"rope_theta": 1e4}},
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {
+            **{**SIZES, "num_hidden_layers": 3, "layer_types": ["conv", FAR, "conv"], "num_dense_layers": 1},
+            **{"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "routed_scaling_factor": 1.5},
+        },
+    ),
     "phi3": (
         "Phi3",
         {
@@ -445,6 +459,8 @@ def model_of(family: str, settings: dict[str, Any]) -> Any:
         tensor.copy_(tensor.bfloat16().float())
     for number, scale in enumerate(each for name, each in model.named_buffers() if name.endswith("layer_scalar")):
         scale.fill_(0.5 + number / 8)
+    for offset in (each for name, each in model.named_buffers() if name.endswith("expert_bias")):
+        offset.copy_(torch.arange(len(offset)) % 3 / 8)
     return model
 
 

@@ -7,6 +7,7 @@
 //     embed ─► per layer: norm ─► q, k, v ─► heads, write KV ─► attention ─► output ─► norm ─► MLP
 //           (with latents: queries and latents ─► queries by head ─► attention ─► values by head)
 //           (a recurrent layer: q, k, v, gate, rate, decay ─► states ─► norm and gate ─► output)
+//           (a convolution: gate, value, output gate ─► states ─► output)
 //           (a layer with keys of another one: q ─► heads ─► attention)
 //           (with layer inputs, after the MLP: gate × input ─► output ─► norm)
 //           (before the first of the last layers that have no keys: only rows whose results are wanted stay)
@@ -44,7 +45,7 @@ struct LayerShape {
     std::int64_t window = 0;  // 0: all positions
     int rope = -1;            // index into DecoderShape::ropes; -1: none
     bool sparse = false;
-    bool recurrent = false;  // linear attention, with states instead of keys and values
+    bool recurrent = false;  // linear attention or a convolution, with states instead of keys and values
     int kv_group = 0;        // the KV group whose block tables it uses
     int kv_place = 0;        // the array of the KV memory with its keys and values
     int kv_part = 0;         // its part of that array, which layers with few numbers share
@@ -121,6 +122,7 @@ struct DecoderShape {
     NormShape delta_norm;  // of the outputs of recurrent layers
     LatentShape latent;
     DeltaShape delta;
+    ConvolutionShape convolution;
     LayerInputsShape layer_inputs;
     bool gated_attention = false;  // the output of attention is multiplied by the sigmoid of a gate
     bool value_norm = false;       // value heads are normalised as keys are, without weights
@@ -190,12 +192,15 @@ struct LayerWeights {
     NormWeights query_norm, key_norm;  // concatenated, if each head has its own
     NormWeights value_norm;            // of one head, all 1; empty: none
     PackedMatrix query, key, value, output;
-    PackedMatrix attention_gate;  // also of a recurrent layer, whose query, key, value and output are those of its rule
+    // Also of a recurrent layer, whose query, key, value and output are those of its rule; of a convolution, the gate,
+    // the value, the output gate and the output.
+    PackedMatrix attention_gate;
     PackedMatrix delta_rate, delta_decay;
     NormWeights delta_norm;
-    std::vector<float> delta_filter, delta_decay_offsets;  // [filter_width, num_inputs], [num_heads]
-    std::vector<double> delta_decay_speeds;                // [num_heads]
-    std::vector<float> sinks;                              // [num_heads]; empty: none
+    std::vector<float> filter;               // of a recurrent layer, [filter_width, its inputs]
+    std::vector<float> delta_decay_offsets;  // [num_heads]
+    std::vector<double> delta_decay_speeds;  // [num_heads]
+    std::vector<float> sinks;                // [num_heads]; empty: none
     std::vector<float> key_centre;  // subtracted from each key before storing, [num_kv_heads * head_dim]; may be empty
     PackedMatrix query_down, latent;
     NormWeights query_down_norm, latent_norm;

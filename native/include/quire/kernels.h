@@ -322,6 +322,41 @@ struct DeltaTask {
     }
 };
 
+// A short convolution; see ConvolutionSpec in Python.
+struct ConvolutionShape {
+    int size = 0;  // channels; 0: the model has no convolutions
+    int filter_width = 0;
+    int chunk = 0;  // channels that share a record
+
+    QUIRE_INLINE int num_chunks() const { return size / chunk; }
+    QUIRE_INLINE int record_floats() const { return filter_width * chunk + kPanelWidth; }
+};
+
+// Consecutive tokens of one sequence in a layer with a convolution.
+struct ConvolutionTask {
+    const ConvolutionShape* shape = nullptr;
+    const float* filter = nullptr;  // [filter_width][size]
+    PagedKv kv;
+    const std::int64_t* block_table = nullptr;
+    Rows gates;  // row: [size]; overwritten with the inputs of the filter
+    Rows values, output_gates, output;
+    int first_token = 0;  // index of the first row
+    int num_tokens = 0;
+    std::int64_t first_position = 0;  // of the first row in its sequence
+
+    // The record of a chunk after a position.
+    QUIRE_INLINE float* record_at(int chunk, std::int64_t position) const {
+        const int half = shape->num_chunks() / 2;
+        const std::int64_t block = block_table[position / kv.block_size];
+        std::byte* at = chunk < half ? kv.keys_of(block, 0) : kv.values_of(block, 0);
+        return reinterpret_cast<float*>(at) + static_cast<std::size_t>(chunk % half) * shape->record_floats();
+    }
+    // Whether the state after a token stays in memory: at the end of a block, and after the last token.
+    QUIRE_INLINE bool is_stored_after(int token) const {
+        return token == num_tokens - 1 || (first_position + token + 1) % kv.block_size == 0;
+    }
+};
+
 // The most tokens of an AttentionTask.
 constexpr int kAttentionTokens = 16;
 
@@ -372,6 +407,8 @@ struct Kernels {
     // Adds the tokens to the states of one key head, and writes their outputs; if the state does not contain exactly
     // the tokens before them, NaN. `scratch` holds delta_scratch(key_dim) floats.
     void (*delta)(const DeltaTask& task, int key_head, float* scratch);
+    // The same for a chunk of the channels of a convolution.
+    void (*convolve)(const ConvolutionTask& task, int chunk);
     // values *= sigmoid(gates), for a multiple of kPanelWidth numbers.
     void (*multiply_by_sigmoid)(float* values, const float* gates, int count);
 

@@ -27,6 +27,7 @@ const Kernels& kernels() {
         .write_kv = write_kv,
         .attention = attention,
         .delta = delta,
+        .convolve = convolve,
         .multiply_by_sigmoid = multiply_by_sigmoid,
         .exponentials = exponentials,
         .arg_max = arg_max,

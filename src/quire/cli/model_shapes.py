@@ -100,8 +100,8 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
         intermediate_size=spec.most_intermediate if experts is None else _taken_size(experts),
         num_experts=0 if experts is None else experts.num_experts,
         experts_per_token=0 if experts is None else experts.experts_per_token,
-        recurrent_bytes=0 if spec.delta is None else spec.delta.half_bytes,
-        recurrent_operations=0 if spec.delta is None else spec.delta.operations,
+        recurrent_bytes=0 if spec.recurrence is None else spec.recurrence.half_bytes,
+        recurrent_operations=0 if spec.recurrence is None else spec.recurrence.operations,
     )
 
 

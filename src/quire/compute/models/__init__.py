@@ -58,6 +58,8 @@ FAMILIES: Final = MappingProxyType(
         "GraniteMoeHybridForCausalLM": "quire.compute.models.granite_hybrid",
         "GraniteMoeSharedForCausalLM": "quire.compute.models.granite_moe",
         "HunYuanDenseV1ForCausalLM": "quire.compute.models.hunyuan",
+        "Lfm2ForCausalLM": "quire.compute.models.lfm2",
+        "Lfm2MoeForCausalLM": "quire.compute.models.lfm2_moe",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",
         "Ministral3ForCausalLM": "quire.compute.models.ministral3",

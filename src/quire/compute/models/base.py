@@ -42,6 +42,7 @@ from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape, Wei
 from quire.compute.models.sublayers import (
     Activation,
     AttentionSpec,
+    ConvolutionSpec,
     DeltaSpec,
     ExpertsSpec,
     LayerInputsSpec,
@@ -60,7 +61,7 @@ class LayerSpec:
     """The settings that differ between layers.
 
     `window` None: full attention; `rope` None: no rotary positions; `sparse`: experts instead of an MLP; `recurrent`:
-    linear attention (`DecoderSpec.delta`) instead of attention.
+    linear attention or a convolution (`DecoderSpec.recurrence`) instead of attention.
 
     `heads`: its key-value heads, None: those of the model. `keys_of`: it attends to the keys and values of this earlier
     layer, and has none. `keys_are_values`: it has no VALUE; values are the rows of KEY, before norms and positions.
@@ -98,7 +99,7 @@ class DecoderSpec:
     - `embedding_scale` multiplies the rows of the embedding, before positions are added.
     - `learned_positions`: the offset of learned positions in their table; None: no learned positions.
     - `tied_head`: the embedding is also the head. `head_bias`: the head has a bias.
-    - `experts`: of the `sparse` layers. `delta`: of the `recurrent` layers.
+    - `experts`: of the `sparse` layers. `delta` or `convolution`: of the `recurrent` layers.
     - `layer_inputs`: of all layers; None: none. `layer_scale`: each layer multiplies its output by one number.
     - `sources`: the tensors of each part in a checkpoint. It may also have `ignored_tensors`, and those whose names
       begin with one of the `ignored_prefixes`, which are not used. Checkpoints of the bare decoder lack
@@ -118,6 +119,7 @@ class DecoderSpec:
     optional_prefix: str = ""
     experts: ExpertsSpec | None = None
     delta: DeltaSpec | None = None
+    convolution: ConvolutionSpec | None = None
     layer_inputs: LayerInputsSpec | None = None
     layer_scale: bool = False
     tied_head: bool = False
@@ -145,7 +147,7 @@ class DecoderSpec:
         if self.experts is not None:
             check_experts(self.experts, sum(layer.sparse for layer in self.layers))
         if any(layer.recurrent for layer in self.layers):
-            _check_delta(self)
+            _check_recurrence(self)
         _check_mixed(self)
         for index, layer in enumerate(self.layers):
             attention = self.attention_of(layer)
@@ -169,6 +171,11 @@ class DecoderSpec:
         if layer.heads is None:
             return self.attention
         return replace(self.attention, num_kv_heads=layer.heads.num_kv_heads, head_dim=layer.heads.head_dim)
+
+    @property
+    def recurrence(self) -> DeltaSpec | ConvolutionSpec | None:
+        """The rule of the recurrent layers."""
+        return self.convolution if self.delta is None else self.delta
 
     @property
     def first_reader(self) -> int:
@@ -208,8 +215,8 @@ class DecoderSpec:
         """Return the parts of a layer, without those of its experts."""
         mlp = self._router_parts() if layer.sparse else self._mlp_parts(layer)
         rest = mlp | self._norm_parts() | self._input_parts()
-        if layer.recurrent and self.delta is not None:
-            return self.delta.parts(self.hidden_size) | rest
+        if layer.recurrent and self.recurrence is not None:
+            return self.recurrence.parts(self.hidden_size) | rest
         latent = self.attention.latent
         if latent is None:
             return self._attention_parts(layer) | rest
@@ -299,7 +306,7 @@ class DecoderSpec:
             dtype=dtype,
             latent_dim=0 if self.attention.latent is None else self.attention.latent.rank,
         )
-        return spec if self.delta is None else spec.with_states(self.delta.half_bytes)
+        return spec if self.recurrence is None else spec.with_states(self.recurrence.half_bytes)
 
 
 def _head_norm(attention: AttentionSpec, norm: NormSpec, num_heads: int) -> PartShape:
@@ -331,12 +338,19 @@ def _check_shared(spec: DecoderSpec, index: int, keys_of: int) -> None:
         raise CheckpointError(f"layer {index}", other, "those of a layer with the same window and heads")
 
 
-def _check_delta(spec: DecoderSpec) -> None:
-    delta = spec.delta
-    if delta is None:
-        raise CheckpointError("layers", "recurrent without a rule", "a rule for recurrent layers")
+def _check_recurrence(spec: DecoderSpec) -> None:
+    if (spec.delta is None) == (spec.convolution is None):
+        found = "without a rule" if spec.delta is None else "with two rules"
+        raise CheckpointError("layers", f"recurrent {found}", "one rule for recurrent layers")
     if spec.attention.latent is not None or spec.parallel:
         raise CheckpointError("layers", "recurrent next to latents or parallel", "recurrent, and full attention")
+    if spec.convolution is not None and spec.convolution.size % 32:  # engines read 16 numbers of each half at once
+        raise CheckpointError("channels of a convolution", spec.convolution.size, "a multiple of 32")
+    if spec.delta is not None:
+        _check_delta(spec.delta)
+
+
+def _check_delta(delta: DeltaSpec) -> None:
     if delta.num_key_heads % 2 or delta.num_heads % delta.num_key_heads:
         heads = f"{delta.num_heads} of values, {delta.num_key_heads} of keys"
         raise CheckpointError("recurrent heads", heads, "an even number of keys, with equally many values for each")

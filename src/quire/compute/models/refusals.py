@@ -29,7 +29,6 @@ OTHER_LAYERS: Final = (
     ),
     (r"(BailingHybrid|KimiLinear|MiniMax(Text01)?|OlmoHybrid)For", "it has linear attention"),
     (r"(RecurrentGemma|Rwkv\d*|RWKV\w*|xLSTM)For", "its layers are recurrent"),
-    (r"Lfm2(Moe)?For", "some of its layers are short convolutions"),
     (r"(DeepseekV(32|4)|GlmMoeDsa)For", "its attention chooses tokens by an index (DSA)"),
     (r"LongcatFlashFor", "its layers have two sublayers of attention with latents (MLA)"),
     (r"(Bloom|MPT|Mpt)For", "its positions are by ALiBi"),

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import gcd
 from typing import Final
 
 from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape
 from quire.core.errors import CheckpointError
 
+MAX_CHUNK: Final = 128
 MAX_EXPERTS: Final = 1 << 16
 """For all layers together: three times the number in any model. The tensors of each are checked one by one."""
 
@@ -171,6 +173,51 @@ class DeltaSpec:
             Part.DELTA_DECAY_OFFSET: PartShape((self.num_heads,)),
             Part.DELTA_NORM: self.norm.shape(self.value_dim),
             Part.DELTA_OUTPUT: PartShape((hidden_size, values)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionSpec:
+    """A short convolution: a recurrent layer, whose state is the inputs of the last `filter_width` tokens.
+
+    Each of `size` channels has a filter over its inputs u, from the oldest to the token's own:
+
+        u = CONVOLUTION_GATE x × CONVOLUTION_VALUE x
+        output = CONVOLUTION_OUTPUT (CONVOLUTION_OUTPUT_GATE x × (sum of filter × u over the last tokens))
+    """
+
+    size: int
+    filter_width: int
+
+    @property
+    def chunk(self) -> int:
+        """The channels that share a record of the state: a divisor of half of them."""
+        return gcd(self.size // 2, MAX_CHUNK)
+
+    @property
+    def record_floats(self) -> int:
+        """The floats of the state of a chunk; see `quire.compute.reference.convolution`."""
+        return self.filter_width * self.chunk + 16
+
+    @property
+    def half_bytes(self) -> int:
+        """The bytes of half a layer's state."""
+        return self.size // 2 // self.chunk * self.record_floats * 4
+
+    @property
+    def operations(self) -> int:
+        """Additions and multiplications of a token, besides products with matrices."""
+        return 2 * (self.filter_width + 1) * self.size
+
+    def parts(self, hidden_size: int) -> dict[Part, PartShape]:
+        """Return a layer's parts."""
+        rows = PartShape((self.size, hidden_size))
+        return {
+            Part.CONVOLUTION_GATE: rows,
+            Part.CONVOLUTION_VALUE: rows,
+            Part.CONVOLUTION_OUTPUT_GATE: rows,
+            Part.CONVOLUTION_FILTER: PartShape((self.size, 1, self.filter_width)),
+            Part.CONVOLUTION_OUTPUT: PartShape((hidden_size, self.size)),
         }
 
 

@@ -203,6 +203,9 @@ class NativeDecoder:
         for part, piece in parts.items():
             if part in SMALL_DELTA:
                 continue
+            if part is Part.CONVOLUTION_FILTER:
+                self._decoder.set_convolution(layer, np.ascontiguousarray(piece.weight[:, 0].T))
+                continue
             if part is Part.SINKS:
                 self._decoder.set_sinks(layer, np.ascontiguousarray(piece.weight))
             elif part is Part.ROUTER_OFFSET:

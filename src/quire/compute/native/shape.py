@@ -7,7 +7,7 @@ from dataclasses import asdict
 from quire.compute.adapters.folder import RANK_STEP
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import NormKind, NormSpec
-from quire.compute.models.sublayers import DeltaSpec, ExpertsSpec, LatentSpec, RopeSpec, Scoring
+from quire.compute.models.sublayers import ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, RopeSpec, Scoring
 from quire.core.kv_spec import KVCacheSpec
 
 
@@ -47,6 +47,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "layers": _layers(spec, kv_spec, ropes),
         **({} if attention.latent is None else {"latent": _latent(attention.latent)}),
         **({} if spec.delta is None else {"delta": _delta(spec.delta)}),
+        **({} if spec.convolution is None else {"convolution": _convolution(spec.convolution)}),
         **({} if spec.layer_inputs is None else {"layer_inputs": asdict(spec.layer_inputs)}),
     }
 
@@ -90,6 +91,10 @@ def _delta(delta: DeltaSpec) -> dict[str, object]:
         "outputs_in_turns": delta.outputs_in_turns,
         "norm": _norm(delta.norm),
     }
+
+
+def _convolution(convolution: ConvolutionSpec) -> dict[str, object]:
+    return {"size": convolution.size, "filter_width": convolution.filter_width, "chunk": convolution.chunk}
 
 
 def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> list[dict[str, object]]:

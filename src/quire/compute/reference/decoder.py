@@ -22,6 +22,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
 from quire.compute.models.sublayers import AttentionSpec, RopeSpec
 from quire.compute.reference.attention import AttentionRule, paged_attention, write_kv
+from quire.compute.reference.convolution import Convolution
 from quire.compute.reference.delta import DeltaAttention
 from quire.compute.reference.latent import LatentAttention
 from quire.compute.reference.mlp import DENSE, experts_output, mlp_output, sigmoid
@@ -138,13 +139,15 @@ class ReferenceDecoder:
         self, hidden: FloatArray, index: int, angles: Angles | None, cache: CacheEngine, inputs: StepInputs
     ) -> FloatArray:
         """Return the residual stream with a layer's attention added. Mutates the cache."""
-        parts, delta = self.weights.layers[index], self.spec.delta
+        parts, spec = self.weights.layers[index], self.spec
         rows = self._norm(hidden, parts, Part.ATTENTION_NORM)
-        if self.spec.layers[index].recurrent and delta is not None:
-            states = cache.states(index, delta.num_key_heads)
-            update = DeltaAttention(delta, parts).attend(rows, states, inputs)
+        if spec.layers[index].recurrent and spec.delta is not None:
+            states = cache.states(index, spec.delta.num_key_heads)
+            update = DeltaAttention(spec.delta, parts).attend(rows, states, inputs)
+        elif spec.layers[index].recurrent and spec.convolution is not None:
+            update = Convolution(spec.convolution, parts).attend(rows, cache.states(index, 2), inputs)
         else:
-            owner = self.spec.layers[index].keys_of
+            owner = spec.layers[index].keys_of
             update = self._attention(index, angles).attend(rows, cache.layer(index if owner is None else owner), inputs)
         return hidden + self._norm(update, parts, Part.AFTER_ATTENTION_NORM) * np.float32(self.spec.residual_scale)
 

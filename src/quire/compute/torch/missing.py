@@ -12,6 +12,8 @@ def missing(spec: DecoderSpec) -> str:
         return "latents (MLA)"
     if spec.delta is not None or attention.gated:
         return "linear attention"
+    if spec.convolution is not None:
+        return "short convolutions"
     if any(layer.keys_of is not None or layer.keys_are_values for layer in layers):
         return "layers that share keys and values"
     if attention.value_norm or spec.layer_inputs is not None or spec.layer_scale:

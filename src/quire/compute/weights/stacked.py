@@ -43,7 +43,7 @@ BARE: Final = (
     *(".self_attn.sinks", ".mlp.gate.e_score_correction_bias"),
     *(".linear_attn.A_log", ".linear_attn.dt_bias"),
     *(".mlp.moe_statics.e_score_correction_bias", ".layer_scalar"),
-    *(".router.scale", ".router.per_expert_scale"),
+    *(".router.scale", ".router.per_expert_scale", ".feed_forward.expert_bias"),
 )
 """Weight tensors whose names lack `.weight`; they may be one row, `[1, size]`."""
 MATRICES: Final = MappingProxyType({"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})

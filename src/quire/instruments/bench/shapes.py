@@ -156,7 +156,7 @@ class KernelShape:
         """Return the shape of a model. Matrices with the same input count as one."""
         if spec.experts is not None:
             raise InvalidConfigError("shape", name, "a model without experts: tokens decide which experts are read")
-        if spec.delta is not None or any(layer.heads or layer.keys_of is not None for layer in spec.layers):
+        if spec.recurrence is not None or any(layer.heads or layer.keys_of is not None for layer in spec.layers):
             raise InvalidConfigError("shape", name, "a model whose layers all have the same matrices")
         attention, hidden, mlp = spec.attention, spec.hidden_size, spec.mlp
         num_layers = len(spec.layers)

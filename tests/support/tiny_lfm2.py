@@ -1,0 +1,25 @@
+"""A tiny LFM2: six short convolutions and two layers with attention, with random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
+from support.spec_models import write_spec_model
+
+CONFIG: dict[str, object] = {
+    "architectures": ["Lfm2ForCausalLM"],
+    **{"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "dtype": "float32"},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "conv_L_cache": 3},
+    **{"full_attn_idxs": [3, 6], "block_auto_adjust_ff_dim": False, "eos_token_id": 127},
+}
+
+
+def write_tiny_lfm2(folder: Path, **settings: object) -> Path:
+    """Write the model's folder and return it. `settings` replace fields of config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **settings}))
+    write_spec_model(folder, read_model(ModelFolder(folder)).spec)
+    return folder
