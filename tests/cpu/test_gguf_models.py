@@ -59,7 +59,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
 FORMS = (
     *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
     *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm", "glm4"),
-    *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
+    *("gemma", "gemma4", "gemma4-keys", "gemma4-moe", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
     *("ernie4-5", "ministral3", "seed-oss"),
     *("arcee", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
@@ -348,7 +348,7 @@ def test_errors_name_the_tensors_of_the_file(form: str, tmp_path: Path) -> None:
     header, spec = GgufHeader.read(path), read_model(GgufFile(path)).spec
     stored = GgufTensors(header).stored_name
     names = {stored(name) for name in expected_tensors(spec)}
-    assert names == header.tensors.keys() - {"rope_factors_long.weight", "rope_factors_short.weight"}
+    assert names == header.tensors.keys() - {*tensors_module.SETTINGS}
     assert stored("model.layers.0.unknown.weight") == "model.layers.0.unknown.weight"
     for name in names:
         rest = {other: tensor for other, tensor in header.tensors.items() if other != name}
