@@ -102,7 +102,7 @@ struct Decoder::Activations {
     Buffer<float> ranks;                        // [num_tokens, ranks]: of experts, then of groups
     Buffer<float> expert_input, expert_output;  // [num_tokens * experts_per_token, hidden], sorted by expert
     ExpertRows experts;
-    std::vector<AttentionPieces> attention_pieces;  // per KV group
+    std::vector<AttentionPieces> attention_pieces, wanted_pieces;  // per KV group, the latter of wanted rows
 };
 
 }  // namespace quire

@@ -9,6 +9,7 @@
 #include "layer_inputs.h"
 #include "recurrent_layer.h"
 #include "step_products.h"
+#include "wanted_rows.h"
 
 namespace quire {
 
@@ -21,19 +22,39 @@ class Decoder::Step : private Products {
 
     void run() {
         embed();
-        for (std::size_t index = 0; index < shape_.layers.size(); ++index) {
-            layer_ = static_cast<int>(index);
-            const LayerShape& layer = shape_.layers[index];
-            const LayerWeights& weights = weights_.layers[index];
+        run_layers(0, static_cast<int>(shape_.layers.size()));
+        finish();
+    }
+
+    // Runs the layers before one, and leaves only wanted rows for the others.
+    void run_until(int layer, const WantedRows& wanted) {
+        embed();
+        run_layers(0, layer);
+        flag_finite();
+        member_.once([&] {
+            wanted.gather(hidden_, shape_.hidden_size);
+            wanted.gather(layer_inputs_, sizes_.layer_inputs);
+            wanted.gather({a_.angles.data(), sizes_.angles}, sizes_.angles);
+        });
+    }
+
+    void run_from(int layer) {
+        run_layers(layer, static_cast<int>(shape_.layers.size()));
+        finish();
+    }
+
+  private:
+    void run_layers(int first, int end) {
+        for (layer_ = first; layer_ < end; ++layer_) {
+            const LayerShape& layer = shape_.layers[layer_];
+            const LayerWeights& weights = weights_.layers[layer_];
             attend(layer, weights);
             if (!shape_.parallel) leave_attention(layer, weights);
             transform(layer, weights);
             finish_layer(weights);
         }
-        finish();
     }
 
-  private:
     void embed() {
         const bool projected = !weights_.embedding_in.empty();
         const Rows& rows = projected ? normed_ : hidden_;
@@ -194,7 +215,7 @@ class Decoder::Step : private Products {
 
     void attend_piece(const LayerShape& layer, const LayerWeights& weights, int piece) const {
         AttentionMember members[kAttentionQueries];
-        AttentionTask task = a_.attention_pieces[layer.kv_group].task_of(piece, view_, layer.kv_group, members);
+        AttentionTask task = (*view_.pieces)[layer.kv_group].task_of(piece, view_, layer.kv_group, members);
         task.kv = cache_[layer_];
         task.query = query_;
         task.output = attended_;
@@ -325,12 +346,17 @@ class Decoder::Step : private Products {
         member_.once([&] { a_.experts.sort(shape_, weights, layer_, view_.adapted, view_.num_tokens, num_threads_); });
     }
 
+    void flag_finite() {
+        for_rows(view_.num_tokens, [&](int row) {
+            const int token = view_.sources.empty() ? row : view_.sources[row];
+            results_.finite_tokens[token] = kernels_.all_finite(hidden_.row(row), shape_.hidden_size);
+        });
+    }
+
     void finish() {
         const Rows wanted{a_.wanted.data(), sizes_.hidden};
         const Rows projected{a_.wanted_projected.data(), sizes_.hidden};
-        for_rows(view_.num_tokens, [&](int row) {
-            results_.finite_tokens[row] = kernels_.all_finite(hidden_.row(row), shape_.hidden_size);
-        });
+        flag_finite();
         const NormView norm = view_of(shape_.norm, weights_.final_norm);
         const auto finish_row = [&](std::int64_t token, float* to) {
             const float* from = hidden_.row(static_cast<int>(token));
@@ -361,10 +387,8 @@ class Decoder::Step : private Products {
     const StepResultView& results_;
 };
 
-void Decoder::run(const StepView& step, const StepResultView& results) {
-    const MemoryPreparer::Pause pause(preparer_);
-    StepCall call(step, results, kernels_);
-    std::vector<AttentionPieces>& pieces = activations_->attention_pieces;
+void Decoder::plan(StepCall& call, std::vector<AttentionPieces>& pieces) const {
+    call.pieces = &pieces;
     for (std::size_t group = 0; group < pieces.size(); ++group) {
         const auto layer = std::find_if(shape_.layers.begin(), shape_.layers.end(), [&](const LayerShape& each) {
             return each.kv_group == static_cast<int>(group);
@@ -373,10 +397,28 @@ void Decoder::run(const StepView& step, const StepResultView& results) {
             call.num_attention_pieces.push_back(0);
             continue;
         }
-        pieces[group].plan(step, shape_, *layer, cache_[layer - shape_.layers.begin()].block_size, team_.size());
+        pieces[group].plan(call, shape_, *layer, cache_[layer - shape_.layers.begin()].block_size, team_.size());
         call.num_attention_pieces.push_back(pieces[group].count());
     }
-    team_.run([this, call = std::move(call)](ThreadTeam::Member& member) { Step(*this, call, member).run(); });
+}
+
+void Decoder::run(const StepView& step, const StepResultView& results) {
+    const MemoryPreparer::Pause pause(preparer_);
+    StepCall call(step, results, kernels_);
+    plan(call, activations_->attention_pieces);
+    const bool has_readers = first_reader_ < static_cast<int>(shape_.layers.size());
+    const auto wanted = has_readers ? std::make_shared<const WantedRows>(step) : nullptr;
+    if (wanted == nullptr || wanted->view().num_tokens == step.num_tokens) {
+        return team_.run(
+            [this, call = std::move(call)](ThreadTeam::Member& member) { Step(*this, call, member).run(); });
+    }
+    StepCall rest(wanted->view(), results, kernels_);
+    rest.sources = wanted->sources();
+    if (rest.num_tokens > 0) plan(rest, activations_->wanted_pieces);
+    team_.run([this, call = std::move(call), rest = std::move(rest), wanted](ThreadTeam::Member& member) {
+        Step(*this, call, member).run_until(first_reader_, *wanted);
+        if (rest.num_tokens > 0) Step(*this, rest, member).run_from(first_reader_);
+    });
 }
 
 }  // namespace quire

@@ -66,6 +66,9 @@ Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
     int num_groups = 0;
     for (const LayerShape& layer : shape_.layers) num_groups = std::max(num_groups, layer.kv_group + 1);
     activations_->attention_pieces.resize(num_groups);
+    first_reader_ = static_cast<int>(shape_.layers.size());
+    while (first_reader_ > 0 && !shape_.layers[first_reader_ - 1].has_keys) --first_reader_;
+    if (first_reader_ < static_cast<int>(shape_.layers.size())) activations_->wanted_pieces.resize(num_groups);
     weights.layers.resize(shape_.layers.size());
     for (std::size_t i = 0; i < shape_.layers.size(); ++i) {
         if (shape_.value_norm) weights.layers[i].value_norm.weight.assign(shape_.head_dim_of(shape_.layers[i]), 1.0F);
@@ -120,7 +123,9 @@ void Decoder::reserve(int num_tokens, int num_logits) {
             }
             a.experts.reserve(shape_, num_tokens);
         }
-        for (AttentionPieces& pieces : a.attention_pieces) pieces.reserve(num_tokens, shape_.most_kv_heads());
+        for (auto* pieces : {&a.attention_pieces, &a.wanted_pieces}) {
+            for (AttentionPieces& each : *pieces) each.reserve(num_tokens, shape_.most_kv_heads());
+        }
         a.num_tokens = num_tokens;
     }
     if (num_logits > a.num_logits) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "adapted_rows.h"
+#include "attention_pieces.h"
 #include "quire/decoder.h"
 
 namespace quire {
@@ -15,7 +16,9 @@ struct StepCall : StepView {
 
     StepResultView results;
     AdaptedRows adapted;
-    std::vector<int> num_attention_pieces;  // per KV group
+    std::vector<AttentionPieces>* pieces = nullptr;  // per KV group
+    std::vector<int> num_attention_pieces;           // per KV group
+    std::vector<int> sources;                        // the rows of the whole step that these are; empty: all
 };
 
 }  // namespace quire

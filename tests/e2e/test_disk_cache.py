@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from quire.compute.worker.store.slot_file import SlotFile
 from quire.core.errors import InvalidConfigError
 from quire.memory.tiers.disk import DiskTier
 from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_gemma4 import write_tiny_gemma4
 from support.tiny_recurrent import write_tiny_qwen3_5
 
 PREFIX = [random.Random(5).randrange(1, 60) for _ in range(70)]
@@ -40,8 +41,9 @@ def bits(outputs: Sequence[RequestOutput]) -> list[Any]:
     return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs]
 
 
-def test_a_restart_hits_stored_states(tmp_path: Path) -> None:
-    model = write_tiny_qwen3_5(tmp_path / "model")
+@pytest.mark.parametrize("write", [write_tiny_qwen3_5, write_tiny_gemma4])
+def test_a_restart_hits_stored_states_and_mixed_layers(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    model = write(tmp_path / "model")
     expected = bits(answers(model, None, (1, 2, 3)))
     first, second = (answers(model, tmp_path / "cache", (1, 2, 3)) for _ in range(2))
     assert bits(first) == bits(second) == expected

@@ -25,7 +25,7 @@ FAMILIES = (
     *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
     *("ernie4-5", "ministral3", "seed-oss"),
     *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
-    *("qwen3-next", "qwen3-5", "qwen3-5-moe"),
+    *("qwen3-next", "qwen3-5", "qwen3-5-moe", "gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified"),
 )
 OTHERS = (
     *("gemma3-eye", "ministral3-eye", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3-5-eye", "opt-350m"),
@@ -45,6 +45,8 @@ def make_model(name: str) -> Any:
     if name == "qwen3":
         return made.model_of("Qwen3", {**made.SIZES, "head_dim": 16, **VOCABULARY})
     changes: dict[str, Any] = dict(VOCABULARY)
+    if name == "gemma4":
+        changes["vocab_size_per_layer_input"] = VOCABULARY["vocab_size"]
     if name == "phi3":
         factors = {"short_factor": [1.0 + 0.05 * i for i in range(6)]}
         changes["rope_parameters"] = made.FORMS[name][1]["rope_parameters"] | factors

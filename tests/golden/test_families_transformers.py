@@ -258,6 +258,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi-gqa": ("phi", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
     "gemma3-eye": ("gemma3-eye", {}),
     "gemma4-eye": ("gemma4-eye", {}),
+    "gemma4-unified-eye": ("gemma4-unified-eye", {}),
     "gemma4-pattern": (
         "gemma4",
         {

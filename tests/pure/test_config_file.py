@@ -204,6 +204,7 @@ FIELDS = sorted({field for config in MODELS.values() for field in config} | {"la
 NESTED = {  # a model with images, and its text model
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4-unified",
     "Mistral3ForConditionalGeneration": "ministral3",
     "Qwen2VLForConditionalGeneration": "qwen2",
     "Qwen2_5_VLForConditionalGeneration": "qwen2",

@@ -145,6 +145,13 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size_per_layer_input": 0,
         },
     ),
+    "gemma4-unified": (
+        "Gemma4Unified",
+        {
+            **{**SIZES, **WIDE, "num_hidden_layers": 3, "layer_types": [NEAR, FAR, FAR], "attention_k_eq_v": True},
+            **{"num_global_key_value_heads": 1, "num_kv_shared_layers": 1, "final_logit_softcapping": 30.0},
+        },
+    ),
     "gemma4-keys": (
         "Gemma4",
         {
@@ -328,6 +335,7 @@ CAUSAL = {
     "GPT2": "GPT2LMHeadModel",
     "Gemma3Eye": "Gemma3ForConditionalGeneration",
     "Gemma4Eye": "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedEye": "Gemma4UnifiedForConditionalGeneration",
     "Mistral3": "Mistral3ForConditionalGeneration",
     "Qwen2VL": "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VL": "Qwen2_5_VLForConditionalGeneration",
@@ -339,6 +347,8 @@ CAUSAL = {
 CONFIGS = {
     "Gemma4": "Gemma4TextConfig",
     "Gemma4Eye": "Gemma4Config",
+    "Gemma4Unified": "Gemma4UnifiedTextConfig",
+    "Gemma4UnifiedEye": "Gemma4UnifiedConfig",
     "Gemma3": "Gemma3TextConfig",
     "Gemma3Eye": "Gemma3Config",
     "Qwen3_5": "Qwen3_5TextConfig",
@@ -370,6 +380,13 @@ WITH_EYES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
                 **{"num_key_value_heads": 2, "head_dim": 16, "patch_size": 14, "position_embedding_size": 16},
             },
             **{"audio_config": None, "image_token_id": 64, "video_token_id": 65, "audio_token_id": 66},
+        },
+    ),
+    "gemma4-unified-eye": (
+        *("Gemma4UnifiedEye", "gemma4-unified", {}),
+        {
+            **{"vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 8}, "audio_config": None},
+            **{"image_token_id": 64, "video_token_id": 65, "audio_token_id": 66},
         },
     ),
     "ministral3-eye": (

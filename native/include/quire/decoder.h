@@ -9,6 +9,7 @@
 //           (a recurrent layer: q, k, v, gate, rate, decay ─► states ─► norm and gate ─► output)
 //           (a layer with keys of another one: q ─► heads ─► attention)
 //           (with layer inputs, after the MLP: gate × input ─► output ─► norm)
+//           (before the first of the last layers that have no keys: only rows whose results are wanted stay)
 //           ─► norm of the rows that need logits ─► head
 //
 // The keys and values of all tokens of the step are written before any is read. The bits of a row do not
@@ -236,6 +237,8 @@ struct DecoderWeights {
 };
 
 class Adapter;
+class AttentionPieces;
+struct StepCall;
 
 // The tokens of a step, sequence by sequence; see StepInputs in Python.
 struct StepView {
@@ -296,10 +299,14 @@ class Decoder {
     class Products;
     class Step;
 
+    // Cuts the attention of a call.
+    void plan(StepCall& call, std::vector<AttentionPieces>& pieces) const;
+
     DecoderShape shape_;
     const Kernels& kernels_;
     ThreadTeam& team_;
     std::vector<PagedKv> cache_;  // per layer
+    int first_reader_ = 0;        // from this layer on, none has keys
     std::unique_ptr<Activations> activations_;
     MemoryPreparer preparer_;
 };

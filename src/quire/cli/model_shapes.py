@@ -73,9 +73,11 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
     head_part = Part.EMBEDDING if spec.tied_head else Part.HEAD
     head = counts.of({head_part: once.pop(head_part)})
     layers = counts.of(once)
-    expert, experts = WeightCount(), spec.experts
+    expert, readers, experts = WeightCount(), WeightCount(), spec.experts
     for index, layer in enumerate(spec.layers):
-        layers += counts.of(spec.layer_parts(layer), index)
+        of_layer = counts.of(spec.layer_parts(layer), index)
+        layers += of_layer
+        readers += of_layer if index >= spec.first_reader else WeightCount()
         expert += counts.of(spec.expert_parts(), index) if layer.sparse else WeightCount()
     return ModelShape(
         name=name,
@@ -88,6 +90,7 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
         context_length=spec.context_length,
         windows=tuple(RECURRENT if layer.recurrent else layer.window for layer in spec.layers),
         heads=_heads(spec, None if facts is None else facts.kv_spec),
+        readers=readers,
         shared=frozenset(index for index, layer in enumerate(spec.layers) if layer.keys_of is not None),
         layers=layers,
         head=head,

@@ -92,20 +92,25 @@ class LayerKind:
     """Layers that are alike in attention: their window, how many there are, and their costs in layers as usual.
 
     `bytes_share`: the size of the key of a token, `pair_share`: the numbers of a head, both divided by the usual one.
+    `readers`: nobody reads their keys, so of a chunk they compute the last token only.
     """
 
     window: int | None
     count: int
     bytes_share: float = 1.0
     pair_share: float = 1.0
+    readers: bool = False
 
     def read(self, start: int, count: int) -> float:
         """Return how many tokens' keys and values these layers read for the tokens from `start`; see `num_read`."""
-        return self.count * self.bytes_share * num_read(start, count, self.window)
+        return self.count * self.bytes_share * num_read(*self._computed(start, count), self.window)
 
     def pairs(self, start: int, count: int) -> float:
         """Return the number of pairs of these layers for the tokens from `start`; see `num_pairs`."""
-        return self.count * self.pair_share * num_pairs(start, count, self.window)
+        return self.count * self.pair_share * num_pairs(*self._computed(start, count), self.window)
+
+    def _computed(self, start: int, count: int) -> tuple[int, int]:
+        return (start + count - 1, 1) if self.readers else (start, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class ModelShape:
     up. `latent_dim`: if not 0, this many of them are also the value. `intermediate_size`: the outputs of gate for a
     token in a layer. `recurrent_bytes`: half a state of a recurrent layer; `recurrent_operations`: of such a layer for
     each token. `heads`: of the layers whose key-value heads differ from the others'; `shared`: the layers that attend
-    to the keys and values of others.
+    to the keys and values of others; `readers`: the weights of the last ones that all do.
 
     >>> shape = ModelShape("m", "bfloat16", hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=10,
     ...     context_length=64, windows=(None, 16), layers=WeightCount(matrices=600, rows=60), head=WeightCount(80, 10))
@@ -145,6 +150,7 @@ class ModelShape:
     recurrent_operations: int = 0
     heads: Mapping[int, KVHeads] = field(default_factory=dict)
     shared: frozenset[int] = frozenset()
+    readers: WeightCount = WeightCount()
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_length"):
@@ -173,12 +179,13 @@ class ModelShape:
     @property
     def operations_per_token(self) -> int:
         """Additions and multiplications of the products for each token, without the head."""
-        return 2 * (self.layers.multiplied + self.experts_per_token * self.expert.multiplied)
+        layers = self.layers.multiplied - self.readers.multiplied
+        return 2 * (layers + self.experts_per_token * self.expert.multiplied)
 
     @property
     def operations_per_logits(self) -> int:
-        """Additions and multiplications of the head, for each token whose successor is sampled."""
-        return 2 * self.head.matrices
+        """Additions and multiplications of the head, for each token whose successor is sampled, and of the readers."""
+        return 2 * (self.head.matrices + self.readers.multiplied)
 
     @property
     def operations_per_pair(self) -> int:
@@ -192,10 +199,15 @@ class ModelShape:
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of layers."""
         usual = KVHeads(self.num_kv_heads, self.head_dim)
-        counts = Counter((window, self.heads.get(layer, usual)) for layer, window in enumerate(self.windows))
+        first_reader = self.num_layers
+        while first_reader - 1 in self.shared:
+            first_reader -= 1
+        counts = Counter(
+            (window, self.heads.get(layer, usual), layer >= first_reader) for layer, window in enumerate(self.windows)
+        )
         return tuple(
-            LayerKind(window, count, heads.size / usual.size, heads.head_dim / usual.head_dim)
-            for (window, heads), count in counts.items()
+            LayerKind(window, count, heads.size / usual.size, heads.head_dim / usual.head_dim, readers)
+            for (window, heads, readers), count in counts.items()
         )
 
     @property

@@ -45,6 +45,8 @@ FAMILIES: Final = MappingProxyType(
         "Gemma3ForConditionalGeneration": "quire.compute.models.gemma3",
         "Gemma4ForCausalLM": "quire.compute.models.gemma4",
         "Gemma4ForConditionalGeneration": "quire.compute.models.gemma4",
+        "Gemma4UnifiedForCausalLM": "quire.compute.models.gemma4_unified",
+        "Gemma4UnifiedForConditionalGeneration": "quire.compute.models.gemma4_unified",
         "GemmaForCausalLM": "quire.compute.models.gemma",
         "Glm4ForCausalLM": "quire.compute.models.glm4",
         "Glm4MoeForCausalLM": "quire.compute.models.glm4_moe",

@@ -171,6 +171,14 @@ class DecoderSpec:
         return replace(self.attention, num_kv_heads=layer.heads.num_kv_heads, head_dim=layer.heads.head_dim)
 
     @property
+    def first_reader(self) -> int:
+        """The first of the last layers that all attend to the keys of others: they may compute wanted tokens only."""
+        first = len(self.layers)
+        while first and self.layers[first - 1].keys_of is not None:
+            first -= 1
+        return first
+
+    @property
     def most_intermediate(self) -> int:
         """The intermediate size of the widest MLP."""
         return max(layer.intermediate_size or self.mlp.intermediate_size for layer in self.layers)

@@ -11,7 +11,7 @@ The models are published with models for images and sound. Their weights are ign
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -83,18 +83,24 @@ EXPERT_STEMS: Final = MappingProxyType(
 HEADS: Final = frozenset({"head_dim", "num_key_value_heads"})
 UNUSED: Final = ("k_proj", "v_proj", "k_norm")
 TEXT: Final = "model.language_model."
-OTHERS: Final = ("model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio.")
+OTHERS: Final = tuple(
+    f"model.{name}." for name in ("vision_tower", "vision_embedder", "embed_vision", "audio_tower", "embed_audio")
+)
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
     """Return the spec of a Gemma 4 model, or of its text model; refuses settings that quire does not interpret."""
+    return gemma4_like(config, DEFAULTS, max_length)
+
+
+def gemma4_like(config: ConfigFile, defaults: Mapping[str, object], max_length: int | None) -> DecoderSpec:
+    """Return the spec of a model whose settings have these defaults, or of its text model."""
     if not config.is_set("text_config"):
-        return _text_spec(config, max_length)
-    return with_other_tensors(_text_spec(text_config(config.over(DEFAULTS)), max_length), _renamed, OTHERS)
+        return _text_spec(config.over(defaults), max_length)
+    return with_other_tensors(_text_spec(text_config(config).over(defaults), max_length), _renamed, OTHERS)
 
 
 def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
-    config = config.over(DEFAULTS)
     config.require("use_bidirectional_attention", "vision", None)  # the former concerns images only
     layers = _layers(config, max_length)
     spec = with_stems(with_head_norms(llama_like(config, max_length, layers)), STEMS)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, needs_on_host
 from quire.compute.models import ModelDescription
+from quire.compute.models.parts import Part
 from quire.compute.native.load import (
     NativeSettings,
     activation_bytes,
@@ -15,8 +16,8 @@ from quire.compute.native.load import (
     kernels_for,
     load_parts,
 )
-from quire.compute.weights.codes import in_groups
-from quire.compute.weights.decoder_weights import weight_bytes
+from quire.compute.weights.codes import coded_row_bytes, in_groups
+from quire.compute.weights.decoder_weights import NUMBER_BYTES, kept_type, weight_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
@@ -95,4 +96,23 @@ def _block_types(model: ModelDescription, config: ResolvedConfig) -> Mapping[str
 
 
 def _weight_bytes(model: ModelDescription, dtype: str, config: ResolvedConfig) -> int:
-    return weight_bytes(model.spec, dtype, in_groups(config.weights), _block_types(model, config))
+    """Return the bytes of the weights in memory."""
+    block_types = _block_types(model, config)
+    num_bytes = weight_bytes(model.spec, dtype, in_groups(config.weights), block_types)
+    return num_bytes - _table_bytes(model, dtype, block_types)
+
+
+def _table_bytes(model: ModelDescription, dtype: str, block_types: Mapping[str, str]) -> int:
+    """Return the bytes of the table of layer inputs, if the core leaves it in the file: a step reads a few of its rows.
+
+    The system loads the pages of these rows, and may drop them again.
+    """
+    shape = model.spec.model_parts().get(Part.LAYER_EMBEDDING)
+    if shape is None:
+        return 0
+    num_rows, size = shape.weight
+    if kind := kept_type(model.spec, Part.LAYER_EMBEDDING, shape, block_types, 0):
+        return num_rows * coded_row_bytes(kind, size)
+    stem = model.spec.sources[Part.LAYER_EMBEDDING].stem
+    is_copied = model.dtype != dtype or f"{stem}.weight" in model.source.block_types()
+    return 0 if is_copied else num_rows * size * NUMBER_BYTES[dtype]

@@ -98,7 +98,34 @@ QWEN3_5: dict[str, object] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 248_320,
 }
-CONFIGS = {"qwen3-0.6b": QWEN3, "llama-3.2-1b": LLAMA3, "qwen3.5-0.8b": QWEN3_5, "tiny": TINY}
+GEMMA4: dict[str, object] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "hidden_size": 1536,
+    "hidden_size_per_layer_input": 256,
+    "intermediate_size": 6144,
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    "max_position_embeddings": 131_072,
+    "model_type": "gemma4_text",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 35,
+    "num_key_value_heads": 1,
+    "num_kv_shared_layers": 20,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_double_wide_mlp": True,
+    "vocab_size": 262_144,
+}
+CONFIGS = {
+    "qwen3-0.6b": QWEN3,
+    "llama-3.2-1b": LLAMA3,
+    "qwen3.5-0.8b": QWEN3_5,
+    "gemma-4-e2b": GEMMA4,
+    "tiny": TINY,
+}
 
 HEAD = "head"
 RANDOM_NUMBERS = 1_000_003
@@ -129,7 +156,7 @@ class KernelShape:
         """Return the shape of a model. Matrices with the same input count as one."""
         if spec.experts is not None:
             raise InvalidConfigError("shape", name, "a model without experts: tokens decide which experts are read")
-        if spec.delta is not None:
+        if spec.delta is not None or any(layer.heads or layer.keys_of is not None for layer in spec.layers):
             raise InvalidConfigError("shape", name, "a model whose layers all have the same matrices")
         attention, hidden, mlp = spec.attention, spec.hidden_size, spec.mlp
         num_layers = len(spec.layers)
