@@ -27,6 +27,7 @@ from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
+from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader, expected_tensors, weight_bytes
 from quire.compute.weights.stacked import unstacked
@@ -297,6 +298,19 @@ def test_parts_of_a_matrix_are_rows_of_the_whole(tmp_path: Path) -> None:
         assert not whole.flags.writeable
         assert tensors.tensor(name, slice(3, 40)).tobytes() == whole[3:40].tobytes()
         assert tensors.bfloat16_bits(name, slice(0, 5)).tobytes() == tensors.bfloat16_bits(name)[:5].tobytes()
+
+
+def test_bfloat16_numbers_are_mapped_and_others_are_rounded(tmp_path: Path) -> None:
+    folder = golden("llama", tmp_path / "model")
+    for kind in ("BF16", "F16"):
+        tensors = GgufFile(write_gguf(folder, tmp_path / f"{kind}.gguf", kind)).tensors()
+        for part in ("q_proj", "o_proj"):  # of which the file has the first in another order
+            name = f"model.layers.1.self_attn.{part}.weight"
+            bits, again = tensors.bfloat16_bits(name), tensors.bfloat16_bits(name, slice(3, 9))
+            assert np.array_equal(bits.reshape(-1), narrowed(tensors.tensor(name).reshape(-1)))
+            assert np.array_equal(bits[3:9], again)
+            assert not bits.flags.writeable
+            assert np.shares_memory(bits, again) == (kind == "BF16" and part == "o_proj")
 
 
 def test_a_file_that_was_made_shorter_is_refused_when_it_is_mapped(tmp_path: Path) -> None:

@@ -130,9 +130,14 @@ class GgufTensors:
         return found
 
     def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
-        """Return rows of a tensor as bfloat16, read-only."""
-        found = self._numbers(self.entries[name], rows)
-        bits = narrowed(found.reshape(-1)).reshape(found.shape)
+        """Return rows of a tensor as bfloat16, read-only; O(1) if the file has bfloat16 in the same order."""
+        entry = self.entries[name]
+        if entry.dtype == "BF16" and not (entry.is_rearranged or entry.is_exponential):
+            data, shape = self._rows(entry, rows)
+            bits = np.require(data.view("<u2"), np.uint16, ["ALIGNED"]).reshape(shape)
+        else:
+            found = self._numbers(entry, rows)
+            bits = narrowed(found.reshape(-1)).reshape(found.shape)
         bits.flags.writeable = False
         return bits
 
@@ -159,7 +164,7 @@ class GgufTensors:
     def setting(self, name: str) -> FloatArray | None:
         """Return a tensor of the file that is a setting, or None."""
         tensor = self._header.tensors.get(name)
-        return None if tensor is None else self._widened(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
+        return None if tensor is None else self._widened(tensor)
 
     def release(self) -> None:
         """Free the memory of the mapped files."""
@@ -173,24 +178,28 @@ class GgufTensors:
             with np.errstate(divide="ignore", invalid="ignore"):  # numbers that are not negative show in the weights
                 return np.log(-self._numbers(replace(entry, is_exponential=False), rows))
         if entry.is_rearranged:
-            whole = self._widened(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
+            whole = self._widened(tensor)
             if entry.transposed:
                 whole = whole.swapaxes(-1, -2)
             whole = whole.reshape(shape) if entry.order is None else entry.order(whole)
             return np.ascontiguousarray(whole[rows])
+        data, shape = self._rows(entry, rows)
+        return _numbers_in(tensor, data).reshape(shape)
+
+    def _rows(self, entry: GgufEntry, rows: slice) -> tuple[ByteArray, tuple[int, ...]]:
+        """Return the bytes of rows that are in the order of the file, and the shape of their numbers."""
+        tensor, shape = entry.tensor, entry.shape
         row_bytes = tensor.num_bytes // tensor.shape[0]
         start, num_rows = 0, shape[0]
         if entry.expert is not None:
             start, row_bytes = entry.expert * row_bytes, row_bytes // shape[0]
         if rows != EVERYTHING:
             start, num_rows = start + rows.start * row_bytes, rows.stop - rows.start
-        found = self._widened(tensor, start, start + num_rows * row_bytes)
-        return found.reshape(num_rows, *shape[1:])
+        return self._bytes(tensor, start, start + num_rows * row_bytes), (num_rows, *shape[1:])
 
-    def _widened(self, tensor: GgufTensor, start: int, stop: int) -> FloatArray:
-        """Return the numbers in a range of a tensor's bytes."""
-        with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite show in the weights
-            return tensor.type.widen(self._bytes(tensor, start, stop).reshape(-1, tensor.type.num_bytes))
+    def _widened(self, tensor: GgufTensor) -> FloatArray:
+        """Return all numbers of a tensor, with its shape."""
+        return _numbers_in(tensor, self._bytes(tensor, 0, tensor.num_bytes)).reshape(tensor.shape)
 
     def _bytes(self, tensor: GgufTensor, start: int, stop: int) -> ByteArray:
         if tensor.file not in self._mappings:
@@ -204,6 +213,12 @@ class GgufTensors:
             if size != checked:
                 raise CheckpointError(f"{path}: size", size, f"{checked} bytes, as when it was checked")
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+
+
+def _numbers_in(tensor: GgufTensor, data: ByteArray) -> FloatArray:
+    """Return the numbers in some of a tensor's bytes."""
+    with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite show in the weights
+        return tensor.type.widen(data.reshape(-1, tensor.type.num_bytes))
 
 
 def _entries(header: GgufHeader, names: Names) -> dict[str, GgufEntry]:
