@@ -121,6 +121,27 @@ def planned_bytes(path: Path, **settings: Any) -> int:
     return plan_engine(config).backend.facts.weight_bytes
 
 
+@pytest.mark.parametrize(
+    ("kind", "table", "weights", "is_mapped"),
+    [
+        *(("Q8_0", "Q8_0", "auto", True), ("Q8_0", "Q8_0", "widened", False), ("BF16", "BF16", "auto", True)),
+        *(("F16", "F16", "auto", False), ("Q8_0", "F16", "auto", False), ("Q8_0", "BF16", "widened", True)),
+    ],
+)
+def test_the_table_of_layer_inputs_takes_memory_only_as_a_copy(
+    kind: str, table: str, weights: str, is_mapped: bool, tmp_path: Path
+) -> None:
+    name, made = "model.embed_tokens_per_layer.weight", gguf.GGMLQuantizationType[table]
+    folder = folder_of("small", tmp_path / "model")
+    blocks = gguf.quants.quantize(load_file(folder / "model.safetensors")[name], made)
+    path = write_gguf(folder, tmp_path / "m.gguf", kind, {name: (table, blocks)})
+    source = GgufFile(path)
+    block_types = source.block_types() if weights == "auto" else {}
+    row_bytes = 128 * 34 // 32 if name in block_types else 128 * 2
+    expected = weight_bytes(read_model(source).spec, "bfloat16", "auto", block_types)
+    assert planned_bytes(path, weights=weights) == expected - is_mapped * 128 * row_bytes
+
+
 @pytest.mark.parametrize("form", ["small", "experts"])
 def test_blocks_of_every_matrix_stay_packed(form: str, tmp_path: Path) -> None:
     folder = folder_of(form, tmp_path / "model")
