@@ -28,6 +28,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError
 from quire.engine.factory import plan_engine
 from support.gguf_models import write_gguf
+from support.random_blocks import blocks_of
 from support.tiny_gemma4 import FAR, NEAR, write_tiny_gemma4
 
 PROMPT = [(7 * i * i + 3 * i + 5) % 120 for i in range(40)]
@@ -140,6 +141,26 @@ def test_the_table_of_layer_inputs_takes_memory_only_as_a_copy(
     row_bytes = 128 * 34 // 32 if name in block_types else 128 * 2
     expected = weight_bytes(read_model(source).spec, "bfloat16", "auto", block_types)
     assert planned_bytes(path, weights=weights) == expected - is_mapped * 128 * row_bytes
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q5_0"])
+def test_rows_of_a_packed_table_are_looked_up_as_the_numbers_that_they_stand_for(
+    kind: str, backend: str, tmp_path: Path
+) -> None:
+    """All types of files in use; the table has 256 columns, one block of the larger types."""
+    name = "model.embed_tokens_per_layer.weight"
+    folder = write_tiny_gemma4(
+        tmp_path / "model",
+        **{"rms_norm_eps": 1e-6, "rope_parameters": ROPES, "hidden_size_per_layer_input": 32},
+        per_layer_config={layer: {"head_dim": 64} for layer in "357"},
+    )
+    blocks, numbers = blocks_of(kind, 128, 256)
+    tensors = {each: np.array(found) for each, found in load_file(folder / "model.safetensors").items()}
+    save_file(tensors | {name: numbers}, folder / "model.safetensors")
+    path = write_gguf(folder, tmp_path / "m.gguf", blocks={name: (kind, blocks)})
+    assert GgufFile(path).block_types() == {name: kind}
+    assert answer_of(path, backend) == answer_of(folder, backend)
 
 
 @pytest.mark.parametrize("form", ["small", "experts"])

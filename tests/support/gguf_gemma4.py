@@ -15,7 +15,7 @@ def add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     num_shared, size, width = config["num_kv_shared_layers"], config["head_dim"], config["intermediate_size"]
     wide = next(each for layer, each in config["per_layer_config"].items() if not is_near[int(layer)])
     writer.add_shared_kv_layers(num_shared)
-    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_embedding_length_per_layer_input(config.get("hidden_size_per_layer_input", 0))
     writer.add_sliding_window(config["sliding_window"])
     writer.add_sliding_window_pattern(is_near)
     writer.add_key_length(wide["head_dim"])

@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "Gemma4ForCausalLM": gguf.MODEL_ARCH.GEMMA4,
+    "Gemma4UnifiedForCausalLM": gguf.MODEL_ARCH.GEMMA4,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
