@@ -19,6 +19,7 @@ from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError
 from support.adapters import PEFT, Tensors, adapter_tensors, write_adapter
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
+from support.tiny_gemma4 import write_tiny_gemma4
 
 MATRICES = {
     "self_attn.q_proj": "attn_q",
@@ -69,9 +70,10 @@ def write_gguf_adapter(
     return path
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma4"])
 def test_it_is_the_adapter_that_it_was_converted_from(tmp_path: Path, architecture: str) -> None:
-    model = {"llama": write_tiny_llama, "qwen3": write_tiny_qwen3}[architecture](tmp_path / "model")
+    writers = {"llama": write_tiny_llama, "qwen3": write_tiny_qwen3, "gemma4": write_tiny_gemma4}
+    model = writers[architecture](tmp_path / "model")
     spec = read_model(ModelFolder(model)).spec
     tensors = adapter_tensors(spec, rank=RANK)
     folder = write_adapter(tmp_path / "tune", tensors, {"lora_alpha": ALPHA})

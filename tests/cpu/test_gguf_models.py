@@ -27,6 +27,7 @@ from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
+from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader, expected_tensors, weight_bytes
 from quire.compute.weights.stacked import unstacked
@@ -59,7 +60,18 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
 FORMS = (
     *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
     *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm", "glm4"),
-    *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
+    *(
+        "gemma",
+        "gemma4",
+        "gemma4-keys",
+        "gemma4-moe",
+        "gemma4-unified",
+        "glm4-moe",
+        "granite-moe",
+        "mixtral",
+        "olmoe",
+        "qwen2-moe",
+    ),
     *("ernie4-5", "ministral3", "seed-oss"),
     *("arcee", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
@@ -299,6 +311,19 @@ def test_parts_of_a_matrix_are_rows_of_the_whole(tmp_path: Path) -> None:
         assert tensors.bfloat16_bits(name, slice(0, 5)).tobytes() == tensors.bfloat16_bits(name)[:5].tobytes()
 
 
+def test_bfloat16_numbers_are_mapped_and_others_are_rounded(tmp_path: Path) -> None:
+    folder = golden("llama", tmp_path / "model")
+    for kind in ("BF16", "F16"):
+        tensors = GgufFile(write_gguf(folder, tmp_path / f"{kind}.gguf", kind)).tensors()
+        for part in ("q_proj", "o_proj"):  # of which the file has the first in another order
+            name = f"model.layers.1.self_attn.{part}.weight"
+            bits, again = tensors.bfloat16_bits(name), tensors.bfloat16_bits(name, slice(3, 9))
+            assert np.array_equal(bits.reshape(-1), narrowed(tensors.tensor(name).reshape(-1)))
+            assert np.array_equal(bits[3:9], again)
+            assert not bits.flags.writeable
+            assert np.shares_memory(bits, again) == (kind == "BF16" and part == "o_proj")
+
+
 def test_a_file_that_was_made_shorter_is_refused_when_it_is_mapped(tmp_path: Path) -> None:
     path = write_gguf(golden("tied", tmp_path / "model"), tmp_path / "m.gguf")
     tensors = GgufFile(path).tensors()
@@ -348,7 +373,7 @@ def test_errors_name_the_tensors_of_the_file(form: str, tmp_path: Path) -> None:
     header, spec = GgufHeader.read(path), read_model(GgufFile(path)).spec
     stored = GgufTensors(header).stored_name
     names = {stored(name) for name in expected_tensors(spec)}
-    assert names == header.tensors.keys() - {"rope_factors_long.weight", "rope_factors_short.weight"}
+    assert names == header.tensors.keys() - {*tensors_module.SETTINGS}
     assert stored("model.layers.0.unknown.weight") == "model.layers.0.unknown.weight"
     for name in names:
         rest = {other: tensor for other, tensor in header.tensors.items() if other != name}

@@ -42,6 +42,7 @@ NOT_REACHED = {
     "tensors up to here": "a quarter of a million tensors in several files",
     "each expert as one": "as many experts, each with tensors",
     "a model of no parts": "a mistake of ours",
+    "one size, or twice as much": "a model of several layers",
 }
 """Words of a refusal that no small file that stays as it is can bring about → what would."""
 

@@ -13,7 +13,7 @@ import gguf
 import pytest
 import sentencepiece
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tokenizer import SPLITTERS
@@ -106,6 +106,50 @@ def test_pieces_are_those_of_sentencepiece(pieces: tuple[Any, Tokenizer]) -> Non
 def test_a_text_begins_with_the_token_that_begins_texts(pieces: tuple[Any, Tokenizer]) -> None:
     theirs, ours = pieces
     assert ours.encode("block") == [theirs.bos_id(), *theirs.encode("block")]
+
+
+def merged_pieces() -> tokenizers.Tokenizer:
+    """Return a tokenizer with the form of Gemma 4's: pieces with a mark for each space, and a list of merges."""
+    library = tokenizers.Tokenizer(models.BPE())
+    library.normalizer = normalizers.Replace(" ", "\u2581")  # type: ignore[assignment]
+    marks = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=1400, special_tokens=marks, show_progress=False, max_token_length=12)
+    library.train_from_iterator(["\n".join(LINES[start : start + 4]) for start in range(0, len(LINES), 4)], trainer)
+    model = json.loads(library.to_str())["model"]
+    pairs = [tuple(merge) for merge in model["merges"]]
+    bpe = models.BPE(model["vocab"], pairs, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    whole = tokenizers.Tokenizer(bpe)
+    whole.normalizer = library.normalizer
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    whole.decoder = decoders.Sequence(steps)  # type: ignore[assignment]
+    return whole
+
+
+@pytest.mark.parametrize("settings", [{}, {"pre": "gemma4", "scores": [], "add_bos_token": False}])
+def test_pieces_with_merges_are_those_of_gemma_4(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Ollama calls them by `pre`, as pieces whose scores say nothing; some files say that no text begins with <bos>."""
+    theirs = merged_pieces()
+    model = json.loads(theirs.to_str())["model"]
+    tokens = [*sorted(model["vocab"], key=model["vocab"].get), "<turn|>", "<|tool_response>"]
+    kinds = [CONTROL] * 4 + [BYTE] * 256 + [NORMAL] * (len(tokens) - 262) + [CONTROL, USER_DEFINED]
+    given = {"merges": [" ".join(merge) for merge in model["merges"]], "unknown_token_id": 3, "bos_token_id": 2}
+    if "scores" in settings:
+        given["scores"] = [float(place) for place in range(len(tokens))]
+    file = write(
+        tmp_path / "m.gguf",
+        "llama" if settings else "gemma4",
+        tokens,
+        kinds,
+        **{**settings, **given, "eos_token_id": 1},
+    )
+    ours = Tokenizer.open(file, vocab_size=len(tokens))
+    texts = [*LINES[:400], *strange_texts(1500, 3), "\n" * 40, "\n\n\n  \n"]
+    for text in texts:
+        ids = ours.encode(text, add_special_tokens=False)
+        assert ids == theirs.encode(text).ids
+        assert ours.decode(ids) == theirs.decode(ids) == text.replace("\u2581", " ")
+    assert ours.encode("block") == [2, *theirs.encode("block").ids]
+    assert file.json_object("generation_config.json") == {"eos_token_id": [1, len(tokens) - 2, len(tokens) - 1]}
 
 
 def byte_level_vocabulary() -> tuple[list[str], list[list[str]]]:
@@ -204,8 +248,10 @@ GOOD: dict[str, Any] = {
     "kind": "gpt2",
 }
 BROKEN = {
-    "an unknown kind": ({"kind": "rwkv"}, "tokenizer.ggml.model is 'rwkv'; allowed: gpt2"),
+    "an unknown kind": ({"kind": "rwkv"}, "tokenizer.ggml.model is 'rwkv'; allowed: gpt2 (byte-level BPE), ll"),
     "an unknown splitter": ({"pre": "dialect"}, "tokenizer.ggml.pre is 'dialect'; allowed: one of gpt-2"),
+    "no merges": ({"kind": "gemma4", "merges": 3}, "tokenizer.ggml.merges is 3; allowed: a list of strings"),
+    "a torn merge of pieces": ({"kind": "gemma4", "merges": ["ab"]}, "pairs of tokens with one space between them"),
     "a torn merge": ({"merges": ["ab"]}, "pairs of tokens with one space between them"),
     "a token twice": ({"tokens": ["a", "a", "b"]}, "a list of distinct tokens"),
     "a token without a type": ({"kinds": [1, 1]}, "a list of 3 types, one for each token"),

@@ -34,6 +34,7 @@ class Tensor:
     dimensions: list[int]
     kind: int
     offset: int = 0
+    data: bytes = b""  # empty: any
 
     @property
     def num_bytes(self) -> int:
@@ -92,7 +93,11 @@ class Draft:
             number("Q", tensor.offset)
         out.extend(bytes(-len(out) % self.alignment))
         ends = [tensor.offset + tensor.num_bytes for tensor in self.tensors if tensor.offset < 1 << 16]
-        return bytes(out) + b"\x3c" * min(max(ends, default=0), 1 << 16)
+        numbers = bytearray(b"\x3c" * min(max(ends, default=0), 1 << 16))
+        for tensor in self.tensors:
+            if tensor.data and tensor.offset + len(tensor.data) <= len(numbers):
+                numbers[tensor.offset : tensor.offset + len(tensor.data)] = tensor.data
+        return bytes(out + numbers)
 
 
 def packed(form: str, value: Any) -> bytes:
@@ -133,6 +138,7 @@ ARCHITECTURES = (
     *("ernie4_5", "mistral3", "qwen3vl", "seed_oss"),
     *("arcee", "exaone4", "hunyuan-dense"),
     *("qwen35", "qwen35moe", "qwen3next"),
+    "gemma4",
 )
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
 WITH_EXPERTS = ("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next")
@@ -148,8 +154,9 @@ DIVISORS = {"llama": ["rope_freqs"], "phi3": ["rope_factors_long", "rope_factors
 
 def _tokenizer(draw: random.Random) -> list[Pair]:
     pieces = draw.random() < 0.4
+    other = b"gpt2" if draw.random() < 0.9 else b"gemma4"
     pairs = [
-        Pair(b"tokenizer.ggml.model", STRING, b"llama" if pieces else b"gpt2"),
+        Pair(b"tokenizer.ggml.model", STRING, b"llama" if pieces else other),
         Pair(b"tokenizer.ggml.tokens", ARRAY, list(VOCABULARY), STRING),
         Pair(b"tokenizer.ggml.token_type", ARRAY, list(KINDS), I32),
         Pair(b"tokenizer.ggml.eos_token_id", U32, 3),
@@ -206,7 +213,8 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs.append(pair("rope.dimension_sections", ARRAY, [1, 1, 0, draw.choice([0, 0, 0, 1])], U32))
     if name == "gemma2":
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
-    for settings, names in ((_expert_settings, WITH_EXPERTS), (_recurrent_settings, RECURRENT)):
+    more = ((_expert_settings, WITH_EXPERTS), (_recurrent_settings, RECURRENT), (_gemma4_settings, ("gemma4",)))
+    for settings, names in more:
         pairs += [pair(*each) for each in settings(draw, name)] if name in names else []
     if draw.random() < 0.3:
         pairs += [pair(*each) for each in _scaling_settings(draw, name)]
@@ -215,6 +223,20 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
     if draw.random() < 0.1:
         pairs.append(Pair(b"general.alignment", U32, 32))
     return pairs
+
+
+def _gemma4_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the settings of Gemma 4, sometimes some that are refused."""
+    yield "attention.sliding_window", U32, 16
+    yield "attention.sliding_window_pattern", ARRAY, [draw.random() < 0.05], draw.choice([BOOL] * 9 + [U32])
+    yield "attention.shared_kv_layers", U32, draw.random() < 0.05
+    yield "attention.key_length_swa", U32, 2
+    yield "attention.value_length_swa", U32, 2
+    yield "rope.dimension_count", U32, SIZE // HEADS if draw.random() < 0.95 else 2
+    yield "rope.freq_base_swa", F32, 10_000.0
+    yield "embedding_length_per_layer_input", U32, RANK
+    if draw.random() < 0.5:
+        yield "final_logit_softcapping", F32, 30.0
 
 
 def _scaling_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int, Any]]:
@@ -251,7 +273,7 @@ def _kv_heads(draw: random.Random, name: str) -> tuple[Any, ...]:
     """
     if name in RECURRENT and draw.random() < 0.2:
         return ARRAY, draw.choice([[0, HEADS], [HEADS, 0], [HEADS]]), U32
-    if name == "granite" and draw.random() < 0.3:
+    if name in ("granite", "gemma4") and draw.random() < 0.3:
         return ARRAY, draw.choice([[HEADS], [HEADS], [1], [HEADS, 1]]), U32
     return U32, HEADS
 
@@ -291,7 +313,7 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
         norms.remove("blk.0.ffn_norm")
     if name in ("glm4moe", "gpt-oss", "seed_oss", *RECURRENT):
         norms.append("blk.0.post_attention_norm")
-    if name in ("exaone4", "gemma2", "gemma3", "glm4", "olmo2"):
+    if name in ("exaone4", "gemma2", "gemma3", "gemma4", "glm4", "olmo2"):
         norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]
     for norm in norms:
         yield f"{norm}.weight", [SIZE]
@@ -315,7 +337,7 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
-    if name in ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "exaone4", "hunyuan-dense"):
+    if name in ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "gemma4", "exaone4", "hunyuan-dense"):
         yield "blk.0.attn_q_norm.weight", [SIZE // HEADS]
         yield "blk.0.attn_k_norm.weight", [SIZE // HEADS]
     if name in ("olmo2", "olmoe"):
@@ -343,6 +365,29 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         yield "blk.0.attn_output.bias", [SIZE]
     if name == "gpt-oss":
         yield "blk.0.attn_sinks.weight", [HEADS]
+
+
+def _make_gemma4(draw: random.Random, pairs: list[Pair], tensors: list[Tensor]) -> None:
+    """Add the inputs and the positions of Gemma 4 to a model, sometimes experts; sometimes values are keys."""
+    shapes = {
+        **{"per_layer_token_embd": [RANK, len(VOCABULARY)], "per_layer_model_proj": [SIZE, RANK]},
+        **{"per_layer_proj_norm": [RANK], "blk.0.inp_gate": [SIZE, RANK], "blk.0.proj": [RANK, SIZE]},
+        **{"blk.0.post_norm": [SIZE], "blk.0.layer_output_scale": [1]},
+    }
+    if draw.random() < 0.3:
+        norms = ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
+        shapes |= {f"blk.0.{norm}": [SIZE] for norm in norms}
+        apart = {"blk.0.ffn_gate_exps": [SIZE, FEED, 3], "blk.0.ffn_up_exps": [SIZE, FEED, 3]}
+        shapes |= apart if draw.random() < 0.3 else {"blk.0.ffn_gate_up_exps": [SIZE, 2 * FEED, 3]}
+        shapes |= {"blk.0.ffn_down_exps": [FEED, SIZE, 3], "blk.0.ffn_gate_inp": [SIZE, 3]}
+        tensors.extend((Tensor(b"blk.0.ffn_gate_inp.scale", [SIZE], 0), Tensor(b"blk.0.ffn_down_exps.scale", [3], 0)))
+        counts = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FEED}
+        pairs.extend(Pair(f"gemma4.{key}".encode(), U32, count) for key, count in counts.items())
+    if draw.random() < 0.3:
+        tensors[:] = [tensor for tensor in tensors if tensor.name != b"blk.0.attn_v.weight"]
+    tensors.extend(Tensor(f"{name}.weight".encode(), dimensions, 0) for name, dimensions in shapes.items())
+    divisors = draw.choice([(1.0, 1e30)] * 6 + [(1.0, 1.0), (1.0, 2.0)])
+    tensors.append(Tensor(b"rope_freqs.weight", [2], 0, data=struct.pack("<2f", *divisors)))
 
 
 def _recurrent_shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
@@ -401,6 +446,8 @@ def whole_model(draw: random.Random) -> Draft:
     shapes = list(_shapes(draw, name))
     tensors = [Tensor(key.encode(), shape, kind if len(shape) > 1 else 0) for key, shape in shapes]
     pairs = _settings(draw, name) + _tokenizer(draw)
+    if name == "gemma4":
+        _make_gemma4(draw, pairs, tensors)
     if draw.random() < 0.1:
         _make_reranker(draw, name, pairs, tensors)
     if draw.random() < 0.3:

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 
 from quire.compute.models.source import ModelFolder
+from support.gguf_gemma4 import add_gemma4, name_of_factors, stacks_of_gemma4
 
 ARCHITECTURES = {
     "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
@@ -40,6 +41,8 @@ ARCHITECTURES = {
     "GemmaForCausalLM": gguf.MODEL_ARCH.GEMMA,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
+    "Gemma4ForCausalLM": gguf.MODEL_ARCH.GEMMA4,
+    "Gemma4UnifiedForCausalLM": gguf.MODEL_ARCH.GEMMA4,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
@@ -87,7 +90,7 @@ class GgufWriting:
         stacks: bool = True,
         architecture: gguf.MODEL_ARCH | None = None,
     ) -> None:
-        self.stacks = stacks  # whether the experts of a layer are in one tensor
+        self.stacks = stacks  # whether the experts of a layer are in one tensor; in Gemma 4, with two matrices of each
         self.blocks = blocks or {}  # the type and the bytes of tensors that are blocks already
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.architecture = architecture or ARCHITECTURES[self.config["architectures"][0]]
@@ -119,6 +122,11 @@ class GgufWriting:
             return
         writer.add_context_length(config["max_position_embeddings"])
         writer.add_embedding_length(config["hidden_size"])
+        if self.architecture is gguf.MODEL_ARCH.GEMMA4:
+            writer.add_head_count(config["num_attention_heads"])
+            writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+            add_gemma4(writer, config)
+            return
         if self.architecture is not gguf.MODEL_ARCH.QWEN35MOE:
             writer.add_feed_forward_length(config.get("ffn_hidden_size") or config["intermediate_size"])
         writer.add_head_count(config["num_attention_heads"])
@@ -293,6 +301,10 @@ class GgufWriting:
                 experts.setdefault(f"{before}.experts.{part}", {})[int(expert)] = numbers
             else:
                 self._add(name, self._as_stored(name, numbers), kind)
+        if self.architecture is gguf.MODEL_ARCH.GEMMA4:
+            for name, numbers in stacks_of_gemma4(experts, has_gate_up=self.stacks).items():
+                self._write(name, numbers, kind)
+            return
         for name, each in experts.items():
             if not self.stacks:
                 self._add_apart(name, each, kind)
@@ -384,7 +396,7 @@ class GgufWriting:
             known = known.replace(ours, theirs)
         if self.architecture is gguf.MODEL_ARCH.GRANITE_MOE:
             known = known.replace(".block_sparse_moe.experts.", ".mlp.experts.")
-        found = self.names.get_name(known, try_suffixes=(".weight", ".bias"))
+        found = self.names.get_name(known, try_suffixes=(".weight", ".bias")) or name_of_factors(name)
         if found is None and self.architecture in RECURRENT:  # the package has no names for further layers of these
             layer, _, part = name.removeprefix("model.layers.").partition(".")
             found = f"blk.{layer}.nextn.{part.replace('shared_head.', 'shared_head_')}"
@@ -443,7 +455,8 @@ def write_gguf(
 
     `blocks`: the types and bytes of matrices that are blocks already. Without `splits`, latents are as in old files,
     and so are the products of Qwen3-Next.
-    With `fuses`, query, key and value are one tensor. Without `stacks`, each expert has its own tensors.
+    With `fuses`, query, key and value are one tensor. Without `stacks`, each expert has its own tensors; those of
+    Gemma 4 are stacked, but gate and up apart.
     `architecture` replaces that of the folder's family.
     """
     writing = GgufWriting(folder, path, blocks, splits=splits, fuses=fuses, stacks=stacks, architecture=architecture)

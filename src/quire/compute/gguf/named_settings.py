@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from quire.compute.gguf.header import same_number
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 
 KV_HEADS: Final = "attention.head_count_kv"
+WIDTH: Final = "feed_forward_length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Settings:
 
     file: ConfigFile
     architecture: str
-    tensors: Collection[str]
+    tensors: Set[str]
 
     def key(self, name: str) -> str:
         """Return the name of a setting in the file."""
@@ -36,6 +37,20 @@ class Settings:
         found = self.file.fields.get(key)
         file = ConfigFile(self.file.where, {key: same_number(found)}) if isinstance(found, list) else self.file
         return file.size(key, default, low=low, high=high)
+
+    def sizes(self, name: str, count: int, default: int | None = None) -> list[int]:
+        """Return a size for each of `count` layers, from a list or one size for all."""
+        key = self.key(name)
+        found = self.file.fields.get(key)
+        if not isinstance(found, list) or len(found) != count:
+            return [self.size(name, default)] * count
+        return [ConfigFile(self.file.where, {key: each}).size(key, high=MAX_LENGTH) for each in found]
+
+    def of_first_layer(self, *names: str) -> Settings:
+        """Return these settings with the first number of each list in `names`, which has one for each layer."""
+        keys = {key: self.file.fields.get(key) for key in map(self.key, names)}
+        first = {key: found[0] for key, found in keys.items() if isinstance(found, list) and found}
+        return replace(self, file=ConfigFile(self.file.where, {**self.file.fields, **first}))
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number as it was written before it became float32: 1e-06, not 9.99999997e-07."""

@@ -52,10 +52,17 @@ MIXTRAL_EXPERTS: Final = MappingProxyType(
 GRANITE_EXPERTS: Final = MappingProxyType(
     {theirs: ours.replace("mlp", "block_sparse_moe") for theirs, ours in EXPERTS.items()}
 )
-EXPERTS_OF: Final = MappingProxyType({"granitemoe": GRANITE_EXPERTS, "llama": MIXTRAL_EXPERTS})
+GEMMA4_EXPERTS: Final = MappingProxyType({theirs: ours.removeprefix("mlp.") for theirs, ours in EXPERTS.items()})
+EXPERTS_OF: Final = MappingProxyType(
+    {"gemma4": GEMMA4_EXPERTS, "granitemoe": GRANITE_EXPERTS, "llama": MIXTRAL_EXPERTS}
+)
 """Architectures whose experts have other names."""
 
-OF_EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)")
+GATE_UP: Final = "ffn_gate_up_exps"
+GATE_AND_UP: Final = ("ffn_gate_exps", "ffn_up_exps")
+"""The matrices in a tensor that has the gate of each expert, and then its up projection."""
+
+OF_EXPERT: Final = re.compile(r"((?:.*\.)?experts)\.(\d+)\.(\w+)")
 OLD_EXPERT: Final = re.compile(r"blk\.\d+\.(ffn_(?:gate|up|down))\.(\d+)")
 """A matrix of one expert in the first files of Mixtral, which do not stack experts: its part, and the expert."""
 
@@ -67,11 +74,36 @@ GEMMA: Final = MappingProxyType(
         "post_ffw_norm": "post_feedforward_layernorm",
     }
 )
+GEMMA4: Final = MappingProxyType(
+    {
+        **GEMMA,
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "layer_output_scale": "layer_scalar",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    }
+)
+GEMMA4_ONCE: Final = MappingProxyType(
+    {
+        **ONCE,
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    }
+)
 PHI2: Final = MappingProxyType({**LAYER, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"})
 ROW: Final = "ffn_gate_inp_shexp"
 """A matrix of one row, which older files have as a vector."""
 
-WEIGHTS: Final = MappingProxyType({"exp_probs_b": ".bias", "ssm_a": "", "ssm_dt": ".bias"})
+WEIGHTS: Final = MappingProxyType(
+    {"exp_probs_b": ".bias", "ssm_a": "", "ssm_dt": ".bias", "ffn_gate_inp.scale": "", "ffn_down_exps.scale": ""}
+)
 """Parts with a weight whose name does not end in `.weight` → its end. The first is `ExpertsSpec.offset`."""
 
 SHARED: Final = MappingProxyType(
@@ -226,7 +258,7 @@ GPT2_LAYER: Final = MappingProxyType(
 class Names:
     """The names of an architecture's tensors: those outside layers, those of each layer, and those of each expert.
 
-    `has_stacks`: whether all experts of a layer are in one tensor.
+    `has_stacks`: whether all experts of a layer are in one tensor; `has_gate_up`: with gate and up of each together.
     """
 
     architecture: str
@@ -234,6 +266,7 @@ class Names:
     layer: Mapping[str, str]
     prefix: str
     has_stacks: bool = True
+    has_gate_up: bool = False
 
     @classmethod
     def of(cls, architecture: str, tensors: Collection[str]) -> Names:
@@ -246,6 +279,9 @@ class Names:
             case "falcon":
                 norms = TWO_NORMS if any(".attn_norm_2." in name for name in tensors) else {}
                 return cls(architecture, FALCON_ONCE, {**FALCON_LAYER, **norms}, "transformer.h.")
+            case "gemma4":
+                has_gate_up = any(f".{GATE_UP}." in name for name in tensors)
+                return cls(architecture, GEMMA4_ONCE, GEMMA4, "model.layers.", has_gate_up=has_gate_up)
             case "llama":
                 has_stacks = not any(OLD_EXPERT.fullmatch(name.rpartition(".")[0]) for name in tensors)
                 return cls(architecture, ONCE, LAYERS["llama"], "model.layers.", has_stacks)
@@ -273,6 +309,8 @@ class Names:
             return _key_of(self.layer, part)
         module, expert, matrix = of_expert.groups()
         stack = _key_of(self.experts, f"{module}.{{expert}}.{matrix}")
+        if self.has_gate_up and stack in GATE_AND_UP:
+            return GATE_UP
         return stack if stack is None or self.has_stacks else f"{stack.removesuffix('_exps')}.{expert}"
 
 

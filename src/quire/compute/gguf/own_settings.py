@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from quire.compute.gguf.gemma_settings import gemma, gemma2, gemma3, gemma4
 from quire.compute.gguf.named_settings import KV_HEADS, Settings
 from quire.compute.gguf.rope_settings import TEMPERATURE, rope_scaling
 from quire.compute.models.common import MAX_LAYERS
 from quire.compute.models.rope import FULL, SLIDING
-
-WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
-"""The number of layers of the Gemmas (27B) that scale scores by hidden size / heads, not by the size of a head."""
 
 SOFTMAX: Final = 1  # of expert_gating_func
 SIGMOID: Final = 2
@@ -330,28 +328,6 @@ def _starcoder2(settings: Settings) -> dict[str, object]:
     return {"use_bias": "blk.0.ffn_up.bias" in settings.tensors}
 
 
-def _gemma1(settings: Settings) -> dict[str, object]:
-    return {"head_dim": settings.size("attention.key_length", 256), "rms_norm_unit_offset": False}
-
-
-def _gemma(settings: Settings) -> dict[str, object]:
-    """Return the settings that only Gemma 2 and 3 have. The file's norms already include the 1 of 1 + weight."""
-    heads, size = settings.size("attention.head_count"), settings.size("attention.key_length", 256)
-    is_wide = settings.size("block_count") == WIDE_HEADS[settings.architecture]
-    return {
-        "head_dim": size,
-        "query_pre_attn_scalar": settings.size("embedding_length") // heads if is_wide else size,
-        "sliding_window": settings.size("attention.sliding_window"),
-        "rms_norm_unit_offset": False,
-    }
-
-
-def _gemma2(settings: Settings) -> dict[str, object]:
-    caps = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
-    given = {field: settings.number(name) for field, name in caps.items() if settings.has(name)}
-    return _gemma(settings) | dict.fromkeys(caps) | given
-
-
 OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxyType(
     {
         "chatglm": _glm4,
@@ -361,9 +337,10 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "ernie4_5": _ernie4_5,
         "exaone4": _listed_windows,
         "falcon": _falcon,
-        "gemma": _gemma1,
-        "gemma2": _gemma2,
-        "gemma3": _gemma,
+        "gemma": gemma,
+        "gemma2": gemma2,
+        "gemma3": gemma3,
+        "gemma4": gemma4,
         "glm4": _glm4,
         "glm4moe": _glm4moe,
         "gpt-oss": _gpt_oss,

@@ -9,11 +9,46 @@ import numpy as np
 
 from quire.compute.arrays import FloatArray
 from quire.compute.gguf.named_settings import Settings
+from quire.compute.models.rope import FULL, SLIDING
+from quire.core.errors import CheckpointError
 
 YARN_LOG: Final = "rope.scaling.yarn_log_multiplier"
+DIVISORS: Final = "rope_freqs.weight"
+STILL: Final = np.float32(1e30)
+"""A divisor of the frequency of dimensions that do not rotate."""
+
 TEMPERATURE: Final = "attention.temperature_scale"
 ReadTensor = Callable[[str], FloatArray | None]
 """The name of a tensor in the file → its numbers, or None."""
+
+
+def rope_settings(settings: Settings, read: ReadTensor) -> dict[str, object]:
+    """Return the settings of positions in addition to `rope_theta`, by the kind of layers in Gemma 4."""
+    if settings.architecture == "gemma4":
+        return {"rope_parameters": _of_each_kind(settings, read)}
+    scaling = rope_scaling(settings, read)
+    return {"rope_scaling": scaling} if scaling else {}
+
+
+def _of_each_kind(settings: Settings, read: ReadTensor) -> dict[str, object]:
+    """Return the positions of Gemma 4, whose divisors are those of layers with full attention: 1, or else no rotation.
+
+    A divisor of 1e30 leaves angles so small that numbers stay as they are; we have frequencies of 0 instead.
+    """
+    if settings.word("rope.scaling.type") not in (None, "none"):
+        raise settings.file.error(settings.key("rope.scaling.type"), "none")
+    size = settings.size("attention.key_length")
+    divisors = read(DIVISORS)
+    found = np.zeros(0) if divisors is None else divisors.reshape(-1)
+    num_pairs = int(np.argmax(found != 1)) if (found != 1).any() else len(found)
+    if len(found) != size // 2 or not num_pairs or not (found[num_pairs:] >= STILL).all():
+        where, allowed = f"{settings.file.where}: tensor {DIVISORS!r}", f"{size // 2} numbers: some 1, then {STILL:g}"
+        raise CheckpointError(where, "missing" if divisors is None else found[:8].tolist(), allowed)
+    base = settings.number("rope.freq_base", 10_000.0)
+    return {
+        FULL: {"rope_type": "proportional", "rope_theta": base, "partial_rotary_factor": 2 * num_pairs / size},
+        SLIDING: {"rope_type": "default", "rope_theta": settings.number("rope.freq_base_swa", base)},
+    }
 
 
 def rope_scaling(settings: Settings, read: ReadTensor) -> dict[str, object]:
@@ -27,7 +62,7 @@ def rope_scaling(settings: Settings, read: ReadTensor) -> dict[str, object]:
             "short_factor": short.tolist(),
             "original_max_position_embeddings": settings.size(original, settings.size("context_length")),
         } | _given("attention_factor", settings, "rope.scaling.attn_factor")
-    divisors = read("rope_freqs.weight")
+    divisors = read(DIVISORS)
     if divisors is not None:
         return {"rope_type": "divided", "divisors": divisors.tolist()}
     kind = settings.word("rope.scaling.type")

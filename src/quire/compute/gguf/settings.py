@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.header import GgufHeader, GgufTensor
-from quire.compute.gguf.named_settings import KV_HEADS, Settings
+from quire.compute.gguf.named_settings import KV_HEADS, WIDTH, Settings
 from quire.compute.gguf.own_settings import OWN
-from quire.compute.gguf.rope_settings import ReadTensor, rope_scaling
+from quire.compute.gguf.rope_settings import ReadTensor, rope_settings
 from quire.compute.models.config_file import ConfigFile
 from quire.core.errors import ModelError
 
@@ -31,6 +31,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "gemma": "GemmaForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3": "Gemma3ForCausalLM",
+        "gemma4": "Gemma4ForCausalLM",
         "glm4": "Glm4ForCausalLM",
         "glm4moe": "Glm4MoeForCausalLM",
         "gpt-oss": "GptOssForCausalLM",
@@ -119,15 +120,13 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     }
     if architecture == "gpt2":
         return config | _gpt2(settings)
-    config |= _llama_like(settings)
+    config |= _llama_like(settings.of_first_layer(KV_HEADS, WIDTH) if architecture == "gemma4" else settings)
     if architecture in BIASED:
         config |= {
             "attention_bias": not header.tensors.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
             "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
         }
-    rope = rope_scaling(settings, read)
-    if rope:
-        config["rope_scaling"] = rope
+    config |= rope_settings(settings, read)
     own = OWN.get(architecture)
     if own is not None:
         config |= own(settings)
@@ -192,7 +191,7 @@ def _llama_like(settings: Settings) -> dict[str, object]:
     unused = 0 if settings.architecture == "qwen35moe" else None  # no layer has an MLP of this size
     config: dict[str, object] = {
         "hidden_size": settings.size("embedding_length"),
-        "intermediate_size": settings.size("feed_forward_length", unused, low=0) or 1,
+        "intermediate_size": settings.size(WIDTH, unused, low=0) or 1,
         "num_hidden_layers": settings.size("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(settings, heads),
@@ -216,7 +215,7 @@ def _gpt2(settings: Settings) -> dict[str, object]:
         "n_embd": settings.size("embedding_length"),
         "n_head": settings.size("attention.head_count"),
         "n_layer": settings.size("block_count"),
-        "n_inner": settings.size("feed_forward_length"),
+        "n_inner": settings.size(WIDTH),
         "n_positions": settings.size("context_length"),
         "layer_norm_epsilon": settings.number("attention.layer_norm_epsilon"),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,8 @@ import numpy as np
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.gguf.blocks import q5_0_of_mxfp4
 from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
-from quire.compute.gguf.names import CLASSIFIER, EXPERTS, OLD_EXPERT, ROW, WEIGHTS, Names
+from quire.compute.gguf.names import CLASSIFIER, EXPERTS, GATE_AND_UP, GATE_UP, OLD_EXPERT, ROW, WEIGHTS, Names
+from quire.compute.gguf.rope_settings import DIVISORS
 from quire.compute.gguf.row_orders import Order, Turns, order_of
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.weights.bfloat16 import narrowed
@@ -27,11 +28,13 @@ from quire.compute.weights.weight_file import EVERYTHING
 from quire.core.errors import CheckpointError
 from quire.core.model_files import open_model_file
 
-SETTINGS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+SETTINGS: Final = (DIVISORS, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are settings: the divisors of the frequencies of positions."""
 
-IMAGES: Final = MappingProxyType(dict.fromkeys(("qwen35", "qwen35moe"), ("v.", "mm.")))
-"""Architectures whose text model Ollama has in one file with the model for images → the prefixes of its tensors."""
+IMAGES: Final = MappingProxyType(
+    {"gemma4": ("v.", "mm.", "a."), **dict.fromkeys(("qwen35", "qwen35moe"), ("v.", "mm."))}
+)
+"""Architectures whose text model Ollama has in one file with those for images and sound → their tensors' prefixes."""
 
 MAX_EXPERTS: Final = 4096  # of a layer: each becomes a name
 BY_HEAD: Final = MappingProxyType({"attn_k_b": True, "attn_v_b": False})
@@ -127,9 +130,14 @@ class GgufTensors:
         return found
 
     def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
-        """Return rows of a tensor as bfloat16, read-only."""
-        found = self._numbers(self.entries[name], rows)
-        bits = narrowed(found.reshape(-1)).reshape(found.shape)
+        """Return rows of a tensor as bfloat16, read-only; O(1) if the file has bfloat16 in the same order."""
+        entry = self.entries[name]
+        if entry.dtype == "BF16" and not (entry.is_rearranged or entry.is_exponential):
+            data, shape = self._rows(entry, rows)
+            bits = np.require(data.view("<u2"), np.uint16, ["ALIGNED"]).reshape(shape)
+        else:
+            found = self._numbers(entry, rows)
+            bits = narrowed(found.reshape(-1)).reshape(found.shape)
         bits.flags.writeable = False
         return bits
 
@@ -156,7 +164,7 @@ class GgufTensors:
     def setting(self, name: str) -> FloatArray | None:
         """Return a tensor of the file that is a setting, or None."""
         tensor = self._header.tensors.get(name)
-        return None if tensor is None else self._widened(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
+        return None if tensor is None else self._widened(tensor)
 
     def release(self) -> None:
         """Free the memory of the mapped files."""
@@ -170,24 +178,28 @@ class GgufTensors:
             with np.errstate(divide="ignore", invalid="ignore"):  # numbers that are not negative show in the weights
                 return np.log(-self._numbers(replace(entry, is_exponential=False), rows))
         if entry.is_rearranged:
-            whole = self._widened(tensor, 0, tensor.num_bytes).reshape(tensor.shape)
+            whole = self._widened(tensor)
             if entry.transposed:
                 whole = whole.swapaxes(-1, -2)
             whole = whole.reshape(shape) if entry.order is None else entry.order(whole)
             return np.ascontiguousarray(whole[rows])
+        data, shape = self._rows(entry, rows)
+        return _numbers_in(tensor, data).reshape(shape)
+
+    def _rows(self, entry: GgufEntry, rows: slice) -> tuple[ByteArray, tuple[int, ...]]:
+        """Return the bytes of rows that are in the order of the file, and the shape of their numbers."""
+        tensor, shape = entry.tensor, entry.shape
         row_bytes = tensor.num_bytes // tensor.shape[0]
         start, num_rows = 0, shape[0]
         if entry.expert is not None:
             start, row_bytes = entry.expert * row_bytes, row_bytes // shape[0]
         if rows != EVERYTHING:
             start, num_rows = start + rows.start * row_bytes, rows.stop - rows.start
-        found = self._widened(tensor, start, start + num_rows * row_bytes)
-        return found.reshape(num_rows, *shape[1:])
+        return self._bytes(tensor, start, start + num_rows * row_bytes), (num_rows, *shape[1:])
 
-    def _widened(self, tensor: GgufTensor, start: int, stop: int) -> FloatArray:
-        """Return the numbers in a range of a tensor's bytes."""
-        with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite show in the weights
-            return tensor.type.widen(self._bytes(tensor, start, stop).reshape(-1, tensor.type.num_bytes))
+    def _widened(self, tensor: GgufTensor) -> FloatArray:
+        """Return all numbers of a tensor, with its shape."""
+        return _numbers_in(tensor, self._bytes(tensor, 0, tensor.num_bytes)).reshape(tensor.shape)
 
     def _bytes(self, tensor: GgufTensor, start: int, stop: int) -> ByteArray:
         if tensor.file not in self._mappings:
@@ -201,6 +213,12 @@ class GgufTensors:
             if size != checked:
                 raise CheckpointError(f"{path}: size", size, f"{checked} bytes, as when it was checked")
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+
+
+def _numbers_in(tensor: GgufTensor, data: ByteArray) -> FloatArray:
+    """Return the numbers in some of a tensor's bytes."""
+    with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite show in the weights
+        return tensor.type.widen(data.reshape(-1, tensor.type.num_bytes))
 
 
 def _entries(header: GgufHeader, names: Names) -> dict[str, GgufEntry]:
@@ -222,21 +240,20 @@ def _entries(header: GgufHeader, names: Names) -> dict[str, GgufEntry]:
 def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> list[tuple[str, GgufEntry]]:
     """Return the names and entries for a tensor of the file, one for each expert in it."""
     stem, _, kind = name.rpartition(".")
-    if kind in WEIGHTS:
+    if kind in WEIGHTS or kind == "scale":
         stem, kind = name, "weight"
     if not stem.startswith("blk."):
         once = {**names.once, **CLASSIFIER}
         return [(f"{once[stem]}.{kind}" if stem in once else name, GgufEntry(tensor))]
     _, layer, part = stem.split(".", 2) if stem.count(".") >= 2 else ("", "", stem)
-    if part in EXPERTS and len(tensor.shape) == (3 if kind == "weight" else 2):
+    parts = GATE_AND_UP if part == GATE_UP and names.has_gate_up else (part,)
+    is_stack = parts[0] in EXPERTS and len(tensor.shape) == (3 if kind == "weight" else 2)
+    if is_stack and tensor.shape[1] % len(parts) == 0:
         if tensor.shape[0] > MAX_EXPERTS:
             raise CheckpointError(
                 f"{header.path}: tensor {name!r}", f"{tensor.shape[0]} experts", f"at most {MAX_EXPERTS}"
             )
-        return [
-            (f"{names.prefix}{layer}.{names.experts[part].format(expert=expert)}.{kind}", GgufEntry(tensor, expert))
-            for expert in range(tensor.shape[0])
-        ]
+        return _experts(f"{names.prefix}{layer}.", [f"{names.experts[one]}.{kind}" for one in parts], tensor)
     old = OLD_EXPERT.fullmatch(stem)
     if old is not None:
         ours = names.experts[f"{old[1]}_exps"].format(expert=old[2])
@@ -253,3 +270,13 @@ def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> l
     ours = f"{names.prefix}{layer}.{names.layer[part]}.{'weight' if part in WEIGHTS else kind}"
     entry = GgufEntry(tensor, None, order, transposed, by_head, is_exponential=part == DECAY)
     return [(ours, entry)]
+
+
+def _experts(prefix: str, names: Sequence[str], tensor: GgufTensor) -> list[tuple[str, GgufEntry]]:
+    """Return the names and entries of each expert's matrices in a stack, in which these follow each other."""
+    count = len(names)
+    each = replace(tensor, shape=(count * tensor.shape[0], tensor.shape[1] // count, *tensor.shape[2:]))
+    return [
+        (prefix + names[place % count].format(expert=place // count), GgufEntry(each, place))
+        for place in range(each.shape[0])
+    ]

@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json, which one reader checks for all models.
 
-Two kinds are read: byte-level BPE ("gpt2"), whose merges are listed and whose splitter has a name (`pre`), and
-SentencePiece ("llama"), whose pieces have scores. The merges of SentencePiece follow from the scores: every way to cut
-a piece into two pieces, the best score first.
+Three kinds are read. Byte-level BPE ("gpt2") has a list of merges, and its splitter has a name (`pre`). SentencePiece
+("llama") has pieces with scores, from which the merges follow: every way to cut a piece into two pieces, the best score
+first. Gemma 4 ("gemma4") has pieces as SentencePiece has them, with a list of merges; files of Ollama say so by `pre`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from quire.compute.models.config_file import ConfigFile
 from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, SPACE_AT_END
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE
 
+GEMMA4: Final = "gemma4"
 RERANK: Final = "rerank"  # the name of a template that is not Jinja: {query} and {document} are replaced
 USER_DEFINED: Final = 4  # of tokenizer.ggml.token_type
 SPACE: Final = "\u2581"
@@ -133,12 +134,14 @@ def tokenizer_json_of(header: GgufHeader) -> str:
     if len(ids) != len(tokens):
         raise file.error("tokenizer.ggml.tokens", "a list of distinct tokens")
     kind = file.fields.get("tokenizer.ggml.model")
-    if kind == "gpt2":
+    if _is_gemma4(file):
+        parts = _pieces(file, ids, _listed_merges(file), has_prefix=False)
+    elif kind == "gpt2":
         parts = _byte_level(file, ids)
     elif kind == "llama":
         parts = _sentence_pieces(file, ids)
     else:
-        raise file.error("tokenizer.ggml.model", "gpt2 (byte-level BPE) or llama (SentencePiece)")
+        raise file.error("tokenizer.ggml.model", "gpt2 (byte-level BPE), llama (SentencePiece) or gemma4")
     added = [
         _added_token(place, tokens[place], special=found == CONTROL)
         for place, found in enumerate(kinds)
@@ -156,7 +159,8 @@ def tokenizer_config_of(header: GgufHeader) -> dict[str, object]:
         key = f"tokenizer.ggml.{theirs}_token_id"
         if file.is_set(key):
             settings[name] = tokens[file.size(key, low=0, high=len(tokens) - 1)]
-    settings["add_bos_token"] = file.flag("tokenizer.ggml.add_bos_token", _begins(file))
+    begins = file.flag("tokenizer.ggml.add_bos_token", _begins(file))
+    settings["add_bos_token"] = begins or _is_gemma4(file)  # whose first files say false
     if templates := _templates(file):
         settings["chat_template"] = templates
     return settings
@@ -167,6 +171,10 @@ def _begins(file: ConfigFile) -> bool:
     pre = file.fields.get("tokenizer.ggml.pre")
     is_byte_level = file.fields.get("tokenizer.ggml.model") == "gpt2"
     return not is_byte_level or (isinstance(pre, str) and pre in SPLITTERS and SPLITTERS[pre].begins)
+
+
+def _is_gemma4(file: ConfigFile) -> bool:
+    return GEMMA4 in (file.fields.get("tokenizer.ggml.model"), file.fields.get("tokenizer.ggml.pre"))
 
 
 def _templates(file: ConfigFile) -> str | list[dict[str, object]] | None:
@@ -210,9 +218,7 @@ def _byte_level(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
     if not isinstance(pre, str) or pre not in SPLITTERS:
         raise file.error("tokenizer.ggml.pre", f"one of {', '.join(SPLITTERS)}")
     splitter = SPLITTERS[pre]
-    merges = [merge.split(" ") for merge in file.texts("tokenizer.ggml.merges")]
-    if any(len(merge) != 2 for merge in merges):
-        raise file.error("tokenizer.ggml.merges", "pairs of tokens with one space between them")
+    merges = _listed_merges(file)
     steps: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in splitter.patterns
@@ -232,27 +238,41 @@ def _byte_level(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
+def _listed_merges(file: ConfigFile) -> list[list[str]]:
+    merges = [merge.split(" ") for merge in file.texts("tokenizer.ggml.merges")]
+    if any(len(merge) != 2 for merge in merges):
+        raise file.error("tokenizer.ggml.merges", "pairs of tokens with one space between them")
+    return merges
+
+
 def _sentence_pieces(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
     """Return the parts of a BPE that is equivalent to SentencePiece with these pieces."""
     scores = file.fields.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(ids) or not {int, float}.issuperset(map(type, scores)):
         raise file.error("tokenizer.ggml.scores", f"a list of {len(ids)} numbers, one for each token")
-    spaces: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
+    has_prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
     if max(map(len, ids), default=0) > MAX_PIECE_CHARACTERS:
         raise file.error("tokenizer.ggml.tokens", f"pieces of at most {MAX_PIECE_CHARACTERS} characters")
     if sum(map(len, ids)) > MAX_CHARACTERS:
         raise file.error("tokenizer.ggml.tokens", f"pieces of at most {MAX_CHARACTERS} characters together")
-    normalizers = [{"type": "Prepend", "prepend": SPACE}, spaces] if prefix else [spaces]
+    return _pieces(file, ids, _merges(file, ids, scores), has_prefix=has_prefix)
+
+
+def _pieces(
+    file: ConfigFile, ids: dict[str, int], merges: Sequence[Sequence[str]], *, has_prefix: bool
+) -> dict[str, Any]:
+    """Return the parts of a BPE of pieces with a mark for each space; `has_prefix`: one before each text, too."""
+    spaces: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    normalizers = [{"type": "Prepend", "prepend": SPACE}, spaces] if has_prefix else [spaces]
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if prefix:
+    if has_prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     unknown = file.size("tokenizer.ggml.unknown_token_id", 0, low=0, high=len(ids) - 1)
-    model = _bpe(ids, _merges(file, ids, scores), ignore_merges=False)
+    model = _bpe(ids, merges, ignore_merges=False)
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, needs_on_host
 from quire.compute.models import ModelDescription
@@ -19,11 +22,14 @@ from quire.compute.native.load import (
 from quire.compute.weights.codes import coded_row_bytes, in_groups
 from quire.compute.weights.decoder_weights import NUMBER_BYTES, kept_type, weight_bytes
 from quire.core.config import ResolvedConfig
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.core.executor import NoteLoaded
 from quire.core.granted import usable_cores
 from quire.core.memory_needs import MemoryNeeds
 from quire.core.step import MAX_STEP_DRAFTS
+
+STORED: Final = MappingProxyType({"float32": "F32", "bfloat16": "BF16"})
+"""A dtype of matrices → the format of a checkpoint's numbers that are mapped for it, not copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,15 @@ def _table_bytes(model: ModelDescription, dtype: str, block_types: Mapping[str, 
     num_rows, size = shape.weight
     if kind := kept_type(model.spec, Part.LAYER_EMBEDDING, shape, block_types, 0):
         return num_rows * coded_row_bytes(kind, size)
-    stem = model.spec.sources[Part.LAYER_EMBEDDING].stem
-    is_copied = model.dtype != dtype or f"{stem}.weight" in model.source.block_types()
-    return 0 if is_copied else num_rows * size * NUMBER_BYTES[dtype]
+    name = f"{model.spec.sources[Part.LAYER_EMBEDDING].stem}.weight"
+    is_mapped = _stored_dtype(model, name) == STORED[dtype]
+    return num_rows * size * NUMBER_BYTES[dtype] if is_mapped else 0
+
+
+def _stored_dtype(model: ModelDescription, name: str) -> str:
+    """Return the format of a tensor's numbers; that of the model if the tensors are missing or broken."""
+    with suppress(CheckpointError):  # loading reports the error
+        entries = model.source.tensors().entries
+        if name in entries:
+            return entries[name].dtype
+    return STORED.get(model.dtype, "")

@@ -1,0 +1,111 @@
+"""The settings of Gemma 1 to 4 in addition to Llama's, in the form of config.json."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from quire.compute.gguf.named_settings import KV_HEADS, WIDTH, Settings
+from quire.compute.models.rope import FULL, SLIDING
+
+WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
+"""The number of layers of the Gemmas (27B) that scale scores by hidden size / heads, not by the size of a head."""
+
+CAP: Final = "final_logit_softcapping"
+SIZE, NEAR_SIZE = "attention.key_length", "attention.key_length_swa"
+
+
+def gemma(settings: Settings) -> dict[str, object]:
+    """Return the settings of the first Gemma. The file's norms already include the 1 of 1 + weight."""
+    return {"head_dim": settings.size(SIZE, 256), "rms_norm_unit_offset": False}
+
+
+def gemma2(settings: Settings) -> dict[str, object]:
+    """Return the settings of Gemma 2: those of Gemma 3, and soft caps."""
+    caps = ("attn_logit_softcapping", CAP)
+    return gemma3(settings) | dict.fromkeys(caps) | {cap: settings.number(cap) for cap in caps if settings.has(cap)}
+
+
+def gemma3(settings: Settings) -> dict[str, object]:
+    """Return the settings of Gemma 3. The file's norms already include the 1 of 1 + weight."""
+    heads, size = settings.size("attention.head_count"), settings.size(SIZE, 256)
+    is_wide = settings.size("block_count") == WIDE_HEADS[settings.architecture]
+    return {
+        "head_dim": size,
+        "query_pre_attn_scalar": settings.size("embedding_length") // heads if is_wide else size,
+        "sliding_window": settings.size("attention.sliding_window"),
+        "rms_norm_unit_offset": False,
+    }
+
+
+def gemma4(settings: Settings) -> dict[str, object]:
+    """Return the settings of Gemma 4, with the heads of each layer that has not the usual ones.
+
+    Layers with keys that are the values too have no tensor of values. Files may have tensors of keys and values for
+    layers that attend to those of others.
+    """
+    count = settings.size("block_count")
+    is_near = _near_layers(settings, count)
+    num_shared = settings.size("attention.shared_kv_layers", 0, low=0, high=count - 1)
+    kv_heads = settings.sizes(KV_HEADS, count, settings.size("attention.head_count"))
+    size, near_size = _head_size(settings, ""), _head_size(settings, "_swa")
+    usual = {"head_dim": near_size, "num_key_value_heads": kv_heads[is_near.index(True) if any(is_near) else 0]}
+    heads = [
+        {"head_dim": near_size if near else size, "num_key_value_heads": number}
+        for near, number in zip(is_near, kv_heads, strict=True)
+    ]
+    values = [f"blk.{layer}.attn_v.weight" for layer in range(count - num_shared) if not is_near[layer]]
+    width, is_doubled = _width(settings, count, num_shared)
+    return {
+        **usual,
+        "global_head_dim": size,
+        "per_layer_config": {str(layer): each for layer, each in enumerate(heads) if each != usual},
+        "attention_k_eq_v": settings.tensors.isdisjoint(values),
+        "layer_types": [SLIDING if near else FULL for near in is_near],
+        "sliding_window": settings.size("attention.sliding_window"),
+        "num_kv_shared_layers": num_shared,
+        "intermediate_size": width,
+        "use_double_wide_mlp": is_doubled,
+        "hidden_size_per_layer_input": settings.size("embedding_length_per_layer_input", 0, low=0),
+        CAP: settings.number(CAP) if settings.has(CAP) else None,
+        **_experts(settings),
+    }
+
+
+def _experts(settings: Settings) -> dict[str, object]:
+    if not settings.size("expert_count", 0, low=0):
+        return {}
+    return {
+        "enable_moe_block": True,
+        "num_experts": settings.size("expert_count"),
+        "top_k_experts": settings.size("expert_used_count"),
+        "moe_intermediate_size": settings.size("expert_feed_forward_length"),
+    }
+
+
+def _near_layers(settings: Settings, count: int) -> list[bool]:
+    """Return whether each layer has a window; the last layer of Gemma 4 never has."""
+    found = settings.file.fields.get(key := settings.key("attention.sliding_window_pattern"))
+    if not isinstance(found, list) or len(found) != count or set(map(type, found)) != {bool} or found[-1]:
+        raise settings.file.error(key, f"a list of booleans, one for each of the {count} layers, the last one false")
+    return found
+
+
+def _head_size(settings: Settings, kind: str) -> int:
+    """Return the size of the heads of a kind of layers, which rotate as a whole: unused frequencies are divisors."""
+    size = settings.size(f"{SIZE}{kind}")
+    for name in (f"attention.value_length{kind}", f"rope.dimension_count{kind}"):
+        if settings.size(name, size) != size:
+            raise settings.file.error(settings.key(name), f"{size}, as attention.key_length{kind}")
+    return size
+
+
+def _width(settings: Settings, count: int, num_shared: int) -> tuple[int, bool]:
+    """Return the size of MLPs, and whether it is twice as much in layers with the keys and values of others."""
+    widths = settings.sizes(WIDTH, count)
+    width = widths[0]
+    if widths == [width] * count:
+        return width, False
+    if widths == [width] * (count - num_shared) + [2 * width] * num_shared:
+        return width, True
+    raise settings.file.error(settings.key(WIDTH), "one size, or twice as much for the layers without keys and values")
