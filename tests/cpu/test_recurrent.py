@@ -106,6 +106,23 @@ def test_a_state_that_does_not_end_before_the_next_token_gives_no_number(
     assert 1 not in result.failures
 
 
+@each_engine
+def test_a_full_block_has_nothing_of_what_was_in_it_before(folder: Path, engine: str) -> None:
+    """It may go to disk, or to another machine, unlike the requests that had it before."""
+    found = []
+    for before in (0x11, 0x22):
+        run = make_run(folder, engine)
+        for array in (array for pair in run.worker.cache.places() for array in pair):  # type: ignore[attr-defined]
+            array.view(np.uint8)[...] = before
+        run.prefill(0, TOKENS)
+        for group, index in ((group, index) for group in range(4) for index in range(LENGTH // 16)):
+            buffer = bytearray(run.worker.cache.spec.bytes_per_block)
+            run.worker.cache.read_block(run.driver.tables[0, group][index], group, memoryview(buffer))
+            found.append(buffer)
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
+    assert all(map(any, found))
+
+
 @pytest.mark.parametrize("engine", ["reference", "portable"])
 def test_states_that_were_copied_or_swapped_give_the_same_bits(each_folder: Path, engine: str) -> None:
     whole = make_run(each_folder, engine)

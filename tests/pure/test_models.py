@@ -714,6 +714,17 @@ def test_llama_32_has_the_published_shape(tmp_path: Path) -> None:
     assert rotary.inverse_frequencies[-1] == pytest.approx(500_000 ** (-62 / 64) / 32)
 
 
+def test_hunyuan_stretches_the_base_of_its_positions_by_alpha(tmp_path: Path) -> None:
+    model = read(tmp_path, published("Hunyuan-1.8B"))
+    assert_plain_layers(model.spec.layers, 32, rope(10_000.0 * 1000 ** (128 / 126), 128))
+    assert (model.notices, model.spec.context_length) == ((), 262144)
+
+
+def test_exaone_4_has_32_key_value_heads_unless_its_settings_say_otherwise(tmp_path: Path) -> None:
+    without = {name: value for name, value in published("EXAONE-4.0-32B").items() if name != "num_key_value_heads"}
+    assert read(tmp_path, {**without, "num_attention_heads": 64}).spec.attention.num_kv_heads == 32
+
+
 def test_llama_2_has_the_published_shape(tmp_path: Path) -> None:
     model = read(tmp_path, LLAMA_2_7B)
     assert model.spec.attention.num_kv_heads == model.spec.attention.num_heads == 32

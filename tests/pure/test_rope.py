@@ -43,7 +43,7 @@ def test_frequencies_are_those_of_transformers(name: str, make: Any) -> None:
 
 
 def test_every_scaling_has_a_golden() -> None:
-    own = {"su", "divided", "alpha"}  # another name of longrope, what only GGUF files say, and Hunyuan's dynamic
+    own = {"su", "divided", "alpha"}  # another name of longrope, what only GGUF files say, and Hunyuan's
     assert {form["rope"]["rope_type"] for form in CASES["forms"].values()} | own == SCALINGS.keys()
 
 
@@ -118,7 +118,7 @@ def test_the_first_name_of_longrope_is_understood() -> None:
 
 
 def test_alpha_stretches_the_base_whatever_the_length() -> None:
-    config = config_of({"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1e4})
+    config = config_of({"rope_type": "alpha", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1e4})
     stretched = rope_spec(config_of({"rope_theta": 1e4 * 1000 ** (32 / 30)}), 32)
     assert [rope_spec(config, 32, length) for length in (None, 100, 9999)] == [stretched] * 3
 
@@ -130,6 +130,7 @@ def test_alpha_stretches_the_base_whatever_the_length() -> None:
         ({"rope_type": ["yarn"]}, "rope_type is ['yarn']; allowed: one of"),
         ({"type": "mrope"}, "rope_parameters: type is 'mrope'; allowed: one of default"),
         ({"rope_type": "linear"}, "factor is None; allowed: a number"),
+        ({"rope_type": "dynamic", "factor": 1, "alpha": 9}, "alpha is 9; allowed: null, because engines disagree"),
         ({"rope_type": "linear", "factor": 0}, "factor is 0; allowed: a number above 0"),
         ({"rope_type": "yarn"}, "factor is None; allowed: a number"),
         ({"rope_type": "yarn", "factor": 2, "rope_theta": 1}, "rope_theta is 1; allowed: a number above 1"),
@@ -140,8 +141,8 @@ def test_alpha_stretches_the_base_whatever_the_length() -> None:
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; allowed: a number above 0, at most 1"),
         ({"partial_rotary_factor": 0.1}, "rotary dimensions is 3; allowed: an even number from 2 to 32"),
         ({"rope_type": "dynamic", "factor": 2, "partial_rotary_factor": 0.0625}, "another type for 2 rotary"),
-        ({"rope_type": "dynamic", "alpha": 2, "partial_rotary_factor": 0.0625}, "another type for 2 rotary"),
-        ({"rope_type": "dynamic", "alpha": 0}, "alpha is 0; allowed: a number above 0"),
+        ({"rope_type": "alpha", "alpha": 2, "partial_rotary_factor": 0.0625}, "another type for 2 rotary"),
+        ({"rope_type": "alpha", "alpha": 0}, "alpha is 0; allowed: a number above 0"),
         ({"rope_type": "linear", "rope_theta": 1e-30, "factor": 1e-30}, "finite frequencies"),
     ],
 )

@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from support.shadow_disk import DiskChaos, ShadowDisk
 from support.simulation import Chaos, FailingAllocations, Scenario, Simulation
 from support.step_faults import StepFaults
 
@@ -144,6 +145,29 @@ def test_rows_that_are_late_end_with_the_same_tokens(shard: int) -> None:
     assert [name for name in happened if not seen[name]] == []
 
 
+def run_with_states(seed: int) -> Counter[str]:
+    """Rows that are late, steps that fail, and in every third run a disk, over which a second engine starts."""
+    rng = random.Random(seed)
+    scenario = Scenario.draw(seed).with_states(rng).with_late_rows(rng.choice([0.0, 0.3, 0.8]))
+    if rng.random() < 0.3:
+        scenario = scenario.with_step_faults(StepFaults.draw(rng, [job.request_id for job in scenario.jobs], 40))
+        scenario = scenario.with_chaos(Chaos())
+    if seed % 3:
+        return Simulation(scenario).run()
+    scenario, disk = scenario.with_disk(rng), ShadowDisk(seed, DiskChaos.draw(rng))
+    return Simulation(scenario, disk=disk).run() + Simulation(scenario, disk=disk).run()
+
+
+@pytest.mark.parametrize("shard", range(2))
+def test_states_are_those_of_the_tokens_before(shard: int) -> None:
+    seen = Counter[str]()
+    for seed in range(7000 + 50 * shard, 7050 + 50 * shard):
+        seen += run_with_states(seed)
+    happened = ("moves_out", "moves_in", "copies", "hits", "evictions", "merged blocks", "preemptions", "postponed")
+    happened += ("failed steps", "stored", "from disk", "stop", "length", "abort", "beams resumed", "searches over")
+    assert [name for name in happened if not seen[name]] == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("shard", range(40))
 def test_many_seeds(shard: int) -> None:
@@ -157,5 +181,7 @@ def test_many_seeds(shard: int) -> None:
         run_with_failing_steps(seed)
     for seed in range(80_000 + 200 * shard, 80_200 + 200 * shard):
         run_with_late_rows(seed)
+    for seed in range(90_000 + 200 * shard, 90_200 + 200 * shard):
+        run_with_states(seed)
     for seed in range(300 + 2 * shard, 302 + 2 * shard):
         sweep_failing_step(Scenario.draw(seed).with_chaos(Chaos()))

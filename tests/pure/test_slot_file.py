@@ -19,7 +19,7 @@ from quire.compute.worker.store.record import read_record, write_record
 from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile, StoreForm
 from quire.core.errors import InvalidConfigError
 from quire.core.kept_block import KeptBlock, record_bytes
-from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.kv_spec import RECURRENT_WINDOW, KVCacheSpec, KVGroup, KVHeads
 from quire.core.private_files import make_private
 from quire.core.request import CacheScope
 from quire.serve.tenant_secret import kept_secret
@@ -27,6 +27,8 @@ from quire.serve.tenant_secret import kept_secret
 BLOCK_SIZE = 4
 BLOCK_BYTES = 100
 SCOPE = CacheScope("ada", "salt")
+STATES = (KVGroup((0, 1)), KVGroup((2,), RECURRENT_WINDOW, recurrent=True))
+WIDE, NARROW = (None, KVHeads(1, 48)), [(9, None)] * 4
 
 
 def opened(parent: Path, *, num_slots: int = 8, name: str = "f", calls: FileCalls | None = None) -> SlotFile:
@@ -366,6 +368,35 @@ def test_a_secret_stays_with_the_blocks_and_is_private(tmp_path: Path) -> None:
     (folder / "tenant_secret").chmod(0o644)
     with pytest.raises(InvalidConfigError, match="private"):
         kept_secret(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("spec", "used"),
+    [
+        # A block of 4 tokens has 256 bytes of keys in a full layer, and half a state of 512 bytes in a recurrent one.
+        (KVCacheSpec(4, 1, 16, "float32", STATES, recurrent_bytes=512), [[256] * 4, [512] * 2]),
+        (KVCacheSpec(4, 1, 16, "float32", STATES, recurrent_bytes=128), [[256] * 4, [128] * 2]),
+        # A place has room for one layer with a head of 48 numbers, or for three layers with a head of 16.
+        (
+            KVCacheSpec.from_mixed_layers([WIDE, *NARROW, WIDE], KVHeads(1, 16), block_size=4, dtype="float32"),
+            [[768] * 4, [768, 768, 256, 256]],
+        ),
+    ],
+)
+def test_a_block_brings_nothing_that_requests_before_have_left_in_it(spec: KVCacheSpec, used: list[list[int]]) -> None:
+    cache = CacheEngine(spec, num_blocks=2)
+    cache.allocate()
+    for pair in cache.places():
+        for array in pair:
+            array[...] = np.float32(1.5)
+    row = spec.key_block_bytes // 4
+    for group, sizes in enumerate(used):
+        buffer = memoryview(bytearray(spec.bytes_per_block))
+        cache.read_block(1, group, buffer)()
+        expected = np.zeros((2 * spec.num_places, row), np.float32)
+        for place, size in enumerate(sizes):
+            expected[place, : size // 4] = 1.5
+        assert np.array_equal(np.frombuffer(buffer, np.float32).reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize("latent_dim", [0, 8])

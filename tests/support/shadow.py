@@ -9,6 +9,9 @@ Beams: which beam each one continues is drawn from the digests of all beams of t
 `expected_search` can say without any engine what must come out. With `ends_searches`, some are over before their beams
 are as long as they may become; they have found the texts of their beams then, from the last to the first.
 
+The block of a recurrent layer holds the content of its last token alone: what a state has taken in stays in it, and the
+next token needs the state before it, or one that has this very token already, which is then computed again.
+
 A step that is told to fail, or that a `fault` strikes, is lost with all behind it. What these steps had computed is
 then spoilt, so that whoever reads it all the same is found out; copies and moves stay done, as the contract says.
 """
@@ -115,6 +118,20 @@ class ShadowCache:
             raise ShadowError(f"position {content.position} is written and has no block")
         self._device.setdefault(table[index], {})[offset] = content
         self._written.append((table[index], offset, self._num_applied))
+
+    def write_state(self, table: list[int], content: Content) -> None:
+        """Write the state after a position in place of what its block holds."""
+        index = content.position // self.block_size
+        if index < len(table):
+            self._device.pop(table[index], None)
+        self.write(table, content)
+
+    def read_state(self, table: list[int], allowed: Sequence[Content]) -> None:
+        """Read the state in the block of the first position of some contents, and require that it is one of these."""
+        index = allowed[0].position // self.block_size
+        found = list(self._device.get(table[index], {}).values()) if index < len(table) else []
+        if len(found) != 1 or found[0] not in allowed:
+            raise ShadowError(f"expected one of {allowed}, found {found}")
 
     def take_written(self) -> list[tuple[int, int, int]]:
         """Return block and offset of what was written since the last call, and the plan that did."""
@@ -382,14 +399,22 @@ class ShadowExecutor:
         if start + count > len(tokens):
             raise ShadowError("a token is to be computed that is not known")
         self.num_tokens_computed += count
-        for position in range(start, start + count):
-            for group, table in enumerate(row.tables):
-                self.cache.write(table, Content(group, position, digests[position + 1]))
+        for group, (kind, table) in enumerate(zip(self._spec.groups, row.tables, strict=True)):
+            contents = [Content(group, position, digests[position + 1]) for position in range(start, start + count)]
+            if not kind.recurrent:
+                for content in contents:
+                    self.cache.write(table, content)
+                continue
+            if start:
+                self.cache.read_state(table, [Content(group, start - 1, digests[start]), contents[0]])
+            for content in contents:
+                if content is contents[-1] or (content.position + 1) % self.cache.block_size == 0:
+                    self.cache.write_state(table, content)
 
     def _read(self, row: _Row, start: int, count: int, drafts: array[int]) -> None:
         _, digests = self._context(row, drafts)
         for group, kind in enumerate(self._spec.groups):
-            first = kind.first_needed(start)
+            first = start + count - 1 if kind.recurrent else kind.first_needed(start)
             if not self._thorough:
                 first = max(first, start - 1)
             for position in range(first, start + count):

@@ -20,7 +20,7 @@ from typing import Any
 
 from quire.core.config import MOST_DRAFTS, MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, RequestTooLargeError
-from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.kv_spec import RECURRENT_WINDOW, KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, FinishReason, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import StepPlan
@@ -135,6 +135,15 @@ class Scenario:
     def with_late_rows(self, share: float) -> Scenario:
         """Return the same scenario with an executor that postpones samples."""
         return replace(self, late_share=share)
+
+    def with_states(self, rng: random.Random) -> Scenario:
+        """Return the same scenario for a model with recurrent layers, which takes no drafts."""
+        first, second, third = (KVGroup((layer,), RECURRENT_WINDOW, recurrent=True) for layer in (1, 2, 3))
+        full, near = KVGroup((0,)), KVGroup((0,), window=5)
+        groups = rng.choice([(full, first), (full, first, second, third), (near, first), (first, second)])
+        spec = replace(self.spec, block_size=rng.choice([1, 2, 4, 8, 16]), groups=groups)
+        memory = replace(self.memory, num_blocks=_draw_num_blocks(rng, spec, self.jobs))
+        return replace(self, spec=spec, memory=memory, draft_accuracy=None)
 
     def with_disk(self, rng: random.Random) -> Scenario:
         """Return the same scenario with a disk, and with more requests that begin alike."""

@@ -1,4 +1,5 @@
 // Linear attention by the gated delta rule; the layout of a state is in kernels.h.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -226,6 +227,9 @@ void put_rest(const DeltaTask& task, int key_head, int token) {
     std::memcpy(change, row + shape.key_numbers() + key_head * shape.key_dim, shape.key_dim * sizeof(float));
     std::memcpy(change + shape.key_dim + shape.heads_per_key() * shape.value_dim,
                 row + shape.num_inputs() + key_head * shape.heads_per_key(), shape.heads_per_key() * sizeof(float));
+    // A block may be stored on disk: nothing of the requests that had it before may be left in it.
+    std::fill(change + shape.key_dim + shape.heads_per_key() * (shape.value_dim + 1), record + shape.record_floats(),
+              0.0F);
     const auto count = static_cast<std::int32_t>(position);
     std::memcpy(record + shape.record_floats() - 1, &count, sizeof count);
 }

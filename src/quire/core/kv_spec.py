@@ -277,6 +277,13 @@ class KVCacheSpec:
         values = 0 if self.latent_dim else tokens * of_value.num_bytes(heads.head_dim)
         return tokens * of_key.num_bytes(heads.head_dim), values
 
+    def used_bytes(self, group: KVGroup) -> list[int]:
+        """Return the bytes that the layers of a group use in each place of a block: of keys, then of values."""
+        if group.recurrent:
+            return [self.recurrent_bytes] * 2 * len(group.layers)
+        count, each = len(group.layers), self.layers_per_place(group)
+        return [min(each, count - first) * size for first in range(0, count, each) for size in self.layer_bytes(group)]
+
     @property
     def key_head_bytes(self) -> int:
         """Bytes of a head of the key of a token, with its scales."""

@@ -23,7 +23,9 @@ from quire.compute.models.common import (
 )
 from quire.compute.models.config_file import ConfigFile
 
-DEFAULTS: Final = MappingProxyType({"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4})
+DEFAULTS: Final = MappingProxyType(
+    {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}
+)
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:

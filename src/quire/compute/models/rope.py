@@ -8,7 +8,7 @@ and one factor for cosine and sine, so engines need not know the scalings:
     linear         … / factor
     divided        … / a number for each, which GGUF files have instead of llama3's settings
     proportional   … over head_dim, with the last frequencies 0
-    alpha          a larger base; Hunyuan's files name it dynamic
+    alpha          a larger base; Hunyuan's files name it dynamic, other families' files are refused
     dynamic        a larger base, for the maximum length      ┐ transformers uses the current length
     longrope       … / short or long factors, and a scale     ┘ of the text
     yarn           the slow ones / factor, the fast ones unchanged, and a scale
@@ -60,6 +60,8 @@ def rope_spec(
     """
     section = _section(config, layer_type)
     kind = _kind(section)
+    if kind == "alpha" and kind not in (section.fields.get("rope_type"), section.fields.get("type")):
+        raise section.error("alpha", "null, because engines disagree on its meaning in this family")
     fraction = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if fraction > 1:
         raise section.error("partial_rotary_factor", "a number above 0, at most 1")

@@ -156,20 +156,25 @@ class CacheEngine:
 
     def read_block(self, block: int, group: int, buffer: memoryview) -> FinishRead:
         """Copy the bytes of a block of a group into `buffer`, one array after another. Does not mutate the memory."""
-        for view in self._views(block, group):
-            buffer[: len(view)] = view
+        for view, num_used in self._views(block, group):
+            buffer[:num_used] = view[:num_used]
             buffer = buffer[len(view) :]
         return lambda: None
 
     def write_block(self, block: int, group: int, buffer: memoryview) -> None:
         """Copy bytes in the form of `read_block` into a block. Mutates."""
-        for view in self._views(block, group):
+        for view, _ in self._views(block, group):
             view[:] = buffer[: len(view)]
             buffer = buffer[len(view) :]
 
-    def _views(self, block: int, group: int) -> list[memoryview]:
-        num_arrays = 2 * self.spec.places_of(self.spec.groups[group])
-        views = [memoryview(array[block]).cast("B") for array in self._device.arrays[:num_arrays] if array.size]
+    def _views(self, block: int, group: int) -> list[tuple[memoryview, int]]:
+        """Return the bytes of a block in each array, and how many of them the group uses."""
+        used = self.spec.used_bytes(self.spec.groups[group])
+        views = [
+            (memoryview(array[block]).cast("B"), num_used)
+            for array, num_used in zip(self._device.arrays, used, strict=False)
+            if array.size
+        ]
         return views if self.draft is None else views + self.draft._views(block, group)
 
     def apply(self, plan: StepPlan) -> None:

@@ -30,7 +30,8 @@ class KVMemory(Protocol):
         """Start to copy the bytes of a block that holds tokens of a group into `buffer`. Does not mutate the memory.
 
         Reads what steps submitted earlier have written; later steps may overwrite the block. Any thread may finish.
-        A group with fewer layers fills only the beginning of the buffer; the rest stays unchanged.
+        Room that a group does not use stays unchanged in the buffer: in the block it may have content of earlier
+        requests.
         """
         ...
 
