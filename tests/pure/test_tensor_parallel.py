@@ -60,6 +60,7 @@ def test_a_shard_of_experts_has_a_part_of_each_expert() -> None:
         ("odd-shared", 2, "a number that divides the model's 25 intermediate numbers of the MLP next to experts"),
         ("latent", 2, "1: latents (MLA) cannot be split"),
         ("whole-norms", 2, "1: a norm of all heads together cannot be split"),
+        ("mixed-layers", 2, "1: layers that differ, as in Gemma 4, cannot be split yet"),
     ],
 )
 def test_models_that_cannot_be_split_are_refused(name: str, num_ranks: int, words: str) -> None:

@@ -48,6 +48,8 @@ def shard_of(spec: DecoderSpec, num_ranks: int) -> DecoderSpec:
         raise InvalidConfigError(FIELD, num_ranks, "1: latents (MLA) cannot be split")
     if heads.qk_norm is not None and heads.qk_norm_scope is NormScope.ALL_HEADS:
         raise InvalidConfigError(FIELD, num_ranks, "1: a norm of all heads together cannot be split")
+    if _is_mixed(spec):
+        raise InvalidConfigError(FIELD, num_ranks, "1: layers that differ, as in Gemma 4, cannot be split yet")
     sizes = {"query heads": heads.num_heads, "numbers of a hidden state": spec.hidden_size}
     if not all(layer.sparse for layer in spec.layers):
         sizes["intermediate numbers of an MLP"] = mlp.intermediate_size
@@ -72,6 +74,14 @@ def shard_of(spec: DecoderSpec, num_ranks: int) -> DecoderSpec:
             intermediate_size=experts.intermediate_size // num_ranks,
             shared_size=experts.shared_size // num_ranks,
         ),
+    )
+
+
+def _is_mixed(spec: DecoderSpec) -> bool:
+    """Return whether layers differ in their heads or MLPs, share keys and values, or have inputs of their own."""
+    return spec.layer_inputs is not None or any(
+        layer.heads or layer.keys_of is not None or layer.keys_are_values or layer.intermediate_size
+        for layer in spec.layers
     )
 
 
