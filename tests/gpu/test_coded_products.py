@@ -63,8 +63,12 @@ def rows_for(matrix: Matrix, count: int, dtype: torch.dtype) -> torch.Tensor:
     return rows.to(matrix.weight.device, dtype)
 
 
+@pytest.mark.parametrize("at_once", [16, 1 << 14])
 @pytest.mark.parametrize("kind", CODINGS)
-def test_codes_stand_for_the_weights_of_the_definition(kind: str, device: str) -> None:
+def test_codes_stand_for_the_weights_of_the_definition(
+    kind: str, at_once: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.compute.torch.blocks.ROWS_AT_ONCE", at_once)
     matrix, numbers = matrix_of(kind, 40, device)
     assert matrix.inputs is not None
     assert torch.equal(widened(matrix.weight, matrix.inputs), numbers)
