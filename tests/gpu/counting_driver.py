@@ -179,8 +179,8 @@ def launch_many_tasks(attention: Any, pair: Any) -> None:
         SimpleNamespace(block_tables=[torch.zeros(1, dtype=torch.int32)], positions=torch.zeros(1, dtype=torch.int32)),
     )
     tasks, merges, entries = (torch.zeros(shape, dtype=torch.int32) for shape in ((many, 5), (many, 3), many))
-    launch = Launch.of(attention.shapes[Use.DECODE], (tasks, entries, entries, merges), num_parts=1, most_parts=1)
-    queries = torch.zeros((1, pair.keys.shape[1] * attention.shapes[Use.DECODE].group, pair.keys.shape[3]))
+    launch = Launch.of(attention.shapes[0][Use.DECODE], (tasks, entries, entries, merges), num_parts=1, most_parts=1)
+    queries = torch.zeros((1, pair.keys.shape[1] * attention.shapes[0][Use.DECODE].group, pair.keys.shape[3]))
     attention.run(queries.to(torch.bfloat16), pair, PlannedStep(batch, ((launch,),)), AttentionRule(1.0))
 
 

@@ -81,8 +81,8 @@ def test_the_best_tile_is_named_with_the_place_to_set_it(bench, monkeypatch):
     monkeypatch.setattr(GpuKernelBench, "timed", lambda *_: next(times, [[2.0], [2.0]]))
     first = next(measure_tiles(bench))
     assert first.text.startswith("**Best of 2: rows 16, tokens 64, warps 4, stages 4, split 256: 0.93 of the time.**")
-    assert f"Set it in {PLACE}: FORMS, the entry (True, False, False). " in first.text
-    assert FORMS[True, False, False] == (16, 64, 4, 3) and (Path(__file__).parents[2] / PLACE).exists()
+    assert f"Set it in {PLACE}: FORMS, the entry (True, 128, False). " in first.text
+    assert FORMS[True, 128, False] == (16, 64, 4, 3) and (Path(__file__).parents[2] / PLACE).exists()
 
 
 def test_every_step_that_is_compared_can_be_made():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +63,12 @@ def rows_for(matrix: Matrix, count: int, dtype: torch.dtype) -> torch.Tensor:
     return rows.to(matrix.weight.device, dtype)
 
 
+@pytest.mark.parametrize("at_once", [16, 1 << 14])
 @pytest.mark.parametrize("kind", CODINGS)
-def test_codes_stand_for_the_weights_of_the_definition(kind: str, device: str) -> None:
+def test_codes_stand_for_the_weights_of_the_definition(
+    kind: str, at_once: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.compute.torch.blocks.ROWS_AT_ONCE", at_once)
     matrix, numbers = matrix_of(kind, 40, device)
     assert matrix.inputs is not None
     assert torch.equal(widened(matrix.weight, matrix.inputs), numbers)
@@ -199,5 +204,9 @@ def test_parts_of_one_matrix_stay_blocks_only_together(tmp_path: Path) -> None:
     gone = {f"{prefix}.self_attn.q_proj.weight", f"{prefix}.self_attn.k_proj.weight"}
     assert types.keys() - kept.keys() == gone
     assert kept_blocks(spec, dict.fromkeys(types, "Q2_K"), GPU) == {}
+    # A layer with the keys of another has a matrix of queries alone.
+    [layer], query = spec.layers, "model.layers.1.self_attn.q_proj.weight"
+    sharing = replace(spec, layers=(layer, replace(layer, keys_of=0)))
+    assert query in kept_blocks(sharing, {**types, query: types[query.replace("1", "0")]}, GPU)
     for settings in (FLOAT32, TorchSettings(weights="widened"), TorchSettings(tensor_parallel=2)):
         assert kept_blocks(spec, types, settings) == {}

@@ -193,7 +193,7 @@ def sparse(
     mlps = MLPs(operations, TiledProduct(1), experts, Activation.SILU, gated=True)
     router, slots = Matrix(random(6, 24).to(rows.device)), torch.arange(len(rows), device=rows.device)
     sizes = {Part.EXPERT_GATE: 20, Part.EXPERT_UP: 20, Part.EXPERT_DOWN: 24}
-    add = Add.to(step, LowRankSums(experts, sizes))
+    add = Add.to(step, LowRankSums(experts, [sizes]))
     up, down = exact(matrices(40, 24)), exact(matrices(24, 20))
     if merged is not None:
         mine = slice(6 * merged, 6 * merged + 6)

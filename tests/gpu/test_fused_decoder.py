@@ -93,11 +93,12 @@ def test_every_kind_of_model_computes_the_same(model: str, device: str, tmp_path
     assert own == tokens
 
 
+@pytest.mark.parametrize("model", ["plain", "mixed-layers"])
 @pytest.mark.parametrize("kv_dtype", ["float16", "int8", "fp8", "k8v4", "int4"])
-def test_every_kind_of_memory_is_written_as_plainly(kv_dtype: str, device: str, tmp_path: Path) -> None:
-    write_spec_model(tmp_path, SPECS["plain"])
+def test_every_kind_of_memory_is_written_as_plainly(kv_dtype: str, model: str, device: str, tmp_path: Path) -> None:
+    write_spec_model(tmp_path, SPECS[model])
     settings = replace(FLOAT32, device=device, dtype="float16", kv_dtype=kv_dtype)
-    plain, fused = runs(tmp_path, SPECS["plain"], settings)
+    plain, fused = runs(tmp_path, SPECS[model], settings)
     expected, _ = logits_and_tokens(plain, GREEDY)
     found, _ = logits_and_tokens(fused, GREEDY)
     assert np.abs(found - expected).max() <= 2e-2 * max(1.0, np.abs(expected).max())

@@ -45,13 +45,16 @@ from support.adapters import adapter_tensors, write_adapter
 from support.recorders import recorder_of
 from support.step_plans import GREEDY, PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_gemma4 import FAR, NEAR, write_tiny_gemma4
 from support.torch_runs import FLOAT32
 
 PROMPT = [(5 * i * i + 3 * i + 1) % 126 for i in range(40)]
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"num_hidden_layers": 2},
     "windows": {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
 }
+MIXED = {"num_hidden_layers": 4, "layer_types": [NEAR, FAR, NEAR, FAR], "vocab_size": 126, "eos_token_id": 125}
+"""Of a Gemma 4 whose last two layers attend to the keys and values of the first two."""
 MAX_SEQUENCES = 4
 
 
@@ -103,13 +106,14 @@ class Run:
 def pools_of(run: Run) -> list[torch.Tensor]:
     """Return the memory of a run's layers."""
     pairs = run.worker.cache.pairs()  # type: ignore[attr-defined]
-    return [tensor for pair in pairs for tensor in (pair.keys, pair.values)]
+    return [tensor for pair in pairs.values() for tensor in (pair.keys, pair.values)]
 
 
-@pytest.fixture(scope="module", params=list(SETTINGS))
+@pytest.fixture(scope="module", params=[*SETTINGS, "mixed"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = SETTINGS[request.param]
-    return write_tiny_qwen3(tmp_path_factory.mktemp(request.param), settings=settings)
+    if request.param == "mixed":
+        return write_tiny_gemma4(tmp_path_factory.mktemp("mixed"), **MIXED)
+    return write_tiny_qwen3(tmp_path_factory.mktemp(request.param), settings=SETTINGS[request.param])
 
 
 @pytest.fixture(scope="module")

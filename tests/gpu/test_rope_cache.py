@@ -20,16 +20,19 @@ from quire.core.kv_spec import KVCacheSpec
 
 NUM_BLOCKS, BLOCK_SIZE = 5, 8
 STORED = {"plain": torch.float32, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
-INT4_HEADS = ((8, 8), (16, 6), (64, 64), (80, 80), (96, 72), (128, 0), (256, 256))
+INT4_HEADS = ((8, 8), (16, 6), (64, 64), (80, 80), (96, 72), (128, 0), (256, 256), (512, 512))
 
 
-SUMMED_APART = (16, 256)
+SUMMED_APART = (16, 256, 512)
 """Sizes of heads that a GPU sums in another order when the kernel is compiled for other numbers to store."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call: heads, how many dimensions turn, whether heads are normed, whether queries grow."""
+    """One call: heads, how many dimensions turn, whether heads are normed, whether queries grow.
+
+    Without key-value heads, the layer attends to the keys and values of another one.
+    """
 
     num_heads: int = 2
     num_kv_heads: int = 2
@@ -38,6 +41,8 @@ class Case:
     norms: bool = True
     grows: bool = False
     rotates_first: bool = False
+    norms_values: bool = False
+    keys_are_values: bool = False
     num_tokens: int = 5
     dtype: torch.dtype = torch.float32
 
@@ -50,8 +55,11 @@ class Case:
             weight = torch.linspace(low, 2, self.head_dim, device=device)
             return Norm(weight, None, epsilon, centers=False) if self.norms else None
 
-        form = HeadForm(self.num_heads, self.num_kv_heads, self.head_dim, norm(-1, 1e-6), norm(0.5, 1e-3))
-        return replace(form, rotates_first=self.rotates_first)
+        key_norm = norm(0.5, 1e-3) if self.num_kv_heads else None
+        form = HeadForm(self.num_heads, self.num_kv_heads, self.head_dim, norm(-1, 1e-6), key_norm)
+        if self.norms_values and key_norm is not None:
+            form = replace(form, value_norm=replace(key_norm, weight=torch.ones_like(key_norm.weight)))
+        return replace(form, rotates_first=self.rotates_first, keys_are_values=self.keys_are_values)
 
     def angles(self, device: str) -> Angles | None:
         if not self.rotary_dim:
@@ -62,7 +70,7 @@ class Case:
 
     def projected(self, device: str) -> torch.Tensor:
         """Random rows that lie apart by numbers that nobody may read."""
-        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        width = (self.num_heads + (1 if self.keys_are_values else 2) * self.num_kv_heads) * self.head_dim
         rows = torch.full((self.num_tokens, width + 8), torch.nan)
         rows[:, :width] = torch.randn((self.num_tokens, width), generator=torch.Generator().manual_seed(3))
         return rows.to(self.dtype).to(device)[:, :width]
@@ -95,12 +103,20 @@ CASES = (
     Case(num_tokens=1),
     *([Case(dtype=torch.bfloat16)] if torch.cuda.is_available() else []),
     Case(head_dim=15, rotary_dim=8, norms=False),
+    Case(norms_values=True),
+    Case(norms_values=True, rotates_first=True, num_kv_heads=3),
+    Case(keys_are_values=True, num_heads=3),
+    Case(keys_are_values=True, norms_values=True, rotary_dim=6, num_kv_heads=5),
+    Case(keys_are_values=True, norms=False, rotates_first=True),
+    Case(num_kv_heads=0, num_heads=5),
+    Case(num_kv_heads=0, rotary_dim=0, norms=False),
+    Case(head_dim=512, rotary_dim=512, num_heads=2, num_kv_heads=1, num_tokens=3, norms_values=True),
 )
 
 
 def poisoned_pair(case: Case, stored: str, device: str, *, transposed: bool = False) -> KVPair:
     """Return a pair whose every number and scale a write must replace; `transposed`: tokens stand before heads."""
-    shape = (NUM_BLOCKS, case.num_kv_heads, BLOCK_SIZE, case.head_dim)
+    shape = (NUM_BLOCKS, max(1, case.num_kv_heads), BLOCK_SIZE, case.head_dim)
 
     def numbers() -> torch.Tensor:
         if transposed:
@@ -120,7 +136,8 @@ def expected(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor, torch
     """Queries, keys and values as they should be, in float64."""
     form, angles = case.form(device), case.angles(device)
     heads = case.projected(device).double().unflatten(-1, (-1, case.head_dim))
-    queries, keys, values = heads.split((case.num_heads, case.num_kv_heads, case.num_kv_heads), dim=1)
+    queries, keys, values = heads.tensor_split((case.num_heads, case.num_heads + case.num_kv_heads), dim=1)
+    values = keys if case.keys_are_values else values
 
     def brought(part: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         if form.rotates_first:
@@ -143,7 +160,7 @@ def expected(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor, torch
     queries = brought(queries, form.query_norm)
     if angles is not None and angles.query_factors is not None:
         queries = queries * angles.query_factors.double()[:, None, None]
-    return queries, brought(keys, form.key_norm), values
+    return queries, brought(keys, form.key_norm), normed(values, form.value_norm)
 
 
 def at_slots(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -163,10 +180,12 @@ def test_keys_and_values_come_to_their_slots(device: str, case: Case, transposed
     queries, keys, values = expected(case, device)
     tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[case.dtype]
     torch.testing.assert_close(found.double(), queries, rtol=tolerance, atol=tolerance)
-    stores = slots >= 0
-    kept = slots[stores]
-    torch.testing.assert_close(at_slots(pair.keys, kept).double(), keys[stores], rtol=tolerance, atol=tolerance)
-    assert torch.equal(at_slots(pair.values, kept).double(), values[stores])
+    stores = (slots >= 0) & (case.num_kv_heads > 0)
+    kept, tolerance_of_values = slots[stores], tolerance if case.norms_values else 0
+    written_keys, written_values = (at_slots(each, kept).double() for each in (pair.keys, pair.values))
+    keys, values = keys[stores].reshape(written_keys.shape), values[stores].reshape(written_keys.shape)
+    torch.testing.assert_close(written_keys, keys, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(written_values, values, rtol=tolerance_of_values, atol=tolerance_of_values)
     others = torch.tensor(sorted(set(range(NUM_BLOCKS * BLOCK_SIZE)) - set(kept.tolist())), device=device)
     for written, poison in ((pair.keys, untouched.keys), (pair.values, untouched.values)):
         assert torch.equal(at_slots(written, others), at_slots(poison, others))
@@ -182,7 +201,7 @@ def test_what_is_quantised_is_what_the_definition_makes_of_the_same_numbers(
     pair, plain, slots = poisoned_pair(case, stored, device), poisoned_pair(case, "plain", device), case.slots(device)
     arguments = case.projected(device), case.form(device), case.angles(device)
     assert torch.equal(rotate_and_write(*arguments, pair, slots), rotate_and_write(*arguments, plain, slots))
-    kept = slots[slots >= 0]
+    kept = slots[(slots >= 0) & (case.num_kv_heads > 0)]
     for numbers, scales, exact in (
         (pair.keys, pair.key_scales, plain.keys),
         (pair.values, pair.value_scales, plain.values),
@@ -279,7 +298,7 @@ def stored_rows(pair: KVPair, slots: torch.Tensor) -> list[torch.Tensor]:
     return [as_floats(numbers[where], scales[where]) for numbers, scales in pieces]
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rows_are_turned_as_the_definition_says(device: str, head_dim: int, dtype: torch.dtype) -> None:
     heads = torch.randn((7, 5, head_dim), generator=torch.Generator().manual_seed(4)).to(device, dtype)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from quire import LLM, SamplingParams
 from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_gemma4 import write_tiny_gemma4
 
 PREFIX = [(7 * i * i + 3 * i) % 126 for i in range(70)]
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_restart_hits_what_the_engine_before_has_stored(steps: int, device: str, tmp_path: Path) -> None:
-    folder = write_tiny_qwen3(tmp_path / "model")
+@pytest.mark.parametrize(("steps", "write"), [(1, write_tiny_qwen3), (2, write_tiny_qwen3), (2, write_tiny_gemma4)])
+def test_a_restart_hits_what_the_engine_before_has_stored(
+    steps: int, write: Callable[[Path], Path], device: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "model")
 
     def run(disk: Path | None) -> tuple[list[list[int]], list[int]]:
         with LLM(

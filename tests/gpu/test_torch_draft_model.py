@@ -183,7 +183,7 @@ def test_both_models_are_rehearsed_when_memory_is_measured(folder: Path, other: 
     parts = loaded.parts(8, 2)
     assert parts.draft is not None and parts.on_start is not None
     parts.cache.allocate()
-    both = [cache.pairs() for cache in (parts.cache, parts.draft.cache)]
+    both = [cache.pairs().values() for cache in (parts.cache, parts.draft.cache)]
     assert [len(pairs) for pairs in both] == [3, 2]
     assert all(len(pair.keys) == 8 for pairs in both for pair in pairs)
     buffer = memoryview(bytearray(parts.cache.spec.bytes_per_block))

@@ -15,6 +15,7 @@ import torch
 
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
+from quire.compute.models.sublayers import LayerInputsSpec
 from quire.compute.torch import products
 from quire.compute.torch.attention.base import KVPair, StepBatch
 from quire.compute.torch.attention.plain import PlainAttention
@@ -30,9 +31,9 @@ from quire.compute.torch.upload import together
 from quire.compute.weights.quantize import quantized as quantized_on_the_host
 from quire.compute.worker.worker import Worker
 from quire.core.errors import ExecutionError, InvalidConfigError, OutOfMemoryError
-from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.kv_spec import SHARED, KVCacheSpec, KVGroup, KVHeads
 from quire.core.step import BlockCopy, BlockMove, StepPlan, column
-from support.spec_models import SPECS
+from support.spec_models import FULL, SPECS
 from support.step_plans import Work
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32, TorchRun
@@ -143,18 +144,47 @@ def test_moves_and_copies_are_carried_out_in_the_order_of_the_contract(dtype: st
     # Block 0 goes out before 1 is copied over it; what went out comes back over 2, which nobody copied before.
     cache.apply(plan_of(moves_out=(BlockMove(0, 1),), copies=(BlockCopy(1, 0),)))
     cache.apply(plan_of(moves_in=(BlockMove(2, 1),), copies=(BlockCopy(3, 1),)))
-    pairs = cache.pairs()
+    pairs = cache.pairs().values()
     assert len(pairs) == 3 and [pair.group for pair in pairs] == [0, 1, 0]
     for pair in pairs:
-        pieces = [piece for piece in (pair.keys, pair.values, pair.key_scales, pair.value_scales) if piece is not None]
-        assert sum(piece.numel() * piece.itemsize for piece in pieces) == content[0].numel()
-        for piece in pieces:
+        assert sum(piece.numel() * piece.itemsize for piece in pieces_of(pair)) == content[0].numel()
+        for piece in pieces_of(pair):
             found = piece.contiguous().view(torch.uint8).flatten(1)
             assert found.unique(dim=1).tolist() == [[2], [4], [1], [4]]
     cache.release()
     cache.release()
     with pytest.raises(ExecutionError, match="not allocated"):
         cache.apply(plan_of(copies=(BlockCopy(1, 0),)))
+
+
+def pieces_of(pair: KVPair) -> list[torch.Tensor]:
+    return [piece for piece in (pair.keys, pair.values, pair.key_scales, pair.value_scales) if piece is not None]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "fp8", "k8v4", "int4"])
+def test_narrow_layers_of_a_group_share_a_place_and_no_byte(dtype: str, device: str) -> None:
+    layers = [(20, None), (20, None), (None, KVHeads(1, 32)), (SHARED, None), (20, None), (None, KVHeads(1, 32))]
+    spec = KVCacheSpec.from_mixed_layers(layers, KVHeads(2, 8), block_size=16, dtype=dtype)
+    assert [(group.layers, spec.layers_per_place(group)) for group in spec.groups] == [((2, 5), 1), ((0, 1, 4), 2)]
+    where = torch.device(device)
+    cache = TorchCache(spec, PlainAttention(where), where, num_blocks=4)
+    cache.allocate()
+    content, pairs = cache._tiers[0].pool.content, cache.pairs()  # type: ignore[index]
+    assert content.numel() == 4 * spec.bytes_per_block and list(pairs) == [0, 1, 2, 4, 5]
+    assert [pairs[layer].keys.shape for layer in (1, 5)] == [
+        (4, heads, 16, size // (2 if dtype == "int4" else 1)) for heads, size in ((2, 8), (1, 32))
+    ]
+    for group in spec.groups:
+        content.zero_()
+        for number, layer in enumerate(group.layers, start=1):
+            for piece in pieces_of(pairs[layer]):
+                as_bytes = piece.view(torch.uint8)
+                assert not as_bytes.any()
+                as_bytes.fill_(number)
+        buffer = memoryview(bytearray(spec.bytes_per_block))
+        cache.read_block(3, spec.groups.index(group), buffer)()
+        for number in range(1, len(group.layers) + 1):
+            assert bytes(buffer).count(number) == sum(spec.layer_bytes(group))
 
 
 def plan_of(**moves: Any) -> StepPlan:
@@ -267,6 +297,11 @@ def test_what_a_block_and_a_step_take_is_known_before(folder: Path) -> None:
     assert activation_bytes(spec, settings) > activation_bytes(spec, replace(settings, max_num_batched_tokens=16))
     sparse = SPECS["experts"]  # a token goes through 3 experts of 16 numbers, which is more than one MLP of 48
     assert activation_bytes(sparse, settings) > activation_bytes(SPECS["plain"], settings)
+    wide = replace(SPECS["plain"], layers=(FULL, replace(FULL, heads=KVHeads(1, 1024))))
+    assert activation_bytes(wide, settings) > activation_bytes(SPECS["plain"], settings)
+    for other in (replace(FULL, intermediate_size=200), FULL):
+        inputs = replace(SPECS["plain"], layers=(FULL, other), layer_inputs=LayerInputsSpec(256, 1.0, 1.0, 1.0))
+        assert activation_bytes(inputs, settings) > activation_bytes(replace(inputs, layer_inputs=None), settings)
 
 
 def test_arrays_of_a_step_arrive_whole_and_aligned(device: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from quire import LLM, SamplingParams
 from support.guesses import verify_all_guesses
 from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_gemma4 import write_tiny_gemma4
 
 BLOCK_BYTES = 16 * 3 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, numbers, bytes
 PREFIX = [(7 * i * i + 3 * i) % 126 for i in range(50)]
@@ -69,6 +70,14 @@ def test_texts_are_those_of_the_reference(
         **limits,
     )
     assert found == expected
+
+
+def test_texts_of_layers_that_differ_are_those_of_the_reference(tmp_path: Path, device: str) -> None:
+    """Prompts are cut, sequences are preempted and swapped, and prefixes shared; no text changes."""
+    folder = write_tiny_gemma4(tmp_path)
+    expected = texts(folder, backend="reference", device="cpu", kv_memory="8MiB")
+    settings: dict[str, Any] = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "swap_space": "1MiB"}
+    assert texts(folder, backend="torch", device=device, batch_invariant=True, kv_memory="1MiB", **settings) == expected
 
 
 @pytest.mark.parametrize("kv_dtype", ["k8v4", "int4"])

@@ -25,6 +25,7 @@ from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.compute.torch.step_upload import uploaded
 from support.paged_steps import WIDEST, WIDEST_NAME, Model, Step
 from support.reference_runs import ReferenceRun
+from support.spec_models import SPECS, write_spec_model
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import TorchRun
 
@@ -55,6 +56,8 @@ def assert_near(found: list[torch.Tensor], step: Step) -> None:
         Model(group=8, num_kv_heads=1, head_dim=128, block_size=128),
         Model(group=20, num_kv_heads=1),
         Model(group=2, head_dim=256),
+        Model(num_kv_heads=1, group=8, head_dim=512),
+        Model(num_kv_heads=1, group=2, head_dim=512, kv_dtype="int4"),
         Model(window=40),
         Model(soft_cap=3.0),
         Model(window=100, soft_cap=2.0, group=2, head_dim=256),
@@ -386,7 +389,7 @@ def test_tokens_behind_a_long_prefix_are_cut(count, context, group, device):
     backend = attention(replace(WIDE, group=group), device, num_processors=132)
     batch = host_step([(context + count, count)], device)
     works = [work for _, work in backend.work(batch.shape)[0]]
-    each = backend.shapes[Use.PROMPT].tokens_per_task
+    each = backend.shapes[0][Use.PROMPT].tokens_per_task
     stops = np.minimum(np.arange(context, context + count, each) + each, context + count)
     longest_task = int(LONGEST_SHARE * stops.sum() * WIDE.num_kv_heads / 132)
     assert max((work.tasks[:, 4] - work.tasks[:, 3]).max() for work in works) <= max(SPLIT, longest_task)
@@ -406,13 +409,19 @@ def test_twice_the_same(device):
 # ---- a whole decoder ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("model", ("windows", "mixed-layers"))
 @pytest.mark.parametrize("kv_dtype", ("float32", "k8v4", "int4"))
-def test_a_decoder_over_it_is_near_the_reference(kv_dtype, tmp_path, device):
-    write_tiny_qwen3(tmp_path, settings={"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1})
-    spec = read_model(ModelFolder(tmp_path)).spec
+def test_a_decoder_over_it_is_near_the_reference(kv_dtype, model, tmp_path, device):
+    if model == "windows":
+        write_tiny_qwen3(tmp_path, settings={"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1})
+        spec = read_model(ModelFolder(tmp_path)).spec
+    else:
+        spec = SPECS[model]
+        write_spec_model(tmp_path, spec)
     settings = TorchSettings(device=device, dtype="float32", kv_dtype=kv_dtype)
     triton = TritonAttention(kv_cache_spec(spec, settings), torch.device(device), num_heads=spec.attention.num_heads)
-    ours, reference = TorchRun(tmp_path, settings=settings, attention=triton), ReferenceRun(tmp_path, kv_dtype=kv_dtype)
+    ours = TorchRun(tmp_path, spec=spec, settings=settings, attention=triton)
+    reference = ReferenceRun(tmp_path, spec=spec, kv_dtype=kv_dtype)
     for run in (ours, reference):
         run.prefill(0, [(7 * i * i + 3 * i + 5) % 64 for i in range(70)], chunks=[40, 1])
     right, found = (np.stack([run.logits[place] for place in reference.logits]) for run in (reference, ours))

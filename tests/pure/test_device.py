@@ -33,7 +33,7 @@ H200 = DeviceFacts(
     total_bytes=140 * GIB,
     free_bytes=139 * GIB,
 )
-NEEDS = DeviceNeeds(head_dim=128, most_head_dim=256, head_dim_step=8, num_bytes=20 * GIB)
+NEEDS = DeviceNeeds(head_dims=(128, 128), most_head_dim=256, head_dim_step=8, num_bytes=20 * GIB)
 
 REFUSED = {
     "no GPU": (
@@ -85,7 +85,7 @@ def test_auto_is_the_cpu_then_with_a_notice_where_a_gpu_is_there(lack):
 @pytest.mark.parametrize("head_dim", [4, 70, 264, 512])
 def test_heads_that_no_kernel_knows_are_refused_by_their_size(head_dim):
     told = f"the model has heads of {head_dim} numbers, and the kernels support multiples of 8 up to 256"
-    assert refusal(H200, replace(NEEDS, head_dim=head_dim)) == told
+    assert refusal(H200, replace(NEEDS, head_dims=(128, head_dim))) == told
 
 
 def test_the_context_is_counted_to_the_byte():

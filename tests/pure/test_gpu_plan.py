@@ -30,6 +30,7 @@ from quire.simulate.hardware import find_hardware
 from support.adapters import adapter_tensors, write_adapter
 from support.quantized_models import write_quantized
 from support.spec_models import SPECS, write_spec_model
+from support.tiny_gemma4 import write_tiny_gemma4
 
 GIB = 1 << 30
 H200 = DeviceFacts("2.11.0", "13.0", "3.6.0", "NVIDIA H200", "", "580.159.03", (9, 0), 140 * GIB, 139 * GIB)
@@ -204,6 +205,18 @@ def test_heads_are_stored_as_they_are_and_numbers_as_the_checkpoint_says(answers
     config = EngineConfig(model=str(tmp_path), kv_dtype="fp8", skip_tokenizer_init=True)
     backend = plan_engine(config).backend
     assert (backend.facts.dtype, backend.facts.kv_spec.dtype, backend.facts.kv_spec.head_dim) == ("float16", "fp8", 24)
+
+
+def test_layers_with_wide_heads_are_planned_unless_no_kernel_knows_them(answers: Any, tmp_path: Path) -> None:
+    answers(H200)
+    for head_dim in (512, 520):
+        folder = write_tiny_gemma4(tmp_path / f"{head_dim}", global_head_dim=head_dim)
+        config = EngineConfig(model=str(folder), skip_tokenizer_init=True, device="auto")
+        report = plan_engine(config).report
+        told = f"the model has heads of {head_dim} numbers, and the kernels support multiples of 8 up to 512"
+        assert (report.backend, f"the GPU is not used: {told}" in report.notices) == (
+            ("torch", False) if head_dim == 512 else ("native", True)
+        )
 
 
 def test_cuda_is_refused_where_it_cannot_be_and_auto_computes_on_the_cpu(answers: Any) -> None:

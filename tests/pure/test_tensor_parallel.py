@@ -11,11 +11,12 @@ import pytest
 from quire.compute.choice import backend_on, choose_backend
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.source import ModelFolder
-from quire.compute.torch.parallel.split import Rank, shard_of
+from quire.compute.torch.parallel.split import Rank, bytes_of_rank, shard_of, stored_by_all
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
+from quire.core.kv_spec import KVHeads
 from quire.guide import GUIDE_FOLDER
-from support.spec_models import SPECS
+from support.spec_models import FULL, SPECS
 
 
 def guide() -> ModelDescription:
@@ -51,6 +52,25 @@ def test_a_shard_of_experts_has_a_part_of_each_expert() -> None:
     assert of_rank == replace(shared, intermediate_size=8, shared_size=16)
 
 
+def test_each_layer_of_a_shard_has_its_own_heads_and_mlp() -> None:
+    whole = SPECS["mixed-layers"]
+    for num_ranks, heads, stored in ((2, [2, 1, 1], [4, 2]), (4, [1, 1, 1], [4, 4])):
+        spec = shard_of(whole, num_ranks)
+        wide = {layer.heads.num_kv_heads for layer in spec.layers if layer.heads and layer.heads.head_dim == 32}
+        own = [spec.attention_of(layer).num_kv_heads for layer in (spec.layers[1], spec.layers[0])]
+        assert [*own, *wide] == heads
+        assert [layer.intermediate_size for layer in spec.layers] == [None, None, None, 80 // num_ranks, None, None]
+        every = stored_by_all(whole, num_ranks)
+        assert [every.attention_of(layer).num_kv_heads for layer in (every.layers[1], every.layers[2])] == stored
+
+
+def test_the_embedding_of_all_layers_is_on_every_rank() -> None:
+    whole, stored = SPECS["mixed-layers"], ("float32", "auto", {})
+    of_rank = bytes_of_rank(whole, 2, stored)
+    num_bytes = 4 * whole.vocab_size * 6 * 16
+    assert of_rank - bytes_of_rank(replace(whole, layer_inputs=None), 2, stored) > num_bytes
+
+
 @pytest.mark.parametrize(
     ("name", "num_ranks", "words"),
     [
@@ -60,6 +80,8 @@ def test_a_shard_of_experts_has_a_part_of_each_expert() -> None:
         ("odd-shared", 2, "a number that divides the model's 25 intermediate numbers of the MLP next to experts"),
         ("latent", 2, "1: latents (MLA) cannot be split"),
         ("whole-norms", 2, "1: a norm of all heads together cannot be split"),
+        ("three-wide-keys", 4, "a number that divides the model's 3 key-value heads, or a multiple of this number"),
+        ("odd-layer", 2, "a number that divides the model's 25 intermediate numbers of an MLP"),
     ],
 )
 def test_models_that_cannot_be_split_are_refused(name: str, num_ranks: int, words: str) -> None:
@@ -67,6 +89,12 @@ def test_models_that_cannot_be_split_are_refused(name: str, num_ranks: int, word
     assert experts.experts is not None
     odd = {
         "three-keys": replace(plain, attention=replace(plain.attention, num_heads=12, num_kv_heads=3)),
+        "three-wide-keys": replace(
+            plain,
+            attention=replace(plain.attention, num_heads=12, num_kv_heads=4),
+            layers=(FULL, replace(FULL, heads=KVHeads(3, 32))),
+        ),
+        "odd-layer": replace(plain, layers=(FULL, replace(FULL, intermediate_size=25))),
         "odd-shared": replace(experts, experts=replace(experts.experts, shared_size=25)),
         "odd-expert": replace(experts, experts=replace(experts.experts, intermediate_size=25)),
     }

@@ -150,9 +150,12 @@ class AdapterSlots:
         return slice(slot * count, (slot + 1) * count)
 
 
-def part_sizes(spec: DecoderSpec) -> dict[Part, int]:
-    """Return the number of outputs of each matrix that can have an adapter."""
-    return {place.part: place.num_outputs for _, place in places_of(spec)}
+def part_sizes(spec: DecoderSpec) -> Sequence[Mapping[Part, int]]:
+    """Return the number of outputs of each matrix that can have an adapter, layer by layer."""
+    sizes: list[dict[Part, int]] = [{} for _ in spec.layers]
+    for _, place in places_of(spec):
+        sizes[place.layer][place.part] = place.num_outputs
+    return sizes
 
 
 class GroupedProducts(Protocol):
@@ -181,10 +184,10 @@ class _Pairs:
 
 @dataclass(frozen=True, slots=True)
 class LowRankSums:
-    """The operations for adapters' products. `sizes`: the number of outputs of each matrix."""
+    """The operations for adapters' products. `sizes`: the number of outputs of each matrix of each layer."""
 
     products: GroupedProducts
-    sizes: Mapping[Part, int]
+    sizes: Sequence[Mapping[Part, int]]
 
     def pairs(self, step: AdaptedStep, routing: Any = None, num_experts: int = 1) -> _Pairs:
         """Return the matrix of each row, by its slot; with a routing, of each pair of a row and an expert."""
@@ -220,12 +223,15 @@ class Add:
         return replace(self, rows=self.sums.pairs(self.step, routing, num_experts))
 
     def __call__(self, output: torch.Tensor, rows: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-        """Return the product of rows with the fused matrices of `parts`, plus the adapters' part. May mutate it."""
+        """Return the product of rows with the fused matrices of `parts`, plus the adapters' part. May mutate it.
+
+        Parts that the layer lacks are not in the product.
+        """
         if self.step is None or self.rows is None:
             return output
-        first, products = 0, self.sums.products
+        first, products, sizes = 0, self.sums.products, self.sums.sizes[self.layer]
         for part in parts:
-            low_rank, end = self.step.layers[self.layer].get(part), first + self.sums.sizes[part]
+            low_rank, end = self.step.layers[self.layer].get(part), first + sizes.get(part, 0)
             if low_rank is not None:
                 reduced = products.product(rows, low_rank.a, self.rows.routing)
                 added = products.product(reduced, low_rank.b, self.rows.routing)

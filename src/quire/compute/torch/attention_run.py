@@ -199,7 +199,7 @@ class AttentionRun:
 
 def used_shape(step: AttentionStep, use: Use, device: str) -> TileShape:
     """Return the shape that an engine uses for a step."""
-    return TritonAttention(step.spec(1), torch.device(device), num_heads=step.num_heads).shapes[use]
+    return TritonAttention(step.spec(1), torch.device(device), num_heads=step.num_heads).shapes[0][use]
 
 
 def _attention(step: AttentionStep, spec: KVCacheSpec, device: torch.device) -> AttentionBackend[Any]:

@@ -21,7 +21,7 @@ from quire.compute.torch.block_types import codings, kept_blocks
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
 from quire.compute.torch.missing import missing
-from quire.compute.torch.parallel.split import FIELD, SUMS, bytes_of_rank, require_gpus, shard_of
+from quire.compute.torch.parallel.split import FIELD, SUMS, bytes_of_rank, require_gpus, shard_of, stored_by_all
 from quire.compute.torch.settings import (
     DTYPES,
     TorchSettings,
@@ -210,8 +210,7 @@ def _kv_spec(model: ModelDescription, settings: TorchSettings) -> KVCacheSpec:
         return block_spec(model, settings)
     shard = shard_of(model.spec, count)
     if settings.device == "cpu":
-        heads = replace(model.spec.attention, num_kv_heads=shard.attention.num_kv_heads * count)
-        shard = replace(model.spec, attention=heads)
+        shard = stored_by_all(model.spec, count)
     return block_spec(replace(model, spec=shard), settings)
 
 

@@ -52,11 +52,12 @@ def _joined(spec: DecoderSpec) -> Iterator[set[str]]:
     """Yield the names of the tensors that become one matrix, or the matrices of one layer's experts."""
     num_experts = 0 if spec.experts is None else spec.experts.num_experts
     for layer in range(len(spec.layers)):
+        held = spec.layer_parts(spec.layers[layer])
         for parts in FUSED:
-            yield {_name(spec, part, layer) for part in parts if part in spec.sources}
+            yield {_name(spec, part, layer) for part in parts if part in held}
         for parts in OF_EXPERTS if spec.layers[layer].sparse else ():
-            held = [part for part in parts if part in spec.sources]
-            yield {_name(spec, part, layer, expert) for part in held for expert in range(num_experts)}
+            of_experts = [part for part in parts if part in spec.sources]
+            yield {_name(spec, part, layer, expert) for part in of_experts for expert in range(num_experts)}
 
 
 def _name(spec: DecoderSpec, part: Part, layer: int, expert: int = 0) -> str:

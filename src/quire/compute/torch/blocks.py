@@ -18,15 +18,23 @@ import torch
 from quire.compute.torch.products import HALF, InputScales
 
 Coded = tuple[torch.Tensor, InputScales]
+ROWS_AT_ONCE: Final = 1 << 14
+"""The most rows that are converted together, which takes several times their memory: an embedding has many more."""
 
 
 def coded(kind: str, rows: torch.Tensor) -> Coded:
     """Return rows of blocks of a type, uint8 `[out, bytes]`, as codes and scales. Does not mutate."""
     size, convert = CONVERT[kind]
-    codes, inputs = convert(rows.unflatten(-1, (-1, size)))
-    return codes.flatten(1).contiguous(), InputScales(
-        *(None if each is None else each.flatten(1).contiguous() for each in inputs)
+    pieces = [_flat(*convert(piece.unflatten(-1, (-1, size)))) for piece in rows.split(ROWS_AT_ONCE)]
+    inputs = zip(*(inputs for _, inputs in pieces), strict=True)
+    return torch.cat([codes for codes, _ in pieces]), InputScales(
+        *(None if each[0] is None else torch.cat(each) for each in inputs)
     )
+
+
+def _flat(codes: torch.Tensor, inputs: InputScales) -> Coded:
+    """Return codes and scales as matrices, in memory of their own."""
+    return codes.flatten(1).contiguous(), inputs.changed(lambda each: each.flatten(1).contiguous())
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:

@@ -15,14 +15,15 @@ written shows in the logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
-from quire.compute.torch.attention.base import AttentionBackend, KVPair, KVPool
+from quire.compute.torch.attention.base import AttentionBackend, KVPair, KVPool, place_bytes
 from quire.compute.torch.device_errors import device_call
 from quire.compute.torch.upload import on_device
 from quire.compute.worker.kv_memory import FinishRead
@@ -54,7 +55,7 @@ class TorchCache:
         self._num_host_blocks = num_host_blocks
         self._poison = poison
         self._tiers: tuple[_Tier, _Tier] | None = None
-        self._pairs: tuple[KVPair, ...] = ()
+        self._pairs: Mapping[int, KVPair] = MappingProxyType({})
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.draft: TorchCache | None = None
         """The layers of the draft model in the same blocks; None without one."""
@@ -74,17 +75,17 @@ class TorchCache:
                 tier.pool.content.fill_(NOT_A_NUMBER)
         self._tiers = blocks, host
         homes = {
-            layer: (place, index)
+            layer: (rank, index)
             for index, group in enumerate(self.spec.groups)
-            for place, layer in enumerate(group.layers)
+            for rank, layer in enumerate(group.layers)
         }
-        self._pairs = tuple(blocks.pool.pair(*homes[layer]) for layer in sorted(homes))
+        self._pairs = MappingProxyType({layer: blocks.pool.pair(*homes[layer]) for layer in sorted(homes)})
         if self.draft is not None:
             self.draft.allocate()
 
     def release(self) -> None:
         """Free the memory. Mutates; may be called twice."""
-        self._tiers, self._pairs = None, ()
+        self._tiers, self._pairs = None, MappingProxyType({})
         if self.draft is not None:
             self.draft.release()
         if self._stream is not None:
@@ -103,8 +104,8 @@ class TorchCache:
             host.take(blocks, first)
             blocks.take(host, first)
 
-    def pairs(self) -> tuple[KVPair, ...]:
-        """Return the memory of each layer; later launches wait for moves that are still running."""
+    def pairs(self) -> Mapping[int, KVPair]:
+        """Return the memory of each layer that has some; later launches wait for moves that are still running."""
         self.await_moves()
         return self._pairs
 
@@ -162,7 +163,7 @@ class TorchCache:
     def _content(self, block: int, group: int) -> torch.Tensor:
         if self._tiers is None:
             raise ExecutionError("the KV memory is not allocated, or was released")
-        return self._tiers[0].pool.content[: len(self.spec.groups[group].layers), block]
+        return self._tiers[0].pool.content[: self.spec.places_of(self.spec.groups[group]), block]
 
     def _moving(self) -> AbstractContextManager[Any]:
         """Return the context for moves of blocks: after earlier launches, in parallel with later ones."""
@@ -223,5 +224,5 @@ def _on_gpu(pool: KVPool) -> bool:
 
 def _host_pool(spec: KVCacheSpec, num_blocks: int, *, pinned: bool) -> KVPool:
     """Return a pool in which a block is one piece of memory."""
-    shape = (num_blocks, spec.num_places, spec.block_size * spec.bytes_per_layer_token)
+    shape = (num_blocks, spec.num_places, place_bytes(spec))
     return KVPool(torch.empty(shape, dtype=torch.uint8, pin_memory=pinned).transpose(0, 1), spec)

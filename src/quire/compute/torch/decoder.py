@@ -5,17 +5,18 @@
            └─────────────────────────── × layers ───────────────────────────┘
 
 A sublayer's output is not added to the residual stream separately: it waits for the next norm, in the same layer or the
-next one, so that one pass over memory adds and normalises (`Operations.add_norm`). Attention, operations, products and
-experts are chosen when a decoder is made. On a GPU the host never waits during the walk. So steps of the same number of
-tokens have the same launches and differ only in the plan of attention. If that plan can stay in one place, `rows` can
-be recorded once and replayed (`quire.compute.torch.graphs`):
+next one, so that one pass over memory adds and normalises (`Operations.add_norm`). In some models, a layer then adds
+what it makes of its own input, and multiplies the sum by a number. Attention, operations, products and experts are
+chosen when a decoder is made. On a GPU the host never waits during the walk. So steps of the same number of tokens have
+the same launches and differ only in the plan of attention. If that plan can stay in one place, `rows` can be recorded
+once and replayed (`quire.compute.torch.graphs`):
 
     plan ─► rows ─► logits
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from quire.compute.models.parts import Part
 from quire.compute.torch.adapters import Add, LowRankSums, part_sizes
 from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StandingPlan, StepBatch
 from quire.compute.torch.experts import ExpertOperations, MLPs
+from quire.compute.torch.layer_inputs import LayerInputs
 from quire.compute.torch.operations import Angles, Norm, Operations, are_finite
 from quire.compute.torch.products import Product
 from quire.compute.torch.weights import Experts, LayerWeights, TorchWeights
@@ -84,6 +86,7 @@ class TorchDecoder:
         self._mlps = MLPs(*chosen, spec.mlp.activation, gated=spec.mlp.gated)
         self._low_rank = LowRankSums(implementations.experts, part_sizes(spec))
         shape = spec.attention
+        self._inputs = LayerInputs.of(spec, weights.layer_inputs, implementations.operations, implementations.product)
         self._rules = [
             AttentionRule(shape.scale, layer.window, shape.score_soft_cap, own.sinks)
             for layer, own in zip(spec.layers, weights.layers, strict=True)
@@ -92,8 +95,8 @@ class TorchDecoder:
         device = weights.embedding.weight.device
         self._frequencies = {rope: torch.tensor(rope.inverse_frequencies, device=device) for rope in ropes}
 
-    def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
-        """Compute one step over the KV memory of each layer. Mutates the slots of its tokens there."""
+    def run(self, batch: StepBatch, pairs: Mapping[int, KVPair]) -> DecoderOutputs:
+        """Compute one step over the KV memory of the layers. Mutates the slots of its tokens there."""
         with torch.inference_mode():
             rows = self.rows(batch, pairs, self._attention.plan(batch))
             states = None if batch.state_indices is None else rows.numbers[batch.state_indices].to(torch.float32)
@@ -113,15 +116,17 @@ class TorchDecoder:
         """Return fixed places for the plans of steps of up to as many tokens; None: attention supports none."""
         return self._attention.reserve(batch, self._weights.dtype)
 
-    def rows(self, batch: StepBatch, pairs: Sequence[KVPair], planned: object) -> Rows:
+    def rows(self, batch: StepBatch, pairs: Mapping[int, KVPair], planned: object) -> Rows:
         """Return the rows before the head. Mutates the slots of the tokens in memory."""
         angles = {rope: Angles.at(batch.positions, rope, table) for rope, table in self._frequencies.items()}
-        waiting = _Waiting(self._embed(batch), None, None)
+        ids = batch.token_ids if batch.last_tokens is None else batch.last_tokens.known(batch.token_ids)
+        waiting = _Waiting(self._embed(ids, batch.positions), None, None)
+        inputs = None if self._inputs is None else self._inputs.all(waiting.hidden, ids)
         all_layers = Add.to(batch.adapted, self._low_rank)
-        for index, (weights, layer, rule, pair) in enumerate(
-            zip(self._weights.layers, self.spec.layers, self._rules, pairs, strict=True)
+        for index, (weights, layer, rule) in enumerate(
+            zip(self._weights.layers, self.spec.layers, self._rules, strict=True)
         ):
-            add = all_layers.of(index)
+            add, pair = all_layers.of(index), pairs[index if layer.keys_of is None else layer.keys_of]
             hidden, rows = self._enter(waiting, weights.norms.get(Part.ATTENTION_NORM))
             queries = self._operations.rotate_and_write(
                 add(self._product(rows, weights.projection), rows, (Part.QUERY, Part.KEY, Part.VALUE)),
@@ -132,6 +137,7 @@ class TorchDecoder:
             )
             attended = self._attention.run(queries, pair, planned, rule).flatten(1)
             waiting = self._leave_layer(weights, (hidden, rows), attended, batch.slots[pair.group], add)
+            waiting = self._finished(waiting, weights, None if inputs is None else inputs[:, index])
         rows = self._enter(waiting, self._weights.final_norm)[1]
         return Rows(rows, are_finite(rows))
 
@@ -170,15 +176,24 @@ class TorchDecoder:
         update = self._update(self._transform(rows, weights, slots, add), norms.get(Part.AFTER_MLP_NORM))
         return _Waiting(hidden, update, norms.get(Part.JOINED_MLP_NORM))
 
-    def _embed(self, batch: StepBatch) -> torch.Tensor:
+    def _finished(self, waiting: _Waiting, weights: LayerWeights, own: torch.Tensor | None) -> _Waiting:
+        """Return the state with what the layer makes of its own input, scaled; the same if the model has neither."""
+        if own is None and weights.scale == 1:
+            return waiting
+        hidden = self._enter(waiting, None)[0]
+        if self._inputs is not None and own is not None:
+            update = self._inputs.update(hidden, own, weights)
+            hidden = hidden + self._normed(update, weights.norms.get(Part.AFTER_INPUT_NORM))
+        return _Waiting(hidden if weights.scale == 1 else hidden * weights.scale, None, None)
+
+    def _embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         weights = self._weights
-        ids = batch.token_ids if batch.last_tokens is None else batch.last_tokens.known(batch.token_ids)
         hidden = weights.embedding.looked_up(ids).to(torch.float32) * self.spec.embedding_scale
         hidden = hidden.to(weights.dtype)
         if weights.embedding_in is not None:
             hidden = self._product(hidden, weights.embedding_in)
         if weights.positions is not None and self.spec.learned_positions is not None:
-            hidden = hidden + weights.positions[batch.positions + self.spec.learned_positions]
+            hidden = hidden + weights.positions[positions + self.spec.learned_positions]
         return hidden
 
     def _enter(self, waiting: _Waiting, before: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:

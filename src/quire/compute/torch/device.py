@@ -86,7 +86,7 @@ class DeviceFacts:
 class DeviceNeeds:
     """The requirements of an engine: for its heads and its memory without KV blocks. Empty: any engine."""
 
-    head_dim: int | None = None
+    head_dims: tuple[int, ...] = ()
     most_head_dim: int = 0
     head_dim_step: int = 1
     num_bytes: int = 0
@@ -121,9 +121,10 @@ def refusal(facts: DeviceFacts, needs: DeviceNeeds = DeviceNeeds()) -> str:
     if facts.capability < OLDEST_CAPABILITY:
         has, needed = facts.dotted_capability, _dotted(OLDEST_CAPABILITY)
         return f"{facts.gpu} has compute capability {has}, and the kernels need {needed} (Ampere) or newer"
-    if needs.head_dim is not None and (needs.head_dim > needs.most_head_dim or needs.head_dim % needs.head_dim_step):
+    unknown = [size for size in needs.head_dims if size > needs.most_head_dim or size % needs.head_dim_step]
+    if unknown:
         known = f"multiples of {needs.head_dim_step} up to {needs.most_head_dim}"
-        return f"the model has heads of {needs.head_dim} numbers, and the kernels support {known}"
+        return f"the model has heads of {unknown[0]} numbers, and the kernels support {known}"
     if needs.num_bytes + CONTEXT_BYTES >= facts.free_bytes:
         needed, free = format_bytes(needs.num_bytes + CONTEXT_BYTES), format_bytes(facts.free_bytes)
         return f"the engine needs {needed} of the GPU before any KV memory, and {free} are free"

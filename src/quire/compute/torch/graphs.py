@@ -25,7 +25,7 @@ The recorder is a parameter: `CudaRecorder` on CUDA; without a GPU, tests pass a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -130,7 +130,7 @@ class StepGraphs:
         self._graphs: dict[tuple[Kind, int], Graph] = {}
         self._num_wanted = 0
 
-    def record(self, pairs: Sequence[KVPair], last_tokens: LastTokens, slots: AdapterSlots | None = None) -> None:
+    def record(self, pairs: Mapping[int, KVPair], last_tokens: LastTokens, slots: AdapterSlots | None = None) -> None:
         """Record all sizes, the largest first, whose memory the others reuse; with `slots`, again with adapters.
 
         Mutates. Calls `note_loaded` after each with the number of graphs. Records none if attention cannot be recorded.
@@ -182,7 +182,7 @@ class StepGraphs:
             self._note_loaded(len(self._graphs), self._num_wanted, "graphs")
 
     def _recorded(
-        self, batch: StepBatch, attention: StandingPlan, pairs: Sequence[KVPair]
+        self, batch: StepBatch, attention: StandingPlan, pairs: Mapping[int, KVPair]
     ) -> list[tuple[Rows, Replay]]:
         """Record a size for each place, after computing it once. Does not mutate: its rows have no slots."""
         recordings = []
@@ -218,9 +218,9 @@ class _Memory:
     adapted: AdaptedStep | None
 
     @classmethod
-    def of(cls, largest: int, num_ids: int, pairs: Sequence[KVPair], slots: AdapterSlots | None) -> _Memory:
+    def of(cls, largest: int, num_ids: int, pairs: Mapping[int, KVPair], slots: AdapterSlots | None) -> _Memory:
         """Return memory for this many tokens, and for block tables of this many ids."""
-        device, num_groups = pairs[0].keys.device, 1 + max(pair.group for pair in pairs)
+        device, num_groups = pairs[0].keys.device, 1 + max(pair.group for pair in pairs.values())
         columns = torch.zeros(num_joined([(largest,)] * (2 + num_groups)), dtype=torch.int32, device=device)
         tables = tuple(torch.zeros(num_ids, dtype=torch.int32, device=device) for _ in range(num_groups))
         return cls(columns, tables, None if slots is None else slots.nothing(largest))

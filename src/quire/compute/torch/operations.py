@@ -40,6 +40,8 @@ class Norm:
 class HeadForm:
     """How to cut the rows of a fused product: num_heads queries, num_kv_heads keys, as many values; and their norms.
 
+    `num_kv_heads` 0: the layer attends to the keys and values of another. `keys_are_values`: the product has no values,
+    which are the keys before norms and positions.
     `scope`: the numbers that a norm covers; the weights of a norm of each head are `[num_heads, head_dim]`.
     `rotates_first`: norms follow the rotation, instead of preceding it.
     `key_centre`, float32 `[num_kv_heads, head_dim]`, is subtracted from the keys before they are stored.
@@ -50,9 +52,17 @@ class HeadForm:
     head_dim: int
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    value_norm: Norm | None = None
     key_centre: torch.Tensor | None = None
     scope: NormScope = NormScope.HEAD
     rotates_first: bool = False
+    keys_are_values: bool = False
+
+    def split(self, heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the queries, keys and values of rows, `[num_tokens, all heads, head_dim]`, as views."""
+        num_values = 0 if self.keys_are_values else self.num_kv_heads
+        queries, keys, values = heads.split((self.num_heads, self.num_kv_heads, num_values), dim=1)
+        return queries, keys, keys if self.keys_are_values else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +115,9 @@ class Operations(Protocol):
     ) -> torch.Tensor:
         """Normalise and rotate queries and keys, store keys and values; return the queries. Mutates the pair's slots.
 
-        `projected` is `[num_tokens, (num_heads + 2 × num_kv_heads) × head_dim]`, the result `[num_tokens, num_heads,
-        head_dim]`. Without angles nothing rotates; a token with slot -1 stores nothing.
+        `projected` is `[num_tokens, (num_heads + 2 × num_kv_heads) × head_dim]`, without values if keys are the values;
+        the result `[num_tokens, num_heads, head_dim]`. Without angles nothing rotates; a token with slot -1 stores
+        nothing.
         """
         ...
 
@@ -147,22 +158,27 @@ class PlainOperations:
     ) -> torch.Tensor:
         """Normalise and rotate queries and keys, store keys and values; return the queries. Mutates the pair."""
         heads = projected.to(torch.float32).unflatten(-1, (-1, form.head_dim))  # [num_tokens, all heads, head_dim]
-        queries, keys, values = heads.split((form.num_heads, form.num_kv_heads, form.num_kv_heads), dim=1)
-        if angles is not None and form.rotates_first:
-            queries, keys = rotated(queries, angles), rotated(keys, angles)
-        if form.query_norm is not None and form.key_norm is not None:
-            if form.scope is NormScope.ALL_HEADS:
-                queries, keys = queries.flatten(1), keys.flatten(1)
-            queries, keys = self.norm(queries, form.query_norm), self.norm(keys, form.key_norm)
-            queries, keys = queries.view(-1, form.num_heads, form.head_dim), keys.view(values.shape)
-        if angles is not None and not form.rotates_first:
-            queries, keys = rotated(queries, angles), rotated(keys, angles)
-            if angles.query_factors is not None:
-                queries = queries * angles.query_factors[:, None, None]
-        if form.key_centre is not None:
-            keys = keys - form.key_centre
-        self._attention.write_kv(pair, slots, keys, values)
+        queries, keys, values = form.split(heads)
+        queries = self._prepared(queries, form.query_norm, form, angles)
+        if angles is not None and angles.query_factors is not None:
+            queries = queries * angles.query_factors[:, None, None]
+        if form.num_kv_heads:
+            keys = self._prepared(keys, form.key_norm, form, angles)
+            if form.key_centre is not None:
+                keys = keys - form.key_centre
+            if form.value_norm is not None:
+                values = self.norm(values, form.value_norm)
+            self._attention.write_kv(pair, slots, keys, values)
         return queries.to(projected.dtype)
+
+    def _prepared(self, heads: torch.Tensor, norm: Norm | None, form: HeadForm, angles: Angles | None) -> torch.Tensor:
+        """Return queries or keys, normalised and rotated."""
+        if angles is not None and form.rotates_first:
+            heads = rotated(heads, angles)
+        if norm is not None:
+            rows = heads.flatten(1) if form.scope is NormScope.ALL_HEADS else heads
+            heads = self.norm(rows, norm).view(heads.shape)
+        return heads if angles is None or form.rotates_first else rotated(heads, angles)
 
 
 def are_finite(rows: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ LAUNCH_S: Final = 0.008
 """Seconds of a CPU to launch a step kernel by kernel (benchmarks/RESULTS.md, GPU: what a step costs the processor)."""
 PROCESSOR_RATE: Final = 3e12
 """Multiplications and additions per second of one multiprocessor in the products of a step, approximately."""
-MAX_HEAD_DIM: Final = 256
+MAX_HEAD_DIM: Final = 512
 HEAD_DIM_STEP: Final = 8
 """Heads whose size is a multiple of this are loaded 16 bytes at a time."""
 FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
@@ -87,8 +87,9 @@ def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
         raise InvalidConfigError("block_size", settings.block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     if settings.stored_kv_dtype not in KV_DTYPES:
         raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"one of {', '.join(KV_DTYPES)}")
-    if settings.kv_dtype in INT4_VALUES and spec.attention.head_dim % 2:
-        heads = f"heads of an even size, not {spec.attention.head_dim}"
+    odd = next((head_dim for head_dim in head_dims(spec) if head_dim % 2), None)
+    if settings.kv_dtype in INT4_VALUES and odd is not None:
+        heads = f"heads of an even size, not {odd}"
         raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"another dtype: {settings.kv_dtype} needs {heads}")
     _check_attention(spec, settings)
     return spec.kv_cache_spec(settings.block_size, settings.stored_kv_dtype)
@@ -100,10 +101,10 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
         raise InvalidConfigError("attention_backend", settings.attention, "plain or auto: the others need a GPU")
     if settings.attention != "flashinfer":
         return
-    head_dim, kv_dtype = spec.attention.head_dim, settings.stored_kv_dtype
-    heads = ", ".join(map(str, FLASHINFER_HEAD_DIMS))
+    kv_dtype, heads = settings.stored_kv_dtype, ", ".join(map(str, FLASHINFER_HEAD_DIMS))
+    unknown = next((head_dim for head_dim in head_dims(spec) if head_dim not in FLASHINFER_HEAD_DIMS), None)
     obstacles = {
-        f"supports heads of {heads} numbers, and the model's have {head_dim}": head_dim not in FLASHINFER_HEAD_DIMS,
+        f"supports heads of {heads} numbers, and the model's have {unknown}": unknown is not None,
         "is not used with attention sinks, which the model has": spec.attention.sinks,
         "does not compute in float32": settings.dtype == "float32",
         f"supports no scale for each token and head, which {kv_dtype} has": KV_FORMS[kv_dtype][0].scaled,
@@ -117,7 +118,12 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
 
 def device_needs(spec: DecoderSpec, num_bytes: int) -> DeviceNeeds:
     """Return the GPU requirements of a model's engine that needs this many bytes in addition to its KV blocks."""
-    return DeviceNeeds(spec.attention.head_dim, MAX_HEAD_DIM, HEAD_DIM_STEP, num_bytes)
+    return DeviceNeeds(head_dims(spec), MAX_HEAD_DIM, HEAD_DIM_STEP, num_bytes)
+
+
+def head_dims(spec: DecoderSpec) -> tuple[int, ...]:
+    """Return the sizes of heads in a model, in ascending order."""
+    return tuple(sorted({spec.attention_of(layer).head_dim for layer in spec.layers}))
 
 
 def most_recorded(spec: DecoderSpec, settings: TorchSettings, num_processors: int) -> int:
@@ -147,14 +153,16 @@ def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:
     A layer holds its input, its output and all intermediate numbers at once, some of them in float32. With int8
     weights, one matrix at a time is widened; the head is the largest.
     """
-    attention, mlp = spec.attention, spec.mlp
-    heads = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
-    width = 2 if mlp.gated else 1
-    between = 3 * mlp.intermediate_size * width
+    each = [spec.attention_of(layer) for layer in spec.layers]
+    heads = max((one.num_heads + 2 * one.num_kv_heads) * one.head_dim for one in each)
+    width = 2 if spec.mlp.gated else 1
+    between = 3 * spec.most_intermediate * width
     if spec.experts is not None:
         between_experts = 3 * spec.experts.intermediate_size * width + 2 * spec.hidden_size
         between = max(between, spec.experts.experts_per_token * between_experts)
-    per_token = 6 * spec.hidden_size + 3 * heads + between
+    inputs = 0 if spec.layer_inputs is None else spec.layer_inputs.size * len(spec.layers)
+    # The inputs of all layers are kept, and made from five times as many numbers before the first layer.
+    per_token = max(6 * spec.hidden_size + 3 * heads + between + inputs, spec.hidden_size + 5 * inputs)
     widened = 2 * spec.vocab_size * spec.hidden_size if settings.weights == "int8" else 0
     scratch = FLASHINFER_SCRATCH_BYTES if settings.attention == "flashinfer" else 0
     return (

@@ -21,8 +21,9 @@ import torch
 from torch.nn import functional
 
 from quire.compute.arrays import FloatArray, WeightArray
-from quire.compute.models.base import DecoderSpec
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part
+from quire.compute.models.sublayers import AttentionSpec
 from quire.compute.torch.blocks import coded
 from quire.compute.torch.operations import HeadForm, Norm
 from quire.compute.torch.products import InputScales, Matrix
@@ -40,6 +41,7 @@ LAYER_NORMS: Final = (
     Part.MLP_NORM,
     Part.AFTER_MLP_NORM,
     Part.JOINED_MLP_NORM,
+    Part.AFTER_INPUT_NORM,
 )
 
 
@@ -85,18 +87,33 @@ class Experts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class InputWeights:
+    """The weights of the inputs that layers have of their own; a row of `embedding` has those of all layers."""
+
+    embedding: Matrix
+    projection: Matrix
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer: an MLP, or a router and its stacked experts, perhaps with an MLP next to them."""
+    """The weights of one layer: an MLP, or a router and its stacked experts, perhaps with an MLP next to them.
+
+    `input_gate`, `input_output`: the matrices before and after its own input. `scale`: multiplies the layer's output.
+    """
 
     norms: Mapping[Part, Norm]
     form: HeadForm
     sinks: torch.Tensor | None  # float32 [num_heads]
-    projection: Matrix  # query, key and value
+    projection: Matrix  # query, key and value, as far as the layer has them
     output: Matrix
     mlp: MLP | None
     router: Matrix | None
     router_offset: torch.Tensor | None  # float32 [num_experts]
     experts: MLP | None
+    input_gate: Matrix | None = None
+    input_output: Matrix | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +127,7 @@ class TorchWeights:
     embedding_out: Matrix | None
     positions: torch.Tensor | None
     final_norm: Norm | None
+    layer_inputs: InputWeights | None
     layers: tuple[LayerWeights, ...]
 
     @classmethod
@@ -126,6 +144,7 @@ class TorchWeights:
             embedding_out=loader.fused((Part.EMBEDDING_OUT,), parts) if Part.EMBEDDING_OUT in parts else None,
             positions=loader.fused((Part.POSITIONS,), parts).weight if Part.POSITIONS in parts else None,
             final_norm=loader.norm(parts[Part.FINAL_NORM], spec.norm) if Part.FINAL_NORM in parts else None,
+            layer_inputs=loader.inputs(parts),
             layers=(),
         )
         reader.release()
@@ -144,8 +163,11 @@ class TorchWeights:
         """Yield every matrix that rows are multiplied by; only the first expert of a layer, because all are alike."""
         yield self.head
         yield from filter(None, (self.embedding_in, self.embedding_out))
+        if self.layer_inputs is not None:
+            yield self.layer_inputs.projection
         for layer in self.layers:
             yield from filter(None, (layer.projection, layer.output, layer.router))
+            yield from filter(None, (layer.input_gate, layer.input_output))
             if layer.mlp is not None:
                 yield from (layer.mlp.up, layer.mlp.down)
             if layer.experts is not None:
@@ -164,19 +186,33 @@ class _Loader:
     def layer(self, index: int) -> LayerWeights:
         """Return the weights of a layer. Mutates the reader, whose memory is released."""
         spec, parts = self._spec, self._reader.layer(index)
+        heads = tuple(part for part in (Part.QUERY, Part.KEY, Part.VALUE) if part in parts)
         weights = LayerWeights(
             norms={part: self.norm(parts[part], spec.norm) for part in LAYER_NORMS if part in parts},
-            form=self._head_form(parts),
+            form=self._head_form(spec.layers[index], parts),
             sinks=self._moved(parts[Part.SINKS].weight, torch.float32) if Part.SINKS in parts else None,
-            projection=self.fused((Part.QUERY, Part.KEY, Part.VALUE), parts),
+            projection=self.fused(heads, parts),
             output=self.fused((Part.OUTPUT,), parts),
             mlp=self._mlp(parts),
             router_offset=self._offset(parts),
             router=self._router(parts) if Part.ROUTER in parts else None,
             experts=self._experts(index) if Part.ROUTER in parts else None,
+            input_gate=self.fused((Part.INPUT_GATE,), parts) if Part.INPUT_GATE in parts else None,
+            input_output=self.fused((Part.INPUT_OUTPUT,), parts) if Part.INPUT_OUTPUT in parts else None,
+            scale=float(parts[Part.LAYER_SCALE].weight[0]) if Part.LAYER_SCALE in parts else 1.0,
         )
         self._reader.release()
         return weights
+
+    def inputs(self, parts: Parts) -> InputWeights | None:
+        """Return the weights of the inputs of layers; None: the model has none."""
+        if Part.LAYER_INPUTS not in parts:
+            return None
+        return InputWeights(
+            self.fused((Part.LAYER_EMBEDDING,), parts),
+            self.fused((Part.LAYER_INPUTS,), parts),
+            self.norm(parts[Part.LAYER_INPUTS_NORM], self._spec.norm),
+        )
 
     def fused(self, names: tuple[Part, ...], parts: Parts) -> Matrix:
         """Return the matrices of some parts as one, rows of the first part first."""
@@ -267,21 +303,35 @@ class _Loader:
         bias = None if piece.bias is None else self._moved(piece.bias, torch.float32)
         return Norm(1 + weight if spec.unit_offset else weight, bias, spec.epsilon, spec.kind is NormKind.LAYER)
 
-    def _head_form(self, parts: Parts) -> HeadForm:
-        shape = self._spec.attention
-        form = HeadForm(
+    def _head_form(self, layer: LayerSpec, parts: Parts) -> HeadForm:
+        shape = self._spec.attention_of(layer)
+        stores = layer.keys_of is None
+        return HeadForm(
             shape.num_heads,
-            shape.num_kv_heads,
+            shape.num_kv_heads if stores else 0,
             shape.head_dim,
+            query_norm=self._head_norm(parts.get(Part.QUERY_NORM), shape),
+            key_norm=self._head_norm(parts.get(Part.KEY_NORM), shape),
+            value_norm=self._value_norm(shape) if shape.value_norm and stores else None,
             scope=shape.qk_norm_scope,
             rotates_first=shape.rotates_first,
+            keys_are_values=layer.keys_are_values,
         )
+
+    def _head_norm(self, piece: PartWeights | None, shape: AttentionSpec) -> Norm | None:
+        if piece is None or shape.qk_norm is None:
+            return None
+        norm = self.norm(piece, shape.qk_norm)
+        if shape.qk_norm_scope is not NormScope.EACH_HEAD:
+            return norm
+        return replace(norm, weight=norm.weight.view(-1, shape.head_dim))
+
+    def _value_norm(self, shape: AttentionSpec) -> Norm | None:
+        """Return the norm of values, which is like that of keys, without weights."""
         if shape.qk_norm is None:
-            return form
-        query, key = (self.norm(parts[part], shape.qk_norm) for part in (Part.QUERY_NORM, Part.KEY_NORM))
-        if shape.qk_norm_scope is NormScope.EACH_HEAD:
-            query, key = (replace(norm, weight=norm.weight.view(-1, shape.head_dim)) for norm in (query, key))
-        return replace(form, query_norm=query, key_norm=key)
+            return None
+        ones = PartWeights(np.ones(shape.head_dim, np.float32))
+        return self.norm(ones, replace(shape.qk_norm, unit_offset=False))
 
     def _moved(self, array: WeightArray, dtype: torch.dtype) -> torch.Tensor:
         return _tensor(array).to(self._device, dtype)

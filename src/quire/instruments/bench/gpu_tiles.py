@@ -134,7 +134,7 @@ def _advice(use: Use, used: Tile, found: Mapping[Tile, float]) -> str:
     split = f"; {name} = {best.split}" if best.split != used.split else ""
     return (
         f"**Best of {len(found)}: {form}, split {best.split}: {found[best]:.2f} of the time.** Set it in {PLACE}: "
-        f"FORMS, the entry ({use.value == 'decode'}, False, False){twice}{split}. Then run the compile gate and "
+        f"FORMS, the entry ({use.value == 'decode'}, 128, False){twice}{split}. Then run the compile gate and "
         "tests/gpu. Ratios of times to those of the tile in use."
     )
 

@@ -6,7 +6,8 @@
 
 A step's keys and values are written before it attends, so cached and new tokens are read the same way: from blocks. A
 pool is one tensor of bytes, so that one operation copies or moves a block for any number of layers. A block of a place
-holds, in this order:
+holds one layer, or several with fewer numbers one after another (`KVCacheSpec.layers_per_place`). Each holds, in this
+order:
 
     keys           [num_kv_heads, block_size, head_dim]          or head_dim / 2 bytes of two 4-bit numbers
     values         [num_kv_heads, block_size, head_dim]          the same
@@ -15,7 +16,7 @@ holds, in this order:
 
 The tokens of a head are adjacent (HND), so a head of a block is one contiguous piece.
 
-Kernels take strides as data; only the last dimension must be contiguous. One layer of each KV group shares a place (see
+Kernels take strides as data; only the last dimension must be contiguous. Layers of all KV groups share a place (see
 `quire.compute.worker.cache_engine`); a pair names the group whose block tables its layer uses. Block tables hold -1 for
 blocks that no query reads; a row with slot -1 writes nothing.
 """
@@ -35,7 +36,7 @@ from quire.compute.arrays import IntArray
 from quire.compute.torch.attention.work import before
 from quire.compute.torch.int4 import INT4
 from quire.core.config import MOST_DRAFTS
-from quire.core.kv_spec import KV_FORMS, KVCacheSpec
+from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVHeads
 
 if TYPE_CHECKING:
     from quire.compute.torch.adapters import AdaptedStep
@@ -85,32 +86,41 @@ class KVPool:
     @classmethod
     def allocate(cls, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> KVPool:
         """Return new blocks with undefined content."""
-        shape = (spec.num_places, num_blocks, spec.block_size * spec.bytes_per_layer_token)
+        shape = (spec.num_places, num_blocks, place_bytes(spec))
         return cls(torch.empty(shape, dtype=torch.uint8, device=device), spec)
 
-    def pair(self, place: int, group: int) -> KVPair:
-        """Return the part of the pool that belongs to a layer at a place. Does not mutate."""
-        head_dim, forms, start = self.spec.head_dim, KV_FORMS[self.spec.dtype], 0
+    def pair(self, rank: int, group: int) -> KVPair:
+        """Return the part of the pool that belongs to a layer, by its place among those of its group."""
+        own = self.spec.groups[group]
+        heads, forms, stored = self.spec.heads_of(own), KV_FORMS[self.spec.dtype], STORED_AS[self.spec.dtype]
+        place, part = divmod(rank, self.spec.layers_per_place(own))
+        start, head_dim = part * sum(self.spec.layer_bytes(own)), heads.head_dim
         numbers, scales = [], []
-        stored = STORED_AS[self.spec.dtype]
         for dtype in stored:
-            piece, start = self._piece(place, start, dtype, (head_dim // 2 if dtype is INT4 else head_dim,))
+            size = head_dim // 2 if dtype is INT4 else head_dim
+            piece, start = self._piece((place, start), heads, dtype, (size,))
             numbers.append(piece)
         for form, dtype in zip(forms, stored, strict=True):
             if form.scaled:
                 groups = (-(-head_dim // (form.group or head_dim)),) if dtype is INT4 else ()
-                piece, start = self._piece(place, start, torch.int32 if dtype is INT4 else torch.float32, groups)
+                of_words = torch.int32 if dtype is INT4 else torch.float32
+                piece, start = self._piece((place, start), heads, of_words, groups)
                 scales.append(piece)
         (keys, values), (key_scales, value_scales) = numbers, scales or (None, None)
         return KVPair(keys, values, key_scales, value_scales, group)
 
     def _piece(
-        self, place: int, start: int, dtype: torch.dtype, of_a_token: tuple[int, ...]
+        self, where: tuple[int, int], heads: KVHeads, dtype: torch.dtype, of_a_token: tuple[int, ...]
     ) -> tuple[torch.Tensor, int]:
-        """Return a view of the numbers at byte `start` of each block, and the byte after them."""
-        shape = (self.spec.num_kv_heads, self.spec.block_size, *of_a_token)
+        """Return a view of numbers in each block, and the byte after them; `where`: a place, and the first byte."""
+        (place, start), shape = where, (heads.num_kv_heads, self.spec.block_size, *of_a_token)
         end = start + math.prod(shape) * dtype.itemsize
         return self.content[place, :, start:end].view(dtype).unflatten(1, shape), end
+
+
+def place_bytes(spec: KVCacheSpec) -> int:
+    """Return the bytes of a place of a block."""
+    return spec.key_block_bytes + spec.value_block_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ class FlashInferAttention:
         host = (pages.query_starts, pages.indptr, pages.last_lengths)
         starts, indptr, last_lengths = (torch.from_numpy(each.astype(np.int32)) for each in host)
         [indices] = together([pages.indices], self._device)
-        heads = (self._num_heads, spec.num_kv_heads, spec.head_dim)
+        of_group = spec.heads_of(spec.groups[purpose.group])
+        heads = (self._num_heads, of_group.num_kv_heads, of_group.head_dim)
         plan = wrapper.plan if purpose.decodes else partial(wrapper.plan, starts, causal=True)
         plan(
             indptr,

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
 from itertools import chain, islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from quire.compute.torch.kernels.merge import AT_A_TIME, Results, merge
 from quire.compute.torch.kernels.paged_attention import Cache, Queries, Weighting, Work, attend
 from quire.compute.torch.kernels.tile_shape import TileShape, Use
 from quire.compute.torch.upload import Shape, apart, fill, joined, on_device, together
-from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVGroup
+from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVGroup, KVHeads
 
 TASKS_EACH: Final = 2
 ENTRIES_EACH: Final = 9
@@ -56,6 +56,8 @@ SPARE_UNCUT: Final = 16
 """Additional tasks for prompts that are not cut."""
 MOST_MERGED: Final = 1024
 """The most tokens of longer queries that are computed in parts, in the room for a step."""
+Shapes: TypeAlias = Sequence[Mapping[Use, TileShape]]
+"""The shapes of kernels for each KV group: its heads can be wider than those of others."""
 LONGEST_SHARE: Final = 0.75
 """Share of a multiprocessor's work in a step: longer tasks are cut, so that the others need not wait for one."""
 
@@ -81,12 +83,13 @@ class Launch:
 class PlannedStep:
     """The plan that all layers of a step share. `launches` are per KV group.
 
-    `outputs`, if given, are reused by every layer: rows without work keep their old content.
+    `outputs`, if given, are reused by every layer: rows without work keep their old content. They have room for the
+    widest heads.
     """
 
     batch: StepBatch
     launches: tuple[tuple[Launch, ...], ...]
-    outputs: torch.Tensor | None = None  # [num_tokens, num_heads, head_dim]
+    outputs: torch.Tensor | None = None  # [num_tokens × num_heads × head_dim]
 
 
 class TritonAttention:
@@ -111,18 +114,20 @@ class TritonAttention:
         self._batch_invariant = batch_invariant
         self._num_processors = num_processors or _num_processors(device)
         self._plain = PlainAttention(device)
-        self.shapes = {
-            use: shape
-            or TileShape.of(
-                use,
-                head_dim=spec.head_dim,
-                group=num_heads // spec.num_kv_heads,
-                block_size=spec.block_size,
-                kv_bits=KV_FORMS[spec.dtype][1].bits,
-                capability=_capability(device),
-            )
-            for use in Use
-        }
+        self._most_head_dim = max(spec.heads_of(group).head_dim for group in spec.groups)
+        self.shapes: Shapes = [
+            {use: shape or self._shape_of(use, spec.heads_of(group)) for use in Use} for group in spec.groups
+        ]
+
+    def _shape_of(self, use: Use, heads: KVHeads) -> TileShape:
+        return TileShape.of(
+            use,
+            head_dim=heads.head_dim,
+            group=self._num_heads // heads.num_kv_heads,
+            block_size=self._spec.block_size,
+            kv_bits=KV_FORMS[self._spec.dtype][1].bits,
+            capability=_capability(self._device),
+        )
 
     @property
     def block_size(self) -> int:
@@ -142,16 +147,14 @@ class TritonAttention:
         groups = self.work(batch.shape)
         pieces = iter(together([array for works in groups for _, work in works for array in work.arrays], self._device))
         launches = (
-            tuple(
-                Launch.of(self.shapes[use], islice(pieces, 4), work.num_parts, work.most_parts) for use, work in works
-            )
-            for works in groups
+            tuple(Launch.of(shapes[use], islice(pieces, 4), work.num_parts, work.most_parts) for use, work in works)
+            for shapes, works in zip(self.shapes, groups, strict=True)
         )
         return PlannedStep(batch, tuple(launches))
 
     def reserve(self, batch: StepBatch, dtype: torch.dtype) -> StandingWork:
         """Return places for the work of steps of up to as many tokens as the batch, with tables of the same size."""
-        outputs = (len(batch.positions), self._num_heads, self._spec.head_dim)
+        outputs = len(batch.positions) * self._num_heads * self._most_head_dim
         zeros = torch.zeros(outputs, dtype=dtype, device=batch.positions.device)
         num_short = batch.shape.num_short
         choices = [{Use.DECODE: room} for room in (Room.of_usual(num_short), Room.of_short(num_short))]
@@ -163,8 +166,9 @@ class TritonAttention:
 
     def _rooms_with_prompts(self, num_short: int, num_tokens: int) -> list[dict[Use, Room]]:
         """Return the rooms for steps with prompts: next to few decodes, next to many, and with tiles that are cut."""
-        shape = self.shapes[Use.ANY if self._batch_invariant else Use.PROMPT]
-        uncut = Room.of_uncut(num_tokens, min(MOST_SHORT, shape.tokens_per_task))
+        use = Use.ANY if self._batch_invariant else Use.PROMPT
+        tokens_per_task = min(shapes[use].tokens_per_task for shapes in self.shapes)
+        uncut = Room.of_uncut(num_tokens, min(MOST_SHORT, tokens_per_task))
         num_short = min(num_short, num_tokens - MOST_SHORT)
         counts = (num_short,) if num_short < UNCUT_FROM else (FEW_DECODES, num_short)
         rooms = [{Use.DECODE: Room.of_usual(count), Use.PROMPT: uncut} for count in counts]
@@ -172,7 +176,9 @@ class TritonAttention:
 
     def run(self, queries: torch.Tensor, pair: KVPair, planned: PlannedStep, rule: AttentionRule) -> torch.Tensor:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`. Mutates the outputs of the plan."""
-        outputs = torch.empty_like(queries) if planned.outputs is None else planned.outputs
+        outputs = torch.empty_like(queries)
+        if planned.outputs is not None:
+            outputs = planned.outputs[: queries.numel()].view(queries.shape)
         if pair.keys.dtype is INT4:
             queries = turn(queries)
         cache = Cache.of(pair, planned.batch.block_tables[pair.group])
@@ -206,7 +212,7 @@ class TritonAttention:
 
     def _works_of(self, step: StepShape, sequences: IntArray, index: int, use: Use) -> list[WorkList]:
         """Return the work of a kernel, launch by launch: cut if that pays, with prefixes that single tokens share."""
-        group, shape = self._spec.groups[index], self.shapes[use]
+        group, shape = self._spec.groups[index], self.shapes[index][use]
         tiles = Tiles.of(step.query_starts, step.lengths, sequences, shape.tokens_per_task)
         prefixes = []
         if group.window is None:
@@ -226,7 +232,7 @@ class TritonAttention:
     def _longest_task(self, tiles: Tiles, group: KVGroup) -> int:
         """Return the most positions of a task in a step."""
         seen = tiles.stops if group.window is None else np.minimum(tiles.stops, group.window)
-        return int(LONGEST_SHARE * int(seen.sum()) * self._spec.num_kv_heads / self._num_processors)
+        return int(LONGEST_SHARE * int(seen.sum()) * self._spec.heads_of(group).num_kv_heads / self._num_processors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,19 +296,15 @@ class _Place:
     planned: PlannedStep
 
     @classmethod
-    def of(
-        cls, shapes_of: Mapping[Use, TileShape], batch: StepBatch, outputs: torch.Tensor, rooms: Mapping[Use, Room]
-    ) -> _Place:
+    def of(cls, shapes_of: Shapes, batch: StepBatch, outputs: torch.Tensor, rooms: Mapping[Use, Room]) -> _Place:
         """Return a place with room for each kernel and KV group, and without work."""
         shapes = [shape for room in rooms.values() for shape in room.shapes] * len(batch.block_tables)
         nothing = [array for _ in batch.block_tables for _ in rooms for array in NO_WORK.arrays]
         whole = on_device(joined(nothing, shapes), batch.positions.device)
         pieces = iter(apart(whole, shapes))
         launches = tuple(
-            tuple(
-                Launch.of(shapes_of[use], islice(pieces, 4), room.num_parts, AT_A_TIME) for use, room in rooms.items()
-            )
-            for _ in batch.block_tables
+            tuple(Launch.of(of_group[use], islice(pieces, 4), room.num_parts, AT_A_TIME) for use, room in rooms.items())
+            for of_group in shapes_of
         )
         return cls(shapes, whole, PlannedStep(batch, launches, outputs))
 

@@ -282,9 +282,9 @@ def _turn_variant(head_dim: int) -> KernelVariant:
 
 
 VARIANTS: Final = (
-    *(_turn_variant(head_dim) for head_dim in (64, 80, 128, 256)),
-    *(_write_variant(head_dim, "int8") for head_dim in (64, 128, 256)),
-    *(_write_variant(head_dim, "int4", centre=True) for head_dim in (80, 128, 256)),
+    *(_turn_variant(head_dim) for head_dim in (64, 80, 128, 256, 512)),
+    *(_write_variant(head_dim, "int8") for head_dim in (64, 128, 256, 512)),
+    *(_write_variant(head_dim, "int4", centre=True) for head_dim in (80, 128, 256, 512)),
     _write_variant(128, "int4"),
 )
 """The forms that the compile gate compiles; see `variants`."""

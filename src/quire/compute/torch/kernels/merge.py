@@ -127,8 +127,13 @@ def merge(
             HEAD_DIM=head_dim,
             PADDED_DIM=triton.next_power_of_2(head_dim),
             UNROLL=min(AT_A_TIME, triton.next_power_of_2(most_parts)),
-            num_warps=1,
+            num_warps=num_warps(head_dim),
         )
+
+
+def num_warps(head_dim: int) -> int:
+    """Return the number of warps of a merge: one holds 256 numbers of each part."""
+    return max(1, int(triton.next_power_of_2(head_dim)) // 256)
 
 
 def in_launches(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -145,7 +150,7 @@ def _variant(dtype: str, head_dim: int, unroll: int, *, sinks: bool) -> KernelVa
         merge_kernel,
         arguments=arguments | ({"sinks": "*fp32:16"} if sinks else {}),
         constants=constants | ({} if sinks else {"sinks": None}),
-        num_warps=1,
+        num_warps=num_warps(head_dim),
         min_wide_share=0.0 if head_dim < 128 else 0.4,
     )
 
@@ -159,5 +164,6 @@ VARIANTS: Final = tuple(
         ("bf16", 128, 2, False),
         ("fp16", 128, 16, False),
         ("bf16", 256, 16, False),
+        ("bf16", 512, 16, False),
     )
 )

@@ -38,7 +38,7 @@ import triton.language as tl
 
 from quire.compute.torch.attention.base import AttentionRule, KVPair
 from quire.compute.torch.kernels.merge import Results, fold, in_launches, with_sink
-from quire.compute.torch.kernels.tile_shape import TileShape, Use
+from quire.compute.torch.kernels.tile_shape import WIDEST, TileShape, Use
 from quire.compute.torch.kernels.variants import KernelVariant
 from quire.core.kv_spec import INT4_GROUP, INT4_VALUES
 
@@ -444,10 +444,15 @@ VARIANTS: Final = tuple(
         _Form("bf16", 128),
         _Form("bf16", 128, paged=False),
         _Form("bf16", 64, sinks=True),
-        *(_Form("bf16", head_dim, narrowed=True) for head_dim in (64, 80, 128, 256)),
+        *(_Form("bf16", head_dim, narrowed=True) for head_dim in (64, 80, 128, 256, 512)),
         *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim, kv in ((128, "i8"), (128, FP8), (256, "i8"))),
         *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim in (80, 128, 256) for kv in ("k8v4", "int4")),
+        *(_Form("bf16", 512, kv) for kv in ("", "i8", FP8, "k8v4", "int4")),
     )
-    for capabilities in (((80,), (90,), (100,)) if use is Use.PROMPT else ((80,), (90, 100)))
+    for capabilities in (
+        ((80,), (90, 100))
+        if use is Use.DECODE or (use is Use.ANY and form.head_dim <= WIDEST)
+        else ((80,), (90,), (100,))
+    )
     if (form.kv_dtype, capabilities) != (FP8, (80,))  # sm_80 has no fp8
 )

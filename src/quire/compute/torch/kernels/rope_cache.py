@@ -5,8 +5,9 @@
     keys    ─► norm ─► rotate ─► scale, int8 or e4m3 if configured ───► their slots in the KV memory
     values  ───────────────────► scale, int8 or e4m3 if configured ───► their slots
 
-In some models, heads rotate first and are normalised then. With 4-bit values, keys and values become float32 rows of
-tokens here, and `kernels.int4` turns and stores whole heads.
+In some models, heads rotate first and are normalised then, values are normalised without weights, keys are the values
+too, or a layer has queries only. With 4-bit values, keys and values become float32 rows of tokens here, and
+`kernels.int4` turns and stores whole heads.
 
 A head is held in three parts: the first of each pair, the second of each pair, and the rest that does not rotate. A sum
 or maximum over a head is computed over each part, and the results are joined in one order. Everything between the load
@@ -72,13 +73,16 @@ def over_head(first, second, rest):
 
 
 @triton.jit
-def normed_parts(parts, weights, epsilon, is_value, head_dim: tl.constexpr):
-    """Return the norms of heads in three parts; values as they are."""
+def normed_parts(parts, weights, epsilon, is_value, head_dim: tl.constexpr, NORMS_VALUES: tl.constexpr):
+    """Return the norms of heads in three parts; values as they are, or without weights."""
     first, second, rest = parts
     length = tl.sqrt_rn(over_head(first * first, second * second, rest * rest) / head_dim + epsilon)
-    first = tl.where(is_value, first, weights[0] * (first / length))
-    second = tl.where(is_value, second, weights[1] * (second / length))
-    return first, second, tl.where(is_value, rest, weights[2] * (rest / length))
+    normed_first, normed_second, normed_rest = first / length, second / length, rest / length
+    if NORMS_VALUES:
+        first, second, rest = normed_first, normed_second, normed_rest
+    first = tl.where(is_value, first, weights[0] * normed_first)
+    second = tl.where(is_value, second, weights[1] * normed_second)
+    return first, second, tl.where(is_value, rest, weights[2] * normed_rest)
 
 
 @triton.jit
@@ -139,7 +143,8 @@ def rotate_and_write_kernel(
     key_epsilon,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    NUM_SHARED: tl.constexpr,  # heads that are keys and values
+    NORMED: tl.constexpr,  # no heads, queries and keys, or all
     TURNS: tl.constexpr,  # before or after the norm
     GROWS: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -153,16 +158,16 @@ def rotate_and_write_kernel(
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     head_dim: tl.constexpr = 2 * HALF + REST
-    is_query, is_value = heads < NUM_HEADS, heads >= NUM_HEADS + NUM_KV_HEADS
-    held = heads < NUM_HEADS + 2 * NUM_KV_HEADS
-    start = projected + token * projected_stride + heads * head_dim
+    first_value: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
+    is_query, is_value, held = heads < NUM_HEADS, heads >= first_value, heads < first_value + NUM_KV_HEADS
+    start = projected + token * projected_stride + tl.where(is_value, heads - NUM_SHARED, heads) * head_dim
     parts = load_parts(start, held, HALF, REST, HALF_BLOCK, REST_BLOCK)
     if TURNS == "before":
         parts = turned_parts(parts, is_value, cosines, sines, token, HALF, HALF_BLOCK)
-    if HAS_NORM:
+    if NORMED != "":
         weight, epsilon = tl.where(is_query, query_weight, key_weight), tl.where(is_query, query_epsilon, key_epsilon)
         weights = load_parts(weight, held & (is_value == 0), HALF, REST, HALF_BLOCK, REST_BLOCK)
-        parts = normed_parts(parts, weights, epsilon, is_value, head_dim)
+        parts = normed_parts(parts, weights, epsilon, is_value, head_dim, NORMED == "all")
     if TURNS == "after":
         parts = turned_parts(parts, is_value, cosines, sines, token, HALF, HALF_BLOCK)
     if GROWS:
@@ -170,11 +175,10 @@ def rotate_and_write_kernel(
     store_parts(queries + (token * NUM_HEADS + heads) * head_dim, is_query, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
 
     slot = tl.load(slots + token).to(tl.int64)
-    block, offset, kv_heads = slot // block_size, slot % block_size, (heads - NUM_HEADS) % NUM_KV_HEADS
+    block, offset, kv_heads = slot // block_size, slot % block_size, (heads - NUM_HEADS) % max(1, NUM_KV_HEADS)
     if FORMAT == "rows":
         block, offset = token, token * 0
-    is_key = (is_query == 0) & (is_value == 0) & (slot >= 0)
-    is_value = is_value & held & (slot >= 0)
+    is_key, is_value = (is_query == 0) & (is_value == 0) & (slot >= 0), is_value & held & (slot >= 0)
     if FORMAT == "int8" or FORMAT == "fp8":  # noqa: PLR1714  not every Triton has `in`
         scale, factor = scale_and_factor(highest_size(parts), INT8_MOST if FORMAT == "int8" else FP8_MOST)
         parts = quantized_parts(parts, factor, FORMAT == "int8")
@@ -193,6 +197,8 @@ def rotate_and_write(
 
     Like `Operations.rotate_and_write`, for RMS norms without a bias. There may be gaps between rows of `projected`.
     """
+    if form.num_kv_heads == 0:  # nothing is stored
+        return _rotate(projected, form, angles, pair, slots, "plain")
     if pair.values.dtype is not INT4:
         format_ = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(pair.keys.dtype, "plain")
         return _rotate(projected, form, angles, pair, slots, format_)
@@ -216,8 +222,11 @@ def _rotate(
     if num_tokens == 0:
         return queries
     # Programs write through one set of strides.
-    assert pair.keys.stride() == pair.values.stride()
-    query_norm, key_norm = form.query_norm, form.key_norm
+    assert not form.num_kv_heads or pair.keys.stride() == pair.values.stride()
+    query_norm, key_norm = (
+        form.query_norm,
+        form.key_norm or form.query_norm,
+    )  # a layer without keys has no norm for them
     scales = pair.keys if pair.key_scales is None else pair.key_scales
     grid = (num_tokens, triton.cdiv(form.num_heads + 2 * form.num_kv_heads, HEADS))
     rotate_and_write_kernel[grid](
@@ -241,16 +250,25 @@ def _rotate(
         0.0 if key_norm is None else key_norm.epsilon,
         NUM_HEADS=form.num_heads,
         NUM_KV_HEADS=form.num_kv_heads,
-        HAS_NORM=query_norm is not None,
+        NUM_SHARED=form.num_kv_heads if form.keys_are_values else 0,
+        NORMED="" if query_norm is None else "keys" if form.value_norm is None else "all",
         TURNS="" if angles is None else "before" if form.rotates_first else "after",
         GROWS=angles is not None and angles.query_factors is not None,
         FORMAT=format_,
         **_parts(form.head_dim, form.head_dim if angles is None else 2 * angles.cosines.shape[-1]),
         HEADS=HEADS,
-        num_warps=NUM_WARPS,
+        num_warps=_num_warps(form.head_dim),
         **EXACT,
     )
     return queries
+
+
+WIDEST: Final = 256
+"""Heads of more numbers need twice the warps."""
+
+
+def _num_warps(head_dim: int) -> int:
+    return NUM_WARPS if head_dim <= WIDEST else 2 * NUM_WARPS
 
 
 def _parts(head_dim: int, rotary_dim: int) -> dict[str, Any]:
@@ -260,7 +278,8 @@ def _parts(head_dim: int, rotary_dim: int) -> dict[str, Any]:
     return {"HALF": half, "REST": rest} | blocks
 
 
-TURNS_FIRST, GROWS = "turns before the norm", "growing"
+TURNS_FIRST, GROWS, QUERIES = "turns before the norm", "growing", "queries only"
+VALUES_TOO, SHARED = "values too", "values too, which are the keys"
 """What only some families do; see `_variant`."""
 
 
@@ -284,16 +303,18 @@ def _variant(
     constants |= _parts(head_dim, rotary_dim or head_dim) | {
         "scale_token_stride": 1,
         "NUM_HEADS": 32,
-        "NUM_KV_HEADS": 8,
+        "NUM_KV_HEADS": 0 if extra == QUERIES else 8,
+        "NUM_SHARED": 8 if extra == SHARED else 0,
         "HEADS": HEADS,
     }
+    normed = "" if not norms else "all" if extra in (VALUES_TOO, SHARED) else "keys"
     turns = ("before" if extra == TURNS_FIRST else "after") if rotary_dim else ""
     return KernelVariant(
         f"{head_dim} dims, {rotary_dim} turn{', normed' * norms}{extra and ', '}{extra}, {dtype} to {stored}",
         rotate_and_write_kernel,
         arguments=arguments,
-        constants=constants | {"HAS_NORM": norms, "TURNS": turns, "GROWS": extra == GROWS, "FORMAT": format_},
-        num_warps=NUM_WARPS,
+        constants=constants | {"NORMED": normed, "TURNS": turns, "GROWS": extra == GROWS, "FORMAT": format_},
+        num_warps=_num_warps(head_dim),
         min_wide_share=0.5 if head_dim > 64 else 0.0,  # half a small head is too little for all threads
         capabilities=(90, 100) if format_ == "fp8" else (80, 90, 100),
     )
@@ -310,6 +331,12 @@ VARIANTS = (
     _variant(128, 128, "bf16", "fp32", norms=True),
     _variant(256, 256, "bf16", "bf16", norms=True),
     _variant(256, 256, "bf16", "i8", norms=True),
+    _variant(256, 256, "bf16", "bf16", norms=True, extra=VALUES_TOO),
+    _variant(512, 512, "bf16", "bf16", norms=True, extra=VALUES_TOO),
+    _variant(512, 512, "bf16", "bf16", norms=True, extra=SHARED),
+    _variant(512, 512, "bf16", "bf16", norms=True, extra=QUERIES),
+    _variant(512, 512, "bf16", "i8", norms=True, extra=VALUES_TOO),
+    _variant(512, 512, "bf16", "fp32", norms=True, extra=VALUES_TOO),
     _variant(96, 72, "bf16", "bf16"),
     _variant(80, 80, "bf16", "i8"),
     _variant(64, 0, "fp16", "fp16"),

@@ -37,16 +37,23 @@ class Use(Enum):
 NARROW: Final = 64
 WIDE: Final = 128
 """Heads of more numbers than this strain the registers."""
+WIDEST: Final = 256
+"""Heads of more numbers than this strain shared memory, too: some GPUs have 99 KiB for a program."""
+MOST: Final = 512
 FORMS: Final = MappingProxyType(
-    {  # (decodes, wide heads, quantised or before sm_90): rows, tokens of a tile, warps, stages
-        (True, False, False): (16, 64, 4, 3),
-        (True, False, True): (16, 64, 4, 3),
-        (True, True, False): (16, 32, 4, 3),
-        (True, True, True): (16, 32, 8, 3),
-        (False, False, False): (64, 64, 8, 3),
-        (False, False, True): (32, 32, 8, 3),
-        (False, True, False): (32, 32, 8, 3),
-        (False, True, True): (32, 32, 8, 3),
+    {  # (decodes, most numbers of a head, quantised or before sm_90, MOST: not sm_90): rows, tokens, warps, stages
+        (True, WIDE, False): (16, 64, 4, 3),
+        (True, WIDE, True): (16, 64, 4, 3),
+        (True, WIDEST, False): (16, 32, 4, 3),
+        (True, WIDEST, True): (16, 32, 8, 3),
+        (True, MOST, False): (16, 16, 8, 3),
+        (True, MOST, True): (16, 16, 8, 3),
+        (False, WIDE, False): (64, 64, 8, 3),
+        (False, WIDE, True): (32, 32, 8, 3),
+        (False, WIDEST, False): (32, 32, 8, 3),
+        (False, WIDEST, True): (32, 32, 8, 3),
+        (False, MOST, False): (32, 16, 8, 3),
+        (False, MOST, True): (16, 16, 8, 3),
     }
 )
 """The largest shapes that do not spill. Not tuned for speed: `quire bench gpu-kernels --only tiles` compares them."""
@@ -86,8 +93,10 @@ class TileShape:
         (16, 4, 128)
         """
         is_decode = use is Use.DECODE
-        is_narrow = kv_bits < 16 or (capability < 90 and not is_decode)
-        rows, tokens, num_warps, num_stages = FORMS[is_decode, head_dim > WIDE, is_narrow]
+        most = next((most for most in (WIDE, WIDEST) if head_dim <= most), MOST)
+        is_other = capability // 10 != 9 if most == MOST else capability < 90
+        is_narrow = kv_bits < 16 or (is_other and not is_decode)
+        rows, tokens, num_warps, num_stages = FORMS[is_decode, most, is_narrow]
         if use is Use.PROMPT and head_dim <= WIDE and (kv_bits, capability // 10) in TWICE_THE_ROWS:
             rows *= 2
         if kv_bits == 4 and head_dim <= WIDE:

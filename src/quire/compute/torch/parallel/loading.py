@@ -88,20 +88,22 @@ class SplitMatrix(NamedTuple):
 
 def split_matrices(weights: TorchWeights, spec: DecoderSpec, rank: Rank) -> set[SplitMatrix]:
     """Return the split matrices of a rank's weights, each shape once. `spec`: of the whole model."""
-    heads, matrices = spec.attention, set()
-    keys = rank.among(min(rank.count, heads.num_kv_heads))
-    projected = [(heads.num_heads, rank), (heads.num_kv_heads, keys), (heads.num_kv_heads, keys)]
+    matrices = set()
 
     def add(matrix: Matrix, *sizes: tuple[int, Rank]) -> None:
         matrices.add(SplitMatrix(matrix.weight.shape[-1], sizes or ((matrix.weight.shape[-2] * rank.count, rank),)))
 
     if isinstance(weights.head, ShardedMatrix):
         add(weights.head)
-    for layer in weights.layers:
+    for layer, own in zip(weights.layers, spec.layers, strict=True):
+        heads = spec.attention_of(own)
+        keys = rank.among(min(rank.count, heads.num_kv_heads))
+        num_stored = 0 if own.keys_of is not None else 1 if own.keys_are_values else 2
+        projected = [(heads.num_heads, rank), *[(heads.num_kv_heads, keys)] * num_stored]
         add(layer.projection, *((count * heads.head_dim, of) for count, of in projected))
         add(layer.output)
         experts = None if layer.experts is None else spec.experts
-        size = spec.mlp.intermediate_size if experts is None else experts.shared_size
+        size = own.intermediate_size or spec.mlp.intermediate_size if experts is None else experts.shared_size
         for mlp, width in ((layer.mlp, size), (layer.experts, 0 if experts is None else experts.intermediate_size)):
             if mlp is not None:
                 add(mlp.up, *(((width, rank),) * (2 if spec.mlp.gated else 1)))

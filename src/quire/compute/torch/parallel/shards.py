@@ -61,7 +61,7 @@ class ShardReader:
     def __init__(self, reader: PartReader, spec: DecoderSpec, rank: Rank, *, sums: bool = False) -> None:
         self._reader = reader
         self._rank = rank
-        self._of_keys = rank.among(min(rank.count, spec.attention.num_kv_heads))
+        self._num_kv_heads = [spec.attention_of(layer).num_kv_heads for layer in spec.layers]
         self._split_parts = SPLIT if splits_head(spec, rank.count) else SPLIT - {Part.HEAD}
         if spec.attention.qk_norm_scope is NormScope.EACH_HEAD:
             self._split_parts |= {Part.QUERY_NORM, Part.KEY_NORM}
@@ -73,7 +73,8 @@ class ShardReader:
 
     def layer(self, index: int) -> Parts:
         """Return the parts of a layer."""
-        return self._split(self._reader.layer(index))
+        of_keys = self._rank.among(min(self._rank.count, self._num_kv_heads[index]))
+        return self._split(self._reader.layer(index), of_keys)
 
     def experts(self, layer: int) -> Iterator[Parts]:
         """Yield the parts of each expert of a layer."""
@@ -87,17 +88,18 @@ class ShardReader:
         """Free the memory of parts that were read."""
         self._reader.release()
 
-    def _split(self, parts: Parts) -> Parts:
+    def _split(self, parts: Parts, of_keys: Rank | None = None) -> Parts:
         split: Mapping[Part, PartWeights] = {
-            name: self._shard(name, piece) if name in self._split_parts else piece for name, piece in parts.items()
+            name: self._shard(name, piece, of_keys or self._rank) if name in self._split_parts else piece
+            for name, piece in parts.items()
         }
         return MappingProxyType(dict(split))
 
-    def _shard(self, name: Part, piece: PartWeights) -> PartWeights:
+    def _shard(self, name: Part, piece: PartWeights, of_keys: Rank) -> PartWeights:
         if name in self._summed:
             columns = self._rank.share_of(piece.weight.shape[1])
             return replace(piece, weight=piece.weight[:, columns], bias=piece.bias if self._rank.number == 0 else None)
-        rank = self._of_keys if name in OF_KEYS or name is Part.KEY_NORM else self._rank
+        rank = of_keys if name in OF_KEYS or name is Part.KEY_NORM else self._rank
         rows = rank.share_of(len(piece.weight))
         return replace(piece, weight=piece.weight[rows], bias=None if piece.bias is None else piece.bias[rows])
 

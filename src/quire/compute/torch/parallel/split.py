@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -48,23 +48,28 @@ def shard_of(spec: DecoderSpec, num_ranks: int) -> DecoderSpec:
         raise InvalidConfigError(FIELD, num_ranks, "1: latents (MLA) cannot be split")
     if heads.qk_norm is not None and heads.qk_norm_scope is NormScope.ALL_HEADS:
         raise InvalidConfigError(FIELD, num_ranks, "1: a norm of all heads together cannot be split")
-    sizes = {"query heads": heads.num_heads, "numbers of a hidden state": spec.hidden_size}
-    if not all(layer.sparse for layer in spec.layers):
-        sizes["intermediate numbers of an MLP"] = mlp.intermediate_size
+    sizes = [("query heads", heads.num_heads), ("numbers of a hidden state", spec.hidden_size)]
+    for layer in spec.layers:
+        if not layer.sparse:
+            sizes.append(("intermediate numbers of an MLP", layer.intermediate_size or mlp.intermediate_size))
     if experts is not None:
-        sizes["intermediate numbers of an expert"] = experts.intermediate_size
-        sizes["intermediate numbers of the MLP next to experts"] = experts.shared_size
-    for name, size in sizes.items():
+        sizes.append(("intermediate numbers of an expert", experts.intermediate_size))
+        sizes.append(("intermediate numbers of the MLP next to experts", experts.shared_size))
+    for name, size in sizes:
         if size % num_ranks:
             raise InvalidConfigError(FIELD, num_ranks, f"a number that divides the model's {size} {name}")
-    num_kv_heads = heads.num_kv_heads
-    if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
-        allowed = f"a number that divides the model's {num_kv_heads} key-value heads, or a multiple of this number"
-        raise InvalidConfigError(FIELD, num_ranks, allowed)
-    attention = replace(heads, num_heads=heads.num_heads // num_ranks, num_kv_heads=max(1, num_kv_heads // num_ranks))
+    for num_kv_heads in sorted({spec.attention_of(layer).num_kv_heads for layer in spec.layers}):
+        if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
+            allowed = f"a number that divides the model's {num_kv_heads} key-value heads, or a multiple of this number"
+            raise InvalidConfigError(FIELD, num_ranks, allowed)
+    spec = _with_kv_heads(spec, lambda count: max(1, count // num_ranks))
     return replace(
         spec,
-        attention=attention,
+        attention=replace(spec.attention, num_heads=heads.num_heads // num_ranks),
+        layers=tuple(
+            replace(layer, intermediate_size=layer.intermediate_size and layer.intermediate_size // num_ranks)
+            for layer in spec.layers
+        ),
         mlp=replace(mlp, intermediate_size=mlp.intermediate_size // num_ranks),
         experts=experts
         and replace(
@@ -75,21 +80,38 @@ def shard_of(spec: DecoderSpec, num_ranks: int) -> DecoderSpec:
     )
 
 
+def stored_by_all(spec: DecoderSpec, num_ranks: int) -> DecoderSpec:
+    """Return the spec with as many key-value heads as all ranks store together."""
+    return _with_kv_heads(spec, lambda count: max(1, count // num_ranks) * num_ranks)
+
+
+def _with_kv_heads(spec: DecoderSpec, change: Callable[[int], int]) -> DecoderSpec:
+    """Return the spec with another number of key-value heads in each layer."""
+    layers = tuple(
+        replace(layer, heads=layer.heads and replace(layer.heads, num_kv_heads=change(layer.heads.num_kv_heads)))
+        for layer in spec.layers
+    )
+    attention = replace(spec.attention, num_kv_heads=change(spec.attention.num_kv_heads))
+    return replace(spec, attention=attention, layers=layers)
+
+
 def splits_head(spec: DecoderSpec, num_ranks: int) -> bool:
     """Return whether each rank computes a part of the logits; if the vocabulary cannot be divided, all compute all."""
     return spec.vocab_size % num_ranks == 0
 
 
 def bytes_of_rank(spec: DecoderSpec, num_ranks: int, stored: tuple[str, str, Mapping[str, str]]) -> int:
-    """Return the bytes of the weights of a rank: the whole embedding, and a share of the rest.
+    """Return the bytes of the weights of a rank: the whole embeddings, and a share of the rest.
 
     `stored`: the dtype, the weights and the block types, as in `weight_bytes`.
     """
     whole, dtype = weight_bytes(spec, *stored), stored[0]
     if num_ranks == 1:
         return whole
-    kept = spec.vocab_size * (spec.embedding_size or spec.hidden_size) * (4 if dtype == "float32" else 2)
-    kept *= 1 if splits_head(spec, num_ranks) or spec.tied_head else 2
+    row = (spec.embedding_size or spec.hidden_size) * (1 if splits_head(spec, num_ranks) or spec.tied_head else 2)
+    if spec.layer_inputs is not None:
+        row += spec.layer_inputs.size * len(spec.layers)
+    kept = spec.vocab_size * row * (4 if dtype == "float32" else 2)
     return min(whole, kept + max(whole - kept, 0) // num_ranks)
 
 
