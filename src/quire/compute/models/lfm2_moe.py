@@ -1,4 +1,4 @@
-"""LFM2-MoE: LFM2 with experts in all but the first layers, weighed as in DeepSeek-V3."""
+"""LFM2-MoE: LFM2 with experts after the first layers, weighed as in DeepSeek-V3."""
 
 from __future__ import annotations
 
