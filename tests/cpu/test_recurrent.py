@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_qwen3_5(tmp_path_factory.mktemp("recurrent"))
 
 
-@pytest.fixture(scope="module", params=[write_tiny_qwen3_5, write_tiny_lfm2], ids=["delta", "convolution"])
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "delta": write_tiny_qwen3_5,
+    "delta-20": partial(write_tiny_qwen3_5, linear_conv_kernel_dim=20),  # a filter wider than a block
+    "convolution": write_tiny_lfm2,
+    "convolution-20": partial(write_tiny_lfm2, conv_L_cache=20),
+}
+
+
+@pytest.fixture(scope="module", params=WRITERS.values(), ids=WRITERS)
 def each_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models with each kind of recurrent layers."""
     folder: Path = request.param(tmp_path_factory.mktemp("recurrent"))
@@ -107,11 +117,11 @@ def test_a_state_that_does_not_end_before_the_next_token_gives_no_number(
 
 
 @each_engine
-def test_a_full_block_has_nothing_of_what_was_in_it_before(folder: Path, engine: str) -> None:
+def test_a_full_block_has_nothing_of_what_was_in_it_before(each_folder: Path, engine: str) -> None:
     """It may go to disk, or to another machine, unlike the requests that had it before."""
     found = []
     for before in (0x11, 0x22):
-        run = make_run(folder, engine)
+        run = make_run(each_folder, engine)
         for array in (array for pair in run.worker.cache.places() for array in pair):  # type: ignore[attr-defined]
             array.view(np.uint8)[...] = before
         run.prefill(0, TOKENS)

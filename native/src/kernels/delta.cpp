@@ -228,6 +228,9 @@ void put_rest(const DeltaTask& task, int key_head, int token) {
     std::memcpy(change + shape.key_dim + shape.heads_per_key() * shape.value_dim,
                 row + shape.num_inputs() + key_head * shape.heads_per_key(), shape.heads_per_key() * sizeof(float));
     // A block may be stored on disk: nothing of the requests that had it before may be left in it.
+    for (std::int64_t unused = position + 1; unused < shape.filter_width; ++unused) {
+        std::fill_n(record + shape.record_matrices() + unused * shape.record_inputs(), shape.record_inputs(), 0.0F);
+    }
     std::fill(change + shape.key_dim + shape.heads_per_key() * (shape.value_dim + 1), record + shape.record_floats(),
               0.0F);
     const auto count = static_cast<std::int32_t>(position);
