@@ -91,6 +91,7 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
         windows=tuple(RECURRENT if layer.recurrent else layer.window for layer in spec.layers),
         heads=_heads(spec, None if facts is None else facts.kv_spec),
         readers=readers,
+        num_readers=len(spec.layers) - spec.first_reader,
         shared=frozenset(index for index, layer in enumerate(spec.layers) if layer.keys_of is not None),
         layers=layers,
         head=head,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from operator import add
 from types import MappingProxyType
 
@@ -121,7 +121,7 @@ class ModelShape:
     up. `latent_dim`: if not 0, this many of them are also the value. `intermediate_size`: the outputs of gate for a
     token in a layer. `recurrent_bytes`: half a state of a recurrent layer; `recurrent_operations`: of such a layer for
     each token. `heads`: of the layers whose key-value heads differ from the others'; `shared`: the layers that attend
-    to the keys and values of others; `readers`: the weights of the last ones that all do.
+    to the keys and values of others; `readers`: the weights of the last `num_readers` layers, which all do.
 
     >>> shape = ModelShape("m", "bfloat16", hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=10,
     ...     context_length=64, windows=(None, 16), layers=WeightCount(matrices=600, rows=60), head=WeightCount(80, 10))
@@ -151,6 +151,7 @@ class ModelShape:
     heads: Mapping[int, KVHeads] = field(default_factory=dict)
     shared: frozenset[int] = frozenset()
     readers: WeightCount = WeightCount()
+    num_readers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_length"):
@@ -195,13 +196,15 @@ class ModelShape:
         """
         return 2 * self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
 
+    def without_readers(self) -> ModelShape:
+        """Return the shape for an engine that computes all rows in all layers."""
+        return replace(self, readers=WeightCount(), num_readers=0)
+
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of layers."""
         usual = KVHeads(self.num_kv_heads, self.head_dim)
-        first_reader = self.num_layers
-        while first_reader - 1 in self.shared:
-            first_reader -= 1
+        first_reader = self.num_layers - self.num_readers
         counts = Counter(
             (window, self.heads.get(layer, usual), layer >= first_reader) for layer, window in enumerate(self.windows)
         )

@@ -62,7 +62,7 @@ class Roofline:
 
     def __init__(self, hardware: Hardware, shape: ModelShape, numbers: Numbers) -> None:
         self.hardware = hardware
-        self.shape = shape
+        self.shape = shape = shape if hardware.device == "cpu" else shape.without_readers()  # as torch computes them
         self.numbers = numbers
         self.kinds = shape.kinds
         packed = shape.is_packed and numbers.weights == "auto"  # rows are rounded to int8 for packed weights
