@@ -188,7 +188,8 @@ class DecoderSpec:
     @property
     def most_intermediate(self) -> int:
         """The intermediate size of the widest MLP."""
-        return max(layer.intermediate_size or self.mlp.intermediate_size for layer in self.layers)
+        usual = self.mlp.intermediate_size
+        return max((layer.intermediate_size or usual for layer in self.layers), default=usual)
 
     def model_parts(self) -> dict[Part, PartShape]:
         """Return the parts of the model outside of layers."""
