@@ -107,15 +107,21 @@ def test_a_state_that_does_not_end_before_the_next_token_gives_no_number(
 
 
 @each_engine
-def test_a_full_block_has_nothing_of_what_was_in_it_before(folder: Path, engine: str) -> None:
-    """It may go to disk, or to another machine, unlike the requests that had it before."""
+@pytest.mark.parametrize("has_delta", [False, True])
+def test_a_full_block_has_nothing_of_what_was_in_it_before(has_delta: bool, engine: str, tmp_path: Path) -> None:
+    """It may go to disk, or to another machine, unlike the requests that had it before. The filters are longer."""
+    if has_delta:
+        folder = write_tiny_qwen3_5(tmp_path, linear_conv_kernel_dim=20)
+    else:
+        folder = write_tiny_lfm2(tmp_path, conv_L_cache=20)
     found = []
     for before in (0x11, 0x22):
         run = make_run(folder, engine)
         for array in (array for pair in run.worker.cache.places() for array in pair):  # type: ignore[attr-defined]
             array.view(np.uint8)[...] = before
         run.prefill(0, TOKENS)
-        for group, index in ((group, index) for group in range(4) for index in range(LENGTH // 16)):
+        groups = range(len(run.worker.cache.spec.groups))
+        for group, index in ((group, index) for group in groups for index in range(LENGTH // 16)):
             buffer = bytearray(run.worker.cache.spec.bytes_per_block)
             run.worker.cache.read_block(run.driver.tables[0, group][index], group, memoryview(buffer))
             found.append(buffer)

@@ -1,4 +1,5 @@
 // Short convolutions over the last tokens; the layout of a state is in kernels.h.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -46,6 +47,9 @@ void put(const ConvolutionTask& task, int chunk, int token) {
         float* to = record + (position - back) % shape.filter_width * shape.chunk;
         if (from != to) std::memcpy(to, from, shape.chunk * sizeof(float));
     }
+    // A block may be stored on disk: nothing of the requests that had it before may be left in it.
+    const std::int64_t num_inputs = std::min<std::int64_t>(position + 1, shape.filter_width);
+    std::fill(record + num_inputs * shape.chunk, record + shape.record_floats(), 0.0F);
     const auto count = static_cast<std::int32_t>(position);
     std::memcpy(record + shape.record_floats() - 1, &count, sizeof count);
 }

@@ -228,6 +228,8 @@ void put_rest(const DeltaTask& task, int key_head, int token) {
     std::memcpy(change + shape.key_dim + shape.heads_per_key() * shape.value_dim,
                 row + shape.num_inputs() + key_head * shape.heads_per_key(), shape.heads_per_key() * sizeof(float));
     // A block may be stored on disk: nothing of the requests that had it before may be left in it.
+    const std::int64_t num_inputs = std::min<std::int64_t>(position + 1, shape.filter_width);
+    std::fill(record + shape.record_matrices() + num_inputs * shape.record_inputs(), change, 0.0F);
     std::fill(change + shape.key_dim + shape.heads_per_key() * (shape.value_dim + 1), record + shape.record_floats(),
               0.0F);
     const auto count = static_cast<std::int32_t>(position);
