@@ -13,6 +13,7 @@ import pytest
 from quire import SamplingParams
 from quire.compute.backend import WorkerParts
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import NormScope
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.decoder import Implementations, TorchDecoder
@@ -91,6 +92,19 @@ def test_every_kind_of_model_computes_the_same(model: str, device: str, tmp_path
     found, own = logits_and_tokens(fused, GREEDY)
     assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
     assert own == tokens
+
+
+def test_norms_of_all_heads_in_layers_that_differ_are_those_computed_plainly(device: str, tmp_path: Path) -> None:
+    mixed = SPECS["mixed-layers"]
+    for number, value_norm in enumerate((True, False)):
+        attention = replace(mixed.attention, qk_norm_scope=NormScope.ALL_HEADS, value_norm=value_norm)
+        spec = replace(mixed, attention=attention)
+        (tmp_path / f"{number}").mkdir()
+        write_spec_model(tmp_path / f"{number}", spec)
+        plain, fused = runs(tmp_path / f"{number}", spec, replace(FLOAT32, device=device))
+        expected, _ = logits_and_tokens(plain, GREEDY)
+        found, _ = logits_and_tokens(fused, GREEDY)
+        assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
 
 
 @pytest.mark.parametrize("model", ["plain", "mixed-layers"])

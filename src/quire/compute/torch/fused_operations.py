@@ -48,15 +48,16 @@ class FusedOperations:
         A norm of all heads together is one more launch for queries and one for keys, rounded to the dtype of the rows.
         """
         query_norm, key_norm = form.query_norm, form.key_norm
-        all_heads = form.scope is NormScope.ALL_HEADS and query_norm is not None
-        if all_heads and key_norm is not None and query_norm is not None and not form.keys_are_values:
-            widths = [count * form.head_dim for count in (form.num_heads, form.num_kv_heads, form.num_kv_heads)]
-            queries, keys, values = projected.split(widths, dim=-1)
-            projected = torch.cat((self.norm(queries, query_norm), self.norm(keys, key_norm), values), dim=-1)
-            form = replace(form, query_norm=None, key_norm=None)
-            all_heads = False
+        is_rare = form.scope is NormScope.EACH_HEAD
+        if query_norm is not None and form.scope is NormScope.ALL_HEADS:
+            is_rare = key_norm is None or form.value_norm is not None or form.keys_are_values
+            if key_norm is not None and not is_rare:
+                widths = [count * form.head_dim for count in (form.num_heads, form.num_kv_heads, form.num_kv_heads)]
+                queries, keys, values = projected.split(widths, dim=-1)
+                projected = torch.cat((self.norm(queries, query_norm), self.norm(keys, key_norm), values), dim=-1)
+                form = replace(form, query_norm=None, key_norm=None)
         # Few families have a norm of heads by mean and variance, or weights for each head: the kernel supports neither.
-        centers = any(norm is not None and norm.centers for norm in (form.query_norm, form.key_norm, form.value_norm))
-        plain = centers or all_heads or form.scope is NormScope.EACH_HEAD
+        centers = any(norm is not None and norm.centers for norm in (form.query_norm, form.key_norm))
+        plain = centers or is_rare
         write = self._plain.rotate_and_write if plain else rope_cache.rotate_and_write
         return write(projected, form, angles, pair, slots)

@@ -176,9 +176,8 @@ class TritonAttention:
 
     def run(self, queries: torch.Tensor, pair: KVPair, planned: PlannedStep, rule: AttentionRule) -> torch.Tensor:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`. Mutates the outputs of the plan."""
-        outputs = torch.empty_like(queries)
-        if planned.outputs is not None:
-            outputs = planned.outputs[: queries.numel()].view(queries.shape)
+        room = planned.outputs
+        outputs = torch.empty_like(queries) if room is None else room[: queries.numel()].view(queries.shape)
         if pair.keys.dtype is INT4:
             queries = turn(queries)
         cache = Cache.of(pair, planned.batch.block_tables[pair.group])
