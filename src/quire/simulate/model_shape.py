@@ -197,7 +197,7 @@ class ModelShape:
         return 2 * self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
 
     def without_readers(self) -> ModelShape:
-        """Return the shape for an engine that computes all rows in all layers."""
+        """Return the shape for an engine that computes every row in every layer."""
         return replace(self, readers=WeightCount(), num_readers=0)
 
     @property
