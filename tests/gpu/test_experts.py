@@ -11,7 +11,7 @@ import torch
 from quire.compute.models.parts import Part
 from quire.compute.models.sublayers import Activation, ExpertsSpec
 from quire.compute.torch.adapters import AdaptedStep, Add, LowRankMatrices, LowRankSums
-from quire.compute.torch.experts import MLPs, PlainExperts
+from quire.compute.torch.experts import MLPs, PlainExperts, SparseInputs
 from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.kernels import expert_groups
 from quire.compute.torch.kernels.expert_groups import combine, group, route
@@ -203,7 +203,7 @@ def sparse(
         )
         up = Matrix(up.weight + torch.cat([gate_change, up_change], dim=1))
         down = Matrix(down.weight + down_change)
-    return mlps.sparse(rows, slots, Experts(router, MLP(up, down)), SPEC, add)
+    return mlps.sparse(SparseInputs(rows, rows, rows), slots, Experts(router, MLP(up, down)), SPEC, add)
 
 
 @pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])

@@ -26,7 +26,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
 from quire.compute.torch.adapters import Add, LowRankSums, part_sizes
 from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StandingPlan, StepBatch
-from quire.compute.torch.experts import ExpertOperations, MLPs
+from quire.compute.torch.experts import ExpertOperations, MLPs, SparseInputs
 from quire.compute.torch.layer_inputs import LayerInputs
 from quire.compute.torch.operations import Angles, Norm, Operations, are_finite
 from quire.compute.torch.products import Product
@@ -169,11 +169,11 @@ class TorchDecoder:
         update = self._update(output, norms.get(Part.AFTER_ATTENTION_NORM))
         if self.spec.parallel:
             rows = rows if self.spec.shared_norm else self._normed(hidden, norms.get(Part.MLP_NORM))
-            other = self._update(self._transform(rows, weights, slots, add), norms.get(Part.AFTER_MLP_NORM))
+            other = self._update(self._transform((hidden, rows), weights, slots, add), norms.get(Part.AFTER_MLP_NORM))
             return _Waiting(hidden, update + other, None)
         waiting = _Waiting(hidden, update, norms.get(Part.JOINED_ATTENTION_NORM))
         hidden, rows = self._enter(waiting, norms.get(Part.MLP_NORM))
-        update = self._update(self._transform(rows, weights, slots, add), norms.get(Part.AFTER_MLP_NORM))
+        update = self._update(self._transform((hidden, rows), weights, slots, add), norms.get(Part.AFTER_MLP_NORM))
         return _Waiting(hidden, update, norms.get(Part.JOINED_MLP_NORM))
 
     def _finished(self, waiting: _Waiting, weights: LayerWeights, own: torch.Tensor | None) -> _Waiting:
@@ -207,12 +207,21 @@ class TorchDecoder:
             hidden = hidden + update
         return hidden, self._normed(hidden, before)
 
-    def _transform(self, rows: torch.Tensor, weights: LayerWeights, slots: torch.Tensor, add: Add) -> torch.Tensor:
+    def _transform(
+        self, entered: tuple[torch.Tensor, torch.Tensor], weights: LayerWeights, slots: torch.Tensor, add: Add
+    ) -> torch.Tensor:
+        """Return the output of the MLP or the experts; `entered`: the residual stream, and its normalised rows."""
+        (hidden, rows), norms = entered, weights.norms
         spec, mlp, router, experts = self.spec.experts, weights.mlp, weights.router, weights.experts
         if spec is None or router is None or experts is None:
             assert mlp is not None  # a layer without experts has an MLP
             return self._mlps.dense(rows, mlp, add)
-        return self._mlps.sparse(rows, slots, Experts(router, experts, mlp, weights.router_offset), spec, add)
+        inputs = SparseInputs(rows, rows, rows)
+        if spec.own_norms:
+            own = (self._normed(hidden, norms[part]) for part in (Part.ROUTER_NORM, Part.EXPERTS_NORM))
+            inputs = SparseInputs(rows, *own)
+        parts = Experts(router, experts, mlp, weights.router_offset, weights.factors, norms)
+        return self._mlps.sparse(inputs, slots, parts, spec, add)
 
     def _update(self, output: torch.Tensor, after: Norm | None) -> torch.Tensor:
         """Return a sublayer's update of the residual stream."""

@@ -19,7 +19,7 @@ import torch
 from quire.compute.models.parts import Part
 from quire.compute.models.sublayers import Activation, ExpertsSpec, Scoring
 from quire.compute.torch.adapters import Add
-from quire.compute.torch.operations import Operations
+from quire.compute.torch.operations import Norm, Operations
 from quire.compute.torch.products import Matrix, Product
 from quire.compute.torch.weights import DENSE, MLP, SHARED, Experts
 
@@ -46,6 +46,10 @@ class ExpertOperations(Protocol[Routing]):
         """
         ...
 
+    def scaled(self, routing: Routing, factors: torch.Tensor) -> Routing:
+        """Return the routing with each weight multiplied by the factor of its expert, float32 `[num_experts]`."""
+        ...
+
     def combine(self, outputs: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Return the weighted sum of each row's pairs: `[num_pairs, size]` to `[num_rows, size]`."""
         ...
@@ -57,6 +61,14 @@ class ExpertOperations(Protocol[Routing]):
     def ids(self, routing: Routing) -> torch.Tensor:
         """Return the experts of the rows of a routing, integers `[num_rows, choices]`."""
         ...
+
+
+class SparseInputs(NamedTuple):
+    """The inputs of a layer with experts: of the MLP next to them, of the router and of the experts."""
+
+    rows: torch.Tensor
+    to_router: torch.Tensor
+    to_experts: torch.Tensor
 
 
 class MLPs:
@@ -72,6 +84,7 @@ class MLPs:
         gated: bool,
     ) -> None:
         self._product = product
+        self._norm = operations.norm
         self._experts = experts
         self._activation = activation
         self._activate = operations.gated if gated else operations.activate
@@ -85,23 +98,29 @@ class MLPs:
         return add(self._product(active, mlp.down), active, parts[-1:])
 
     def sparse(
-        self, rows: torch.Tensor, slots: torch.Tensor, weights: Experts, spec: ExpertsSpec, add: Add
+        self, inputs: SparseInputs, slots: torch.Tensor, weights: Experts, spec: ExpertsSpec, add: Add
     ) -> torch.Tensor:
         """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`; undefined for slots of -1."""
-        scores, experts = self._product(rows.to(torch.float32), weights.router), weights.experts
+        scores, experts = self._product(inputs.to_router.to(torch.float32), weights.router), weights.experts
         scores, of_shared = scores.split([spec.num_experts, scores.shape[1] - spec.num_experts], dim=1)
-        routing = self._experts.route(scores.contiguous(), slots, spec, weights.offset)
-        own = add.with_experts(routing, spec.num_experts)
+        scores = scores.contiguous() if spec.score_scale == 1 else scores * spec.score_scale
+        routing = self._experts.route(scores, slots, spec, weights.offset)
+        if weights.factors is not None:
+            routing = self._experts.scaled(routing, weights.factors)
+        own, rows = add.with_experts(routing, spec.num_experts), inputs.to_experts
         inner = own(self._experts.product(rows, experts.up, routing), rows, self._expert_up_parts)
         active = self._activate(inner, self._activation)
         outputs = own(self._experts.product(active, experts.down, routing), active, (Part.EXPERT_DOWN,))
-        output = self._experts.combine(outputs, routing)
+        output = self._normed(self._experts.combine(outputs, routing), weights.norms.get(Part.AFTER_EXPERTS_NORM))
         if weights.shared is None:
             return output
-        shared = self.dense(rows, weights.shared, add, SHARED)
+        shared = self.dense(inputs.rows, weights.shared, add, SHARED)
         if spec.shared_router:
             shared = (shared.to(torch.float32) * sigmoid(of_shared)).to(shared.dtype)
-        return output + shared
+        return output + self._normed(shared, weights.norms.get(Part.AFTER_SHARED_NORM))
+
+    def _normed(self, rows: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        return rows if norm is None else self._norm(rows, norm)
 
 
 class Routed(NamedTuple):
@@ -170,6 +189,10 @@ class PlainExperts:
             pairs = (ids == expert).nonzero()[:, 0]
             outputs[pairs] = self._product(rows[pairs // (len(ids) // len(rows))], experts.of(expert))
         return outputs
+
+    def scaled(self, routing: Routed, factors: torch.Tensor) -> Routed:
+        """Return the routing with other weights."""
+        return routing._replace(shares=routing.shares * factors[routing.ids])
 
     def combine(self, outputs: torch.Tensor, routing: Routed) -> torch.Tensor:
         """Return the sums, added choice by choice."""

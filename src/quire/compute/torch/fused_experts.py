@@ -50,6 +50,10 @@ class FusedExperts:
         """Return the products, all experts at once."""
         return grouped_product(rows, experts, routing.groups, routing.shape)
 
+    def scaled(self, routing: GroupedRows, factors: torch.Tensor) -> GroupedRows:
+        """Return the routing with other weights."""
+        return routing._replace(shares=routing.shares * factors[routing.ids])
+
     def combine(self, outputs: torch.Tensor, routing: GroupedRows) -> torch.Tensor:
         """Return the sums."""
         return combine(outputs, routing.shares)

@@ -13,6 +13,4 @@ def missing(spec: DecoderSpec) -> str:
         return "linear attention"
     if spec.convolution is not None:
         return "short convolutions"
-    if spec.experts is not None and (spec.experts.own_norms or spec.experts.factors or spec.experts.score_scale != 1.0):
-        return "experts with norms or factors of their own"
     return ""

@@ -42,6 +42,10 @@ LAYER_NORMS: Final = (
     Part.AFTER_MLP_NORM,
     Part.JOINED_MLP_NORM,
     Part.AFTER_INPUT_NORM,
+    Part.ROUTER_NORM,
+    Part.EXPERTS_NORM,
+    Part.AFTER_EXPERTS_NORM,
+    Part.AFTER_SHARED_NORM,
 )
 
 
@@ -78,12 +82,17 @@ class MLP:
 
 
 class Experts(NamedTuple):
-    """A router, its stacked experts, the MLP next to them, and numbers that are added for the choice of experts."""
+    """A router, its stacked experts, the MLP next to them, and numbers that are added for the choice of experts.
+
+    `factors`: multiply the weights of experts. `norms`: of the outputs of the experts and of the MLP.
+    """
 
     router: Matrix
     experts: MLP
     shared: MLP | None = None
     offset: torch.Tensor | None = None
+    factors: torch.Tensor | None = None
+    norms: Mapping[Part, Norm] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,7 @@ class LayerWeights:
     mlp: MLP | None
     router: Matrix | None
     router_offset: torch.Tensor | None  # float32 [num_experts]
+    factors: torch.Tensor | None  # float32 [num_experts]
     experts: MLP | None
     input_gate: Matrix | None = None
     input_output: Matrix | None = None
@@ -194,7 +204,8 @@ class _Loader:
             projection=self.fused(heads, parts),
             output=self.fused((Part.OUTPUT,), parts),
             mlp=self._mlp(parts),
-            router_offset=self._offset(parts),
+            router_offset=self._of_experts(parts.get(Part.ROUTER_OFFSET)),
+            factors=self._of_experts(parts.get(Part.EXPERT_FACTORS)),
             router=self._router(parts) if Part.ROUTER in parts else None,
             experts=self._experts(index) if Part.ROUTER in parts else None,
             input_gate=self.fused((Part.INPUT_GATE,), parts) if Part.INPUT_GATE in parts else None,
@@ -236,9 +247,8 @@ class _Loader:
             inputs=InputScales(*inputs),
         )
 
-    def _offset(self, parts: Parts) -> torch.Tensor | None:
-        offset = parts.get(Part.ROUTER_OFFSET)
-        return None if offset is None else self._moved(offset.weight, torch.float32)
+    def _of_experts(self, piece: PartWeights | None) -> torch.Tensor | None:
+        return None if piece is None else self._moved(piece.weight, torch.float32)
 
     def _router(self, parts: Parts) -> Matrix:
         """Return the router; if the MLP next to the experts has a score, it is the last output."""

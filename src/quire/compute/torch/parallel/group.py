@@ -135,6 +135,10 @@ class RanksExperts:
             rows = self._group.gather(rows)
         return self._experts.product(rows, experts, routing)
 
+    def scaled(self, routing: Any, factors: torch.Tensor) -> Any:
+        """Return the routing with other weights."""
+        return self._experts.scaled(routing, factors)
+
     def combine(self, outputs: torch.Tensor, routing: Any) -> torch.Tensor:
         """Return the weighted sum of each row's pairs, from all ranks."""
         return self._join(self._experts.combine(outputs, routing))
