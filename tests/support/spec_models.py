@@ -366,7 +366,7 @@ SPECS = {
         layers=(replace(FULL, sparse=True), FULL),
         experts=ExpertsSpec(
             num_experts=5,
-            experts_per_token=3,
+            experts_per_token=2,
             intermediate_size=16,
             normalize_weights=True,
             shared_size=40,

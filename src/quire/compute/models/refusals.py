@@ -13,7 +13,7 @@ from quire.compute.models.packaged import PACKAGES, install_command
 from quire.core.errors import ModelError
 
 MAX_NAMES: Final = 10_000
-CAUSAL: Final = "ForCausalLM"
+ENDINGS: Final = ("ForCausalLM", "ForConditionalGeneration")
 TAGGED: Final = re.compile(r"[^:]+:[^:/]+")
 MAX_STORED: Final = 6
 """Models on this machine that an error names."""
@@ -58,11 +58,13 @@ def family_refusal(where: str, architecture: str | None, known: Iterable[str], *
 
 
 def _listed(known: Iterable[str]) -> str:
-    """Return the families, without the end that most names have: an error has room for no more."""
-    names = list(known)
-    short = ", ".join(name.removesuffix(CAUSAL) for name in names if name.endswith(CAUSAL))
-    others = ", ".join(name for name in names if not name.endswith(CAUSAL))
-    return f"{short} (each followed by {CAUSAL}), {others}"
+    """Return the families, without the ends that most names have: an error has room for no more."""
+    left, said = list(known), []
+    for ending in ENDINGS:
+        short = [name.removesuffix(ending) for name in left if name.endswith(ending)]
+        said.append(f"{', '.join(short)} (each followed by {ending})")
+        left = [name for name in left if not name.endswith(ending)]
+    return ", ".join([*said, *left])
 
 
 def folder_refusal(folder: Path, missing: str) -> ModelError:

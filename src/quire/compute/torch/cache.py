@@ -137,14 +137,18 @@ class TorchCache:
             data.copy_(content, non_blocking=True)
             if self._stream is not None:
                 arrived = self._stream.record_event()
-        end = content.numel()
+        (num_places, room), end = content.shape, content.numel()
+        used = self.spec.used_bytes(self.spec.groups[group])
+        of_places = [sum(used[2 * place : 2 * place + 2]) for place in range(num_places)]
         rest = None if self.draft is None else self.draft.read_block(block, group, buffer[end:])
 
         def finish() -> None:
             if arrived is not None:
                 with device_call():
                     arrived.synchronize()
-            buffer[:end] = data.numpy().data.cast("B")
+            read = data.numpy().data.cast("B")
+            for start, num_used in zip(range(0, end, room), of_places, strict=True):
+                buffer[start : start + num_used] = read[start : start + num_used]
             if rest is not None:
                 rest()
 
