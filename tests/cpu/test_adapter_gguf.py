@@ -20,6 +20,7 @@ from quire.core.errors import CheckpointError
 from support.adapters import PEFT, Tensors, adapter_tensors, write_adapter
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 from support.tiny_gemma4 import write_tiny_gemma4
+from support.tiny_lfm2 import write_tiny_lfm2
 
 MATRICES = {
     "self_attn.q_proj": "attn_q",
@@ -29,6 +30,12 @@ MATRICES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.out_proj": "attn_output",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
 }
 RANK, ALPHA = 5, 10.0
 CASES = Path(__file__).parents[1] / "golden" / "data" / "families" / "cases.json"
@@ -70,9 +77,10 @@ def write_gguf_adapter(
     return path
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma4"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma4", "lfm2"])
 def test_it_is_the_adapter_that_it_was_converted_from(tmp_path: Path, architecture: str) -> None:
-    writers = {"llama": write_tiny_llama, "qwen3": write_tiny_qwen3, "gemma4": write_tiny_gemma4}
+    writers: Any = {"llama": write_tiny_llama, "qwen3": write_tiny_qwen3}
+    writers |= {"gemma4": write_tiny_gemma4, "lfm2": write_tiny_lfm2}
     model = writers[architecture](tmp_path / "model")
     spec = read_model(ModelFolder(model)).spec
     tensors = adapter_tensors(spec, rank=RANK)

@@ -47,6 +47,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
     "smollm3": {"no_rope_layers": None, "no_rope_layer_interval": 4, "use_sliding_window": False, "layer_types": None},
     "cohere2": {"layer_types": None, "num_hidden_layers": 5},
     "glm": {"head_dim": 8},  # a part of the hidden size for each head
+    "lfm2-moe": {"routed_scaling_factor": 1.0},
     "starcoder2": {"sliding_window": None},
     "minicpm3": {"dim_model_base": 256},
     "deepseek-v2-lite": {
@@ -72,7 +73,7 @@ FORMS = (
         "olmoe",
         "qwen2-moe",
     ),
-    *("ernie4-5", "ministral3", "seed-oss"),
+    *("ernie4-5", "lfm2", "lfm2-moe", "ministral3", "seed-oss"),
     *("arcee", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),

@@ -138,10 +138,13 @@ ARCHITECTURES = (
     *("ernie4_5", "mistral3", "qwen3vl", "seed_oss"),
     *("arcee", "exaone4", "hunyuan-dense"),
     *("qwen35", "qwen35moe", "qwen3next"),
-    "gemma4",
+    *("gemma4", "lfm2", "lfm2moe"),
 )
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
-WITH_EXPERTS = ("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next")
+LFM2 = ("lfm2", "lfm2moe")
+WITH_EXPERTS = (
+    *("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "lfm2moe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next"),
+)
 LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")
 WITH_BIASES = ("gptneox", "gpt-oss", "phi2")
 RANK, PLAIN = 16, 4  # of latents; what rotates and values have RANK numbers too
@@ -213,7 +216,10 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs.append(pair("rope.dimension_sections", ARRAY, [1, 1, 0, draw.choice([0, 0, 0, 1])], U32))
     if name == "gemma2":
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
-    more = ((_expert_settings, WITH_EXPERTS), (_recurrent_settings, RECURRENT), (_gemma4_settings, ("gemma4",)))
+    more = (
+        *((_expert_settings, WITH_EXPERTS), (_recurrent_settings, RECURRENT)),
+        *((_gemma4_settings, ("gemma4",)), (_lfm2_settings, LFM2)),
+    )
     for settings, names in more:
         pairs += [pair(*each) for each in settings(draw, name)] if name in names else []
     if draw.random() < 0.3:
@@ -237,6 +243,15 @@ def _gemma4_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]
     yield "embedding_length_per_layer_input", U32, RANK
     if draw.random() < 0.5:
         yield "final_logit_softcapping", F32, 30.0
+
+
+def _lfm2_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the settings of LFM2, sometimes some that are refused."""
+    yield "shortconv.l_cache", U32, 3
+    if draw.random() < 0.1:
+        yield "attention.sliding_window", U32, draw.choice([0, 16])
+    if draw.random() < 0.1:
+        yield "attention.causal", BOOL, draw.random() < 0.5
 
 
 def _scaling_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int, Any]]:
@@ -290,6 +305,8 @@ def _expert_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int,
             yield key, U32, 8
     if name in RECURRENT:
         yield "expert_shared_feed_forward_length", U32, FEED
+    if name == "lfm2moe":
+        yield "expert_gating_func", U32, draw.choice([2, 2, 2, 1])
     if name == "glm4moe":
         yield "expert_gating_func", U32, draw.choice([2, 2, 2, 1])
         yield "expert_shared_count", U32, 1
@@ -315,6 +332,8 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
         norms.append("blk.0.post_attention_norm")
     if name in ("exaone4", "gemma2", "gemma3", "gemma4", "glm4", "olmo2"):
         norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]
+    if name in LFM2:
+        norms[0] = draw.choice(["token_embd_norm", "output_norm"])
     for norm in norms:
         yield f"{norm}.weight", [SIZE]
         if name in ("falcon", "gptneox", "phi2", "starcoder2", "stablelm"):
@@ -337,7 +356,7 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
-    if name in ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "gemma4", "exaone4", "hunyuan-dense"):
+    if name in ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "gemma4", "exaone4", "hunyuan-dense", *LFM2):
         yield "blk.0.attn_q_norm.weight", [SIZE // HEADS]
         yield "blk.0.attn_k_norm.weight", [SIZE // HEADS]
     if name in ("olmo2", "olmoe"):
@@ -388,6 +407,25 @@ def _make_gemma4(draw: random.Random, pairs: list[Pair], tensors: list[Tensor]) 
     tensors.extend(Tensor(f"{name}.weight".encode(), dimensions, 0) for name, dimensions in shapes.items())
     divisors = draw.choice([(1.0, 1e30)] * 6 + [(1.0, 1.0), (1.0, 2.0)])
     tensors.append(Tensor(b"rope_freqs.weight", [2], 0, data=struct.pack("<2f", *divisors)))
+
+
+def _make_lfm2(draw: random.Random, name: str, pairs: list[Pair], tensors: list[Tensor]) -> None:
+    """Put a convolution before the layer of an LFM2, mostly; sometimes with heads that are refused."""
+    if name == "lfm2moe":
+        tensors.append(Tensor(b"blk.0.exp_probs_b.bias", [3], 0))
+    if draw.random() < 0.3:
+        return
+    by_key = {pair.key.rpartition(b".")[2]: pair for pair in pairs}
+    by_key[b"block_count"].value, heads = 2, by_key[b"head_count_kv"]
+    heads.kind, heads.items, heads.value = ARRAY, U32, draw.choice([[0, HEADS]] * 5 + [[0, HEADS, 0], [0, 0]])
+    for tensor in [each for each in tensors if each.name.startswith(b"blk.0.")]:
+        second = b"blk.1." + tensor.name.removeprefix(b"blk.0.")
+        if tensor.name.startswith(b"blk.0.attn_") and b"attn_norm" not in tensor.name:
+            tensor.name = second
+        else:
+            tensors.append(Tensor(second, list(tensor.dimensions), tensor.kind))
+    shapes = {"conv": [3, SIZE], "in_proj": [SIZE, 3 * SIZE], "out_proj": [SIZE, SIZE]}
+    tensors.extend(Tensor(f"blk.0.shortconv.{part}.weight".encode(), shape, 0) for part, shape in shapes.items())
 
 
 def _recurrent_shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
@@ -448,6 +486,8 @@ def whole_model(draw: random.Random) -> Draft:
     pairs = _settings(draw, name) + _tokenizer(draw)
     if name == "gemma4":
         _make_gemma4(draw, pairs, tensors)
+    if name in LFM2:
+        _make_lfm2(draw, name, pairs, tensors)
     if draw.random() < 0.1:
         _make_reranker(draw, name, pairs, tensors)
     if draw.random() < 0.3:

@@ -13,6 +13,7 @@ import numpy as np
 
 from quire.compute.models.source import ModelFolder
 from support.gguf_gemma4 import add_gemma4, name_of_factors, stacks_of_gemma4
+from support.gguf_lfm2 import add_lfm2
 
 ARCHITECTURES = {
     "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
@@ -44,6 +45,8 @@ ARCHITECTURES = {
     "Gemma4ForCausalLM": gguf.MODEL_ARCH.GEMMA4,
     "Gemma4UnifiedForCausalLM": gguf.MODEL_ARCH.GEMMA4,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
+    "Lfm2ForCausalLM": gguf.MODEL_ARCH.LFM2,
+    "Lfm2MoeForCausalLM": gguf.MODEL_ARCH.LFM2MOE,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
     "Ministral3ForCausalLM": gguf.MODEL_ARCH.MISTRAL3,
@@ -68,8 +71,10 @@ INTERLEAVED = (
 )
 QWEN35 = (gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
 RECURRENT = (*QWEN35, gguf.MODEL_ARCH.QWEN3NEXT)
+LFM2 = (gguf.MODEL_ARCH.LFM2, gguf.MODEL_ARCH.LFM2MOE)
 RENAMED = {  # what the converter calls some tensors before it looks for their names
     "e_score_correction_bias.weight": "e_score_correction.bias",
+    "feed_forward.expert_bias.weight": "feed_forward.expert_bias.bias",
     "linear_attn.A_log.weight": "linear_attn.A_log",
     "linear_attn.dt_bias.weight": "linear_attn.dt_proj.bias",
 }
@@ -127,20 +132,18 @@ class GgufWriting:
             writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
             add_gemma4(writer, config)
             return
-        if self.architecture is not gguf.MODEL_ARCH.QWEN35MOE:
+        if self.architecture in LFM2:
+            add_lfm2(writer, config, self.num_layers)
+        elif self.architecture is not gguf.MODEL_ARCH.QWEN35MOE:
             writer.add_feed_forward_length(config.get("ffn_hidden_size") or config["intermediate_size"])
         writer.add_head_count(config["num_attention_heads"])
-        kv_heads = config.get("num_kv_heads", config.get("num_key_value_heads"))
-        if kv_heads is not None and self.architecture is not gguf.MODEL_ARCH.GPTNEOX:
-            is_listed = config["architectures"] == ["GraniteMoeHybridForCausalLM"]
-            count = [kv_heads] * self.num_layers if is_listed else kv_heads
-            writer.add_head_count_kv(1 if self.of_latents and self.splits else count)
+        self._kv_heads()
         named = ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
         epsilon = next((config[name] for name in named if name in config), None)
         if epsilon:
             writer.add_layer_norm_eps(epsilon)
         else:
-            writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+            writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
         if self.of_latents:
             self._latents()
         elif self.architecture is gguf.MODEL_ARCH.GLM4_MOE:
@@ -168,6 +171,14 @@ class GgufWriting:
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
         self._experts()
         self._rope()
+
+    def _kv_heads(self) -> None:
+        config = self.config
+        kv_heads = config.get("num_kv_heads", config.get("num_key_value_heads"))
+        if kv_heads is not None and self.architecture not in (gguf.MODEL_ARCH.GPTNEOX, *LFM2):
+            is_listed = config["architectures"] == ["GraniteMoeHybridForCausalLM"]
+            count = [kv_heads] * self.num_layers if is_listed else kv_heads
+            self.writer.add_head_count_kv(1 if self.of_latents and self.splits else count)
 
     def _experts(self) -> None:
         config, writer = self.config, self.writer
@@ -373,6 +384,8 @@ class GgufWriting:
         config = self.config
         if self.architecture in RECURRENT:
             return self._as_recurrent(name, numbers)
+        if ".conv.conv." in name:
+            return numbers[:, 0]
         if self.architecture is gguf.MODEL_ARCH.GPT2 and numbers.ndim == 2 and ".h." in name:
             return np.ascontiguousarray(numbers.T)
         if self.architecture in GEMMAS and name.endswith("norm.weight"):
@@ -394,6 +407,8 @@ class GgufWriting:
         known = name
         for ours, theirs in RENAMED.items():
             known = known.replace(ours, theirs)
+        if self.architecture is gguf.MODEL_ARCH.LFM2MOE and ".experts." in name:
+            known = known.removeprefix("model.")
         if self.architecture is gguf.MODEL_ARCH.GRANITE_MOE:
             known = known.replace(".block_sparse_moe.experts.", ".mlp.experts.")
         found = self.names.get_name(known, try_suffixes=(".weight", ".bias")) or name_of_factors(name)

@@ -230,7 +230,7 @@ MEANT: dict[Callable[[random.Random, Draft], None], int] = {
     _align: 4,
     _change_tensor: 24,
     _break_vocabulary: 12,
-    _break_template: 1,
+    _break_template: 2,
     _break_settings: 12,
     _miscount: 2,
     _other_version: 2,

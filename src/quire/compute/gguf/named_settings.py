@@ -13,6 +13,7 @@ from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 
 KV_HEADS: Final = "attention.head_count_kv"
 WIDTH: Final = "feed_forward_length"
+SIGMOID: Final = 2  # of expert_gating_func
 
 
 @dataclass(frozen=True, slots=True)

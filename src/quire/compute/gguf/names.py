@@ -53,8 +53,11 @@ GRANITE_EXPERTS: Final = MappingProxyType(
     {theirs: ours.replace("mlp", "block_sparse_moe") for theirs, ours in EXPERTS.items()}
 )
 GEMMA4_EXPERTS: Final = MappingProxyType({theirs: ours.removeprefix("mlp.") for theirs, ours in EXPERTS.items()})
+LFM2_EXPERTS: Final = MappingProxyType(
+    {theirs: ours.replace("block_sparse_moe", "feed_forward") for theirs, ours in MIXTRAL_EXPERTS.items()}
+)
 EXPERTS_OF: Final = MappingProxyType(
-    {"gemma4": GEMMA4_EXPERTS, "granitemoe": GRANITE_EXPERTS, "llama": MIXTRAL_EXPERTS}
+    {"gemma4": GEMMA4_EXPERTS, "granitemoe": GRANITE_EXPERTS, "lfm2moe": LFM2_EXPERTS, "llama": MIXTRAL_EXPERTS}
 )
 """Architectures whose experts have other names."""
 
@@ -95,6 +98,24 @@ GEMMA4_ONCE: Final = MappingProxyType(
         "per_layer_token_embd": "model.embed_tokens_per_layer",
         "per_layer_model_proj": "model.per_layer_model_projection",
         "per_layer_proj_norm": "model.per_layer_projection_norm",
+    }
+)
+LFM2: Final = MappingProxyType(
+    {
+        **LAYER,
+        "attn_norm": "operator_norm",
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+        "ffn_gate_inp": "feed_forward.gate",
+        "exp_probs_b": "feed_forward.expert_bias",
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
     }
 )
 PHI2: Final = MappingProxyType({**LAYER, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"})
@@ -282,6 +303,10 @@ class Names:
             case "gemma4":
                 has_gate_up = any(f".{GATE_UP}." in name for name in tensors)
                 return cls(architecture, GEMMA4_ONCE, GEMMA4, "model.layers.", has_gate_up=has_gate_up)
+            case "lfm2" | "lfm2moe":
+                once = {name: ours for name, ours in ONCE.items() if name != "output_norm"}
+                norm = "output_norm" if "output_norm.weight" in tensors else "token_embd_norm"  # the first: Ollama
+                return cls(architecture, {**once, norm: "model.embedding_norm"}, LFM2, "model.layers.")
             case "llama":
                 has_stacks = not any(OLD_EXPERT.fullmatch(name.rpartition(".")[0]) for name in tensors)
                 return cls(architecture, ONCE, LAYERS["llama"], "model.layers.", has_stacks)

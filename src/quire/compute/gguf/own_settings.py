@@ -7,13 +7,13 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.gemma_settings import gemma, gemma2, gemma3, gemma4
-from quire.compute.gguf.named_settings import KV_HEADS, Settings
+from quire.compute.gguf.lfm2_settings import lfm2, lfm2moe
+from quire.compute.gguf.named_settings import KV_HEADS, SIGMOID, Settings
 from quire.compute.gguf.rope_settings import TEMPERATURE, rope_scaling
 from quire.compute.models.common import MAX_LAYERS
 from quire.compute.models.rope import FULL, SLIDING
 
 SOFTMAX: Final = 1  # of expert_gating_func
-SIGMOID: Final = 2
 LINEAR: Final = "linear_attention"
 IN_TURNS: Final = "ssm.v_head_reordered"
 
@@ -347,6 +347,8 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "gptneox": _gptneox,
         "granite": _granite,
         "granitemoe": _granite_moe,
+        "lfm2": lfm2,
+        "lfm2moe": lfm2moe,
         "llama": _llama,
         "minicpm3": _latents,
         "mistral3": _mistral3,

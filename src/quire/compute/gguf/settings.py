@@ -41,6 +41,8 @@ ARCHITECTURES: Final = MappingProxyType(
         "granitemoe": "GraniteMoeForCausalLM",
         "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
         "internlm2": "LlamaForCausalLM",  # its files have the tensors of Llama
+        "lfm2": "Lfm2ForCausalLM",
+        "lfm2moe": "Lfm2MoeForCausalLM",
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "minicpm3": "MiniCPM3ForCausalLM",
         "mistral3": "Ministral3ForCausalLM",  # also Mistral Small 3, without a growth of queries
@@ -78,8 +80,10 @@ LAYER_NORMS: Final = MappingProxyType(
 )
 """Architectures with layer norms → the name of their epsilon in config.json."""
 
-RECURRENT: Final = frozenset({"qwen35", "qwen35moe", "qwen3next"})
-"""Architectures with recurrent layers."""
+RECURRENT: Final = frozenset({"lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"})
+"""Architectures with layers that have states instead of keys and values."""
+
+GATE: Final = "blk.0.ffn_gate.weight"
 
 FILE_TYPES: Final = MappingProxyType(
     {
@@ -118,6 +122,8 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "torch_dtype": _dtype(header),
     }
+    if not settings.file.flag(settings.key("attention.causal"), True):
+        raise settings.file.error(settings.key("attention.causal"), "true: no token attends to later ones")
     if architecture == "gpt2":
         return config | _gpt2(settings)
     config |= _llama_like(settings.of_first_layer(KV_HEADS, WIDTH) if architecture == "gemma4" else settings)
@@ -130,6 +136,8 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     own = OWN.get(architecture)
     if own is not None:
         config |= own(settings)
+    if architecture == "lfm2" and len(header.tensors[GATE].shape if GATE in header.tensors else ()) == 2:
+        config["intermediate_size"] = header.tensors[GATE].shape[0]  # files of Ollama have it before its adjustment
     return config | _labels(settings, header.tensors.get(CLASSIFIER))
 
 
@@ -178,7 +186,7 @@ def _vocab_size(header: GgufHeader, settings: Settings) -> int:
 
 
 def _kv_heads(settings: Settings, heads: int) -> int:
-    """Return the number of key-value heads. A list has 0 for recurrent layers."""
+    """Return the number of key-value heads. A list has 0 for layers with states."""
     found = settings.file.fields.get(key := settings.key(KV_HEADS))
     if settings.architecture in RECURRENT and isinstance(found, list):
         rest = [each for each in found if each != 0]

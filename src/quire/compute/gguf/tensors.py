@@ -32,7 +32,7 @@ SETTINGS: Final = (DIVISORS, "rope_factors_long.weight", "rope_factors_short.wei
 """Tensors that are settings: the divisors of the frequencies of positions."""
 
 IMAGES: Final = MappingProxyType(
-    {"gemma4": ("v.", "mm.", "a."), **dict.fromkeys(("qwen35", "qwen35moe"), ("v.", "mm."))}
+    {"gemma4": ("v.", "mm.", "a."), **dict.fromkeys(("lfm2", "qwen35", "qwen35moe"), ("v.", "mm."))}
 )
 """Architectures whose text model Ollama has in one file with those for images and sound → their tensors' prefixes."""
 
@@ -40,8 +40,8 @@ MAX_EXPERTS: Final = 4096  # of a layer: each becomes a name
 BY_HEAD: Final = MappingProxyType({"attn_k_b": True, "attn_v_b": False})
 """Tensors with a matrix per head, and whether it is transposed."""
 
-FILTER: Final = "ssm_conv1d"
-"""A causal filter of each row, without the second of Hugging Face's three dimensions."""
+FILTERS: Final = frozenset({"shortconv.conv", "ssm_conv1d"})
+"""Causal filters of each row, without the second of Hugging Face's three dimensions."""
 
 DECAY: Final = "ssm_a"
 """A tensor with -exp(x) of the numbers in Hugging Face."""
@@ -262,7 +262,7 @@ def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> l
         return [(name, GgufEntry(tensor))]
     if part == ROW and len(tensor.shape) == 1:
         tensor = replace(tensor, shape=(1, *tensor.shape))
-    if part == FILTER and len(tensor.shape) == 2:
+    if part in FILTERS and len(tensor.shape) == 2:
         tensor = replace(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
     order = order_of(header, names.architecture, part, tensor)
     by_head = part in BY_HEAD and len(tensor.shape) == 3
