@@ -28,6 +28,7 @@ from quire.serve.tools import TOOL_FORMATS
 from quire.serve.tools.base import ReasoningFormat, Thinking, ToolChoice, ToolFormat
 from quire.serve.tools.gemma4 import GEMMA4 as GEMMA4_CALLS
 from quire.serve.tools.harmony import HARMONY
+from quire.serve.tools.lfm2 import LFM2
 from quire.serve.translate.tools import tool_choice_of
 from support.random_schemas import SchemaMaker, failure_of
 from support.tiny_tokenizer import byte_level
@@ -400,13 +401,47 @@ def test_a_call_of_gemma_without_its_mark_follows_the_schema(with_tokens: bool) 
         assert pen.matcher(grammar).validate_tokens(pen.ids(text)) < len(pen.ids(text)), text
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma4"])
+@pytest.mark.parametrize("with_tokens", [True, False], ids=["tokens", "letters"])
+def test_calls_of_lfm2(with_tokens: bool) -> None:
+    """Properties come in the order of the schema, those that are not required may be missing, and values are JSON."""
+    pen = writer(with_tokens)
+    schema = {
+        "type": "object",
+        "properties": {"days": {"type": "integer"}, "city": {"enum": ["Rome"]}, "warm": {"$ref": "#/$defs/warm"}},
+        "required": ["city"],
+        "$defs": {"warm": {"type": "boolean"}},
+    }
+    none = {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    tools.append({"type": "function", "function": {"name": "g", "parameters": none}})
+    grammar = form_of(LFM2, tool_choice_of(tools, "auto", None), pen.tokenizer).grammar(None, Thinking.NO)
+    for calls, is_allowed in (
+        ('f(city="Rome")', True),
+        ('f(days=5, city="Rome", warm=true), g(), g(a=null), g(b=null), g(a=null, b=null)', True),
+        ('f(city="Rome", days=5)', False),
+        ("f(days=5)", False),
+        ('f("Rome")', False),
+        ("f(city='Rome')", False),
+        ('f(city="Rome", warm=5)', False),
+        ('f(city="Rome", other=5)', False),
+        ("g(b=null, a=null)", False),
+        ("h()", False),
+        ("g(a=null),g()", False),
+        ("", False),
+    ):
+        ids = pen.ids(f"Yes.<|tool_call_start|>[{calls}]<|tool_call_end|>")
+        matcher = pen.matcher(grammar)
+        is_call = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+        assert is_call is is_allowed, calls
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma4", "lfm2"])
 def test_no_text_before_a_mark_begins_like_a_call(name: str) -> None:
     """It would be read as a call that follows no schema."""
     pen = writer(False)
     tool_format = next(each for each in TOOL_FORMATS if each.name == name)
     grammar = form_of(tool_format, tool_choice_of(TOOLS, "auto", None), pen.tokenizer).grammar(None, Thinking.NO)
-    call = '{"name": "now", "parameters": {"a' if name == "llama3" else "call:now{a"
+    call = {"llama3": '{"name": "now", "parameters": {"a', "gemma4": "call:now{a", "lfm2": "[now(a"}[name]
     for said, is_allowed in ((call, False), (f"So {call}", True)):
         ids = pen.ids(said)
         assert (pen.matcher(grammar).validate_tokens(ids) == len(ids)) is is_allowed

@@ -41,6 +41,7 @@ OPENERS = {
     "granite": "<|tool_call|>",
     "command": "<|START_ACTION|>",
     "gemma4": "<|tool_call>",
+    "lfm2": "<|tool_call_start|>",
 }
 
 

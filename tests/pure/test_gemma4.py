@@ -17,8 +17,9 @@ from quire.serve.reasoning import GEMMA4 as REASONING
 from quire.serve.reasoning import create_reasoning_format
 from quire.serve.tools import create_tool_format
 from quire.serve.tools.base import Arguments, CallBegun, Event, Reasoning, Text, Thinking, Tool, merged
+from quire.serve.tools.bracket_calls import MAX_KEY_LENGTH
 from quire.serve.tools.gemma4 import CLOSER, GEMMA4, OPENER
-from quire.serve.tools.gemma4_values import KEY, MAX_KEY_LENGTH, QUOTE, in_order
+from quire.serve.tools.gemma4_values import KEY, QUOTE, in_order
 from quire.serve.tools.rules import make_mark
 from support.gemma4_template import LARGE, SMALL
 from support.growth import is_linear

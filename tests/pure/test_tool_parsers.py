@@ -19,7 +19,7 @@ from support.growth import is_linear
 from support.pieces import cut
 
 JSON_FORMATS = [each for each in TOOL_FORMATS if isinstance(each, JsonFormat)]
-"""Formats whose calls are JSON; the others have tests in test_gemma4.py, test_harmony.py and test_tag_calls.py."""
+"""Formats whose calls are JSON; the others have tests in files of their own."""
 
 NAMES = ("add", "get_weather", "x-1")
 TOOLS = [Tool(name, {}) for name in NAMES]
@@ -371,7 +371,7 @@ def test_settings_name_formats() -> None:
         "phi4",
         "harmony",
         *TAGS,
-        *("granite", "command", "gemma4"),
+        *("granite", "command", "gemma4", "lfm2"),
     ]
     for each in TOOL_FORMATS:
         assert create_tool_format(each.name, "") is each
@@ -398,6 +398,8 @@ def test_settings_name_formats() -> None:
         ('<|START_ACTION|>[ {"tool_call_id": "0", "tool_name": …}', "command"),
         ("functions … <|channel|>commentary json<|message|>", "harmony"),
         ("<|tool_call>call:' + name + '{' … <|\"|>", "gemma4"),
+        ("<|im_start|>system\nList of tools: <|tool_list_start|>[ … ]<|tool_list_end|>", "lfm2"),
+        ("<|im_start|> … List of tools: [ … <|tool_call_start|>[", "lfm2"),
     ],
 )
 def test_templates_show_formats(template: str, name: str | None) -> None:

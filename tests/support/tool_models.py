@@ -11,7 +11,9 @@ from tokenizers import AddedToken
 from quire.serve.reasoning import GEMMA4 as GEMMA4_REASONING
 from quire.serve.tools.gemma4 import GEMMA4
 from quire.serve.tools.harmony import MARKS as HARMONY_MARKS
+from quire.serve.tools.lfm2 import LFM2
 from support.gemma4_template import LARGE as GEMMA4_TEMPLATE
+from support.lfm2_templates import THINKS as LFM2_TEMPLATE
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import CHATML_SETTINGS, byte_level, write_tokenizer
 
@@ -66,6 +68,7 @@ TEMPLATES: Mapping[str, str] = {
     + BEGIN,
     "command": conversation("<|START_ACTION|>[", CALL % "parameters", "]<|END_ACTION|>{# tool_name #}"),
     "gemma4": GEMMA4_TEMPLATE,
+    "lfm2": LFM2_TEMPLATE,
     "harmony": TOOLS
     + "{% for message in messages %}<|start|>{{ message.role }}"
     + "{% if message.tool_calls %} to=functions.{{ message.tool_calls[0].function.name }}<|channel|>commentary json"
@@ -100,6 +103,7 @@ OF_SOME = (
     HARMONY_MARKS,
     ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     (*GEMMA4.marks, *GEMMA4_REASONING.marks),
+    LFM2.marks,
 )
 """Marks of families whose templates have the first: more tokens would change the random weights of all models."""
 

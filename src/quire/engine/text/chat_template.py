@@ -24,7 +24,7 @@ from typing import Final
 
 from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.core.json_bounds import JsonBounds, require_bounded
-from quire.engine.text.client_text import joined
+from quire.engine.text.client_text import ClientText, joined
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 4096
@@ -218,12 +218,15 @@ def _tool_calls(calls: object, where: str, arguments: _Arguments) -> list[object
 
 
 def _plain(value: object, where: str, depth: int) -> object:
-    """Copy JSON data; an instance of a subclass of str or dict becomes the plain type, without extra methods."""
+    """Copy JSON data; an instance of a subclass of str or dict becomes the plain type, without extra methods.
+
+    A text that already knows which of its characters a client wrote stays as it is.
+    """
     if depth == 0:
         raise InvalidRequestError(where, "nested too deeply", f"data of at most {MAX_DEPTH} levels")
     if isinstance(value, str):
         require_unicode(value, where)
-        return str.__str__(value)
+        return value if type(value) is ClientText else str.__str__(value)
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, Mapping):

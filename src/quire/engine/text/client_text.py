@@ -255,9 +255,9 @@ def made_of(result: Any, inputs: Iterable[Any]) -> Any:
 
 
 def from_client(value: Any) -> Any:
-    """Return JSON data in which each text is a client's."""
+    """Return JSON data in which each text is a client's, except the characters that already have another owner."""
     if isinstance(value, str):
-        return ClientText(value)
+        return value if isinstance(value, ClientText) else ClientText(value)
     if isinstance(value, dict):
         return {ClientText(key): from_client(item) for key, item in value.items()}
     return [from_client(item) for item in value] if isinstance(value, list) else value

@@ -11,6 +11,7 @@ from quire.serve.tools.gemma4 import GEMMA4
 from quire.serve.tools.granite import GRANITE
 from quire.serve.tools.harmony import HARMONY
 from quire.serve.tools.hermes import HERMES
+from quire.serve.tools.lfm2 import LFM2
 from quire.serve.tools.llama3 import LLAMA3
 from quire.serve.tools.mistral import MISTRAL, MISTRAL_ARGS
 from quire.serve.tools.phi4 import PHI4
@@ -22,7 +23,7 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
     *(HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, PHI4),
-    *(HARMONY, QWEN3_CODER, SEED, GLM45, GRANITE, COMMAND, GEMMA4),
+    *(HARMONY, QWEN3_CODER, SEED, GLM45, GRANITE, COMMAND, GEMMA4, LFM2),
 )
 
 

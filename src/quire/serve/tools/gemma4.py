@@ -3,9 +3,6 @@ r"""Gemma 4: a call is a name and an object, with bare keys and a token around e
     <|tool_call>call:weather{city:<|"|>Rome<|"|>,days:[1,2]}<tool_call|>
 
 After their reasoning the models sometimes leave out the first mark, so an answer may also begin with such a call.
-Clients get JSON: the parser quotes texts as they arrive, and passes on numbers and the like when they are complete. It
-reads lists and objects without recursion, because a model can nest them deeper than Python's stack. A plain value that
-is not JSON becomes a text.
 
 Early templates show the results of calls only from the field `tool_responses` of the message with the calls, and later
 ones from there too, so results are moved there.
@@ -14,19 +11,17 @@ ones from there too, so results are moved there.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from quire.serve.tools.base import SPACE, AnswerParser, Arguments, Conversation, Mark, Message, Tool
-from quire.serve.tools.gemma4_values import KEY, MAX_KEY_LENGTH, NOT_IN_KEYS, QUOTE, arguments_rules, shared_rules
+from quire.serve.tools.base import SPACE, AnswerParser, Conversation, Mark, Message, Tool
+from quire.serve.tools.bracket_calls import MAX_KEY_LENGTH, BracketCallParser
+from quire.serve.tools.gemma4_values import KEY, NOT_IN_KEYS, QUOTE, arguments_rules, shared_rules
 from quire.serve.tools.json_calls import (
     CallShape,
-    JsonCallParser,
     Reading,
-    WrongCall,
     expect,
-    is_json,
     letter_after_space,
     require,
     word_from,
@@ -37,11 +32,9 @@ from quire.serve.tools.template_format import TemplateFormat, with_all_fields
 OPENER: Final = "<|tool_call>"
 CLOSER: Final = "<tool_call|>"
 BEFORE_NAME: Final = "call:"
-BRACKETS: Final[Mapping[str, str]] = {"{": "}", "[": "]"}
-AFTER_VALUES: Final = ",}]"
 
 
-class Gemma4CallParser(JsonCallParser):
+class Gemma4CallParser(BracketCallParser):
     r"""Reads calls of Gemma 4. Mutable.
 
     >>> parser = Gemma4CallParser([Tool("add", {})])
@@ -52,7 +45,7 @@ class Gemma4CallParser(JsonCallParser):
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__(CallShape(OPENER, bare=BEFORE_NAME), tools)
+        super().__init__(CallShape(OPENER, bare=BEFORE_NAME), tools, "}", {})
 
     def _calls(self) -> Reading:
         require((yield from letter_after_space()) == BEFORE_NAME[0])
@@ -68,59 +61,15 @@ class Gemma4CallParser(JsonCallParser):
         require((yield from letter_after_space()) == CLOSER[0])
         yield from expect(CLOSER[1:])
 
-    def _object(self) -> Reading:
-        """Pass on an object whose first letter has been read; completes it if other text follows."""
-        ends = [BRACKETS["{"]]
-        self._pass_on("{")
-        try:
-            yield from self._contents(ends)
-        except WrongCall:
-            self._events.append(Arguments("".join(reversed(ends))))
-            raise
-
-    def _contents(self, ends: list[str]) -> Reading:
-        """Pass on what precedes the last of the brackets that end the open lists and objects. Mutates `ends`."""
-        is_first = True
-        letter = yield from letter_after_space()
-        while True:
-            before = ""
-            if not is_first and letter == ",":
-                before = ", "
-                letter = yield from letter_after_space()
-            if letter == ends[-1]:
-                self._pass_on(ends.pop())
-                if not ends:
-                    return
-                letter, is_first = (yield from letter_after_space()), False
-                continue
-            require(is_first or bool(before))
-            if ends[-1] == BRACKETS["{"]:
-                before += f"{json.dumps((yield from _key(letter)), ensure_ascii=False)}: "
-                letter = yield from letter_after_space()
-            else:
-                require(letter not in AFTER_VALUES)
-            self._pass_on(before)
-            if is_first := letter in BRACKETS:
-                self._pass_on(letter)
-                ends.append(BRACKETS[letter])
-                letter = yield from letter_after_space()
-            else:
-                letter = yield from self._text_or_plain(letter)
+    def _key(self, letter: str, *, is_argument: bool) -> Generator[None, str, str]:
+        return json.dumps((yield from _key(letter)), ensure_ascii=False)
 
     def _text_or_plain(self, letter: str) -> Generator[None, str, str]:
-        """Pass on a text, or another value, whose first letter has been read; return the letter after it."""
         begun = yield from _perhaps_quote(letter)
         if begun == QUOTE:
             yield from self._text(QUOTE)
             return (yield from letter_after_space())
-        letters = list(begun)
-        while letters[-1] not in AFTER_VALUES:
-            letters.append((yield))
-            self._held = ""
-        value = "".join(letters[:-1]).strip(SPACE)
-        self._pass_on(value if is_json(value) else json.dumps(value, ensure_ascii=False))
-        self._held = letters[-1]
-        return letters[-1]
+        return (yield from self._plain(begun))
 
 
 def _perhaps_quote(letter: str) -> Generator[None, str, str]:

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from quire.serve.tools.base import Mark, Tool
-from quire.serve.tools.rules import NOTES, SEPARATORS, definition, literal, pattern, refused
+from quire.serve.tools.bracket_calls import MAX_KEY_LENGTH
+from quire.serve.tools.rules import NOTES, SEPARATORS, definition, literal, pattern, refused, some_of
 
 QUOTE: Final = '<|"|>'
-MAX_KEY_LENGTH: Final = 128
 MAX_COUNT: Final = 1 << 20
 NOT_IN_KEYS: Final = frozenset(':,{}[]<>"\n')
 _NOT: Final = r':,{}\[\]<>"\n'
@@ -200,7 +200,7 @@ class _Rules:
         if named:
             keys = in_order(named)
             items = [f"{literal(self._key(key) + ':')} {self._value(named[key])}" for key in keys]
-            alternatives.append(self._some(items, [key in needed for key in keys]))
+            alternatives.append(some_of(items, [key in needed for key in keys], '","', self._add))
         if other:
             alternatives = [f'{each} ("," {other})*' for each in (*alternatives, other)]
         if named.keys().isdisjoint(needed):
@@ -208,18 +208,6 @@ class _Rules:
         elif other:
             alternatives.pop()
         return f'"{{" ({" | ".join(alternatives)}) "}}"'
-
-    def _some(self, items: Sequence[str], needed: Sequence[bool]) -> str:
-        """Return the rule for at least one of the items, in order, with all needed ones.
-
-        It is made of the rules for the two halves. A chain of rules would be too deep for the compiler.
-        """
-        if len(items) == 1:
-            return items[0]
-        half = len(items) // 2
-        first, last = self._some(items[:half], needed[:half]), self._some(items[half:], needed[half:])
-        both = f'{first} "," {last}' if any(needed[half:]) else f'{first} ("," {last})?'
-        return self._add(both if any(needed[:half]) else f"{both} | {last}")
 
     def _other(self, named: Iterable[str], schema: Any) -> str:
         """Return the rule for a key that is none of those with a name, and its value."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
@@ -75,6 +75,20 @@ def repeated(element: str, most: int) -> str:
     (' ("," call){0,2}', '')
     """
     return f" ({element}){{0,{most - 1}}}" if most > 1 else ""
+
+
+def some_of(items: Sequence[str], needed: Sequence[bool], separator: str, add: Callable[[str], str]) -> str:
+    """Return the rule for at least one of the items, in order, with all needed ones; `add` makes a rule, with a name.
+
+    It is made of the rules for the two halves. A chain of rules would be too deep for the compiler.
+    """
+    if len(items) == 1:
+        return items[0]
+    half = len(items) // 2
+    first = some_of(items[:half], needed[:half], separator, add)
+    last = some_of(items[half:], needed[half:], separator, add)
+    both = f"{first} {separator} {last}" if any(needed[half:]) else f"{first} ({separator} {last})?"
+    return add(both if any(needed[:half]) else f"{both} | {last}")
 
 
 def arguments_schema(tool: Tool) -> str:

@@ -106,7 +106,7 @@ class TagCallParser(JsonCallParser):
                 self._pass_on(f"{begin}{json.dumps(key, ensure_ascii=False)}: ")
                 yield from (
                     self._text(tags.line + tags.after_value, tags.line)
-                    if is_text(tool, _parameter(tool, key))
+                    if is_text(tool, parameter(tool, key))
                     else self._json()
                 )
                 begin = ", "
@@ -178,8 +178,8 @@ class TagFormat(TemplateFormat):
     def _arguments(self, index: int, tool: Tool, mark: Mark) -> list[str]:
         tags, rules, parts = self.shape, list[str](), list[str]()
         line = literal(tags.line) if tags.line else ""
-        for number, (key, is_required) in enumerate(_keys(tool).items()):
-            value, schema = f"arguments_{index}_{number}", _parameter(tool, key)
+        for number, (key, is_required) in enumerate(keys_of(tool, KEY).items()):
+            value, schema = f"arguments_{index}_{number}", parameter(tool, key)
             before = f"{mark(tags.before_key)} {literal(key)} {mark(tags.after_key)}"
             if tags.before_value:
                 before += f" {tags.space} {mark(tags.before_value)}"
@@ -200,18 +200,21 @@ def is_text(tool: Tool, schema: Mapping[str, Any]) -> bool:
     return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
 
 
-def _parameter(tool: Tool, key: str) -> Mapping[str, Any]:
+def parameter(tool: Tool, key: str) -> Mapping[str, Any]:
     """Return the schema of a parameter, which may be a reference to a definition."""
     return definition(tool, tool.parameters.get("properties", {}).get(key, {}))
 
 
-def _keys(tool: Tool) -> Mapping[str, bool]:
-    """Return the names of parameters, and whether each is required; raises if no call can follow the schema."""
+def keys_of(tool: Tool, form: re.Pattern[str]) -> Mapping[str, bool]:
+    """Return the names of parameters, and whether each is required; raises if no call can follow the schema.
+
+    `form`: that of all names that the calls can have.
+    """
     schema, needed = tool.parameters, tool.parameters.get("required", [])
     properties = [key for key, value in schema.get("properties", {}).items() if value is not False]
     required = [key for key in needed if isinstance(key, str)] if isinstance(needed, list) else []
     keys = dict.fromkeys(properties, False) | dict.fromkeys(required, True)
-    if wrong := next((key for key in keys if not KEY.fullmatch(key) or len(key) > MAX_KEY_LENGTH // 2), None):
+    if wrong := next((key for key in keys if not form.fullmatch(key) or len(key) > MAX_KEY_LENGTH // 2), None):
         raise refused(tool, f"names of parameters that this model's calls can have, not {wrong!r:.80}")
     others = sorted(schema.keys() - OF_ARGUMENTS)
     others += ["additionalProperties"] if schema.get("additionalProperties") else []
