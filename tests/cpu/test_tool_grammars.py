@@ -28,7 +28,7 @@ from quire.serve.tools import TOOL_FORMATS
 from quire.serve.tools.base import ReasoningFormat, Thinking, ToolChoice, ToolFormat
 from quire.serve.tools.gemma4 import GEMMA4 as GEMMA4_CALLS
 from quire.serve.tools.harmony import HARMONY
-from quire.serve.tools.lfm2 import LFM2
+from quire.serve.tools.lfm2 import KEY, LFM2
 from quire.serve.translate.tools import tool_choice_of
 from support.random_schemas import SchemaMaker, failure_of
 from support.tiny_tokenizer import byte_level
@@ -49,6 +49,14 @@ MARKS = ("</think>", *COMMAND.marks, *GEMMA4.marks, *(mark for each in TOOL_FORM
 MAX_TOKENS = 5_000
 NOT_NAMES = ('"":', 'quo\\"te', "line\\nbreak")
 """Names of random schemas that calls of Gemma 4 cannot have."""
+
+
+def cannot_name(tool_format: ToolFormat, schema: dict[str, Any]) -> bool:
+    """Return whether a format has no calls with the names of a schema; in LFM2, arguments need names."""
+    if tool_format is not LFM2:
+        return any(wrong in json.dumps(schema) for wrong in NOT_NAMES)
+    properties = schema.get("properties")
+    return not properties or not all(map(KEY.fullmatch, properties))
 
 
 @dataclass(frozen=True)
@@ -333,15 +341,16 @@ def test_what_cannot_be_kept_is_passed_over_unless_the_tool_is_strict() -> None:
 
 
 @pytest.mark.parametrize("pen", [writer(True), writer(True, are_special=False), writer(False)])
-def test_values_of_gemma_follow_any_schema(pen: Writer) -> None:
+@pytest.mark.parametrize("tool_format", [GEMMA4_CALLS, LFM2], ids=lambda each: each.name)
+def test_values_follow_any_schema(tool_format: ToolFormat, pen: Writer) -> None:
     """Arguments follow the schema of a strict tool, or it is refused; any other tool can be called."""
     num_held = 0
     for seed, strict in itertools.product(range(120), (True, False)):
         schema = SchemaMaker(seed).schema()
-        if schema.get("type") != "object" or any(wrong in json.dumps(schema) for wrong in NOT_NAMES):
+        if schema.get("type") != "object" or cannot_name(tool_format, schema):
             continue
         tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}]
-        form = form_of(GEMMA4_CALLS, tool_choice_of(tools, "required", False), pen.tokenizer)
+        form = form_of(tool_format, tool_choice_of(tools, "required", False), pen.tokenizer)
         try:
             grammar = form.grammar(None, Thinking.NO)
         except InvalidRequestError:

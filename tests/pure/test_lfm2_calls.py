@@ -239,6 +239,7 @@ MARK = make_mark({}.get)
     [
         ({"properties": {"a b": {}}}, False, "names of parameters"),
         ({"properties": {"a=b": {}}}, False, "names of parameters"),
+        ({"properties": {"": {}}}, False, "names of parameters"),
         ({"properties": {"a" * 200: {}}}, False, "names of parameters"),
         ({"additionalProperties": {"type": "string"}}, False, "additionalProperties"),
         ({"properties": {"a": {}}, "minProperties": 1}, True, "minProperties"),

@@ -196,6 +196,7 @@ def test_a_strict_tool_with_rules_that_no_call_can_follow(
     ("schema", "allowed"),
     [
         ({"properties": {"a<b": {}}}, "names of parameters"),
+        ({"properties": {"": {}}}, "names of parameters"),
         ({"properties": {"a" * 200: {}}}, "names of parameters"),
         ({"required": ["a\nb"]}, "names of parameters"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, "a schema without \\$ref"),

@@ -214,8 +214,9 @@ def keys_of(tool: Tool, form: re.Pattern[str]) -> Mapping[str, bool]:
     properties = [key for key, value in schema.get("properties", {}).items() if value is not False]
     required = [key for key in needed if isinstance(key, str)] if isinstance(needed, list) else []
     keys = dict.fromkeys(properties, False) | dict.fromkeys(required, True)
-    if wrong := next((key for key in keys if not form.fullmatch(key) or len(key) > MAX_KEY_LENGTH // 2), None):
-        raise refused(tool, f"names of parameters that this model's calls can have, not {wrong!r:.80}")
+    for key in keys:
+        if not form.fullmatch(key) or len(key) > MAX_KEY_LENGTH // 2:
+            raise refused(tool, f"names of parameters that this model's calls can have, not {key!r:.80}")
     others = sorted(schema.keys() - OF_ARGUMENTS)
     others += ["additionalProperties"] if schema.get("additionalProperties") else []
     if others and (tool.strict or not keys):
