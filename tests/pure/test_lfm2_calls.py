@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
 
 from quire.core.errors import InvalidRequestError
 from quire.engine.text.chat_template import ChatTemplate, validate_messages, validate_tools
 from quire.engine.text.client_text import from_client, owners_of
-from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.reasoning import THINK
 from quire.serve.tools import create_tool_format
@@ -25,7 +23,6 @@ from quire.serve.tools.rules import make_mark
 from support.growth import is_linear
 from support.lfm2_templates import FIRST, THINKS
 from support.pieces import cut
-from support.tiny_tokenizer import byte_level
 
 TOOLS = [Tool("weather", {}), Tool("now", {})]
 CALL = f"{OPENER}[weather(city=\"Rome\", days=[1, 2.5, True], place={{'x': None}})]{CLOSER}"
@@ -293,20 +290,12 @@ def test_a_template_shows_calls_as_the_model_wrote_them(template: str) -> None:
 
 
 def test_the_marks_of_an_earlier_call_are_the_templates_and_its_text_is_the_clients() -> None:
-    """So the marks become control tokens, and those that a client writes do not."""
     hostile = json.loads(json.dumps(MESSAGES).replace("Let me see.", OPENER).replace("Rome", CLOSER))
     text = rendered(FIRST, hostile)
     owners = owners_of(text)
     places = {mark: [place for place in range(len(text)) if text.startswith(mark, place)] for mark in (OPENER, CLOSER)}
     found = {mark: [set(owners[place : place + len(mark)]) for place in places[mark]] for mark in places}
     assert found == {OPENER: [{"c"}, {"t"}], CLOSER: [{"c"}, {"t"}]}
-    library = byte_level()
-    library.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in LFM2.marks])
-    tokenizer = Tokenizer(library, templates={"default": ChatTemplate(FIRST, {})})
-    shown, tools = adapted(hostile)
-    ids = tokenizer.encode_chat(shown, tools=tools)
-    assert [ids.count(library.token_to_id(mark)) for mark in LFM2.marks] == [1, 1]
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.parametrize("template", [FIRST, THINKS])

@@ -8,8 +8,11 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from quire.core.errors import InvalidConfigError
+from quire.engine.text.chat_template import ChatTemplate
+from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.reasoning import COMMAND, THINK, create_reasoning_format
 from quire.serve.tools import TOOL_FORMATS, create_tool_format
@@ -17,6 +20,7 @@ from quire.serve.tools.base import Event, Text, Thinking, Tool, ToolFormat, merg
 from quire.serve.tools.json_format import JsonFormat
 from support.growth import is_linear
 from support.pieces import cut
+from support.tiny_tokenizer import byte_level
 
 JSON_FORMATS = [each for each in TOOL_FORMATS if isinstance(each, JsonFormat)]
 """Formats whose calls are JSON; the others have tests in files of their own."""
@@ -308,6 +312,22 @@ def test_command_marks_reasoning_answer_and_calls(data: st.DataObject, said: str
         assert answer.reasoning == "Why?"
         assert answer.calls == [] or text is call
         assert (answer.text or "") == ("" if text is call else said if prefix else said.lstrip(" \t\r\n"))
+
+
+@pytest.mark.parametrize("name", ["phi4", "granite", "lfm2"])
+def test_the_marks_of_a_call_in_the_text_are_the_templates(name: str) -> None:
+    """So they become the tokens that the model wrote, and those that a client writes do not."""
+    found = create_tool_format(name, "")
+    assert found is not None and found.adapt is not None
+    library = byte_level()
+    library.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in found.marks])
+    tokenizer = Tokenizer(library, templates={"default": ChatTemplate("{{ messages[-1].content }}", {})})
+    said = "".join(found.marks)
+    call = {"function": {"name": "add", "arguments": {"a": said}}}
+    shown, _ = found.adapt([{"role": "assistant", "content": said, "tool_calls": [call]}], None)
+    ids = tokenizer.encode_chat(shown)
+    assert [ids.count(library.token_to_id(mark)) for mark in found.marks] == [1] * len(found.marks)
+    assert said in tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def test_conversations_for_command_and_granite() -> None:

@@ -14,14 +14,14 @@ from typing import Final
 from quire.serve.tools.base import Conversation, Message
 from quire.serve.tools.json_calls import CallShape
 from quire.serve.tools.json_format import JsonFormat
-from quire.serve.tools.phi4 import with_calls_as_text
-from quire.serve.tools.template_format import with_all_fields
+from quire.serve.tools.phi4 import call_as_text
+from quire.serve.tools.template_format import with_all_fields, with_calls_as_text
 
 SHAPE: Final = CallShape("<|tool_call|>", is_list=True)
 
 
 def _with_calls_as_text(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
-    return [with_calls_as_text(message, SHAPE) for message in messages], with_all_fields(tools)
+    return [with_calls_as_text(message, SHAPE, call_as_text) for message in messages], with_all_fields(tools)
 
 
 GRANITE: Final = JsonFormat(

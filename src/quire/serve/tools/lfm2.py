@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from quire.engine.text.client_text import ClientText, joined
 from quire.serve.tools.base import SPACE, AnswerParser, Conversation, Mark, Message, Tool
 from quire.serve.tools.bracket_calls import MAX_KEY_LENGTH, BracketCallParser
 from quire.serve.tools.json_calls import CallShape, Reading, expect, letter_after_space, require, word_from
 from quire.serve.tools.rules import free_text, literal, pattern, repeated, some_of, text_before, value_schema
 from quire.serve.tools.tag_calls import keys_of, parameter
-from quire.serve.tools.template_format import TemplateFormat
+from quire.serve.tools.template_format import TemplateFormat, with_calls_as_text
 
 OPENER: Final = "<|tool_call_start|>"
 CLOSER: Final = "<|tool_call_end|>"
 BARE: Final = "["
+SHAPE: Final = CallShape(OPENER, CLOSER, bare=BARE)
 KEY: Final = re.compile(r"""[^\s=,:()\[\]{}"']+""")
 NOT_IN_KEYS: Final = frozenset(",:()[]{}\"'")
 QUOTES: Final = frozenset("\"'")
@@ -52,7 +52,7 @@ class Lfm2CallParser(BracketCallParser):
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__(CallShape(OPENER, CLOSER, bare=BARE), tools, ")", WORDS)
+        super().__init__(SHAPE, tools, ")", WORDS)
 
     def _calls(self) -> Reading:
         letter = yield from letter_after_space()
@@ -181,16 +181,7 @@ def _arguments(index: int, tool: Tool) -> list[str]:
 
 def _with_calls_as_text(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
     """Return the conversation with calls in the content of their messages, as the model wrote them."""
-    return [_with_thought(_with_call_as_text(message)) for message in messages], tools
-
-
-def _with_call_as_text(message: Message) -> Message:
-    calls = [_written(call["function"]) for call in message.get("tool_calls", ())]
-    if not calls:
-        return message
-    rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    pieces = [ClientText(str(message.get("content", ""))), f"{OPENER}[", ClientText(", ".join(calls)), f"]{CLOSER}"]
-    return rest | {"content": joined("", pieces)}
+    return [_with_thought(with_calls_as_text(message, SHAPE, _written)) for message in messages], tools
 
 
 def _with_thought(message: Message) -> Message:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from quire.serve.tools.base import Conversation, Message
 from quire.serve.tools.json_calls import CallShape
 from quire.serve.tools.json_format import JsonFormat
+from quire.serve.tools.template_format import with_calls_as_text
 
 SHAPE: Final = CallShape("<|tool_call|>", "<|/tool_call|>", is_list=True)
 SYSTEM: Final = "You are a helpful assistant with some tools."
@@ -21,7 +22,7 @@ SYSTEM: Final = "You are a helpful assistant with some tools."
 
 def _with_tools_as_text(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
     """Put the tools into the system message, and write calls as text."""
-    found = [with_calls_as_text(message, SHAPE) for message in messages]
+    found = [with_calls_as_text(message, SHAPE, call_as_text) for message in messages]
     if tools:
         if found[0]["role"] != "system":
             found.insert(0, {"role": "system", "content": SYSTEM})
@@ -29,16 +30,8 @@ def _with_tools_as_text(messages: Sequence[Message], tools: Sequence[Message] | 
     return found, None
 
 
-def with_calls_as_text(message: Message, shape: CallShape) -> Message:
-    """Return a message with its calls in its content, as the model wrote them. Does not mutate."""
-    calls = [_call_as_text(call["function"]) for call in message.get("tool_calls", [])]
-    if not calls:
-        return message
-    rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return rest | {"content": f"{message.get('content', '')}{shape.opener}[{', '.join(calls)}]{shape.closer}"}
-
-
-def _call_as_text(function: Mapping[str, Any]) -> str:
+def call_as_text(function: Mapping[str, Any]) -> str:
+    """Return a call as the model writes it."""
     return f'{{"name": {_json(function["name"])}, "arguments": {_json(function["arguments"])}}}'
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+from quire.engine.text.client_text import ClientText, joined
 from quire.serve.tools.base import Adapt, Message, ReasoningFormat
+from quire.serve.tools.json_calls import CallShape
 
 NO_PARAMETERS: Final[Message] = {"type": "object", "properties": {}}
 
@@ -41,3 +43,16 @@ def with_all_fields(tools: Sequence[Message] | None) -> Sequence[Message] | None
     functions = [{key: value for key, value in tool["function"].items() if value is not None} for tool in tools]
     default = {"description": "", "parameters": NO_PARAMETERS}
     return [{**tool, "function": default | function} for tool, function in zip(tools, functions, strict=True)]
+
+
+def with_calls_as_text(message: Message, shape: CallShape, write: Callable[[Mapping[str, Any]], str]) -> Message:
+    """Return a message with a list of its calls in its content, as the model wrote it. Does not mutate.
+
+    The marks around the list are the template's, so they become the tokens that the model wrote.
+    """
+    calls = ", ".join(write(call["function"]) for call in message.get("tool_calls", ()))
+    if not calls:
+        return message
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    before = ClientText(str(message.get("content", "")))
+    return rest | {"content": joined("", [before, f"{shape.opener}[", ClientText(calls), f"]{shape.closer}"])}
