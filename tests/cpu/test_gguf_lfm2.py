@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire import LLM, SamplingParams
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.settings import config_of
 from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.models import read_model
-from quire.compute.models.base import DecoderSpec
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError
 from quire.engine.factory import plan_engine
+from support.gguf_answers import answer_of, spec_of
 from support.gguf_models import write_gguf
 from support.tiny_lfm2 import write_tiny_lfm2
 
-PROMPT = [(7 * i * i + 3 * i + 5) % 120 for i in range(40)]
 FULL, SHORT = "full_attention", "conv"
 SPARSE = {
     **{"architectures": ["Lfm2MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, "num_dense_layers": 2},
@@ -48,22 +44,6 @@ def folder_of(form: str, folder: Path) -> Path:
     """Write a tiny model with a form."""
     rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
     return write_tiny_lfm2(folder, norm_eps=1e-5, rope_parameters=rope, **FORMS[form])
-
-
-def answer_of(model: Path, backend: str = "native", weights: str = "auto") -> tuple[Sequence[int], str]:
-    """Return the tokens that a model writes, and their log-probabilities."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
-    settings: dict[str, Any] = {"dtype": "float32", "weights": weights, "kv_memory": "4MiB"}
-    with LLM(str(model), backend=backend, skip_tokenizer_init=True, **settings) as llm:
-        (output,) = llm.generate([PROMPT], sampling, use_tqdm=False)
-    return output.outputs[0].token_ids, str(output.outputs[0].logprobs)
-
-
-def spec_of(header: GgufHeader, folder: Path) -> DecoderSpec:
-    """Return the spec of the model in a file that has a changed header; writes into a new folder."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config_of(header, GgufTensors(header).setting)))
-    return read_model(ModelFolder(folder)).spec
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ are encoded, the window of a layer, the activation. A `DecoderSpec` states these
 (reference, native, torch) interpret them. So a family is written once, and no kernel depends on the family
 that it serves.
 
-A `Part` is one piece with weights: a matrix or a norm, each with an optional bias (parts.py). The spec lists
-the parts of a model, their shapes, and their tensors in a checkpoint (`WeightSource`; also as rows of a fused
-tensor, also transposed). So an entire checkpoint can be checked before it is used.
+The settings of a sublayer are specs of their own (sublayers.py). A `Part` is one piece with weights: a matrix or a
+norm, each with an optional bias (parts.py). The spec lists the parts of a model, their shapes, and their tensors in
+a checkpoint (`WeightSource`; also as rows of a fused tensor, also transposed). So an entire checkpoint can be
+checked before it is used.
 
 One layer; `norm_before`, `norm_after` and `norm_joined` determine its norms:
 

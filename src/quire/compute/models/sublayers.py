@@ -14,6 +14,7 @@ from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape
 from quire.core.errors import CheckpointError
 
 MAX_CHUNK: Final = 128
+"""The most channels of a convolution in a record: threads share a layer by records."""
 MAX_EXPERTS: Final = 1 << 16
 """For all layers together: three times the number in any model. The tensors of each are checked one by one."""
 
