@@ -58,7 +58,8 @@ DeltaShape delta_of(const nb::dict& fields) {
             .key_dim = field<int>(fields, "key_dim"),
             .value_dim = field<int>(fields, "value_dim"),
             .filter_width = field<int>(fields, "filter_width"),
-            .outputs_in_turns = field<bool>(fields, "outputs_in_turns")};
+            .outputs_in_turns = field<bool>(fields, "outputs_in_turns"),
+            .num_late = field<int>(fields, "num_late")};
 }
 
 DecoderShape shape_of(const nb::dict& fields) {
@@ -102,7 +103,8 @@ DecoderShape shape_of(const nb::dict& fields) {
         const auto convolution = field<nb::dict>(fields, "convolution");
         shape.convolution = {.size = field<int>(convolution, "size"),
                              .filter_width = field<int>(convolution, "filter_width"),
-                             .chunk = field<int>(convolution, "chunk")};
+                             .chunk = field<int>(convolution, "chunk"),
+                             .num_late = field<int>(convolution, "num_late")};
     }
     if (fields.contains("layer_inputs")) {
         const auto inputs = field<nb::dict>(fields, "layer_inputs");

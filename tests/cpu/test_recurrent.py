@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, _native
+from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.models.sublayers import ConvolutionSpec, DeltaSpec
 from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.core.step import BlockCopy, BlockMove
@@ -103,6 +106,27 @@ def test_the_last_token_can_be_computed_again(each_folder: Path, engine: str) ->
 
 
 @each_engine
+def test_guesses_that_were_wrong_are_taken_back(each_folder: Path, engine: str) -> None:
+    """Any number of guesses, any number of them right, within a block and beyond its end: the same bits."""
+    plain = make_run(each_folder, engine)
+    plain.driver.open(0, TOKENS[:14])
+    text = plain.step(Work(0, 0, 14, 1)).tokens.tolist()
+    while len(text) < 80:
+        text += plain.step(Work(0, 13 + len(text), 1, 1)).tokens.tolist()
+    run = make_run(each_folder, engine, spec=read_model(ModelFolder(each_folder)).spec.with_guesses(5))
+    run.driver.open(0, TOKENS[:14])
+    found, counts = run.step(Work(0, 0, 14, 1)).tokens.tolist(), itertools.product(range(6), range(6))
+    while len(found) < 74:
+        num_drafts, num_right = next(counts)
+        drafts = text[len(found) : len(found) + num_drafts]
+        drafts[num_right:] = [(token + 1) % 127 for token in drafts[num_right:]]
+        step = Work(0, 13 + len(found), 1 + num_drafts, 1, drafts)
+        found += run.step(step).tokens.tolist()
+        assert found == text[: len(found)] and len(found) - step.start + 13 == min(num_drafts, num_right) + 1
+    assert run.bits(0, 13 + len(found)) == plain.bits(0, 13 + len(found))
+
+
+@each_engine
 @pytest.mark.parametrize("start", [18, 19, 21, 25])
 def test_a_state_that_does_not_end_before_the_next_token_gives_no_number(
     each_folder: Path, engine: str, start: int
@@ -158,7 +182,6 @@ def test_states_that_were_copied_or_swapped_give_the_same_bits(each_folder: Path
     ("settings", "words"),
     [
         ({"backend": "torch"}, r"native or reference: torch does not run linear attention yet"),
-        ({"speculation": "auto"}, "speculation is 'auto'; allowed: off: a recurrent layer's state cannot take back"),
         ({"block_size": 24}, "block_size is 24; allowed: a multiple of 16"),
     ],
 )

@@ -311,6 +311,11 @@ class EngineConfig:
         """Whether `speculation` is a draft model."""
         return self.speculation not in SPECULATIONS
 
+    @property
+    def max_drafts(self) -> int:
+        """The most tokens guessed ahead for a sequence in a step."""
+        return 0 if self.speculation == "off" else MOST_DRAFTS
+
     def memory_config(
         self, num_blocks: int, num_host_blocks: int, hash_key: bytes, num_disk_slots: int = 0
     ) -> MemoryConfig:
@@ -369,11 +374,6 @@ class ResolvedConfig(EngineConfig):
         given = {"max_model_len": max_model_len, "max_drafts": self.max_drafts}
         given |= {"max_depth": self.max_drafts if self.guesses_by_model else 0}
         return SchedulerConfig(**self._shared(SchedulerConfig) | given)
-
-    @property
-    def max_drafts(self) -> int:
-        """The most tokens guessed ahead for a sequence in a step."""
-        return 0 if self.speculation == "off" else MOST_DRAFTS
 
 
 class EngineSettings(TypedDict, total=False):

@@ -98,7 +98,7 @@ class EngineSizer:
         """Return the model, with the draft model if the settings name one. Reads settings, but no tokenizer."""
         name = config.speculation
         if not config.guesses_by_model:
-            return self.model
+            return replace(self.model, spec=self.model.spec.with_guesses(config.max_drafts))
         if name not in self._pairs:
             self._pairs[name] = with_draft(self.model, read_model(find_settings(name)), name)
         return self._pairs[name]

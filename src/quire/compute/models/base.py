@@ -178,6 +178,14 @@ class DecoderSpec:
         """The rule of the recurrent layers."""
         return self.convolution if self.delta is None else self.delta
 
+    def with_guesses(self, num_tokens: int) -> DecoderSpec:
+        """Return the spec whose states can take back this many tokens that were guessed in vain."""
+        if self.recurrence is None:
+            return self
+        delta = None if self.delta is None else replace(self.delta, num_late=1 + num_tokens)
+        convolution = None if self.convolution is None else replace(self.convolution, num_late=1 + num_tokens)
+        return replace(self, delta=delta, convolution=convolution)
+
     @property
     def first_reader(self) -> int:
         """The first of the last layers that all attend to the keys of others: they may compute wanted tokens only."""

@@ -108,7 +108,8 @@ class DeltaSpec:
     divided by √key_dim. With a = row of DELTA_DECAY and b = row of DELTA_RATE, decay = exp(-exp(DELTA_LOG_DECAY) ×
     softplus(a + DELTA_DECAY_OFFSET)) and rate = sigmoid(b). The output is normalised by `norm` for each head, and
     multiplied by SiLU(DELTA_GATE). `outputs_in_turns`: the rows of DELTA_GATE and the columns of DELTA_OUTPUT have the
-    first value head of each key, then the second of each key, as in GGUF files of Qwen3.5.
+    first value head of each key, then the second of each key, as in GGUF files of Qwen3.5. `num_late`: the most of its
+    last tokens that the matrices of a state may lack: one more than the tokens that can be guessed in a step.
     """
 
     num_heads: int
@@ -118,6 +119,7 @@ class DeltaSpec:
     filter_width: int
     norm: NormSpec
     outputs_in_turns: bool = False
+    num_late: int = 1
 
     @property
     def heads_per_key(self) -> int:
@@ -135,6 +137,11 @@ class DeltaSpec:
         return self.heads_per_key * self.key_dim * self.value_dim
 
     @property
+    def num_inputs_kept(self) -> int:
+        """The last tokens whose inputs of the filter are in a state."""
+        return self.filter_width - 1 + self.num_late
+
+    @property
     def record_inputs(self) -> int:
         """The floats for a token's query, key and values of one key head."""
         return -(-(2 * self.key_dim + self.heads_per_key * self.value_dim) // 16) * 16
@@ -147,7 +154,8 @@ class DeltaSpec:
     @property
     def record_floats(self) -> int:
         """The floats of the state of one key head; see `quire.compute.reference.delta`."""
-        return self.record_matrices + self.filter_width * self.record_inputs + self.record_change + 16
+        of_tokens = self.num_inputs_kept * self.record_inputs + self.num_late * self.record_change
+        return self.record_matrices + of_tokens + 16
 
     @property
     def half_bytes(self) -> int:
@@ -179,16 +187,19 @@ class DeltaSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionSpec:
-    """A short convolution: a recurrent layer, whose state is the inputs of the last `filter_width` tokens.
+    """A short convolution: a recurrent layer, whose state is the inputs of the last tokens.
 
     Each of `size` channels has a filter over its inputs u, from the oldest to the token's own:
 
         u = CONVOLUTION_GATE x × CONVOLUTION_VALUE x
         output = CONVOLUTION_OUTPUT (CONVOLUTION_OUTPUT_GATE x × (sum of filter × u over the last tokens))
+
+    `num_late`: how many of the last tokens can be computed again: one more than can be guessed in a step.
     """
 
     size: int
     filter_width: int
+    num_late: int = 1
 
     @property
     def chunk(self) -> int:
@@ -196,9 +207,14 @@ class ConvolutionSpec:
         return gcd(self.size // 2, MAX_CHUNK)
 
     @property
+    def num_inputs_kept(self) -> int:
+        """The last tokens whose inputs are in a state."""
+        return self.filter_width - 1 + self.num_late
+
+    @property
     def record_floats(self) -> int:
         """The floats of the state of a chunk; see `quire.compute.reference.convolution`."""
-        return self.filter_width * self.chunk + 16
+        return self.num_inputs_kept * self.chunk + 16
 
     @property
     def half_bytes(self) -> int:

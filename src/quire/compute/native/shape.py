@@ -89,12 +89,18 @@ def _delta(delta: DeltaSpec) -> dict[str, object]:
         "value_dim": delta.value_dim,
         "filter_width": delta.filter_width,
         "outputs_in_turns": delta.outputs_in_turns,
+        "num_late": delta.num_late,
         "norm": _norm(delta.norm),
     }
 
 
 def _convolution(convolution: ConvolutionSpec) -> dict[str, object]:
-    return {"size": convolution.size, "filter_width": convolution.filter_width, "chunk": convolution.chunk}
+    return {
+        "size": convolution.size,
+        "filter_width": convolution.filter_width,
+        "chunk": convolution.chunk,
+        "num_late": convolution.num_late,
+    }
 
 
 def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> list[dict[str, object]]:

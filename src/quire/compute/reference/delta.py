@@ -4,16 +4,19 @@ A state is stored in two halves, where a block of a full layer has keys and valu
 its key heads:
 
     S         of each value head, [heads per key, key_dim, value_dim]
-    inputs    [filter_width, …]: query, key and values of the token at position p, before the filter, in row p % width
-    change    what the last token changes in S: its key, and for each value head a vector and its decay
-    count     how many tokens S contains
+    inputs    [num_inputs_kept, …]: query, key and values of the token at position p, before the filter, in row p % …
+    changes   [num_late, …]: what the token at position p changes in S, in row p % num_late: its key, and for each
+              value head a vector and its decay
+    late      how many of the last tokens S lacks
+    count     the position of the last token
 
-The state **lags behind by one token**: S contains all tokens but the last, whose change is stored. The next token
-applies it first. So the last token can be computed again (if nothing could be drawn after it), which S alone would not
-allow. A step may begin at `count` or one later; at any other position it gives no number.
+The state **lags behind**: S lacks the last token, and after a step with guesses, the guesses too. Their changes are
+stored, and the next step first applies those of the tokens before it. So the last token can be computed again (if
+nothing could be drawn after it), and guesses that were wrong can be left out. A step may begin at any late token, or
+after the last one; at any other position it gives no number.
 
 At the end of a block its state stays there, and the next token writes to the next block. Tokens are added one by one,
-so the bits of a state do not depend on chunks.
+so the bits of a state depend neither on chunks nor on guesses.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ class DeltaAttention:
             tokens = inputs.tokens_of(sequence)
             table = inputs.block_tables[cache.group][sequence]
             run = _Run(spec, self._filter(), rows[tokens], rates[tokens], decays[tokens], output[tokens])
-            run.compute(int(inputs.positions[tokens.start]), table, cache)
+            first, num_late = int(inputs.positions[tokens.start]), inputs.num_late(sequence, spec.num_late)
+            run.compute(first, table, cache, num_late)
         gate = activate(linear(hidden, self._parts[Part.DELTA_GATE]), Activation.SILU)
         heads = output.swapaxes(1, 2) if spec.outputs_in_turns else output
         normed = normalize(heads, self._parts[Part.DELTA_NORM], spec.norm).reshape(gate.shape)
@@ -87,31 +91,35 @@ class _Run:
     decays: FloatArray
     output: FloatArray
 
-    def compute(self, first: int, table: IntArray, cache: StateCache) -> None:
-        """Add the tokens, from position `first` on, to the state in the sequence's blocks. Mutates the blocks."""
-        size, spec = cache.block_size, self.spec
+    def compute(self, first: int, table: IntArray, cache: StateCache, num_late: int) -> None:
+        """Add the tokens, from position `first` on, to the state in the sequence's blocks. Mutates the blocks.
+
+        The stored matrices lack the last `num_late` tokens.
+        """
+        size, spec, num_tokens = cache.block_size, self.spec, len(self.rows)
         state = _State.empty(spec) if first == 0 else _State.read(spec, cache, int(table[(first - 1) // size]))
-        if state.count not in (first - 1, first):
+        if not state.count - state.late < first <= state.count + 1:
             self.output[...] = np.nan
             return
-        for index in range(len(self.rows)):
+        state.take_back(state.count + 1 - first)
+        for index in range(num_tokens):
             position = first + index
-            if state.count == position - 1:
-                state.apply()
-            state.count = position
-            state.inputs[:, position % spec.filter_width, : self.rows.shape[-1]] = self.rows[index]
+            if index <= num_tokens - num_late:
+                state.apply_all()
+            state.count, state.late = position, state.late + 1
+            state.inputs[:, position % spec.num_inputs_kept, : self.rows.shape[-1]] = self.rows[index]
             self._add(state, index)
-            if (position + 1) % size == 0 or index == len(self.rows) - 1:
+            if (position + 1) % size == 0 or index == num_tokens - 1:
                 state.write(cache, int(table[position // size]))
 
     def _add(self, state: _State, index: int) -> None:
         """Note what a token changes, and write its output. Mutates."""
         query, key, value = self._filtered(state)
-        decay = self.decays[index][..., None]
-        known, read = (decay * np.einsum("gk,ghkv->ghv", each, state.matrices) for each in (key, query))
-        state.key, state.decay = key, self.decays[index]
-        state.change = (value - known) * self.rates[index][..., None]
-        self.output[index] = read + np.einsum("gk,gk->g", query, key)[:, None, None] * state.change
+        decay, matrices = self.decays[index][..., None], state.with_changes(state.late - 1)
+        known, read = (decay * np.einsum("gk,ghkv->ghv", each, matrices) for each in (key, query))
+        change = (value - known) * self.rates[index][..., None]
+        state.note(key, change, self.decays[index])
+        self.output[index] = read + np.einsum("gk,gk->g", query, key)[:, None, None] * change
 
     def _filtered(self, state: _State) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the query, key and values of the last token, for each key head."""
@@ -120,7 +128,7 @@ class _Run:
         for place in range(spec.filter_width):
             earlier = state.count - spec.filter_width + 1 + place
             if earlier >= 0:
-                total = total + self.filter[..., place] * state.inputs[:, earlier % spec.filter_width, :count]
+                total = total + self.filter[..., place] * state.inputs[:, earlier % spec.num_inputs_kept, :count]
         numbers = activate(total, Activation.SILU)
         query, key, value = np.split(numbers, [spec.key_dim, 2 * spec.key_dim], axis=1)
         query = _of_length_1(query) / np.float32(spec.key_dim**0.5)
@@ -131,17 +139,19 @@ class _Run:
 class _State:
     """The state of one sequence in one layer, as stored."""
 
+    spec: DeltaSpec
     matrices: FloatArray  # [key heads, heads per key, key_dim, value_dim]
-    inputs: FloatArray  # [key heads, filter_width, …]
-    key: FloatArray  # [key heads, key_dim]
-    change: FloatArray  # [key heads, heads per key, value_dim]
-    decay: FloatArray  # [key heads, heads per key]
+    inputs: FloatArray  # [key heads, num_inputs_kept, …]
+    changes: FloatArray  # [key heads, num_late, …]
+    late: int
     count: int
 
     @classmethod
     def empty(cls, spec: DeltaSpec) -> _State:
         """Return the state before the first token."""
-        return cls._of(spec, np.zeros((spec.num_key_heads, spec.record_floats), np.float32))
+        state = cls._of(spec, np.zeros((spec.num_key_heads, spec.record_floats), np.float32))
+        state.count = -1
+        return state
 
     @classmethod
     def read(cls, spec: DeltaSpec, cache: StateCache, block: int) -> _State:
@@ -150,33 +160,55 @@ class _State:
 
     @classmethod
     def _of(cls, spec: DeltaSpec, records: FloatArray) -> _State:
-        heads, per_key = spec.num_key_heads, spec.heads_per_key
-        start = spec.record_matrices + spec.filter_width * spec.record_inputs
+        heads, start = spec.num_key_heads, spec.record_matrices + spec.num_inputs_kept * spec.record_inputs
         matrices, inputs, rest = np.split(records, [spec.record_matrices, start], axis=1)
-        values = spec.key_dim + per_key * spec.value_dim
-        key, change, decay = np.split(rest[:, : values + per_key], [spec.key_dim, values], axis=1)
+        late, count = records[0, -2:].view(np.int32).tolist()
         return cls(
-            matrices.reshape(heads, per_key, spec.key_dim, spec.value_dim),
-            inputs.reshape(heads, spec.filter_width, spec.record_inputs),
-            key,
-            change.reshape(heads, per_key, spec.value_dim),
-            decay,
-            int(records[0, -1:].view(np.int32)[0]),
+            spec,
+            matrices.reshape(heads, spec.heads_per_key, spec.key_dim, spec.value_dim),
+            inputs.reshape(heads, spec.num_inputs_kept, spec.record_inputs),
+            rest[:, : spec.num_late * spec.record_change].reshape(heads, spec.num_late, spec.record_change),
+            late,
+            count,
         )
 
-    def apply(self) -> None:
-        """Apply the change of the last token. Mutates."""
-        self.matrices = (
-            self.matrices * self.decay[..., None, None] + self.key[:, None, :, None] * self.change[:, :, None, :]
-        )
+    def take_back(self, num_tokens: int) -> None:
+        """Leave out the last tokens, which the matrices lack. Mutates."""
+        self.late, self.count = self.late - num_tokens, self.count - num_tokens
+
+    def note(self, key: FloatArray, change: FloatArray, decay: FloatArray) -> None:
+        """Store what the last token changes. Mutates."""
+        heads = len(key)
+        numbers = np.concatenate([key, change.reshape(heads, -1), decay], axis=1)
+        row = self.changes[:, self.count % self.spec.num_late]
+        row[...] = 0
+        row[:, : numbers.shape[1]] = numbers
+
+    def with_changes(self, count: int) -> FloatArray:
+        """Return the matrices with the first changes of late tokens. Does not mutate."""
+        spec, found = self.spec, self.matrices
+        heads, values = len(found), spec.key_dim + spec.heads_per_key * spec.value_dim
+        for position in range(self.count - self.late + 1, self.count - self.late + 1 + count):
+            row = self.changes[:, position % spec.num_late]
+            key, change = row[:, : spec.key_dim], row[:, spec.key_dim : values].reshape(heads, spec.heads_per_key, -1)
+            decay = row[:, values : values + spec.heads_per_key]
+            found = found * decay[..., None, None] + key[:, None, :, None] * change[:, :, None, :]
+        return found
+
+    def apply_all(self) -> None:
+        """Apply the changes of all late tokens. Mutates."""
+        self.matrices = self.with_changes(self.late)
+        self.late = 0
 
     def write(self, cache: StateCache, block: int) -> None:
         """Store the state in a block. Mutates the block."""
-        heads = len(self.matrices)
-        parts = [part.reshape(heads, -1) for part in (self.matrices, self.inputs, self.key, self.change, self.decay)]
-        rest = cache.halves[0].shape[-1] - sum(part.shape[1] for part in parts)
-        last = np.zeros((heads, rest), np.float32)
-        last.view(np.int32)[:, -1] = self.count
+        spec, heads = self.spec, len(self.matrices)
+        changes = np.zeros_like(self.changes)  # a block may be stored on disk: it has nothing else of earlier requests
+        for position in range(self.count - self.late + 1, self.count + 1):
+            changes[:, position % spec.num_late] = self.changes[:, position % spec.num_late]
+        last = np.zeros((heads, 16), np.float32)
+        last.view(np.int32)[:, -2:] = self.late, self.count
+        parts = [part.reshape(heads, -1) for part in (self.matrices, self.inputs, changes)]
         for half, numbers in zip(cache.halves, np.split(np.concatenate([*parts, last], axis=1), 2), strict=True):
             half[block] = numbers
 
