@@ -38,7 +38,8 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
 def _dense(config: ConfigFile, max_length: int | None) -> DecoderSpec:
     """Return the spec of a model without experts: its MLP is the one that others have next to experts."""
     spec, size = granite.decoder_spec(config, max_length), config.size("shared_intermediate_size")
-    sources = MappingProxyType({**spec.sources, **granite_moe.mlp_sources((Part.GATE, Part.UP, Part.DOWN), size)})
+    own = granite_moe.mlp_sources(config, (Part.GATE, Part.UP, Part.DOWN), size)
+    sources = MappingProxyType({**spec.sources, **own})
     return replace(spec, mlp=replace(spec.mlp, intermediate_size=size), sources=sources)
 
 
