@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "quire/kernels.h"
+#include "quire/decoder.h"
 
 namespace quire::bindings {
 
@@ -36,6 +36,7 @@ bool fits(const PagedKv& kv, const Blocks& keys, const Blocks& values) {
            values.shape(3) * values.itemsize() == (kv.latent_dim > 0 ? 0 : kv.value_bytes());
 }
 
+DecoderShape shape_of(const nb::dict& fields);
 void bind_decoder(nb::module_& module);
 void bind_sampler(nb::module_& module);
 

@@ -161,14 +161,24 @@ class Decoder::Step : private Products {
                                     {a_.delta_filtered.data(), sizes_.delta_filtered},
                                     attended_,
                                     gate_};
-        project<6>({&weights.query, &weights.key, &weights.value, &weights.attention_gate, &weights.delta_rate,
-                    &weights.delta_decay},
-                   {rows.inputs_at(0), rows.inputs_at(delta.key_numbers()), rows.inputs_at(2 * delta.key_numbers()),
-                    gate_, rows.inputs_at(delta.first_of_rates()), rows.inputs_at(delta.first_of_decays())},
-                   normed(weights.attention_norm, weights.query, weights.key, weights.value, weights.attention_gate,
-                          weights.delta_rate, weights.delta_decay),
-                   {Adapted::kQuery, Adapted::kKey, Adapted::kValue, Adapted::kAttentionGate, Adapted::kDeltaRate,
-                    Adapted::kDeltaDecay});
+        if (delta.mamba) {
+            project<5>(
+                {&weights.query, &weights.key, &weights.value, &weights.attention_gate, &weights.delta_decay},
+                {rows.inputs_at(0), rows.inputs_at(delta.key_numbers()), rows.inputs_at(2 * delta.key_numbers()), gate_,
+                 rows.inputs_at(delta.first_of_decays())},
+                normed(weights.attention_norm, weights.query, weights.key, weights.value, weights.attention_gate,
+                       weights.delta_decay),
+                {Adapted::kQuery, Adapted::kKey, Adapted::kValue, Adapted::kAttentionGate, Adapted::kDeltaDecay});
+        } else {
+            project<6>({&weights.query, &weights.key, &weights.value, &weights.attention_gate, &weights.delta_rate,
+                        &weights.delta_decay},
+                       {rows.inputs_at(0), rows.inputs_at(delta.key_numbers()), rows.inputs_at(2 * delta.key_numbers()),
+                        gate_, rows.inputs_at(delta.first_of_rates()), rows.inputs_at(delta.first_of_decays())},
+                       normed(weights.attention_norm, weights.query, weights.key, weights.value, weights.attention_gate,
+                              weights.delta_rate, weights.delta_decay),
+                       {Adapted::kQuery, Adapted::kKey, Adapted::kValue, Adapted::kAttentionGate, Adapted::kDeltaRate,
+                        Adapted::kDeltaDecay});
+        }
         const RecurrentLayer recurrent(shape_, kernels_, view_, rows);
         recurrent.run(member_, layer, weights, cache_[layer_], scratch());
     }

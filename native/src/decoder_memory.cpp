@@ -52,7 +52,8 @@ std::size_t Decoder::weight_bytes() const {
             for (const PackedMatrix& each : *of_heads) total += each.num_bytes();
         }
         total += (layer.sinks.size() + layer.router_offset.size() + layer.expert_factors.size()) * sizeof(float);
-        total += (layer.filter.size() + layer.delta_decay_offsets.size()) * sizeof(float);
+        total += (layer.filter.size() + layer.filter_bias.size() + layer.mamba_skip.size()) * sizeof(float);
+        total += layer.delta_decay_offsets.size() * sizeof(float);
         total += layer.delta_decay_speeds.size() * sizeof(double);
         for (const ExpertWeights& expert : layer.experts) {
             total += expert.gate.num_bytes() + expert.up.num_bytes() + expert.down.num_bytes();

@@ -39,11 +39,15 @@ class RecurrentLayer {
     void run(ThreadTeam::Member& member, const LayerShape& layer, const LayerWeights& weights, const PagedKv& kv,
              float* scratch) const {
         const DeltaShape& delta = shape_.delta;
-        member.for_pieces(call_.num_sequences * delta.num_key_heads, [&](int piece) {
-            const DeltaTask task = task_of(piece / delta.num_key_heads, layer.kv_group, weights, kv);
-            kernels_.delta(task, piece % delta.num_key_heads, scratch);
+        const int num_records = delta.num_records();
+        member.for_pieces(call_.num_sequences * num_records, [&](int piece) {
+            const DeltaTask task = task_of(piece / num_records, layer.kv_group, weights, kv);
+            kernels_.delta(task, piece % num_records, scratch);
         });
         const NormView norm = view_of(shape_.delta_norm, weights.delta_norm);
+        if (delta.mamba) {
+            return for_rows(member, call_.num_tokens, [&](int row) { finish_mamba(row, norm); });
+        }
         for_rows(member, call_.num_tokens, [&](int row) {
             float* normed = rows_.filtered.row(row);
             for (int head = 0; head < delta.num_heads; ++head) {
@@ -55,10 +59,25 @@ class RecurrentLayer {
     }
 
   private:
+    // Gates the outputs of a token, and normalises those of each group.
+    void finish_mamba(int row, NormView norm) const {
+        const DeltaShape& delta = shape_.delta;
+        const int of_group = delta.heads_per_key() * delta.value_dim;
+        float* gated = rows_.gates.row(row);
+        kernels_.gate(gated, rows_.outputs.row(row), delta.value_numbers(), Activation::kSilu);
+        for (int group = 0; group < delta.num_key_heads; ++group) {
+            kernels_.normalize(gated, gated, of_group, norm);
+            gated += of_group;
+            norm.weight += of_group;
+        }
+    }
+
     DeltaTask task_of(int sequence, int group, const LayerWeights& weights, const PagedKv& kv) const {
         DeltaTask task;
         task.shape = &shape_.delta;
         task.filter = weights.filter.data();
+        if (!weights.filter_bias.empty()) task.filter_bias = weights.filter_bias.data();
+        task.skip = weights.mamba_skip.data();
         task.decay_offsets = weights.delta_decay_offsets.data();
         task.decay_speeds = weights.delta_decay_speeds.data();
         task.kv = kv;

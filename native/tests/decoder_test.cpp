@@ -33,7 +33,7 @@ constexpr int kNumBlocks = 24;  // per place
 constexpr int kMostTokens = 128;
 
 // Families that differ in the decoder's work between its products.
-enum class Family { kPlain, kBent, kMixed, kLatent, kRecurrent, kShared, kConvolution };
+enum class Family { kPlain, kBent, kMixed, kLatent, kRecurrent, kShared, kConvolution, kMamba };
 
 constexpr int kRank = 16;  // of adapters
 
@@ -90,9 +90,21 @@ DecoderShape shape_of(Family family) {
     }
     if (family == Family::kRecurrent) {  // states, next to attention with a gate
         shape.layers[0].recurrent = shape.layers[2].recurrent = true;
-        shape.delta = {.num_heads = 4, .num_key_heads = 2, .key_dim = 16, .value_dim = 80, .filter_width = 3};
+        shape.delta = {
+            .num_heads = 4, .num_key_heads = 2, .key_dim = 16, .value_dim = 80, .filter_width = 3, .record_heads = 2};
         shape.delta_norm = shape.norm;
         shape.gated_attention = true;
+    }
+    if (family == Family::kMamba) {
+        shape.layers[0].recurrent = shape.layers[2].recurrent = true;
+        shape.delta = {.num_heads = 6,
+                       .num_key_heads = 1,
+                       .key_dim = 32,
+                       .value_dim = 16,
+                       .filter_width = 4,
+                       .record_heads = 3,
+                       .mamba = true};
+        shape.delta_norm = shape.norm;
     }
     if (family == Family::kConvolution) {
         shape.layers[0].recurrent = shape.layers[2].recurrent = true;
@@ -252,11 +264,15 @@ class Model {
         set(weights.key, delta.key_numbers(), hidden);
         set(weights.value, delta.value_numbers(), hidden);
         set(weights.attention_gate, delta.value_numbers(), hidden);
-        set(weights.delta_rate, delta.num_heads, hidden);
+        if (!delta.mamba) set(weights.delta_rate, delta.num_heads, hidden);
         set(weights.delta_decay, delta.num_heads, hidden);
         set(weights.output, hidden, delta.value_numbers());
-        set(weights.delta_norm, delta.value_dim);
+        set(weights.delta_norm, delta.mamba ? delta.value_numbers() : delta.value_dim);
         weights.filter = random_.numbers(static_cast<std::size_t>(delta.filter_width) * delta.num_inputs());
+        if (delta.mamba) {
+            weights.filter_bias = random_.numbers(delta.num_inputs());
+            weights.mamba_skip = random_.numbers(delta.num_heads);
+        }
         weights.delta_decay_offsets = random_.numbers(delta.num_heads);
         for (const float speed : random_.numbers(delta.num_heads, 0.1F, 2.0F)) {
             weights.delta_decay_speeds.push_back(speed);
@@ -334,7 +350,7 @@ class Model {
         const quire::DeltaShape& delta = decoder.shape().delta;
         const quire::ConvolutionShape& convolution = decoder.shape().convolution;
         std::size_t of_states = 0;
-        if (delta.num_heads > 0) of_states = delta.num_key_heads / 2 * delta.record_floats() * sizeof(float);
+        if (delta.num_heads > 0) of_states = delta.num_records() / 2 * delta.record_floats() * sizeof(float);
         if (convolution.size > 0) {
             of_states = convolution.num_chunks() / 2 * convolution.record_floats() * sizeof(float);
         }
@@ -549,7 +565,7 @@ void test_not_finite(const Setting& setting) {
 int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
         for (const Family family : {Family::kPlain, Family::kBent, Family::kMixed, Family::kLatent, Family::kRecurrent,
-                                    Family::kShared, Family::kConvolution}) {
+                                    Family::kShared, Family::kConvolution, Family::kMamba}) {
             for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kCoded}) {
                 test_same_bits({kernels, family, type}, false);
                 test_same_bits({kernels, family, type}, true);

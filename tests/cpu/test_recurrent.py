@@ -14,14 +14,15 @@ import pytest
 
 from quire import LLM, SamplingParams, _native
 from quire.compute.models import read_model
+from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec
 from quire.compute.models.source import ModelFolder
-from quire.compute.models.sublayers import ConvolutionSpec, DeltaSpec
 from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.core.step import BlockCopy, BlockMove
 from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import ReferenceRun
 from support.spec_models import PLAIN, RECURRENT, SPECS
 from support.step_plans import Work
+from support.tiny_granite import write_tiny_granite
 from support.tiny_lfm2 import write_tiny_lfm2
 from support.tiny_recurrent import write_tiny_qwen3_5
 
@@ -40,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "delta": write_tiny_qwen3_5,
     "delta-20": partial(write_tiny_qwen3_5, linear_conv_kernel_dim=20),  # a filter wider than a block
+    "mamba": write_tiny_granite,
     "convolution": write_tiny_lfm2,
     "convolution-20": partial(write_tiny_lfm2, conv_L_cache=20),
 }
@@ -200,6 +202,9 @@ def test_a_draft_model_is_refused(folder: Path) -> None:
     [
         ({"delta": None}, "one rule for recurrent layers"),
         ({"convolution": ConvolutionSpec(32, 3)}, "one rule for recurrent layers"),
+        ({"delta": None, "mamba": MambaSpec(3, 1, 16, 16, 4, PLAIN.norm)}, "3 in 1 groups"),
+        ({"delta": None, "mamba": MambaSpec(4, 3, 16, 16, 4, PLAIN.norm)}, "4 in 3 groups"),
+        ({"delta": None, "mamba": MambaSpec(4, 1, 8, 16, 4, PLAIN.norm)}, "numbers of a recurrent key head is 8"),
         ({"delta": None, "convolution": ConvolutionSpec(48, 3)}, "channels of a convolution is 48"),
         ({"parallel": True}, "recurrent, and full attention"),
         ({"delta": DeltaSpec(3, 3, 16, 16, 4, PLAIN.norm)}, "3 of values, 3 of keys"),

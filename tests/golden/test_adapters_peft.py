@@ -27,7 +27,16 @@ def adaptable() -> list[str]:
         *("llama", "llama-2", "mistral", "olmo2", "olmo3", "opt", "opt-350m", "phi", "phi3", "qwen2", "qwen3-moe"),
         *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
         *("ernie4-5", "ministral3", "seed-oss", "smollm3", "stablelm", "starcoder2"),
-        *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
+        *(
+            "arcee",
+            "ernie4-5-moe",
+            "exaone4",
+            "granite-hybrid",
+            "granite4-h",
+            "granite-moe-shared",
+            "hunyuan",
+            "phimoe",
+        ),
         *("qwen3-next", "qwen3-5", "qwen3-5-moe", "gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified", "lfm2"),
     ]
 

@@ -218,6 +218,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "granite-hybrid",
         {"position_embedding_type": None, "tie_word_embeddings": True, "shared_intermediate_size": 40},
     ),
+    "granite4-h-experts": (
+        "granite4-h",
+        {
+            **{"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
+            **{"mamba_n_groups": 1, "mamba_conv_bias": False, "position_embedding_type": "rope"},
+        },
+    ),
     "granite-moe-tied": (
         "granite-moe",
         {"attention_bias": True, "tie_word_embeddings": True, "num_experts_per_tok": 3, "num_local_experts": 7},

@@ -126,7 +126,7 @@ def test_bfloat16_parts_are_the_rounded_float32_parts(name: str, tmp_path: Path)
     assert num_bytes == weight_bytes(spec, "bfloat16")
 
 
-FLOATS = (Part.ROUTER, Part.SHARED_ROUTER, Part.DELTA_FILTER, Part.CONVOLUTION_FILTER)
+FLOATS = (Part.ROUTER, Part.SHARED_ROUTER, Part.DELTA_FILTER, Part.MAMBA_FILTER, Part.CONVOLUTION_FILTER)
 
 
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
@@ -137,6 +137,7 @@ def test_codes_are_within_half_a_scale_of_what_the_file_holds(name: str, stored:
     exact = DecoderWeights.load(spec, Checkpoint.open(tmp_path))
     as_they_are = {Part.ROUTER, Part.SHARED_ROUTER, Part.POSITIONS, Part.KEY_UP, Part.VALUE_UP}
     as_they_are |= {Part.DELTA_RATE, Part.DELTA_DECAY, Part.DELTA_FILTER, Part.LAYER_EMBEDDING, Part.CONVOLUTION_FILTER}
+    as_they_are |= {Part.MAMBA_STEP, Part.MAMBA_FILTER}
     as_they_are |= set() if spec.tied_head else {Part.EMBEDDING}
     for weights in ("int8_groups", "int4"):
         made = DecoderWeights.load(spec, Checkpoint.open(tmp_path), "bfloat16", weights)

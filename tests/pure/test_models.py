@@ -559,6 +559,31 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         352_379_904,
     ),
+    "granite-4.0-h-350m": (
+        {
+            **{"architectures": ["GraniteMoeHybridForCausalLM"], "attention_multiplier": 0.015625},
+            **{"embedding_multiplier": 12, "hidden_act": "silu", "hidden_size": 768, "logits_scaling": 3},
+            "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
+            **{"mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 32},
+            **{"mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48},
+            **{"mamba_proj_bias": False, "max_position_embeddings": 32768, "num_attention_heads": 12},
+            **{"num_experts_per_tok": 0, "num_hidden_layers": 32, "num_key_value_heads": 4, "num_local_experts": 0},
+            **{"intermediate_size": 2048, "position_embedding_type": "nope", "residual_multiplier": 0.246},
+            **{"rms_norm_eps": 1e-05, "shared_intermediate_size": 2048, "tie_word_embeddings": True},
+            "vocab_size": 100352,
+        },
+        340_332_224,
+    ),
+    "Bamba-9B": (
+        {
+            **{"architectures": ["BambaForCausalLM"], "attn_layer_indices": [9, 18, 27], "hidden_act": "silu"},
+            **{"hidden_size": 4096, "intermediate_size": 14336, "mamba_d_conv": 4, "mamba_d_head": 64},
+            **{"mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128},
+            **{"max_position_embeddings": 262144, "num_attention_heads": 32, "num_hidden_layers": 32},
+            **{"num_key_value_heads": 8, "rms_norm_eps": 1e-05, "tie_word_embeddings": False, "vocab_size": 128256},
+        },
+        9_780_235_392,
+    ),
     "glm-4-9b-chat": (
         {
             **{"architectures": ["GlmForCausalLM"], "attention_bias": True, "head_dim": 128, "hidden_act": "silu"},
@@ -1346,13 +1371,14 @@ def test_a_setting_of_llama_that_is_not_understood_is_refused(
         ("EXAONE-4.0-32B", {"sliding_window_pattern": ""}, "allowed: a number of layers, or a text of L and G"),
         ("EXAONE-4.0-32B", {"sliding_window_pattern": None}, "allowed: a number of layers, or a text of L and G"),
         ("EXAONE-4.0-32B", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0; allowed: an integer from 1"),
-        (
-            "granite-4.0-350m",
-            {"layer_types": ["mamba"] * 27 + ["attention"]},
-            "layer_types is 'mamba'; allowed: only attention layers, because quire has no state-space layers",
-        ),
-        ("granite-4.0-350m", {"layer_types": None}, "allowed: only attention layers, because quire has no state"),
-        ("granite-4.0-350m", {"layer_types": ["attention"] * 27}, "allowed: 28 kinds"),
+        ("granite-4.0-350m", {"layer_types": ["attention"] * 27}, "allowed: 28 of mamba, attention"),
+        ("granite-4.0-350m", {"layer_types": ["conv"] * 28}, "allowed: 28 of mamba, attention"),
+        ("granite-4.0-h-350m", {"mamba_n_heads": 50}, "a divisor of 1536, mamba_expand times hidden_size"),
+        ("granite-4.0-h-350m", {"mamba_d_head": 64}, "mamba_d_head is 64; allowed: auto, or 32, which fills"),
+        ("granite-4.0-h-350m", {"mamba_n_groups": 5}, "heads is '48 in 5 groups'; allowed: an even number, equally"),
+        ("granite-4.0-h-350m", {"mamba_proj_bias": True}, "mamba_proj_bias is True; allowed: false"),
+        ("granite-4.0-h-350m", {"time_step_limit": [0.001, 0.1]}, "allowed: null, or 0 to infinity"),
+        ("granite-4.0-h-350m", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu' or null"),
         ("granite-4.0-350m", {"position_embedding_type": "alibi"}, "allowed: 'rope' or 'nope' or null"),
         (
             "granite-3.1-1b-a400m",
@@ -1527,7 +1553,15 @@ def test_the_bytes_of_the_weights_are_those_of_the_tensors(name: str) -> None:
     rounded = exact = 0
     for tensor, shape in expected_tensors(SPECS[name]).items():
         # Only matrices are rounded, and not those that choose and weigh experts.
-        exact_ones = {"router", "shared_router", "query_norm", "key_norm", "delta_filter", "convolution_filter"}
+        exact_ones = {
+            "mamba_filter",
+            "router",
+            "shared_router",
+            "query_norm",
+            "key_norm",
+            "delta_filter",
+            "convolution_filter",
+        }
         narrow = len(shape) > 1 and not exact_ones & set(tensor.split("."))
         rounded += (2 if narrow else 4) * math.prod(shape)
         exact += 4 * math.prod(shape)

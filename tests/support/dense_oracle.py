@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part
-from quire.compute.models.sublayers import Activation, DeltaSpec, ExpertsSpec, LatentSpec, Scoring
+from quire.compute.models.recurrent import DeltaSpec, MambaSpec
+from quire.compute.models.sublayers import Activation, ExpertsSpec, LatentSpec, Scoring
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -152,6 +153,35 @@ class DenseOracle:
         normed = self._norm(outputs, Part.DELTA_NORM, index, delta.norm).reshape(gate.shape)
         return self._linear(normed * gate / (1 + np.exp(-gate)), Part.DELTA_OUTPUT, index)
 
+    def _mamba(self, x: Array, index: int, mamba: MambaSpec) -> Array:
+        """Return what the sum over earlier tokens gives: each value, weighed by all decays since."""
+        parts = (Part.MAMBA_VALUE, Part.MAMBA_KEY, Part.MAMBA_QUERY)
+        before = np.concatenate([self._linear(x, part, index) for part in parts], axis=1)
+        padded = np.concatenate([np.zeros((mamba.filter_width - 1, before.shape[1])), before])
+        filters = self._weight(Part.MAMBA_FILTER, index)[:, 0]
+        columns = [np.correlate(padded[:, place], filters[place]) for place in range(before.shape[1])]
+        filtered = np.stack(columns, axis=1)
+        if mamba.filter_bias:
+            filtered = filtered + self.tensors[self.spec.sources[Part.MAMBA_FILTER].stem.format(layer=index) + ".bias"]
+        filtered = filtered / (1 + np.exp(-filtered))
+        values, keys = mamba.num_heads * mamba.value_dim, mamba.num_groups * mamba.key_dim
+        value, key, query = np.split(filtered, [values, values + keys], axis=1)
+        value = value.reshape(len(x), mamba.num_heads, mamba.value_dim)
+        shared = mamba.num_heads // mamba.num_groups
+        key, query = (each.reshape(len(x), -1, mamba.key_dim).repeat(shared, axis=1) for each in (key, query))
+        offset = self._weight(Part.MAMBA_STEP_OFFSET, index)
+        steps = np.log1p(np.exp(self._linear(x, Part.MAMBA_STEP, index) + offset))
+        speeds = np.cumsum(np.exp(self._weight(Part.MAMBA_LOG_DECAY, index)) * steps, axis=0)
+        since = speeds[:, None] - speeds[None]  # of query and key tokens
+        weights = np.where(np.tri(len(x), dtype=bool)[..., None], np.exp(-np.maximum(since, 0.0)), 0.0)
+        scores = np.einsum("qhd,khd->qkh", query, key) * weights * steps[None]
+        outputs = np.einsum("qkh,khv->qhv", scores, value)
+        outputs += self._weight(Part.MAMBA_SKIP, index)[:, None] * value
+        gate = self._linear(x, Part.MAMBA_GATE, index)
+        gated = (outputs.reshape(gate.shape) * gate / (1 + np.exp(-gate))).reshape(len(x), mamba.num_groups, -1)
+        normed = gated / np.sqrt((gated * gated).mean(-1, keepdims=True) + mamba.norm.epsilon)
+        return self._linear(normed.reshape(gate.shape) * self._weight(Part.MAMBA_NORM, index), Part.MAMBA_OUTPUT, index)
+
     def _convolution(self, x: Array, index: int, width: int) -> Array:
         inputs = self._linear(x, Part.CONVOLUTION_GATE, index) * self._linear(x, Part.CONVOLUTION_VALUE, index)
         filters = self._weight(Part.CONVOLUTION_FILTER, index)[:, 0]
@@ -164,6 +194,8 @@ class DenseOracle:
         shape = self.spec.attention_of(layer)
         if layer.recurrent and self.spec.delta is not None:
             return self._delta(x, index, self.spec.delta)
+        if layer.recurrent and self.spec.mamba is not None:
+            return self._mamba(x, index, self.spec.mamba)
         if layer.recurrent and self.spec.convolution is not None:
             return self._convolution(x, index, self.spec.convolution.filter_width)
         if shape.latent is not None:

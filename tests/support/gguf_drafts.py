@@ -138,7 +138,7 @@ ARCHITECTURES = (
     *("ernie4_5", "mistral3", "qwen3vl", "seed_oss"),
     *("arcee", "exaone4", "hunyuan-dense"),
     *("qwen35", "qwen35moe", "qwen3next"),
-    *("gemma4", "lfm2", "lfm2moe"),
+    *("gemma4", "granitehybrid", "lfm2", "lfm2moe"),
 )
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
 LFM2 = ("lfm2", "lfm2moe")
@@ -149,6 +149,7 @@ LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2"
 WITH_BIASES = ("gptneox", "gpt-oss", "phi2")
 RANK, PLAIN = 16, 4  # of latents; what rotates and values have RANK numbers too
 KEYS, VALUES, STATE = 2, 4, 16  # heads of a recurrent layer, and the size of each
+INNER = 32  # of a state-space layer
 VOCABULARY = [b"a", b"b", b"ab", b"<|im_end|>", b"<unk>", b"c", b"\xe2\x96\x81", b"\xe2\x96\x81a", b"<0x41>", b"<tool>"]
 KINDS = [1, 1, 1, 3, 2, 1, 1, 1, 6, 4]
 SIZE, HEADS, FEED = 8, 2, 12
@@ -208,7 +209,7 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs.append(pair("attention.sliding_window_pattern", ARRAY, [draw.random() < 0.5], items))
     if name in ("command-r", "cohere2"):
         pairs.append(pair("logit_scale", F32, 0.25))
-    if name in ("granite", "granitemoe"):
+    if name in ("granite", "granitehybrid", "granitemoe"):
         pairs += [pair("attention.scale", F32, 0.5), pair("residual_scale", F32, 0.2), pair("logit_scale", F32, 8.0)]
     if name in ("chatglm", "glm4", "gptneox", "phi2", "stablelm"):
         pairs.append(pair("rope.dimension_count", U32, 2))
@@ -218,7 +219,7 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
     more = (
         *((_expert_settings, WITH_EXPERTS), (_recurrent_settings, RECURRENT)),
-        *((_gemma4_settings, ("gemma4",)), (_lfm2_settings, LFM2)),
+        *((_gemma4_settings, ("gemma4",)), (_lfm2_settings, LFM2), (_mamba_settings, ("granitehybrid",))),
     )
     for settings, names in more:
         pairs += [pair(*each) for each in settings(draw, name)] if name in names else []
@@ -252,6 +253,14 @@ def _lfm2_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
         yield "attention.sliding_window", U32, draw.choice([0, 16])
     if draw.random() < 0.1:
         yield "attention.causal", BOOL, draw.random() < 0.5
+
+
+def _mamba_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the settings of Granite 4 H, sometimes some that are refused."""
+    yield "rope.scaling.finetuned", BOOL, draw.random() < 0.05
+    sizes = {"conv_kernel": 3, "state_size": STATE, "group_count": 1, "inner_size": INNER, "time_step_rank": 2}
+    for key, size in sizes.items():
+        yield f"ssm.{key}", U32, size if draw.random() < 0.97 else draw.choice([1, 4, 12])
 
 
 def _scaling_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int, Any]]:
@@ -410,9 +419,25 @@ def _make_gemma4(draw: random.Random, pairs: list[Pair], tensors: list[Tensor]) 
 
 
 def _make_lfm2(draw: random.Random, name: str, pairs: list[Pair], tensors: list[Tensor]) -> None:
-    """Put a convolution before the layer of an LFM2, mostly; sometimes with heads that are refused."""
+    """Put a convolution before the layer of an LFM2, mostly."""
     if name == "lfm2moe":
         tensors.append(Tensor(b"blk.0.exp_probs_b.bias", [3], 0))
+    shapes = {"conv": [3, SIZE], "in_proj": [SIZE, 3 * SIZE], "out_proj": [SIZE, SIZE]}
+    _put_before(draw, pairs, tensors, {f"shortconv.{part}.weight": shape for part, shape in shapes.items()})
+
+
+def _make_mamba(draw: random.Random, pairs: list[Pair], tensors: list[Tensor]) -> None:
+    """Put a state-space layer before the layer of a Granite 4 H, mostly."""
+    shapes = {"ssm_in.weight": [SIZE, 2 * INNER + 2 * STATE + 2], "ssm_conv1d.weight": [3, INNER + 2 * STATE]}
+    shapes |= {"ssm_a": [1, 2], "ssm_d": [1, 2], "ssm_dt.bias": [2], "ssm_norm.weight": [INNER, 1]}
+    shapes |= {"ssm_out.weight": [INNER, SIZE]}
+    if draw.random() < 0.7:
+        shapes["ssm_conv1d.bias"] = [INNER + 2 * STATE]
+    _put_before(draw, pairs, tensors, shapes)
+
+
+def _put_before(draw: random.Random, pairs: list[Pair], tensors: list[Tensor], shapes: dict[str, list[int]]) -> None:
+    """Put a layer with states before the layer of a model, mostly; sometimes with heads that are refused."""
     if draw.random() < 0.3:
         return
     by_key = {pair.key.rpartition(b".")[2]: pair for pair in pairs}
@@ -424,8 +449,7 @@ def _make_lfm2(draw: random.Random, name: str, pairs: list[Pair], tensors: list[
             tensor.name = second
         else:
             tensors.append(Tensor(second, list(tensor.dimensions), tensor.kind))
-    shapes = {"conv": [3, SIZE], "in_proj": [SIZE, 3 * SIZE], "out_proj": [SIZE, SIZE]}
-    tensors.extend(Tensor(f"blk.0.shortconv.{part}.weight".encode(), shape, 0) for part, shape in shapes.items())
+    tensors.extend(Tensor(f"blk.0.{part}".encode(), shape, 0) for part, shape in shapes.items())
 
 
 def _recurrent_shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
@@ -486,6 +510,8 @@ def whole_model(draw: random.Random) -> Draft:
     pairs = _settings(draw, name) + _tokenizer(draw)
     if name == "gemma4":
         _make_gemma4(draw, pairs, tensors)
+    if name == "granitehybrid":
+        _make_mamba(draw, pairs, tensors)
     if name in LFM2:
         _make_lfm2(draw, name, pairs, tensors)
     if draw.random() < 0.1:

@@ -14,6 +14,7 @@ import numpy as np
 from quire.compute.models.source import ModelFolder
 from support.gguf_gemma4 import add_gemma4, name_of_factors, stacks_of_gemma4
 from support.gguf_lfm2 import add_lfm2
+from support.gguf_mamba import add_mamba, as_mamba
 
 ARCHITECTURES = {
     "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
@@ -68,8 +69,10 @@ ARCHITECTURES = {
 INTERLEAVED = (
     *(gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.INTERNLM2, gguf.MODEL_ARCH.SMOLLM3),
     *(gguf.MODEL_ARCH.ARCEE, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE, gguf.MODEL_ARCH.MISTRAL3),
+    gguf.MODEL_ARCH.GRANITE_HYBRID,
 )
 QWEN35 = (gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
+GRANITES = (gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE, gguf.MODEL_ARCH.GRANITE_HYBRID)
 RECURRENT = (*QWEN35, gguf.MODEL_ARCH.QWEN3NEXT)
 LFM2 = (gguf.MODEL_ARCH.LFM2, gguf.MODEL_ARCH.LFM2MOE)
 RENAMED = {  # what the converter calls some tensors before it looks for their names
@@ -77,6 +80,8 @@ RENAMED = {  # what the converter calls some tensors before it looks for their n
     "feed_forward.expert_bias.weight": "feed_forward.expert_bias.bias",
     "linear_attn.A_log.weight": "linear_attn.A_log",
     "linear_attn.dt_bias.weight": "linear_attn.dt_proj.bias",
+    **{f"mamba.{name}.weight": f"mamba.{name}" for name in ("A_log", "D")},
+    "mamba.dt_bias.weight": "mamba.dt_proj.bias",
 }
 GEMMAS = (gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
 
@@ -99,6 +104,9 @@ class GgufWriting:
         self.blocks = blocks or {}  # the type and the bytes of tensors that are blocks already
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.architecture = architecture or ARCHITECTURES[self.config["architectures"][0]]
+        has_states = not {"mamba", "linear_attention"}.isdisjoint(self.config.get("layer_types") or ())
+        if self.architecture is gguf.MODEL_ARCH.GRANITE and has_states:
+            self.architecture = gguf.MODEL_ARCH.GRANITE_HYBRID
         self.of_latents = self.architecture in (gguf.MODEL_ARCH.DEEPSEEK2, gguf.MODEL_ARCH.MINICPM3)
         # Whether what makes keys of latents and what makes values are two tensors, or products and gates of Qwen3-Next.
         self.splits = splits and self.architecture in (gguf.MODEL_ARCH.DEEPSEEK2, gguf.MODEL_ARCH.QWEN3NEXT)
@@ -174,6 +182,9 @@ class GgufWriting:
 
     def _kv_heads(self) -> None:
         config = self.config
+        if self.architecture is gguf.MODEL_ARCH.GRANITE_HYBRID:
+            add_mamba(self.writer, config)
+            return
         kv_heads = config.get("num_kv_heads", config.get("num_key_value_heads"))
         if kv_heads is not None and self.architecture not in (gguf.MODEL_ARCH.GPTNEOX, *LFM2):
             is_listed = config["architectures"] == ["GraniteMoeHybridForCausalLM"]
@@ -239,7 +250,7 @@ class GgufWriting:
 
     def _factors(self) -> None:
         config, writer = self.config, self.writer
-        if self.architecture in (gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE):
+        if self.architecture in GRANITES:
             writer.add_attention_scale(config["attention_multiplier"])
             writer.add_embedding_scale(config["embedding_multiplier"])
             writer.add_residual_scale(config["residual_multiplier"])
@@ -324,7 +335,7 @@ class GgufWriting:
 
     def _add_granite_mlp(self, name: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
         """Add the gate and the up projection apart, as an MLP next to experts or alone."""
-        module = "mlp.shared_expert." if self.architecture is gguf.MODEL_ARCH.GRANITE_MOE else "mlp."
+        module = "mlp.shared_expert." if self.config.get("num_local_experts") else "mlp."
         name, parts = name.replace("shared_mlp.", module), np.split(numbers, 2)
         if "output_linear" in name:
             self._add(name.replace("output_linear", "down_proj"), numbers, kind)
@@ -384,6 +395,8 @@ class GgufWriting:
         config = self.config
         if self.architecture in RECURRENT:
             return self._as_recurrent(name, numbers)
+        if ".mamba." in name:
+            return as_mamba(name, numbers, config)
         if ".conv.conv." in name:
             return numbers[:, 0]
         if self.architecture is gguf.MODEL_ARCH.GPT2 and numbers.ndim == 2 and ".h." in name:
@@ -409,7 +422,7 @@ class GgufWriting:
             known = known.replace(ours, theirs)
         if self.architecture is gguf.MODEL_ARCH.LFM2MOE and ".experts." in name:
             known = known.removeprefix("model.")
-        if self.architecture is gguf.MODEL_ARCH.GRANITE_MOE:
+        if self.architecture in GRANITES:
             known = known.replace(".block_sparse_moe.experts.", ".mlp.experts.")
         found = self.names.get_name(known, try_suffixes=(".weight", ".bias")) or name_of_factors(name)
         if found is None and self.architecture in RECURRENT:  # the package has no names for further layers of these
@@ -424,7 +437,7 @@ class GgufWriting:
 
     def _write(self, found: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
         size = gguf.GGML_QUANT_SIZES[kind][0]
-        if numbers.ndim < 2 or numbers.shape[-1] % size:
+        if numbers.ndim < 2 or numbers.shape[-1] % size or found.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
             kind = gguf.GGMLQuantizationType.F32
         self.writer.add_tensor(found, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
 

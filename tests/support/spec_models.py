@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part, WeightSource
+from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec
 from quire.compute.models.sublayers import (
     Activation,
     AttentionSpec,
-    ConvolutionSpec,
-    DeltaSpec,
     ExpertsSpec,
     LatentSpec,
     LayerInputsSpec,
@@ -339,6 +338,13 @@ SPECS = {
             shared_size=16,
         ),
         sources=LATENT_SOURCES,
+    ),
+    # As in Granite 4 H: state-space layers, experts in some of them, next to attention without positions.
+    "mamba": replace(
+        PLAIN,
+        layers=(RECURRENT, replace(RECURRENT, sparse=True), NO_ROPE, RECURRENT),
+        mamba=MambaSpec(*(12, 2, 32, 80), filter_width=3, norm=NormSpec(NormKind.RMS, 1e-5)),
+        experts=ExpertsSpec(4, experts_per_token=2, intermediate_size=16, normalize_weights=True, shared_size=16),
     ),
     # Short convolutions next to attention.
     "convolution": replace(

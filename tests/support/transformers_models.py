@@ -324,6 +324,23 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"attention_multiplier": 0.25, "shared_intermediate_size": 48},
         },
     ),
+    "granite4-h": (
+        "GraniteMoeHybrid",
+        {
+            **{**SIZES, "num_hidden_layers": 4, "num_local_experts": 0, "num_experts_per_tok": 0},
+            **{"layer_types": [*["linear_attention"] * 2, FAR, "linear_attention"], "shared_intermediate_size": 48},
+            **{"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "rms_norm_eps": 1e-5},
+            **{"embedding_multiplier": 12.0, "logits_scaling": 10.0, "residual_multiplier": 0.22},
+            **{"attention_multiplier": 0.25, "tie_word_embeddings": True},
+        },
+    ),
+    "bamba": (
+        "Bamba",
+        {
+            **{**SIZES, "num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_state": 32},
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
     "glm": ("Glm", {**SIZES, "head_dim": 16}),
     "glm4": ("Glm4", {**SIZES, "head_dim": 16}),
     "cohere": ("Cohere", {**SIZES, "use_qk_norm": True}),

@@ -7,6 +7,7 @@
 //     embed ─► per layer: norm ─► q, k, v ─► heads, write KV ─► attention ─► output ─► norm ─► MLP
 //           (with latents: queries and latents ─► queries by head ─► attention ─► values by head)
 //           (a recurrent layer: q, k, v, gate, rate, decay ─► states ─► norm and gate ─► output)
+//           (a state-space layer: q, k, v, gate, step ─► states ─► gate and norm ─► output)
 //           (a convolution: gate, value, output gate ─► states ─► output)
 //           (a layer with keys of another one: q ─► heads ─► attention)
 //           (with layer inputs, after the MLP: gate × input ─► output ─► norm)
@@ -45,7 +46,7 @@ struct LayerShape {
     std::int64_t window = 0;  // 0: all positions
     int rope = -1;            // index into DecoderShape::ropes; -1: none
     bool sparse = false;
-    bool recurrent = false;  // linear attention or a convolution, with states instead of keys and values
+    bool recurrent = false;  // it has states instead of keys and values
     int kv_group = 0;        // the KV group whose block tables it uses
     int kv_place = 0;        // the array of the KV memory with its keys and values
     int kv_part = 0;         // its part of that array, which layers with few numbers share
@@ -198,6 +199,8 @@ struct LayerWeights {
     PackedMatrix delta_rate, delta_decay;
     NormWeights delta_norm;
     std::vector<float> filter;               // of a recurrent layer, [filter_width, its inputs]
+    std::vector<float> filter_bias;          // [its inputs]; empty: none
+    std::vector<float> mamba_skip;           // [num_heads], of a state-space layer
     std::vector<float> delta_decay_offsets;  // [num_heads]
     std::vector<double> delta_decay_speeds;  // [num_heads]
     std::vector<float> sinks;                // [num_heads]; empty: none

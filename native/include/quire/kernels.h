@@ -254,7 +254,7 @@ struct AttentionTask {
     QUIRE_INLINE int heads_in_group() const { return num_in_group > 0 ? num_in_group : group; }
 };
 
-// Linear attention by the gated delta rule; see DeltaSpec in Python.
+// Linear attention by the gated delta rule, see DeltaSpec in Python, or a state-space layer, see MambaSpec.
 struct DeltaShape {
     int num_heads = 0;  // of values; 0: the model has no recurrent layers
     int num_key_heads = 0;
@@ -262,9 +262,13 @@ struct DeltaShape {
     int value_dim = 0;
     int filter_width = 0;
     bool outputs_in_turns = false;  // gates and outputs have the first value head of each key, then the second
+    int record_heads = 0;           // value heads that share a record, and a key; threads share a layer by records
+    bool mamba = false;             // a state-space layer: no delta rule, rates are steps, values are added to outputs
     int num_late = 1;               // the most of its last tokens that S lacks
 
     QUIRE_INLINE int heads_per_key() const { return num_heads / num_key_heads; }
+    QUIRE_INLINE int num_records() const { return num_heads / record_heads; }
+    QUIRE_INLINE int key_head_of(int record) const { return record * record_heads / heads_per_key(); }
     QUIRE_INLINE int key_numbers() const { return num_key_heads * key_dim; }
     QUIRE_INLINE int value_numbers() const { return num_heads * value_dim; }
     // The place of a value head among gates and outputs.
@@ -277,22 +281,23 @@ struct DeltaShape {
     QUIRE_INLINE int first_of_rates() const { return num_inputs(); }
     QUIRE_INLINE int first_of_decays() const { return num_inputs() + round_up(num_heads, kPanelWidth); }
     QUIRE_INLINE int input_stride() const { return num_inputs() + 2 * round_up(num_heads, kPanelWidth); }
-    // A filtered row: queries, keys, values, decays, rates, and for each key head the product of query and key.
+    // A filtered row: queries and keys of each record, values, decays, rates, and the product of query and key of each
+    // record.
+    QUIRE_INLINE int filtered_keys() const { return num_records() * key_dim; }
+    QUIRE_INLINE int filtered_inputs() const { return 2 * filtered_keys() + value_numbers(); }
     QUIRE_INLINE int filtered_stride() const {
-        return round_up(num_inputs() + 2 * num_heads + num_key_heads, kPanelWidth);
+        return round_up(filtered_inputs() + 2 * num_heads + num_records(), kPanelWidth);
     }
     // The floats of a record.
     QUIRE_INLINE std::size_t record_matrices() const {
-        return static_cast<std::size_t>(heads_per_key()) * key_dim * value_dim;
+        return static_cast<std::size_t>(record_heads) * key_dim * value_dim;
     }
-    QUIRE_INLINE int record_inputs() const { return round_up(2 * key_dim + heads_per_key() * value_dim, kPanelWidth); }
+    QUIRE_INLINE int record_inputs() const { return round_up(2 * key_dim + record_heads * value_dim, kPanelWidth); }
     QUIRE_INLINE int num_inputs_kept() const { return filter_width - 1 + num_late; }
     QUIRE_INLINE std::size_t inputs_at(std::int64_t position) const {
         return record_matrices() + static_cast<std::size_t>(position % num_inputs_kept()) * record_inputs();
     }
-    QUIRE_INLINE int record_change() const {
-        return round_up(key_dim + heads_per_key() * (value_dim + 1), kPanelWidth);
-    }
+    QUIRE_INLINE int record_change() const { return round_up(key_dim + record_heads * (value_dim + 1), kPanelWidth); }
     QUIRE_INLINE std::size_t change_at(std::int64_t position) const {
         return record_matrices() + static_cast<std::size_t>(num_inputs_kept()) * record_inputs() +
                static_cast<std::size_t>(position % num_late) * record_change();
@@ -316,6 +321,8 @@ constexpr int kStateEnd = 2;  // its numbers, the last ones of a record
 struct DeltaTask {
     const DeltaShape* shape = nullptr;
     const float* filter = nullptr;         // [filter_width][num_inputs]
+    const float* filter_bias = nullptr;    // [num_inputs]; null: none
+    const float* skip = nullptr;           // [num_heads]: the factors of values that are added to outputs, with Mamba
     const float* decay_offsets = nullptr;  // [num_heads]
     const double* decay_speeds = nullptr;  // [num_heads]
     PagedKv kv;
@@ -328,15 +335,15 @@ struct DeltaTask {
     int num_late = 1;                 // the last tokens that may have to be taken back
     std::int64_t first_position = 0;  // of the first row in its sequence
 
-    // The record of a key head after a position.
-    QUIRE_INLINE float* record_at(int key_head, std::int64_t position) const {
-        const int half = shape->num_key_heads / 2;
+    // A record after a position.
+    QUIRE_INLINE float* record_at(int record, std::int64_t position) const {
+        const int half = shape->num_records() / 2;
         const std::int64_t block = block_table[position / kv.block_size];
-        std::byte* at = key_head < half ? kv.keys_of(block, 0) : kv.values_of(block, 0);
-        return reinterpret_cast<float*>(at) + static_cast<std::size_t>(key_head % half) * shape->record_floats();
+        std::byte* at = record < half ? kv.keys_of(block, 0) : kv.values_of(block, 0);
+        return reinterpret_cast<float*>(at) + static_cast<std::size_t>(record % half) * shape->record_floats();
     }
-    QUIRE_INLINE float* record_before(int key_head) const { return record_at(key_head, first_position - 1); }
-    QUIRE_INLINE float* record_of(int key_head, int token) const { return record_at(key_head, first_position + token); }
+    QUIRE_INLINE float* record_before(int record) const { return record_at(record, first_position - 1); }
+    QUIRE_INLINE float* record_of(int record, int token) const { return record_at(record, first_position + token); }
     QUIRE_INLINE int first_late() const { return num_tokens - num_late; }
     // Whether the state after a token stays in memory: at the end of a block, and after the last token.
     QUIRE_INLINE bool is_stored_after(int token) const {
@@ -432,9 +439,9 @@ struct Kernels {
     // `scratch` holds attention_scratch(head_dim) floats.
     void (*attention)(const AttentionTask& task, float* scratch);
 
-    // Adds the tokens to the states of one key head, and writes their outputs; if the state does not allow these
-    // tokens, NaN. `scratch` holds delta_scratch(key_dim) floats.
-    void (*delta)(const DeltaTask& task, int key_head, float* scratch);
+    // Adds the tokens to one record of the states, and writes their outputs; if the state does not allow these tokens,
+    // NaN. `scratch` holds delta_scratch(key_dim) floats.
+    void (*delta)(const DeltaTask& task, int record, float* scratch);
     // The same for a chunk of the channels of a convolution.
     void (*convolve)(const ConvolutionTask& task, int chunk);
     // values *= sigmoid(gates), for a multiple of kPanelWidth numbers.

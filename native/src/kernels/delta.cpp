@@ -1,4 +1,4 @@
-// Linear attention by the gated delta rule; the layout of a state is in kernels.h.
+// Linear attention by the gated delta rule, and state-space layers; the layout of a state is in kernels.h.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -27,40 +27,41 @@ void make_length_1(float* head, int count, float divisor) {
     for (int i = 0; i < count; i += kLanes) store(head + i, load(head + i) / length / scale);
 }
 
-// Where a part of a token's inputs is in its row, and in the stored inputs of its key head.
+// Where a part of a token's inputs is in its row, in its filtered row, and in the stored inputs of a record.
 struct Part {
-    int in_row, in_record, count;
+    int in_row, in_filtered, in_record, count;
 };
 
-// The query, the key and the values of a key head.
+// The query, the key and the values of a record.
 struct Parts {
-    Parts(const DeltaShape& shape, int key_head) {
-        const int key = shape.key_dim, values = shape.heads_per_key() * shape.value_dim;
-        part[0] = {key_head * key, 0, key};
-        part[1] = {shape.key_numbers() + key_head * key, key, key};
-        part[2] = {2 * shape.key_numbers() + key_head * values, 2 * key, values};
+    Parts(const DeltaShape& shape, int record) {
+        const int key = shape.key_dim, values = shape.record_heads * shape.value_dim;
+        const int shared = shape.key_head_of(record) * key, of_keys = shape.filtered_keys();
+        part[0] = {shared, record * key, 0, key};
+        part[1] = {shape.key_numbers() + shared, of_keys + record * key, key, key};
+        part[2] = {2 * shape.key_numbers() + record * values, 2 * of_keys + record * values, 2 * key, values};
     }
     Part part[3];
 };
 
 // The inputs of an earlier token, before the filter, that the state has stored.
-const float* stored_inputs(const DeltaTask& task, int key_head, std::int64_t position) {
-    return task.record_before(key_head) + task.shape->inputs_at(position);
+const float* stored_inputs(const DeltaTask& task, int record, std::int64_t position) {
+    return task.record_before(record) + task.shape->inputs_at(position);
 }
 
 // Filters a part of a token's inputs.
-void filter_part(const DeltaTask& task, int key_head, int token, const Part& part) {
+void filter_part(const DeltaTask& task, int record, int token, const Part& part) {
     const DeltaShape& shape = *task.shape;
     const std::int64_t position = task.first_position + token;
-    float* to = task.filtered.row(task.first_token + token) + part.in_row;
+    float* to = task.filtered.row(task.first_token + token) + part.in_filtered;
     for (int i = 0; i < part.count; i += kLanes) {
-        Floats total = broadcast(0.0F);
+        Floats total = task.filter_bias == nullptr ? broadcast(0.0F) : load(task.filter_bias + part.in_row + i);
         for (int place = 0; place < shape.filter_width; ++place) {
             const std::int64_t back = shape.filter_width - 1 - place;
             if (back > position) continue;
             const float* from = back <= token
                                     ? task.inputs.row(task.first_token + token - static_cast<int>(back)) + part.in_row
-                                    : stored_inputs(task, key_head, position - back) + part.in_record;
+                                    : stored_inputs(task, record, position - back) + part.in_record;
             const float* weight = task.filter + static_cast<std::size_t>(place) * shape.num_inputs() + part.in_row;
             total = fma(load(weight + i), load(from + i), total);
         }
@@ -69,26 +70,29 @@ void filter_part(const DeltaTask& task, int key_head, int token, const Part& par
     activate(to, part.count, Activation::kSilu);
 }
 
-// Computes the filtered inputs of a token for one key head, its decays and rates, and the product of query and key.
-void prepare(const DeltaTask& task, int key_head, int token) {
+// Computes the filtered inputs of a token for one record, its decays and rates, and the product of query and key.
+void prepare(const DeltaTask& task, int record, int token) {
     const DeltaShape& shape = *task.shape;
-    for (const Part& part : Parts(shape, key_head).part) filter_part(task, key_head, token, part);
+    for (const Part& part : Parts(shape, record).part) filter_part(task, record, token, part);
     const float* raw = task.inputs.row(task.first_token + token);
     float* row = task.filtered.row(task.first_token + token);
-    float *query = row + key_head * shape.key_dim, *key = query + shape.key_numbers();
-    make_length_1(query, shape.key_dim, std::sqrt(static_cast<float>(shape.key_dim)));
-    make_length_1(key, shape.key_dim, 1.0F);
+    float *query = row + record * shape.key_dim, *key = query + shape.filtered_keys();
+    if (!shape.mamba) {
+        make_length_1(query, shape.key_dim, std::sqrt(static_cast<float>(shape.key_dim)));
+        make_length_1(key, shape.key_dim, 1.0F);
+    }
     Floats overlap = broadcast(0.0F);
     for (int i = 0; i < shape.key_dim; i += kLanes) overlap = fma(load(query + i), load(key + i), overlap);
-    float* rest = row + shape.num_inputs();
-    rest[2 * shape.num_heads + key_head] = sum(overlap);
-    for (int i = 0; i < shape.heads_per_key(); ++i) {
-        const int head = key_head * shape.heads_per_key() + i;
-        const double rate = raw[shape.first_of_rates() + head];
+    float* rest = row + shape.filtered_inputs();
+    rest[2 * shape.num_heads + record] = sum(overlap);
+    for (int i = 0; i < shape.record_heads; ++i) {
+        const int head = record * shape.record_heads + i;
         const double moved = static_cast<double>(raw[shape.first_of_decays() + head]) + task.decay_offsets[head];
         const double softplus = (moved > 0.0 ? moved : 0.0) + std::log1p(std::exp(moved > 0.0 ? -moved : moved));
         rest[head] = static_cast<float>(std::exp(-task.decay_speeds[head] * softplus));
-        rest[shape.num_heads + head] = static_cast<float>(1.0 / (1.0 + std::exp(-rate)));
+        const double rate =
+            shape.mamba ? softplus : 1.0 / (1.0 + std::exp(-double{raw[shape.first_of_rates() + head]}));
+        rest[shape.num_heads + head] = static_cast<float>(rate);
     }
 }
 
@@ -101,11 +105,11 @@ struct Change {
 
 // Some columns of the matrix S of one value head, with the change of the last token to them. A record has these columns
 // row by row, then the next ones. States that are stored after the first late token lack it and the later ones.
-template <int kVectors>
+template <int kVectors, bool kMamba>
 class Columns {
   public:
-    Columns(const DeltaTask& task, int key_head, int head, int column, float* scratch)
-        : task_(task), shape_(*task.shape), key_head_(key_head), head_(head), column_(column), scratch_(scratch) {}
+    Columns(const DeltaTask& task, int record, int head, int column, float* scratch)
+        : task_(task), shape_(*task.shape), record_(record), head_(head), column_(column), scratch_(scratch) {}
 
     void run() {
         begin();
@@ -131,14 +135,14 @@ class Columns {
         return (static_cast<std::size_t>(head_) * shape_.value_dim + column_) * shape_.key_dim;
     }
     // Where these columns are in the state that is stored after a token.
-    float* matrix_in(int stored) const { return task_.record_of(key_head_, stored) + first_of_matrix(); }
+    float* matrix_in(int stored) const { return task_.record_of(record_, stored) + first_of_matrix(); }
     std::size_t vector_at(std::int64_t position) const {
         return shape_.change_at(position) + shape_.key_dim + static_cast<std::size_t>(head_) * shape_.value_dim +
                column_;
     }
     // Stores the change by a token in the state after another.
     void store_change(int token, int stored) const {
-        float* to = task_.record_of(key_head_, stored) + vector_at(task_.first_position + token);
+        float* to = task_.record_of(record_, stored) + vector_at(task_.first_position + token);
         QUIRE_UNROLLED
         for (int v = 0; v < kVectors; ++v) store(to + v * kLanes, change_[v]);
     }
@@ -153,7 +157,7 @@ class Columns {
             matrix_ = scratch_;
             return;
         }
-        const float* record = task_.record_before(key_head_);
+        const float* record = task_.record_before(record_);
         const StateEnd end = end_of(record, shape_);
         matrix_ = record + first_of_matrix();
         for (std::int64_t late = end.position - end.num_late + 1; late < task_.first_position; ++late) {
@@ -162,7 +166,7 @@ class Columns {
                 matrix_ = scratch_;
             }
             const float* change = record + shape_.change_at(late);
-            last_ = {change, change[shape_.key_dim + shape_.heads_per_key() * shape_.value_dim + head_], true};
+            last_ = {change, change[shape_.key_dim + shape_.record_heads * shape_.value_dim + head_], true};
             QUIRE_UNROLLED
             for (int v = 0; v < kVectors; ++v) change_[v] = load(record + vector_at(late) + v * kLanes);
         }
@@ -184,14 +188,15 @@ class Columns {
     // Writes S with the change of the token before applied, and notes what this token changes; writes its output.
     void add(int token, float* to) {
         const float* row = task_.filtered.row(task_.first_token + token);
-        const float* query = row + key_head_ * shape_.key_dim;
-        const float* key = query + shape_.key_numbers();
-        const int value_head = key_head_ * shape_.heads_per_key() + head_;
+        const float* query = row + record_ * shape_.key_dim;
+        const float* key = query + shape_.filtered_keys();
+        const int value_head = record_ * shape_.record_heads + head_;
         const int column = value_head * shape_.value_dim + column_;
-        const float* value = row + 2 * shape_.key_numbers() + column;
-        const float* rest = row + shape_.num_inputs();
+        const float* value = row + 2 * shape_.filtered_keys() + column;
+        const float* rest = row + shape_.filtered_inputs();
         const float decay = rest[value_head], rate = rest[shape_.num_heads + value_head];
-        const float overlap = rest[2 * shape_.num_heads + key_head_];
+        const float overlap = rest[2 * shape_.num_heads + record_];
+        const float skip = kMamba ? task_.skip[value_head] : 0.0F;
         Floats known[kVectors], read[kVectors];
         QUIRE_UNROLLED
         for (int v = 0; v < kVectors; ++v) known[v] = read[v] = broadcast(0.0F);
@@ -203,8 +208,10 @@ class Columns {
         float* output = task_.output.row(task_.first_token + token) + column;
         QUIRE_UNROLLED
         for (int v = 0; v < kVectors; ++v) {
-            change_[v] = (load(value + v * kLanes) - broadcast(decay) * known[v]) * broadcast(rate);
-            store(output + v * kLanes, fma(broadcast(overlap), change_[v], broadcast(decay) * read[v]));
+            const Floats own = load(value + v * kLanes);
+            change_[v] = (kMamba ? own : own - broadcast(decay) * known[v]) * broadcast(rate);
+            const Floats result = fma(broadcast(overlap), change_[v], broadcast(decay) * read[v]);
+            store(output + v * kLanes, kMamba ? fma(broadcast(skip), own, result) : result);
         }
         last_ = {key, decay, true};
         matrix_ = to;
@@ -223,7 +230,7 @@ class Columns {
                 Floats numbers = load(from + v * kLanes);
                 if (kApply) numbers = fma(last_key, change_[v], decay * numbers);
                 store(to + row * kCount + v * kLanes, numbers);
-                known[v] = fma(by_key, numbers, known[v]);
+                if (!kMamba) known[v] = fma(by_key, numbers, known[v]);
                 read[v] = fma(by_query, numbers, read[v]);
             }
         }
@@ -231,27 +238,27 @@ class Columns {
 
     const DeltaTask& task_;
     const DeltaShape& shape_;
-    const int key_head_, head_, column_;
+    const int record_, head_, column_;
     float* const scratch_;
     const float* matrix_ = nullptr;  // [key_dim, kCount]: in a record, or in the scratch
     Floats change_[kVectors];
     Change last_;
 };
 
-// Stores what all columns of a key head share, after a token: the inputs, the keys and decays of changes, and the end.
-void put_rest(const DeltaTask& task, int key_head, int token) {
+// Stores what all columns of a record share, after a token: the inputs, the keys and decays of changes, and the end.
+void put_rest(const DeltaTask& task, int index, int token) {
     const DeltaShape& shape = *task.shape;
     const std::int64_t position = task.first_position + token;
-    float* record = task.record_of(key_head, token);
+    float* record = task.record_of(index, token);
     for (std::int64_t back = 0; back < shape.num_inputs_kept() && back <= position; ++back) {
         float* to = record + shape.inputs_at(position - back);
         if (back > token) {
-            const float* from = stored_inputs(task, key_head, position - back);
+            const float* from = stored_inputs(task, index, position - back);
             if (from != to) std::memcpy(to, from, shape.record_inputs() * sizeof(float));
             continue;
         }
         const float* row = task.inputs.row(task.first_token + token - static_cast<int>(back));
-        for (const Part& part : Parts(shape, key_head).part) {
+        for (const Part& part : Parts(shape, index).part) {
             std::memcpy(to + part.in_record, row + part.in_row, part.count * sizeof(float));
         }
     }
@@ -260,17 +267,17 @@ void put_rest(const DeltaTask& task, int key_head, int token) {
     for (int late = first_late; late <= token; ++late) {
         const float* row = task.filtered.row(task.first_token + late);
         float* change = record + shape.change_at(task.first_position + late);
-        float* decays = change + shape.key_dim + shape.heads_per_key() * shape.value_dim;
-        std::memcpy(change, row + shape.key_numbers() + key_head * shape.key_dim, shape.key_dim * sizeof(float));
-        std::memcpy(decays, row + shape.num_inputs() + key_head * shape.heads_per_key(),
-                    shape.heads_per_key() * sizeof(float));
-        std::fill(decays + shape.heads_per_key(), change + shape.record_change(), 0.0F);
+        float* decays = change + shape.key_dim + shape.record_heads * shape.value_dim;
+        std::memcpy(change, row + shape.filtered_keys() + index * shape.key_dim, shape.key_dim * sizeof(float));
+        std::memcpy(decays, row + shape.filtered_inputs() + index * shape.record_heads,
+                    shape.record_heads * sizeof(float));
+        std::fill(decays + shape.record_heads, change + shape.record_change(), 0.0F);
     }
     // A block may be stored on disk: nothing of the requests that had it before may be left in it.
     for (std::int64_t unused = position + 1; unused < shape.num_inputs_kept(); ++unused) {
         std::fill_n(record + shape.inputs_at(unused), shape.record_inputs(), 0.0F);
     }
-    const bool is_new = task.first_position == 0 || record != task.record_before(key_head);
+    const bool is_new = task.first_position == 0 || record != task.record_before(index);
     for (int unused = 1; is_new && unused <= shape.num_late - end.num_late; ++unused) {
         std::fill_n(record + shape.change_at(position + unused), shape.record_change(), 0.0F);
     }
@@ -279,34 +286,38 @@ void put_rest(const DeltaTask& task, int key_head, int token) {
     std::memcpy(last - kStateEnd, &end, sizeof end);
 }
 
-// Adds the tokens to some columns of S of each value head of a key head.
+// Adds the tokens to some columns of S of each value head of a record.
 template <int kVectors>
-void add_to_columns(const DeltaTask& task, int key_head, int first_column, int end_column, float* scratch) {
-    for (int head = 0; head < task.shape->heads_per_key(); ++head) {
+void add_to_columns(const DeltaTask& task, int record, int first_column, int end_column, float* scratch) {
+    for (int head = 0; head < task.shape->record_heads; ++head) {
         for (int column = first_column; column < end_column; column += kVectors * kLanes) {
-            Columns<kVectors>(task, key_head, head, column, scratch).run();
+            if (task.shape->mamba) {
+                Columns<kVectors, true>(task, record, head, column, scratch).run();
+            } else {
+                Columns<kVectors, false>(task, record, head, column, scratch).run();
+            }
         }
     }
 }
 
 }  // namespace
 
-void delta(const DeltaTask& task, int key_head, float* scratch) {
+void delta(const DeltaTask& task, int record, float* scratch) {
     const DeltaShape& shape = *task.shape;
-    if (task.first_position > 0 && !end_of(task.record_before(key_head), shape).allows(task.first_position)) {
-        const int first = key_head * shape.heads_per_key() * shape.value_dim;
+    if (task.first_position > 0 && !end_of(task.record_before(record), shape).allows(task.first_position)) {
+        const int first = record * shape.record_heads * shape.value_dim;
         for (int token = 0; token < task.num_tokens; ++token) {
-            std::fill_n(task.output.row(task.first_token + token) + first, shape.heads_per_key() * shape.value_dim,
+            std::fill_n(task.output.row(task.first_token + token) + first, shape.record_heads * shape.value_dim,
                         std::numeric_limits<float>::quiet_NaN());
         }
         return;
     }
-    for (int token = 0; token < task.num_tokens; ++token) prepare(task, key_head, token);
+    for (int token = 0; token < task.num_tokens; ++token) prepare(task, record, token);
     const int wide = shape.value_dim / (kColumnVectors * kLanes) * (kColumnVectors * kLanes);
-    add_to_columns<kColumnVectors>(task, key_head, 0, wide, scratch);
-    add_to_columns<1>(task, key_head, wide, shape.value_dim, scratch);
+    add_to_columns<kColumnVectors>(task, record, 0, wide, scratch);
+    add_to_columns<1>(task, record, wide, shape.value_dim, scratch);
     for (int token = 0; token < task.num_tokens; ++token) {
-        if (task.is_stored_after(token)) put_rest(task, key_head, token);
+        if (task.is_stored_after(token)) put_rest(task, record, token);
     }
 }
 

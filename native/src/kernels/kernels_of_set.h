@@ -27,7 +27,7 @@ bool all_finite(const float* values, int count);
 
 void write_kv(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value);
 void attention(const AttentionTask& task, float* scratch);
-void delta(const DeltaTask& task, int key_head, float* scratch);
+void delta(const DeltaTask& task, int record, float* scratch);
 void convolve(const ConvolutionTask& task, int chunk);
 
 double exponentials(const float* logits, int count, float shift, float factor, float* weights);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.compute.gguf.named_settings import KV_HEADS, SIGMOID, Settings
+from quire.compute.gguf.named_settings import SIGMOID, Settings, kinds_of_layers
 from quire.compute.models.lfm2 import CONVOLUTION
 from quire.compute.models.rope import FULL
 
@@ -15,7 +15,7 @@ def lfm2(settings: Settings) -> dict[str, object]:
         "norm_eps": settings.number("attention.layer_norm_rms_epsilon"),
         "block_auto_adjust_ff_dim": False,
         "conv_L_cache": settings.size("shortconv.l_cache"),
-        "layer_types": _layer_types(settings, settings.size("block_count")),
+        "layer_types": kinds_of_layers(settings, settings.size("block_count"), FULL, CONVOLUTION),
     }
 
 
@@ -33,13 +33,3 @@ def lfm2moe(settings: Settings) -> dict[str, object]:
         "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
         "use_expert_bias": any(".exp_probs_b." in name for name in settings.tensors),
     }
-
-
-def _layer_types(settings: Settings, count: int) -> list[str] | None:
-    """Return the type of each layer, from a list of key-value heads; None if one number is for all layers."""
-    heads = settings.file.fields.get(key := settings.key(KV_HEADS))
-    if not isinstance(heads, list):
-        return None
-    if len(heads) != count:
-        raise settings.file.error(key, f"a number for each of the {count} layers, 0 for a convolution")
-    return [FULL if each else CONVOLUTION for each in heads]

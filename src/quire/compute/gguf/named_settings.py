@@ -57,9 +57,33 @@ class Settings:
         """Return a number as it was written before it became float32: 1e-06, not 9.99999997e-07."""
         return float(str(np.float32(self.file.number(self.key(name), default))))
 
+    @property
+    def head_size(self) -> int:
+        """The size of a head of attention."""
+        heads, hidden = self.size("attention.head_count"), self.size("embedding_length")
+        return self.size("attention.key_length", max(hidden // heads, 1))
+
     def word(self, name: str) -> str | None:
         """Return a text, or None."""
         found = self.file.fields.get(self.key(name))
         if found is not None and not isinstance(found, str):
             raise self.file.error(self.key(name), "a text")
         return found
+
+
+def local_experts(settings: Settings) -> dict[str, object]:
+    """Return the number of experts, and of those for a token, as most families name them."""
+    return {
+        "num_local_experts": settings.size("expert_count"),
+        "num_experts_per_tok": settings.size("expert_used_count"),
+    }
+
+
+def kinds_of_layers(settings: Settings, count: int, full: str, recurrent: str) -> list[str] | None:
+    """Return the kind of each layer, from a list of key-value heads; None if one number is for all layers."""
+    heads = settings.file.fields.get(key := settings.key(KV_HEADS))
+    if not isinstance(heads, list):
+        return None
+    if len(heads) != count:
+        raise settings.file.error(key, f"a number for each of the {count} layers, 0 for {recurrent}")
+    return [full if each else recurrent for each in heads]

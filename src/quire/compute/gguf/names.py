@@ -57,7 +57,13 @@ LFM2_EXPERTS: Final = MappingProxyType(
     {theirs: ours.replace("block_sparse_moe", "feed_forward") for theirs, ours in MIXTRAL_EXPERTS.items()}
 )
 EXPERTS_OF: Final = MappingProxyType(
-    {"gemma4": GEMMA4_EXPERTS, "granitemoe": GRANITE_EXPERTS, "lfm2moe": LFM2_EXPERTS, "llama": MIXTRAL_EXPERTS}
+    {
+        "gemma4": GEMMA4_EXPERTS,
+        "granitehybrid": GRANITE_EXPERTS,
+        "granitemoe": GRANITE_EXPERTS,
+        "lfm2moe": LFM2_EXPERTS,
+        "llama": MIXTRAL_EXPERTS,
+    }
 )
 """Architectures whose experts have other names."""
 
@@ -123,7 +129,14 @@ ROW: Final = "ffn_gate_inp_shexp"
 """A matrix of one row, which older files have as a vector."""
 
 WEIGHTS: Final = MappingProxyType(
-    {"exp_probs_b": ".bias", "ssm_a": "", "ssm_dt": ".bias", "ffn_gate_inp.scale": "", "ffn_down_exps.scale": ""}
+    {
+        "exp_probs_b": ".bias",
+        "ssm_a": "",
+        "ssm_d": "",
+        "ssm_dt": ".bias",
+        "ffn_gate_inp.scale": "",
+        "ffn_down_exps.scale": "",
+    }
 )
 """Parts with a weight whose name does not end in `.weight` → its end. The first is `ExpertsSpec.offset`."""
 
@@ -183,6 +196,29 @@ RECURRENT: Final = MappingProxyType(
 )
 """Layers of which most have linear attention by the gated delta rule."""
 
+GRANITE_MLP: Final = MappingProxyType(
+    {"gate": "shared_mlp.gate_proj", "up": "shared_mlp.up_proj", "down": "shared_mlp.output_linear"}
+)
+GRANITE_MOE: Final = MappingProxyType(
+    {
+        **LAYER,
+        "ffn_gate_inp": "block_sparse_moe.router.layer",
+        **{f"ffn_{part}_shexp": name for part, name in GRANITE_MLP.items()},
+    }
+)
+MAMBA: Final = MappingProxyType(
+    {
+        "ssm_a": "mamba.A_log",
+        "ssm_conv1d": "mamba.conv1d",
+        "ssm_d": "mamba.D",
+        "ssm_dt": "mamba.dt_bias",
+        "ssm_in": "mamba.in_proj",
+        "ssm_norm": "mamba.norm",
+        "ssm_out": "mamba.out_proj",
+    }
+)
+"""State-space layers."""
+
 LAYERS: Final = MappingProxyType(
     {
         **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
@@ -211,15 +247,8 @@ LAYERS: Final = MappingProxyType(
                 "ffn_gate_inp": "mlp.router",
             }
         ),
-        "granitemoe": MappingProxyType(
-            {
-                **LAYER,
-                "ffn_gate_inp": "block_sparse_moe.router.layer",
-                "ffn_gate_shexp": "shared_mlp.gate_proj",
-                "ffn_up_shexp": "shared_mlp.up_proj",
-                "ffn_down_shexp": "shared_mlp.output_linear",
-            }
-        ),
+        "granitehybrid": MappingProxyType({**GRANITE_MOE, **MAMBA}),
+        "granitemoe": GRANITE_MOE,
         "hunyuan-dense": MappingProxyType(
             {**LAYER, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
         ),
@@ -312,7 +341,10 @@ class Names:
                 return cls(architecture, ONCE, LAYERS["llama"], "model.layers.", has_stacks)
             case "phi2":
                 return cls(architecture, {**ONCE, "output_norm": "model.final_layernorm"}, PHI2, "model.layers.")
-        return cls(architecture, ONCE, LAYERS.get(architecture, LAYER), "model.layers.")
+        layer: Mapping[str, str] = LAYERS.get(architecture, LAYER)
+        if architecture == "granitehybrid" and not any(".ffn_gate_inp." in name for name in tensors):
+            layer = {**LAYER, **MAMBA, **{f"ffn_{part}": name for part, name in GRANITE_MLP.items()}}
+        return cls(architecture, ONCE, layer, "model.layers.")
 
     @property
     def experts(self) -> Mapping[str, str]:

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.gemma_settings import gemma, gemma2, gemma3, gemma4
+from quire.compute.gguf.granite_settings import granite, granite_hybrid, granite_moe
 from quire.compute.gguf.lfm2_settings import lfm2, lfm2moe
-from quire.compute.gguf.named_settings import KV_HEADS, SIGMOID, Settings
+from quire.compute.gguf.named_settings import KV_HEADS, SIGMOID, Settings, local_experts
 from quire.compute.gguf.rope_settings import TEMPERATURE, rope_scaling
 from quire.compute.models.common import MAX_LAYERS
 from quire.compute.models.rope import FULL, SLIDING
@@ -41,25 +42,18 @@ def _llama(settings: Settings) -> dict[str, object]:
     """Return the family and experts for Mixtral; empty for models without experts."""
     if not settings.size("expert_count", 0, low=0):
         return {}
-    return {"architectures": ["MixtralForCausalLM"], **_local_experts(settings)}
+    return {"architectures": ["MixtralForCausalLM"], **local_experts(settings)}
 
 
 def _mistral3(settings: Settings) -> dict[str, object]:
     """Return the family: without scaled positions, the file is Mistral Small 3."""
     named = {} if rope_scaling(settings, lambda _: None) else {"architectures": ["MistralForCausalLM"]}
-    return {**named, "head_dim": _head_size(settings)}
-
-
-def _local_experts(settings: Settings) -> dict[str, object]:
-    return {
-        "num_local_experts": settings.size("expert_count"),
-        "num_experts_per_tok": settings.size("expert_used_count"),
-    }
+    return {**named, "head_dim": settings.head_size}
 
 
 def _gpt_oss(settings: Settings) -> dict[str, object]:
     return {
-        **_local_experts(settings),
+        **local_experts(settings),
         "intermediate_size": settings.size("expert_feed_forward_length"),
         "sliding_window": settings.size("attention.sliding_window"),
     }
@@ -117,7 +111,7 @@ def _experts_after(settings: Settings) -> dict[str, object]:
 
 
 def _ernie4_5(settings: Settings) -> dict[str, object]:
-    return {"head_dim": _head_size(settings), "use_bias": "blk.0.ffn_up.bias" in settings.tensors}
+    return {"head_dim": settings.head_size, "use_bias": "blk.0.ffn_up.bias" in settings.tensors}
 
 
 def _falcon(settings: Settings) -> dict[str, object]:
@@ -138,14 +132,9 @@ def _gptneox(settings: Settings) -> dict[str, object]:
     }
 
 
-def _head_size(settings: Settings) -> int:
-    heads, hidden = settings.size("attention.head_count"), settings.size("embedding_length")
-    return settings.size("attention.key_length", max(hidden // heads, 1))
-
-
 def _turned(settings: Settings) -> dict[str, object]:
     """Return the fraction of each head that rotates."""
-    size = _head_size(settings)
+    size = settings.head_size
     return {"partial_rotary_factor": settings.size("rope.dimension_count", size) / size}
 
 
@@ -162,7 +151,7 @@ def _rotating_part(settings: Settings) -> dict[str, object]:
     """Return the sizes of the heads of GLM. Files of vision models have pairs in another order, and sections."""
     if settings.has("rope.dimension_sections"):
         raise settings.file.error(settings.key("rope.dimension_sections"), "none: no positions of images are run")
-    return {**_turned(settings), "head_dim": _head_size(settings)}
+    return {**_turned(settings), "head_dim": settings.head_size}
 
 
 def _glm4(settings: Settings) -> dict[str, object]:
@@ -193,7 +182,7 @@ def _recurrent(settings: Settings) -> dict[str, object]:
     return {
         **_turned(settings),
         **_sections(settings),
-        "head_dim": _head_size(settings),
+        "head_dim": settings.head_size,
         "num_hidden_layers": count,
         "num_nextn_predict_layers": num_further,
         "layer_types": _recurrent_layers(settings, count),
@@ -256,27 +245,6 @@ def _phi3(settings: Settings) -> dict[str, object]:
     return {**_turned(settings), "sliding_window": window or None}
 
 
-def _granite(settings: Settings) -> dict[str, object]:
-    if not settings.file.flag(settings.key("rope.scaling.finetuned"), True):
-        raise settings.file.error(settings.key("rope.scaling.finetuned"), "true: no Granite without positions is run")
-    scales = {
-        "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale",
-        "logits_scaling": "logit_scale",
-    }
-    given = {field: settings.number(name) for field, name in scales.items() if settings.has(name)}
-    return {**given, "attention_multiplier": settings.number("attention.scale", _head_size(settings) ** -0.5)}
-
-
-def _granite_moe(settings: Settings) -> dict[str, object]:
-    own = {**_granite(settings), **_local_experts(settings)}
-    if not settings.has("expert_shared_feed_forward_length"):
-        return own
-    size = settings.size("expert_shared_feed_forward_length")
-    family = "GraniteMoeSharedForCausalLM"
-    return {**own, "architectures": [family], "shared_intermediate_size": size, "shared_mlp_split": True}
-
-
 def _olmoe(settings: Settings) -> dict[str, object]:
     if settings.has("attention.clamp_kqv"):
         raise settings.file.error(settings.key("attention.clamp_kqv"), "none: no queries, keys and values are clipped")
@@ -321,7 +289,7 @@ def _stablelm(settings: Settings) -> dict[str, object]:
 
 
 def _seed_oss(settings: Settings) -> dict[str, object]:
-    return {"head_dim": _head_size(settings), "attention_out_bias": "blk.0.attn_output.bias" in settings.tensors}
+    return {"head_dim": settings.head_size, "attention_out_bias": "blk.0.attn_output.bias" in settings.tensors}
 
 
 def _starcoder2(settings: Settings) -> dict[str, object]:
@@ -345,8 +313,9 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "glm4moe": _glm4moe,
         "gpt-oss": _gpt_oss,
         "gptneox": _gptneox,
-        "granite": _granite,
-        "granitemoe": _granite_moe,
+        "granite": granite,
+        "granitehybrid": granite_hybrid,
+        "granitemoe": granite_moe,
         "lfm2": lfm2,
         "lfm2moe": lfm2moe,
         "llama": _llama,

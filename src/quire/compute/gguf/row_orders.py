@@ -19,7 +19,9 @@ from quire.core.errors import CheckpointError
 APART: Final = frozenset({"falcon", "gptneox"})
 """Architectures whose files have all queries, then all keys, then all values in one tensor."""
 
-INTERLEAVED: Final = frozenset({"arcee", "granite", "granitemoe", "internlm2", "llama", "mistral3", "smollm3"})
+INTERLEAVED: Final = frozenset(
+    {"arcee", "granite", "granitehybrid", "granitemoe", "internlm2", "llama", "mistral3", "smollm3"}
+)
 """Architectures whose files interleave the rows of the two halves of each query and key head."""
 
 TAKES_TURNS: Final = frozenset({"qwen35", "qwen35moe"})
@@ -87,7 +89,8 @@ def order_of(header: GgufHeader, architecture: str, part: str, tensor: GgufTenso
         return _turns(header, architecture, tensor.shape[0], has_keys=part in AFTER_KEYS) if is_known else None
     key = f"{architecture}.attention.head_count"
     heads: Any = header.settings.get(key)
-    kv_heads: Any = heads if architecture == "gptneox" else same_number(header.settings.get(f"{key}_kv", heads))
+    kv_heads: Any = heads if architecture == "gptneox" else header.settings.get(f"{key}_kv", heads)
+    kv_heads = same_number([each for each in kv_heads if each != 0] if isinstance(kv_heads, list) else kv_heads)
     if architecture in INTERLEAVED and part in ("attn_q", "attn_k"):
         counts = [kv_heads if part == "attn_k" else heads]
     elif architecture in APART and part == "attn_qkv":

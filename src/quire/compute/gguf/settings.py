@@ -38,6 +38,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "gpt2": "GPT2LMHeadModel",
         "gptneox": "GPTNeoXForCausalLM",
         "granite": "GraniteForCausalLM",
+        "granitehybrid": "GraniteMoeHybridForCausalLM",
         "granitemoe": "GraniteMoeForCausalLM",
         "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
         "internlm2": "LlamaForCausalLM",  # its files have the tensors of Llama
@@ -80,7 +81,7 @@ LAYER_NORMS: Final = MappingProxyType(
 )
 """Architectures with layer norms → the name of their epsilon in config.json."""
 
-RECURRENT: Final = frozenset({"lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"})
+RECURRENT: Final = frozenset({"granitehybrid", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"})
 """Architectures with layers that have states instead of keys and values."""
 
 GATE: Final = "blk.0.ffn_gate.weight"

@@ -43,6 +43,9 @@ BY_HEAD: Final = MappingProxyType({"attn_k_b": True, "attn_v_b": False})
 FILTERS: Final = frozenset({"shortconv.conv", "ssm_conv1d"})
 """Causal filters of each row, without the second of Hugging Face's three dimensions."""
 
+FLAT: Final = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
+"""Vectors, which files with state-space layers have with two dimensions."""
+
 DECAY: Final = "ssm_a"
 """A tensor with -exp(x) of the numbers in Hugging Face."""
 
@@ -264,6 +267,8 @@ def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> l
         tensor = replace(tensor, shape=(1, *tensor.shape))
     if part in FILTERS and len(tensor.shape) == 2:
         tensor = replace(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
+    if part in FLAT and len(tensor.shape) == 2:
+        tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1],))
     order = order_of(header, names.architecture, part, tensor)
     by_head = part in BY_HEAD and len(tensor.shape) == 3
     transposed = (names.architecture == "gpt2" and len(tensor.shape) == 2) or (by_head and BY_HEAD[part])

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FAMILIES: Final = MappingProxyType(
     {
         "ArceeForCausalLM": "quire.compute.models.arcee",
+        "BambaForCausalLM": "quire.compute.models.bamba",
         "Cohere2ForCausalLM": "quire.compute.models.cohere2",
         "CohereForCausalLM": "quire.compute.models.cohere",
         "DeepseekV2ForCausalLM": "quire.compute.models.deepseek",

@@ -40,11 +40,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape, WeightSource
+from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec, check_recurrence
 from quire.compute.models.sublayers import (
     Activation,
     AttentionSpec,
-    ConvolutionSpec,
-    DeltaSpec,
     ExpertsSpec,
     LayerInputsSpec,
     MLPSpec,
@@ -62,7 +61,7 @@ class LayerSpec:
     """The settings that differ between layers.
 
     `window` None: full attention; `rope` None: no rotary positions; `sparse`: experts instead of an MLP; `recurrent`:
-    linear attention or a convolution (`DecoderSpec.recurrence`) instead of attention.
+    linear attention, a state-space layer or a convolution (`DecoderSpec.recurrence`) instead of attention.
 
     `heads`: its key-value heads, None: those of the model. `keys_of`: it attends to the keys and values of this earlier
     layer, and has none. `keys_are_values`: it has no VALUE; values are the rows of KEY, before norms and positions.
@@ -100,7 +99,7 @@ class DecoderSpec:
     - `embedding_scale` multiplies the rows of the embedding, before positions are added.
     - `learned_positions`: the offset of learned positions in their table; None: no learned positions.
     - `tied_head`: the embedding is also the head. `head_bias`: the head has a bias.
-    - `experts`: of the `sparse` layers. `delta` or `convolution`: of the `recurrent` layers.
+    - `experts`: of the `sparse` layers. `delta`, `mamba` or `convolution`: of the `recurrent` layers.
     - `layer_inputs`: of all layers; None: none. `layer_scale`: each layer multiplies its output by one number.
     - `sources`: the tensors of each part in a checkpoint. It may also have `ignored_tensors`, and those whose names
       begin with one of the `ignored_prefixes`, which are not used. Checkpoints of the bare decoder lack
@@ -120,6 +119,7 @@ class DecoderSpec:
     optional_prefix: str = ""
     experts: ExpertsSpec | None = None
     delta: DeltaSpec | None = None
+    mamba: MambaSpec | None = None
     convolution: ConvolutionSpec | None = None
     layer_inputs: LayerInputsSpec | None = None
     layer_scale: bool = False
@@ -174,17 +174,17 @@ class DecoderSpec:
         return replace(self.attention, num_kv_heads=layer.heads.num_kv_heads, head_dim=layer.heads.head_dim)
 
     @property
-    def recurrence(self) -> DeltaSpec | ConvolutionSpec | None:
+    def recurrence(self) -> DeltaSpec | MambaSpec | ConvolutionSpec | None:
         """The rule of the recurrent layers."""
-        return self.convolution if self.delta is None else self.delta
+        return self.delta or self.mamba or self.convolution
 
     def with_guesses(self, num_tokens: int) -> DecoderSpec:
         """Return the spec whose states can take back this many tokens that were guessed in vain."""
         if self.recurrence is None:
             return self
-        delta = None if self.delta is None else replace(self.delta, num_late=1 + num_tokens)
-        convolution = None if self.convolution is None else replace(self.convolution, num_late=1 + num_tokens)
-        return replace(self, delta=delta, convolution=convolution)
+        names = [name for name in ("delta", "mamba", "convolution") if getattr(self, name) is not None]
+        late = {name: replace(getattr(self, name), num_late=1 + num_tokens) for name in names}
+        return replace(self, **late)
 
     @property
     def first_reader(self) -> int:
@@ -349,21 +349,10 @@ def _check_shared(spec: DecoderSpec, index: int, keys_of: int) -> None:
 
 
 def _check_recurrence(spec: DecoderSpec) -> None:
-    if (spec.delta is None) == (spec.convolution is None):
-        found = "without a rule" if spec.delta is None else "with two rules"
+    rules = [rule for rule in (spec.delta, spec.mamba, spec.convolution) if rule is not None]
+    if len(rules) != 1:
+        found = f"with {len(rules)} rules" if rules else "without a rule"
         raise CheckpointError("layers", f"recurrent {found}", "one rule for recurrent layers")
     if spec.attention.latent is not None or spec.parallel:
         raise CheckpointError("layers", "recurrent next to latents or parallel", "recurrent, and full attention")
-    if spec.convolution is not None and spec.convolution.size % 32:  # engines read 16 numbers of each half at once
-        raise CheckpointError("channels of a convolution", spec.convolution.size, "a multiple of 32")
-    if spec.delta is not None:
-        _check_delta(spec.delta)
-
-
-def _check_delta(delta: DeltaSpec) -> None:
-    if delta.num_key_heads % 2 or delta.num_heads % delta.num_key_heads:
-        heads = f"{delta.num_heads} of values, {delta.num_key_heads} of keys"
-        raise CheckpointError("recurrent heads", heads, "an even number of keys, with equally many values for each")
-    for name, size in (("key", delta.key_dim), ("value", delta.value_dim)):
-        if size % 16:  # engines read 16 numbers at once
-            raise CheckpointError(f"numbers of a recurrent {name} head", size, "a multiple of 16")
+    check_recurrence(rules[0])

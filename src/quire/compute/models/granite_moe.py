@@ -12,7 +12,7 @@ from typing import Final
 
 from quire.compute.models import granite
 from quire.compute.models.base import DecoderSpec
-from quire.compute.models.common import LAYER, stem_sources, with_stems
+from quire.compute.models.common import LAYER, with_stems
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.mixtral import local_experts
 from quire.compute.models.parts import Part, WeightSource
@@ -34,9 +34,7 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     """Return the spec of a Granite-MoE model; refuses settings that quire does not interpret."""
     spec = with_stems(granite.decoder_spec(config, max_length), STEMS)
     size = config.size("shared_intermediate_size", 0, low=0)
-    shared = mlp_sources(SHARED_PARTS, size)
-    if config.flag("shared_mlp_split", False):
-        shared |= stem_sources({Part.SHARED_GATE: SHARED + "gate_proj", Part.SHARED_UP: SHARED + "up_proj"})
+    shared = mlp_sources(config, SHARED_PARTS, size)
     return replace(
         spec,
         sources=MappingProxyType({**spec.sources, **shared}),
@@ -45,8 +43,10 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     )
 
 
-def mlp_sources(parts: tuple[Part, Part, Part], size: int) -> dict[Part, WeightSource]:
-    """Return the sources of the gate and of the up projection in one tensor, and of the down projection."""
+def mlp_sources(config: ConfigFile, parts: tuple[Part, Part, Part], size: int) -> dict[Part, WeightSource]:
+    """Return the sources of the gate and of the up projection, in one tensor or in two, and of the down projection."""
     stem = SHARED + "input_linear"
-    sources = (WeightSource(stem), WeightSource(stem, first_row=size), WeightSource(SHARED + "output_linear"))
-    return dict(zip(parts, sources, strict=True))
+    sources = [WeightSource(stem), WeightSource(stem, first_row=size)]
+    if config.flag("shared_mlp_split", False):  # in GGUF files
+        sources = [WeightSource(SHARED + "gate_proj"), WeightSource(SHARED + "up_proj")]
+    return dict(zip(parts, (*sources, WeightSource(SHARED + "output_linear")), strict=True))

@@ -13,8 +13,8 @@ from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import LAYER, head_dim, llama_like, num_layers, with_stems
 from quire.compute.models.config_file import MAX_SIZE, ConfigFile
 from quire.compute.models.parts import Part, WeightSource
+from quire.compute.models.recurrent import ConvolutionSpec
 from quire.compute.models.rope import FULL, rope_spec
-from quire.compute.models.sublayers import ConvolutionSpec
 
 CONVOLUTION: Final = "conv"
 BASE: Final = 1_000_000.0

@@ -24,7 +24,7 @@ from quire.compute.models.qwen3_next import (
     with_gated_attention,
     with_recurrent_layers,
 )
-from quire.compute.models.sublayers import DeltaSpec
+from quire.compute.models.recurrent import DeltaSpec
 
 DEFAULTS: Final = MappingProxyType({**qwen3_next.DEFAULTS, "num_key_value_heads": 4})
 TEXT: Final = "model.language_model."

@@ -27,8 +27,8 @@ from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.deepseek import without_further_layers
 from quire.compute.models.parts import NormSpec, Part, WeightSource
 from quire.compute.models.qwen2_moe import STEMS as EXPERT_STEMS
+from quire.compute.models.recurrent import DeltaSpec
 from quire.compute.models.rope import FULL
-from quire.compute.models.sublayers import DeltaSpec
 
 LINEAR: Final = "linear_attention"
 DELTA: Final = LAYER + "linear_attn."

@@ -1,4 +1,4 @@
-"""The sublayers of a decoder as data: positions, attention of each form, the MLP and experts.
+"""The sublayers of a decoder as data: positions, attention, the MLP and experts; recurrent.py has the others.
 
 A `DecoderSpec` (base.py) consists of these specs. Each states the settings of one sublayer; engines interpret them.
 """
@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from math import gcd
 from typing import Final
 
 from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape
 from quire.core.errors import CheckpointError
 
-MAX_CHUNK: Final = 128
-"""The most channels of a convolution in a record: threads share a layer by records."""
 MAX_EXPERTS: Final = 1 << 16
 """For all layers together: three times the number in any model. The tensors of each are checked one by one."""
 
@@ -93,149 +90,6 @@ class LatentSpec:
             parts[Part.QUERY_DOWN] = PartShape((self.query_rank, hidden_size), bias)
             parts[Part.QUERY_DOWN_NORM] = self.norm.shape(self.query_rank)
         return parts
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaSpec:
-    """Linear attention by the gated delta rule: a recurrent layer, with a state instead of keys and values.
-
-    Each of `num_heads` value heads has a matrix S, `[key_dim, value_dim]`, which a token changes and reads:
-
-        S = decay × S;  S += k × rate × (v - S k);  output = S q        decay, rate: from 0 to 1, by token and head
-
-    Value head h uses the query and key of head h // (num_heads / num_key_heads). Queries, keys and values first go
-    through a SiLU of a causal filter over `filter_width` tokens; then queries and keys have length 1, and queries are
-    divided by √key_dim. With a = row of DELTA_DECAY and b = row of DELTA_RATE, decay = exp(-exp(DELTA_LOG_DECAY) ×
-    softplus(a + DELTA_DECAY_OFFSET)) and rate = sigmoid(b). The output is normalised by `norm` for each head, and
-    multiplied by SiLU(DELTA_GATE). `outputs_in_turns`: the rows of DELTA_GATE and the columns of DELTA_OUTPUT have the
-    first value head of each key, then the second of each key, as in GGUF files of Qwen3.5. `num_late`: the most of its
-    last tokens that the matrices of a state may lack: one more than the tokens that can be guessed in a step.
-    """
-
-    num_heads: int
-    num_key_heads: int
-    key_dim: int
-    value_dim: int
-    filter_width: int
-    norm: NormSpec
-    outputs_in_turns: bool = False
-    num_late: int = 1
-
-    @property
-    def heads_per_key(self) -> int:
-        """How many value heads share a key."""
-        return self.num_heads // self.num_key_heads
-
-    @property
-    def num_inputs(self) -> int:
-        """The numbers of a token that go through the filter: queries, keys and values."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
-
-    @property
-    def record_matrices(self) -> int:
-        """The floats of the matrices S that belong to one key head."""
-        return self.heads_per_key * self.key_dim * self.value_dim
-
-    @property
-    def num_inputs_kept(self) -> int:
-        """The last tokens whose inputs of the filter are in a state."""
-        return self.filter_width - 1 + self.num_late
-
-    @property
-    def record_inputs(self) -> int:
-        """The floats for a token's query, key and values of one key head."""
-        return -(-(2 * self.key_dim + self.heads_per_key * self.value_dim) // 16) * 16
-
-    @property
-    def record_change(self) -> int:
-        """The floats for what a token changes in the matrices of one key head."""
-        return -(-(self.key_dim + self.heads_per_key * (self.value_dim + 1)) // 16) * 16
-
-    @property
-    def record_floats(self) -> int:
-        """The floats of the state of one key head; see `quire.compute.reference.delta`."""
-        of_tokens = self.num_inputs_kept * self.record_inputs + self.num_late * self.record_change
-        return self.record_matrices + of_tokens + 16
-
-    @property
-    def half_bytes(self) -> int:
-        """The bytes of half a layer's state."""
-        return self.num_key_heads // 2 * self.record_floats * 4
-
-    @property
-    def operations(self) -> int:
-        """Additions and multiplications of a token in S: forgetting, adding, and reading by key and by query."""
-        return 7 * self.num_heads * self.key_dim * self.value_dim
-
-    def parts(self, hidden_size: int) -> dict[Part, PartShape]:
-        """Return a layer's parts."""
-        keys, values = self.num_key_heads * self.key_dim, self.num_heads * self.value_dim
-        return {
-            Part.DELTA_QUERY: PartShape((keys, hidden_size)),
-            Part.DELTA_KEY: PartShape((keys, hidden_size)),
-            Part.DELTA_VALUE: PartShape((values, hidden_size)),
-            Part.DELTA_GATE: PartShape((values, hidden_size)),
-            Part.DELTA_RATE: PartShape((self.num_heads, hidden_size)),
-            Part.DELTA_DECAY: PartShape((self.num_heads, hidden_size)),
-            Part.DELTA_FILTER: PartShape((self.num_inputs, 1, self.filter_width)),
-            Part.DELTA_LOG_DECAY: PartShape((self.num_heads,)),
-            Part.DELTA_DECAY_OFFSET: PartShape((self.num_heads,)),
-            Part.DELTA_NORM: self.norm.shape(self.value_dim),
-            Part.DELTA_OUTPUT: PartShape((hidden_size, values)),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ConvolutionSpec:
-    """A short convolution: a recurrent layer, whose state is the inputs of the last tokens.
-
-    Each of `size` channels has a filter over its inputs u, from the oldest to the token's own:
-
-        u = CONVOLUTION_GATE x × CONVOLUTION_VALUE x
-        output = CONVOLUTION_OUTPUT (CONVOLUTION_OUTPUT_GATE x × (sum of filter × u over the last tokens))
-
-    `num_late`: how many of the last tokens can be computed again: one more than can be guessed in a step.
-    """
-
-    size: int
-    filter_width: int
-    num_late: int = 1
-
-    @property
-    def chunk(self) -> int:
-        """The channels that share a record of the state: a divisor of half of them."""
-        return gcd(self.size // 2, MAX_CHUNK)
-
-    @property
-    def num_inputs_kept(self) -> int:
-        """The last tokens whose inputs are in a state."""
-        return self.filter_width - 1 + self.num_late
-
-    @property
-    def record_floats(self) -> int:
-        """The floats of the state of a chunk; see `quire.compute.reference.convolution`."""
-        return self.num_inputs_kept * self.chunk + 16
-
-    @property
-    def half_bytes(self) -> int:
-        """The bytes of half a layer's state."""
-        return self.size // 2 // self.chunk * self.record_floats * 4
-
-    @property
-    def operations(self) -> int:
-        """Additions and multiplications of a token, besides products with matrices."""
-        return 2 * (self.filter_width + 1) * self.size
-
-    def parts(self, hidden_size: int) -> dict[Part, PartShape]:
-        """Return a layer's parts."""
-        rows = PartShape((self.size, hidden_size))
-        return {
-            Part.CONVOLUTION_GATE: rows,
-            Part.CONVOLUTION_VALUE: rows,
-            Part.CONVOLUTION_OUTPUT_GATE: rows,
-            Part.CONVOLUTION_FILTER: PartShape((self.size, 1, self.filter_width)),
-            Part.CONVOLUTION_OUTPUT: PartShape((hidden_size, self.size)),
-        }
 
 
 @dataclass(frozen=True, slots=True)

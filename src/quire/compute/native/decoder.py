@@ -14,6 +14,7 @@ from quire.compute.adapters.places import BY_HEAD
 from quire.compute.arrays import FloatArray, HalfArray, IntArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
+from quire.compute.models.recurrent import MambaSpec
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.decoder_weights import Parts, PartWeights, WeightReader
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine
@@ -36,6 +37,7 @@ NORMS = frozenset(
         Part.QUERY_DOWN_NORM,
         Part.LATENT_NORM,
         Part.DELTA_NORM,
+        Part.MAMBA_NORM,
         Part.LAYER_INPUTS_NORM,
         Part.AFTER_INPUT_NORM,
         Part.ROUTER_NORM,
@@ -44,8 +46,11 @@ NORMS = frozenset(
         Part.AFTER_SHARED_NORM,
     }
 )
-SMALL_DELTA: Final = frozenset({Part.DELTA_FILTER, Part.DELTA_LOG_DECAY, Part.DELTA_DECAY_OFFSET})
-"""The weights of a recurrent layer that are not matrices."""
+NOT_MATRICES: Final = frozenset(
+    {Part.DELTA_FILTER, Part.DELTA_LOG_DECAY, Part.DELTA_DECAY_OFFSET}
+    | {Part.MAMBA_FILTER, Part.MAMBA_LOG_DECAY, Part.MAMBA_STEP_OFFSET, Part.MAMBA_SKIP}
+)
+"""The weights of a recurrent layer that are not matrices or norms."""
 
 
 class NativeDecoder:
@@ -200,8 +205,10 @@ class NativeDecoder:
     def _set_parts(self, parts: Parts, layer: int, expert: int = -1) -> None:
         if Part.DELTA_FILTER in parts:
             self._set_delta(parts, layer)
+        if self.spec.mamba is not None and Part.MAMBA_FILTER in parts:
+            self._set_mamba(self.spec.mamba, parts, layer)
         for part, piece in parts.items():
-            if part in SMALL_DELTA:
+            if part in NOT_MATRICES:
                 continue
             if part is Part.CONVOLUTION_FILTER:
                 self._decoder.set_convolution(layer, np.ascontiguousarray(piece.weight[:, 0].T))
@@ -232,6 +239,24 @@ class NativeDecoder:
             np.ascontiguousarray(parts[Part.DELTA_FILTER].weight[:, 0].T),
             np.ascontiguousarray(parts[Part.DELTA_DECAY_OFFSET].weight),
             np.exp(parts[Part.DELTA_LOG_DECAY].weight, dtype=np.float64),
+        )
+
+    def _set_mamba(self, spec: MambaSpec, parts: Parts, layer: int) -> None:
+        """Set the small weights of a state-space layer; the compiled core has queries first, then keys and values."""
+        values = spec.num_heads * spec.value_dim
+        ends = [values, values + spec.num_groups * spec.key_dim]
+        filters = parts[Part.MAMBA_FILTER]
+
+        def turned(numbers: FloatArray) -> FloatArray:
+            return np.concatenate(np.split(numbers, ends)[::-1])
+
+        bias = np.zeros(0, np.float32) if filters.bias is None else turned(filters.bias)
+        self._decoder.set_mamba(layer, bias, np.ascontiguousarray(parts[Part.MAMBA_SKIP].weight))
+        self._decoder.set_delta(
+            layer,
+            np.ascontiguousarray(turned(filters.weight[:, 0]).T),
+            np.ascontiguousarray(parts[Part.MAMBA_STEP_OFFSET].weight),
+            np.exp(parts[Part.MAMBA_LOG_DECAY].weight, dtype=np.float64),
         )
 
     def _set_heads(self, part: Part, piece: PartWeights, layer: int) -> None:

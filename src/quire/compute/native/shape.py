@@ -7,7 +7,8 @@ from dataclasses import asdict
 from quire.compute.adapters.folder import RANK_STEP
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import NormKind, NormSpec
-from quire.compute.models.sublayers import ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, RopeSpec, Scoring
+from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec
+from quire.compute.models.sublayers import ExpertsSpec, LatentSpec, RopeSpec, Scoring
 from quire.core.kv_spec import KVCacheSpec
 
 
@@ -47,6 +48,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "layers": _layers(spec, kv_spec, ropes),
         **({} if attention.latent is None else {"latent": _latent(attention.latent)}),
         **({} if spec.delta is None else {"delta": _delta(spec.delta)}),
+        **({} if spec.mamba is None else {"delta": _mamba(spec.mamba)}),
         **({} if spec.convolution is None else {"convolution": _convolution(spec.convolution)}),
         **({} if spec.layer_inputs is None else {"layer_inputs": asdict(spec.layer_inputs)}),
     }
@@ -90,7 +92,24 @@ def _delta(delta: DeltaSpec) -> dict[str, object]:
         "filter_width": delta.filter_width,
         "outputs_in_turns": delta.outputs_in_turns,
         "num_late": delta.num_late,
+        "record_heads": delta.states.heads,
+        "mamba": False,
         "norm": _norm(delta.norm),
+    }
+
+
+def _mamba(mamba: MambaSpec) -> dict[str, object]:
+    return {
+        "num_heads": mamba.num_heads,
+        "num_key_heads": mamba.num_groups,
+        "key_dim": mamba.key_dim,
+        "value_dim": mamba.value_dim,
+        "filter_width": mamba.filter_width,
+        "outputs_in_turns": False,
+        "num_late": mamba.num_late,
+        "record_heads": mamba.states.heads,
+        "mamba": True,
+        "norm": _norm(mamba.norm),
     }
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.models.parts import Part
-from quire.compute.models.sublayers import ConvolutionSpec
+from quire.compute.models.recurrent import ConvolutionSpec
 from quire.compute.reference.operations import linear
 from quire.compute.weights.decoder_weights import Parts
 from quire.compute.worker.cache_engine import StateCache

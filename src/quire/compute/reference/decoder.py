@@ -25,6 +25,7 @@ from quire.compute.reference.attention import AttentionRule, paged_attention, wr
 from quire.compute.reference.convolution import Convolution
 from quire.compute.reference.delta import DeltaAttention
 from quire.compute.reference.latent import LatentAttention
+from quire.compute.reference.mamba import Mamba
 from quire.compute.reference.mlp import DENSE, experts_output, mlp_output, sigmoid
 from quire.compute.reference.operations import (
     Angles,
@@ -144,6 +145,9 @@ class ReferenceDecoder:
         if spec.layers[index].recurrent and spec.delta is not None:
             states = cache.states(index, spec.delta.num_key_heads)
             update = DeltaAttention(spec.delta, parts).attend(rows, states, inputs)
+        elif spec.layers[index].recurrent and spec.mamba is not None:
+            states = cache.states(index, spec.mamba.states.num_records)
+            update = Mamba(spec.mamba, parts).attend(rows, states, inputs)
         elif spec.layers[index].recurrent and spec.convolution is not None:
             update = Convolution(spec.convolution, parts).attend(rows, cache.states(index, 2), inputs)
         else:

@@ -11,6 +11,8 @@ def missing(spec: DecoderSpec) -> str:
         return "latents (MLA)"
     if spec.delta is not None or spec.attention.gated:
         return "linear attention"
+    if spec.mamba is not None:
+        return "state-space layers (Mamba)"
     if spec.convolution is not None:
         return "short convolutions"
     return ""

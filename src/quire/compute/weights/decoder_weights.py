@@ -38,6 +38,7 @@ PRODUCTS: Final = frozenset(
     | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN, Part.EMBEDDING_OUT, Part.HEAD}
     | {Part.QUERY_DOWN, Part.LATENT, Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN}
     | {Part.ATTENTION_GATE, Part.DELTA_QUERY, Part.DELTA_KEY, Part.DELTA_VALUE, Part.DELTA_GATE, Part.DELTA_OUTPUT}
+    | {Part.MAMBA_GATE, Part.MAMBA_VALUE, Part.MAMBA_KEY, Part.MAMBA_QUERY, Part.MAMBA_OUTPUT}
     | {Part.CONVOLUTION_GATE, Part.CONVOLUTION_VALUE, Part.CONVOLUTION_OUTPUT_GATE, Part.CONVOLUTION_OUTPUT}
     | {Part.LAYER_INPUTS, Part.INPUT_GATE, Part.INPUT_OUTPUT}
 )
@@ -52,7 +53,7 @@ OF_LATENTS: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 ROUTERS: Final = frozenset({Part.ROUTER, Part.SHARED_ROUTER})
 """Matrices that choose and weigh experts: a small change can send a token to others, so they are not rounded."""
 
-NOT_MATRICES: Final = frozenset({Part.DELTA_FILTER, Part.CONVOLUTION_FILTER})
+NOT_MATRICES: Final = frozenset({Part.DELTA_FILTER, Part.MAMBA_FILTER, Part.CONVOLUTION_FILTER})
 """Weights with several dimensions that are always float32, because no product reads them."""
 
 HEAD_NORMS: Final = frozenset({Part.QUERY_NORM, Part.KEY_NORM})

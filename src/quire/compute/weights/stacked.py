@@ -41,7 +41,7 @@ MAX_TENSORS: Final = 12 * MAX_EXPERTS
 STACK: Final = ".experts."
 BARE: Final = (
     *(".self_attn.sinks", ".mlp.gate.e_score_correction_bias"),
-    *(".linear_attn.A_log", ".linear_attn.dt_bias"),
+    *(".linear_attn.A_log", ".linear_attn.dt_bias", ".mamba.A_log", ".mamba.dt_bias", ".mamba.D"),
     *(".mlp.moe_statics.e_score_correction_bias", ".layer_scalar"),
     *(".router.scale", ".router.per_expert_scale", ".feed_forward.expert_bias"),
 )
