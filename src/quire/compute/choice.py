@@ -33,7 +33,8 @@ def usual_block_size(model: ModelDescription, config: EngineConfig) -> int:
     """Return the size of blocks that suits a model, for settings that name none. Pure."""
     dtype = config.kv_dtype
     if dtype == "auto":
-        dtype = "float32" if "float32" in (config.dtype, model.dtype) else "bfloat16"
+        computed = model.dtype if config.dtype == "auto" else config.dtype
+        dtype = "float32" if computed == "float32" else "bfloat16"
     return model.spec.kv_cache_spec(USUAL_BLOCK_SIZE, dtype).usual_block_size
 
 
