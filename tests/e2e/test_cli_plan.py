@@ -165,6 +165,7 @@ def test_a_model_that_is_too_large_is_counted_in_gpus_among_which_it_can_be_spli
     latents = refusal("deepseek-v2-lite", "--hardware", "nvidia-l4", capsys=capsys)
     processor = refusal("opt-13b", "--memory", "4GiB", "--hardware", MACHINE, capsys=capsys)
     assert "--tensor-parallel" not in latents + processor
+    assert "'nvidia-l4'; allowed: here, or another machine without a GPU: quire does not run latents" in latents
     assert main(["plan", "opt-13b", "--hardware", "nvidia-l4", "nvidia-a100-40gb"]) == 0
     text = capsys.readouterr().out
     assert "nvidia-l4: memory is '24.00 GiB'; allowed: 2" in text

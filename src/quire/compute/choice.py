@@ -38,6 +38,13 @@ def usual_block_size(model: ModelDescription, config: EngineConfig) -> int:
     return model.spec.kv_cache_spec(USUAL_BLOCK_SIZE, dtype).usual_block_size
 
 
+def missing_on_gpus(model: ModelDescription) -> str:
+    """Return what a model has that the engine for GPUs does not run; empty if it runs the model. Pure."""
+    from quire.compute.torch.missing import missing
+
+    return missing(model.spec)
+
+
 def backend_on(device: str, config: ResolvedConfig, model: ModelDescription) -> Backend:
     """Return the backend for cpu or cuda, even if this machine lacks it; raises for settings that do not fit."""
     if config.tensor_parallel > 1 and config.backend != "torch":

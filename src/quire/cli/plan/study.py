@@ -62,8 +62,8 @@ class Planner:
 
     def study(self, hardware: Hardware, memory_bytes: int) -> Study:
         """Study the model on the machine with this much of its memory."""
-        config = resolved_on(hardware, self._sizer.config, self._sizer.model)
         try:
+            config = resolved_on(hardware, self._sizer.config, self._sizer.model)
             engine = self._sizer.size(config, memory_bytes)
         except TooSmallError as error:
             needed = max(error.needed_bytes, sum(self._least_parts(config)))
