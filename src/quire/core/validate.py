@@ -334,8 +334,14 @@ def validate_length(request: Request, limits: RequestLimits) -> None:
     prompt, asked = request.num_prompt_tokens, request.sampling.max_tokens
     begun = prompt + request.num_output_tokens
     total, most = begun + 1 if asked is None else prompt + asked, longest(limits)
-    if total <= most:
-        return
+    if total > most:
+        raise _too_long(request, limits, total)
+
+
+def _too_long(request: Request, limits: RequestLimits, total: int) -> RequestTooLargeError:
+    """Return the error for a request of `total` tokens. Pure."""
+    prompt, asked, most = request.num_prompt_tokens, request.sampling.max_tokens, longest(limits)
+    begun = prompt + request.num_output_tokens
     limit, remedy = f"this model's maximum context length is {most} tokens", ""
     if most < limits.max_model_len:
         limit = f"the KV memory of this engine limits the maximum context length to {most} tokens"
@@ -348,10 +354,10 @@ def validate_length(request: Request, limits: RequestLimits) -> None:
         room = ", of which 1 must stay free for the output" if begun == most else ""
         reason = f"{limit}{room}. Shorten the prompt{remedy}."
         error.numbers_first = f"{begun} tokens > {most - 1} maximum; {reason}"
-        raise error.saying(f"{count}; {reason}")
+        return error.saying(f"{count}; {reason}")
     prompt_tokens = f"{prompt} token{'s' if prompt > 1 else ''}"
     count = f"the prompt ({prompt_tokens}) and max_tokens ({asked}) together are {total} tokens"
-    raise error.saying(f"{count}; {limit}. Shorten the prompt or lower max_tokens{remedy}.")
+    return error.saying(f"{count}; {limit}. Shorten the prompt or lower max_tokens{remedy}.")
 
 
 def _require_a_choice(sampling: SamplingParams, limits: RequestLimits) -> None:
