@@ -84,7 +84,8 @@ def test_a_block_has_room_for_states_and_a_hit_ends_where_one_is(folder: Path, b
 def test_blocks_are_as_large_as_a_state_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
     wide = write_tiny_qwen3_5(tmp_path, linear_key_head_dim=64, linear_value_head_dim=64)
     record = 2 * 64 * 64 + 4 * 256 + 208 + 16
-    for settings, size in (({}, 160), ({"kv_dtype": "int8"}, 528), ({"block_size": 32}, 32)):
+    of_types = (({}, 160), ({"dtype": "bfloat16"}, 304), ({"kv_dtype": "int8"}, 528), ({"block_size": 32}, 32))
+    for settings, size in of_types:
         with LLM(wide, skip_tokenizer_init=True, kv_memory="2MiB", max_model_len=160, **settings) as llm:  # type: ignore[arg-type]
             spec = llm.engine.scheduler.memory.spec
             assert spec.recurrent_bytes == record * 4

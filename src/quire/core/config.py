@@ -335,6 +335,8 @@ class EngineConfig:
         """Store adapters as texts NAME=FOLDER; the caller may also give a mapping of names to folders."""
         given, allowed = self.adapter, "NAME=FOLDER, each name once"
         if isinstance(given, Mapping):
+            if not all(isinstance(folder, str | os.PathLike) for folder in given.values()):
+                raise InvalidConfigError("adapter", given, "a folder for each name")
             given = tuple(f"{name}={os.fspath(folder)}" for name, folder in given.items())
         if not isinstance(given, tuple | list) or not all(isinstance(each, str) for each in given):
             raise InvalidConfigError("adapter", given, allowed)
