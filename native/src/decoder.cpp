@@ -63,11 +63,11 @@ class Decoder::Step : private Products {
             look_up(static_cast<int>(view_.token_ids[row]), to);
             for (int i = 0; i < shape_.embedding_size; ++i) to[i] *= shape_.embedding_scale;
             compute_angles(row);
-            if (!projected) add_position(row);
+            if (!projected) complete_embedding(row);
         });
         if (projected) {
             linear(weights_.embedding_in, rows, hidden_, view_.num_tokens, false);
-            for_rows(view_.num_tokens, [&](int row) { add_position(row); });
+            for_rows(view_.num_tokens, [&](int row) { complete_embedding(row); });
         }
         if (shape_.layer_inputs.size > 0) compute_layer_inputs();
     }
@@ -84,10 +84,16 @@ class Decoder::Step : private Products {
         });
     }
 
-    void add_position(int row) const {
-        if (shape_.learned_positions < 0) return;
-        const std::size_t index = view_.positions[row] + shape_.learned_positions;
-        kernels_.add(hidden_.row(row), weights_.positions.data() + index * shape_.hidden_size, shape_.hidden_size);
+    // Adds the token type and the position, and normalises the row, as far as the model has them.
+    void complete_embedding(int row) const {
+        float* to = hidden_.row(row);
+        if (!weights_.token_type.empty()) kernels_.add(to, weights_.token_type.data(), shape_.hidden_size);
+        if (shape_.learned_positions >= 0) {
+            const std::size_t index = view_.positions[row] + shape_.learned_positions;
+            kernels_.add(to, weights_.positions.data() + index * shape_.hidden_size, shape_.hidden_size);
+        }
+        const NormView norm = view_of(shape_.norm, weights_.embedding_norm);
+        if (norm.weight != nullptr) kernels_.normalize(to, to, shape_.hidden_size, norm);
     }
 
     float* angles(int row) const { return a_.angles.data() + static_cast<std::size_t>(row) * sizes_.angles; }

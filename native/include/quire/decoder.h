@@ -125,6 +125,7 @@ struct DecoderShape {
     ConvolutionShape convolution;
     LayerInputsShape layer_inputs;
     bool gated_attention = false;  // the output of attention is multiplied by the sigmoid of a gate
+    bool bidirectional = false;    // tokens attend to later ones too, all of which are in their step
     bool value_norm = false;       // value heads are normalised as keys are, without weights
     float attention_scale = 1.0F;
     float score_soft_cap = 0.0F;
@@ -236,8 +237,9 @@ struct DecoderWeights {
     EmbeddingRows layer_embedding;  // a row has the inputs of all layers
     PackedMatrix layer_inputs;
     NormWeights layer_inputs_norm;
-    std::vector<float> positions;  // [rows, hidden_size]
-    NormWeights final_norm;
+    std::vector<float> positions;   // [rows, hidden_size]
+    std::vector<float> token_type;  // added to each embedded token; may be empty
+    NormWeights embedding_norm, final_norm;
     std::vector<LayerWeights> layers;
 };
 

@@ -1,6 +1,7 @@
 """The labels of a model that classifies texts: their names, and how their scores become probabilities.
 
 ...ForSequenceClassification    a row of `score.weight` for each label, on the state of the last token
+of an encoder                   two layers, on the state of the first token
 two tokens of any model         their rows of the head: Qwen3-Reranker answers yes or no
 """
 
@@ -14,7 +15,9 @@ from quire.compute.models.config_file import ConfigFile
 from quire.core.errors import CheckpointError, InvalidConfigError
 
 CLASSIFIES: Final = "ForSequenceClassification"
-GENERATES: Final = ("ForCausalLM", "LMHeadModel")
+WITHOUT_LABELS: Final = ("ForCausalLM", "LMHeadModel", "Model")
+"""What the names of families have in the place of `CLASSIFIES`."""
+
 SCORE_TENSOR: Final = "score.weight"
 MAX_LABELS: Final = 10_000
 NUM_LABELS: Final = 2

@@ -30,6 +30,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "rotates_first": attention.rotates_first,
         "gated_attention": attention.gated,
         "value_norm": attention.value_norm,
+        "bidirectional": attention.bidirectional,
         "parallel": spec.parallel,
         "shared_norm": spec.shared_norm,
         "activation": spec.mlp.activation.value,

@@ -99,10 +99,12 @@ class ReferenceDecoder:
         hidden = hidden * np.float32(self.spec.embedding_scale)
         if self.spec.embedding_size is not None:
             hidden = linear(hidden, self.weights.parts[Part.EMBEDDING_IN])
+        if self.spec.token_types:
+            hidden = hidden + self.weights.parts[Part.TOKEN_TYPES].weight[0]
         if self.spec.learned_positions is not None:
             rows = inputs.positions + self.spec.learned_positions
             hidden = hidden + self.weights.parts[Part.POSITIONS].weight[rows]
-        return hidden
+        return self._norm(hidden, self.weights.parts, Part.EMBEDDING_NORM)
 
     def _layer_inputs(self, embedded: FloatArray, token_ids: IntArray) -> FloatArray:
         """Return the input of each layer for each token, `[num_tokens, num_layers, size]`; of size 0 without inputs."""
@@ -210,7 +212,7 @@ class _Attention:
         self._shape = shape
         self._angles = angles
         sinks = parts[Part.SINKS].weight if shape.sinks else None
-        self._rule = AttentionRule(shape.scale, window, shape.score_soft_cap, sinks)
+        self._rule = AttentionRule(shape.scale, window, shape.score_soft_cap, sinks, shape.bidirectional)
 
     def attend(self, hidden: FloatArray, cache: LayerCache, inputs: StepInputs) -> FloatArray:
         """Store the step's keys and values and return the attention: `[num_tokens, hidden_size]`. Mutates."""

@@ -11,6 +11,8 @@ def missing(spec: DecoderSpec) -> str:
         return "latents (MLA)"
     if spec.delta is not None or spec.attention.gated:
         return "linear attention"
+    if spec.attention.bidirectional:
+        return "attention to later tokens"
     if spec.convolution is not None:
         return "short convolutions"
     return ""
