@@ -16,6 +16,11 @@ from support.gguf_gemma4 import add_gemma4, name_of_factors, stacks_of_gemma4
 from support.gguf_lfm2 import add_lfm2
 
 ARCHITECTURES = {
+    "BertModel": gguf.MODEL_ARCH.BERT,
+    "Gemma3TextModel": gguf.MODEL_ARCH.GEMMA_EMBEDDING,
+    "NomicBertModel": gguf.MODEL_ARCH.NOMIC_BERT,
+    "XLMRobertaModel": gguf.MODEL_ARCH.BERT,
+    "XLMRobertaForSequenceClassification": gguf.MODEL_ARCH.BERT,
     "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
     "CohereForCausalLM": gguf.MODEL_ARCH.COMMAND_R,
     "DeepseekV2ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
@@ -78,7 +83,11 @@ RENAMED = {  # what the converter calls some tensors before it looks for their n
     "linear_attn.A_log.weight": "linear_attn.A_log",
     "linear_attn.dt_bias.weight": "linear_attn.dt_proj.bias",
 }
-GEMMAS = (gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
+GEMMAS = (
+    *(gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3),
+    gguf.MODEL_ARCH.GEMMA_EMBEDDING,
+)
+BERTS = (gguf.MODEL_ARCH.BERT, gguf.MODEL_ARCH.NOMIC_BERT)
 
 
 class GgufWriting:
@@ -159,6 +168,7 @@ class GgufWriting:
         windows = (
             "Gemma2ForCausalLM",
             "Gemma3ForCausalLM",
+            "Gemma3TextModel",
             "Cohere2ForCausalLM",
             "Olmo3ForCausalLM",
             "Exaone4ForCausalLM",
@@ -250,6 +260,10 @@ class GgufWriting:
             writer.add_logit_scale(config["logit_scale"])
 
     def _rope(self) -> None:
+        if self.architecture in BERTS:
+            self.writer.add_causal_attention(False)
+        if self.architecture is gguf.MODEL_ARCH.BERT:
+            return
         rope, writer = self.config["rope_parameters"], self.writer
         rope = rope.get("full_attention", rope)
         kind = rope["rope_type"]
@@ -386,6 +400,8 @@ class GgufWriting:
             return self._as_recurrent(name, numbers)
         if ".conv.conv." in name:
             return numbers[:, 0]
+        if name.startswith("roberta.embeddings.position_embeddings."):
+            return np.ascontiguousarray(numbers[config["pad_token_id"] + 1 :])
         if self.architecture is gguf.MODEL_ARCH.GPT2 and numbers.ndim == 2 and ".h." in name:
             return np.ascontiguousarray(numbers.T)
         if self.architecture in GEMMAS and name.endswith("norm.weight"):
@@ -407,6 +423,7 @@ class GgufWriting:
         known = name
         for ours, theirs in RENAMED.items():
             known = known.replace(ours, theirs)
+        known = known.removeprefix("roberta.").removeprefix("bert.")
         if self.architecture is gguf.MODEL_ARCH.LFM2MOE and ".experts." in name:
             known = known.removeprefix("model.")
         if self.architecture is gguf.MODEL_ARCH.GRANITE_MOE:

@@ -50,7 +50,10 @@ def tokenizer_json() -> dict[str, object]:
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [around[0], text, around[1]],
-            "pair": [around[0], text, around[1], {"Sequence": {"id": "B", "type_id": 1}}, around[1]],
+            "pair": [
+                *(around[0], text, around[1], {"Sequence": {"id": "B", "type_id": 1}}),
+                {"SpecialToken": {"id": "[SEP]", "type_id": 1}},
+            ],
             "special_tokens": {
                 word: {"id": word, "ids": [WORDS.index(word)], "tokens": [word]} for word in ("[CLS]", "[SEP]")
             },
