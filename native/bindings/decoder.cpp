@@ -120,6 +120,7 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.logit_scale = field<float>(fields, "logit_scale");
     shape.logit_soft_cap = field<float>(fields, "logit_soft_cap");
     shape.embedding_scale = field<float>(fields, "embedding_scale");
+    shape.separator = field<int>(fields, "separator");
     shape.learned_positions = field<int>(fields, "learned_positions");
     shape.adapter_rank = field<int>(fields, "adapter_rank");
     for (const nb::handle rope : field<nb::list>(fields, "ropes")) {
@@ -286,7 +287,7 @@ void set_vector(Decoder& decoder, const std::string& part, int layer, const Arra
     };
     const DecoderShape& shape = decoder.shape();
     const std::map<std::string, Place> places = {
-        {"token_types", {nullptr, shape.hidden_size}},
+        {"token_types", {nullptr, (shape.separator < 0 ? 1 : 2) * shape.hidden_size}},
         {"sinks", {&LayerWeights::sinks, shape.num_heads}},
         {"router_offset", {&LayerWeights::router_offset, shape.num_experts}},
         {"expert_factors", {&LayerWeights::expert_factors, shape.num_experts}}};
@@ -296,7 +297,7 @@ void set_vector(Decoder& decoder, const std::string& part, int layer, const Arra
     }
     DecoderWeights& weights = decoder.weights;
     const bool is_of_model = place.of_layer == nullptr;
-    (is_of_model ? weights.token_type : weights.layers.at(layer).*place.of_layer) = vector_of(numbers);
+    (is_of_model ? weights.token_types : weights.layers.at(layer).*place.of_layer) = vector_of(numbers);
 }
 
 // The filter is [filter_width, num_inputs]; for each value head, what is added to its decays, and their logarithm's

@@ -87,7 +87,10 @@ class Decoder::Step : private Products {
     // Adds the token type and the position, and normalises the row, as far as the model has them.
     void complete_embedding(int row) const {
         float* to = hidden_.row(row);
-        if (!weights_.token_type.empty()) kernels_.add(to, weights_.token_type.data(), shape_.hidden_size);
+        if (!weights_.token_types.empty()) {
+            const bool is_second = !view_.is_second.empty() && view_.is_second[row];
+            kernels_.add(to, weights_.token_types.data() + (is_second ? shape_.hidden_size : 0), shape_.hidden_size);
+        }
         if (shape_.learned_positions >= 0) {
             const std::size_t index = view_.positions[row] + shape_.learned_positions;
             kernels_.add(to, weights_.positions.data() + index * shape_.hidden_size, shape_.hidden_size);
@@ -410,6 +413,17 @@ class Decoder::Step : private Products {
     const StepResultView& results_;
 };
 
+void Decoder::find_types(StepCall& call) const {
+    if (shape_.separator < 0) return;
+    call.is_second.assign(call.num_tokens, false);
+    for (int sequence = 0; sequence < call.num_sequences; ++sequence) {
+        const std::int64_t *first = call.token_ids + call.query_starts[sequence],
+                           *end = call.token_ids + call.query_starts[sequence + 1];
+        const std::int64_t* found = std::find(first, end, shape_.separator);
+        for (auto at = found - call.token_ids + 1; at < end - call.token_ids; ++at) call.is_second[at] = true;
+    }
+}
+
 void Decoder::plan(StepCall& call, std::vector<AttentionPieces>& pieces) const {
     call.pieces = &pieces;
     for (std::size_t group = 0; group < pieces.size(); ++group) {
@@ -428,6 +442,7 @@ void Decoder::plan(StepCall& call, std::vector<AttentionPieces>& pieces) const {
 void Decoder::run(const StepView& step, const StepResultView& results) {
     const MemoryPreparer::Pause pause(preparer_);
     StepCall call(step, results, kernels_);
+    find_types(call);
     plan(call, activations_->attention_pieces);
     const bool has_readers = first_reader_ < static_cast<int>(shape_.layers.size());
     const auto wanted = has_readers ? std::make_shared<const WantedRows>(step) : nullptr;

@@ -20,7 +20,7 @@ from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
 from quire.core.errors import CheckpointError, InvalidConfigError
 from support.gguf_models import GgufWriting
-from support.tiny_bert import IDS, TEXT, WORDS, tokenizer_json, write_tiny_bert
+from support.tiny_bert import IDS, TEXT, WORDS, tokenizer_json, write_tiny_bert, write_tiny_reranker
 
 TEXTS = [[(7 * i * i + 3 * i + n) % 120 + 5 for i in range(n)] for n in (1, 40, 70)]
 ROPE = {"rope_type": "default", "rope_theta": 1000.0}
@@ -162,3 +162,18 @@ def test_an_encoder_is_not_causal(tmp_path: Path) -> None:
         config_of(causal, GgufTensors(causal).setting)
     with pytest.raises(InvalidConfigError, match="reuse blocks"):
         LLM(tmp_path / "m.gguf", host_cache="1MiB")
+
+
+def test_a_reranker_of_xlm_roberta_scores_as_its_folder(tmp_path: Path) -> None:
+    settings: dict[str, object] = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
+    folder = write_tiny_reranker(tmp_path / "model", family="XLMRoberta", **settings)
+    writing = written(folder, tmp_path / "m.gguf")
+    writing.writer.add_pooling_type(gguf.PoolingType.RANK)
+    writing.close()
+    documents = ["a river", "table what page", "blocks"]
+    found = []
+    for model in (folder, tmp_path / "m.gguf"):
+        with LLM(model, num_threads=1) as llm:
+            found.append(llm.score("what a block", documents, use_tqdm=False))
+            assert not llm.report.recommends_sampling and len(llm.report.labels) == 1
+    assert found[0] == found[1] and len(set(found[0])) == 3

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from quire import LLM
+from quire.compute.models.labels import separator_of
 from quire.compute.models.source import ModelFolder
 from quire.core.config import EngineConfig
-from quire.core.errors import InvalidConfigError, InvalidRequestError
+from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError
 from quire.core.failpoints import FAILPOINTS_VARIABLE
+from quire.core.pooling import PAIR_TEMPLATE
 from quire.core.request import Request
 from quire.engine.factory import create_reference_engine, plan_engine
+from quire.engine.text.tokenizer import Tokenizer
 from support.server import JSON, running_server
-from support.tiny_bert import IDS, TEXT, write_tiny_bert
+from support.tiny_bert import IDS, TEXT, tokenizer_json, write_tiny_bert, write_tiny_reranker
 
 LONGEST = 96  # tokens of a text, and by default of a step at least
 PROMPTS = [
@@ -143,3 +147,60 @@ def test_a_server_makes_vectors_of_whole_texts_and_no_texts(served: Any, folder:
         assert answer.status == 400 and any(
             words in str(answer.error) for words in ("cannot generate text", "no chat template", "no labels")
         ), (path, answer.error)
+
+
+PAIRS = [("what a block", "tables"), ("what a block", "a river page " * 8), ("rivers", "a"), ("a", "what is a page")]
+
+
+def scores(folder: Path, pairs: list[tuple[str, str]], **settings: Any) -> list[float]:
+    with LLM(folder, num_threads=1, **settings) as llm:
+        return [llm.score(query, document, use_tqdm=False)[0] for query, document in pairs]
+
+
+def test_a_score_of_a_pair_has_the_same_bits_alone_and_among_others(tmp_path: Path) -> None:
+    folder = write_tiny_reranker(tmp_path / "model")
+    alone = scores(folder, PAIRS)
+    assert len(set(alone)) == len(PAIRS)
+    assert scores(folder, PAIRS, backend="reference") == pytest.approx(alone, abs=1e-5)
+    with running_server(model=folder) as server:
+        for query in ("what a block", "rivers"):
+            documents = [document for asked, document in PAIRS if asked == query] * 20
+            body = json.dumps({"query": query, "documents": documents}).encode()
+            found = server.ask("POST", "/rerank", body, JSON).value["results"]
+            expected = [score for (asked, _), score in zip(PAIRS, alone, strict=True) if asked == query] * 20
+            assert {each["index"]: each["relevance_score"] for each in found} == dict(enumerate(expected))
+        answer = server.ask("POST", "/v1/embeddings", json.dumps({"input": TEXT}).encode(), JSON)
+        assert answer.status == 200 and len(answer.value["data"][0]["embedding"]) == 64
+        body = json.dumps({"text_1": "a", "text_2": "b", "instruction": "find"}).encode()
+        assert "a query and a document only" in str(server.ask("POST", "/score", body, JSON).error)
+
+
+def test_a_pair_is_joined_as_the_tokenizer_does_it_and_special_tokens_stay_text(tmp_path: Path) -> None:
+    folder = write_tiny_bert(tmp_path)
+    ours = Tokenizer.open(ModelFolder(folder), vocab_size=128)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.no_truncation()
+    for query, document in (*PAIRS, ("", "a"), ("a [SEP] block", "[CLS]")):
+        messages = [{"role": "user", "content": text} for text in (query, document)]
+        ids = ours.encode_chat(messages, template_name=PAIR_TEMPLATE)
+        if "[" not in query:
+            assert ids == library.encode(query, document).ids
+        else:
+            assert ids.count(3) == 2 and ids.count(2) == 1
+    assert separator_of(tokenizer_json()) == 3
+    assert separator_of({"post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 9], "cls": ["[CLS]", 8]}}) == 9
+    assert separator_of({"post_processor": None}) is None
+    library.post_processor = None
+    library.save(str(folder / "tokenizer.json"))
+    with pytest.raises(InvalidRequestError, match="does not join two"):
+        Tokenizer.open(ModelFolder(folder), vocab_size=128).encode_chat(messages, template_name=PAIR_TEMPLATE)
+
+
+def test_a_classifier_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_reranker(tmp_path, 2)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": {"0": "one"}}))
+    with pytest.raises(
+        CheckpointError, match=r"classifier\.weight: shape is \[2, 64\]; allowed: \[1, 64\], for 1 label"
+    ):
+        LLM(folder)

@@ -39,7 +39,10 @@ class DenseOracle:
             first = spec.learned_positions
             x = x + self._matrix(Part.POSITIONS)[first : first + len(tokens)]
         if spec.token_types:
-            x = x + self._matrix(Part.TOKEN_TYPES)[0]
+            behind = np.arange(len(tokens)) > (
+                list(tokens).index(spec.separator) if spec.separator in tokens else len(x)
+            )
+            x = x + self._matrix(Part.TOKEN_TYPES)[behind.astype(int)]
         x = self._norm(x, Part.EMBEDDING_NORM, 0)
         inputs = self._inputs(x, tokens)
         for index, layer in enumerate(spec.layers):

@@ -399,6 +399,7 @@ ENCODERS = {
         final_norm=False,
         learned_positions=2,
         token_types=2,
+        separator=9,
         embedding_norm=True,
     ),
     # As in EmbeddingGemma: windows to both sides, and fewer key-value heads.

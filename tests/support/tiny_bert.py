@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
+from quire.compute.weights.checkpoint import Checkpoint
 from support.spec_models import write_spec_model
+from support.tiny_checkpoint import write_model_weights
 
 CONFIG: dict[str, object] = {
     "architectures": ["BertModel"],
@@ -18,6 +22,20 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "block", "table", "p
 TEXT = "what a block tables"
 IDS = [2, 12, 5, 6, 7, 10, 3]
 """The tokens of `TEXT`."""
+
+
+def write_tiny_reranker(folder: Path, labels: int = 1, family: str = "Bert", **settings: object) -> Path:
+    """Write a tiny BERT, or XLMRoberta, with a classifier for pairs of texts, and return its folder."""
+    names = {str(number): f"label {number}" for number in range(labels)}
+    write_tiny_bert(folder, **{"architectures": [f"{family}ForSequenceClassification"], "id2label": names, **settings})
+    checkpoint, random = Checkpoint.open(folder), np.random.default_rng(1)
+    tensors = {name: np.array(checkpoint.tensor(name)) for name in checkpoint.entries}
+    stems = ("bert.pooler.dense", "classifier") if family == "Bert" else ("classifier.dense", "classifier.out_proj")
+    for name, shape in zip(stems, ((64, 64), (labels, 64)), strict=True):
+        tensors[f"{name}.weight"] = random.standard_normal(shape, np.float32) / 4
+        tensors[f"{name}.bias"] = random.standard_normal(shape[:1], np.float32)
+    write_model_weights(folder, tensors)
+    return folder
 
 
 def write_tiny_bert(folder: Path, pooling: str = "mean_tokens", **settings: object) -> Path:

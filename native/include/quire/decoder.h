@@ -133,6 +133,7 @@ struct DecoderShape {
     float logit_scale = 1.0F;
     float logit_soft_cap = 0.0F;
     float embedding_scale = 1.0F;
+    int separator = -1;          // tokens behind the first one in a text are of the second type; -1: none are
     int learned_positions = -1;  // the offset in their table; -1: no learned positions
     int adapter_rank = 0;        // the highest rank of adapters; 0: steps have none
     std::vector<RopeShape> ropes;
@@ -237,8 +238,8 @@ struct DecoderWeights {
     EmbeddingRows layer_embedding;  // a row has the inputs of all layers
     PackedMatrix layer_inputs;
     NormWeights layer_inputs_norm;
-    std::vector<float> positions;   // [rows, hidden_size]
-    std::vector<float> token_type;  // added to each embedded token; may be empty
+    std::vector<float> positions;    // [rows, hidden_size]
+    std::vector<float> token_types;  // a row is added to each embedded token; may be empty
     NormWeights embedding_norm, final_norm;
     std::vector<LayerWeights> layers;
 };
@@ -307,6 +308,8 @@ class Decoder {
     class Step;
 
     // Cuts the attention of a call.
+    // Finds the tokens of the second type.
+    void find_types(StepCall& call) const;
     void plan(StepCall& call, std::vector<AttentionPieces>& pieces) const;
 
     DecoderShape shape_;

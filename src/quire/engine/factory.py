@@ -27,7 +27,7 @@ from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.draft import require_same_tokens, with_draft
 from quire.compute.models.hub import GUIDE, place_notices, resolve_model
-from quire.compute.models.labels import labels_of_tokens
+from quire.compute.models.labels import labels_of_tokens, separator_of
 from quire.compute.models.pooling import pooling_of
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
@@ -246,6 +246,9 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
             raise InvalidConfigError("score_tokens", config.score_tokens, "none: the model has its own labels")
         tokenizer = tokenizer_json(_tokenizer_files(config, model), model.spec.vocab_size)
         model = replace(model, labels=labels_of_tokens(config.score_tokens, tokenizer))
+    if model.labels is not None and model.spec.token_types > 1 and not config.skip_tokenizer_init:
+        separator = separator_of(tokenizer_json(_tokenizer_files(config, model), model.spec.vocab_size))
+        model = replace(model, spec=replace(model.spec, separator=separator))
     if config.pooling == FIRST and not model.spec.attention.bidirectional:
         allowed = "auto, last or mean: the first token of this model reads only itself"
         raise InvalidConfigError("pooling", FIRST, allowed)

@@ -101,7 +101,8 @@ class DecoderSpec:
       embedding (Part.EMBEDDING_IN) and back before the head (Part.EMBEDDING_OUT).
     - `embedding_scale` multiplies the rows of the embedding, before positions are added.
     - `learned_positions`: the offset of learned positions in their table; None: no learned positions.
-    - `token_types`: the rows of a table whose first row is added to each embedded token; 0: no table.
+    - `token_types`: the rows of a table whose first row is added to each embedded token; 0: no table. Behind the first
+      `separator` in a text it is the second row; None: nowhere.
     - `embedding_norm`: whether there is a norm after positions and token types are added.
     - `tied_head`: the embedding is also the head. `head_bias`: the head has a bias.
     - `experts`: of the `sparse` layers. `delta` or `convolution`: of the `recurrent` layers.
@@ -140,6 +141,7 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     learned_positions: int | None = None
     token_types: int = 0
+    separator: int | None = None
     embedding_norm: bool = False
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None

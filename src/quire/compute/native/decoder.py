@@ -196,7 +196,8 @@ class NativeDecoder:
         if Part.POSITIONS in parts:
             self._decoder.set_positions(_as_float32(parts[Part.POSITIONS].weight))
         if Part.TOKEN_TYPES in parts:
-            self._decoder.set_vector(Part.TOKEN_TYPES.value, -1, _as_float32(parts[Part.TOKEN_TYPES].weight[0]))
+            rows = parts[Part.TOKEN_TYPES].weight[: 1 if self.spec.separator is None else 2]
+            self._decoder.set_vector(Part.TOKEN_TYPES.value, -1, _as_float32(rows.ravel()))
         rest = {Part.EMBEDDING_IN, Part.EMBEDDING_NORM, Part.EMBEDDING_OUT, Part.FINAL_NORM, Part.HEAD}
         rest |= {Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM}
         self._set_parts({part: piece for part, piece in parts.items() if part in rest}, -1)
