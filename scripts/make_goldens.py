@@ -1,6 +1,6 @@
 """Writes tests/golden/data: tiny models, and their logits by transformers.
 
-Needs torch and transformers:  python scripts/make_goldens.py [qwen3] [families] [rope]
+Needs torch and transformers:  python scripts/make_goldens.py [qwen3] [families] [encoders] [rope]
 Weights are rounded to bfloat16 to save space. One file of weights serves all forms of Qwen3 (tied forms ignore its
 head); in the other families each form has its own file, except forms that differ only in rotary positions.
 """
@@ -23,8 +23,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.transformers_models import FORMS as FAMILY_FORMS  # noqa: E402
-from support.transformers_models import all_logits, greedy, small_model, tiny_qwen3_model  # noqa: E402
+from support import transformers_models  # noqa: E402
+from support.transformers_models import all_logits, greedy, hidden_states, small_model  # noqa: E402
 
 DATA = ROOT / "tests" / "golden" / "data"
 TOKENS = [(11 * i * i + 5 * i + 3) % 128 for i in range(140)]
@@ -65,11 +65,13 @@ ROPES: dict[str, tuple[dict[str, Any], int]] = {  # name → settings, length
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or ["qwen3", "families", "rope"]
+    wanted = sys.argv[1:] or ["qwen3", "families", "encoders", "rope"]
     if "qwen3" in wanted:
         write_qwen3(DATA / "qwen3")
     if "families" in wanted:
         write_families(DATA / "families")
+    if "encoders" in wanted:
+        write_encoders(DATA / "encoders")
     if "rope" in wanted:
         write_rope(DATA / "rope")
 
@@ -77,7 +79,7 @@ def main() -> None:
 def write_qwen3(folder: Path) -> None:
     weights = {
         name: tensor.to(torch.bfloat16).contiguous()
-        for name, tensor in tiny_qwen3_model(**FORMS["untied"]).state_dict().items()
+        for name, tensor in transformers_models.tiny_qwen3_model(**FORMS["untied"]).state_dict().items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -87,7 +89,7 @@ def write_qwen3(folder: Path) -> None:
 
 
 def run_form(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, Any]:
-    model = tiny_qwen3_model(**settings)
+    model = transformers_models.tiny_qwen3_model(**settings)
     mine = {name: tensor.float() for name, tensor in weights.items()}
     if settings["tie_word_embeddings"]:
         mine["lm_head.weight"] = mine["model.embed_tokens.weight"]
@@ -99,7 +101,7 @@ def write_families(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokens = [token % 64 for token in TOKENS]
     forms = {}
-    for name in FAMILY_FORMS:
+    for name in transformers_models.FORMS:
         model = small_model(name)
         weights = "llama" if name in SHARED_WEIGHTS else name
         forms[name] = {"weights": f"{weights}.safetensors", **answers(model, tokens)}
@@ -107,6 +109,22 @@ def write_families(folder: Path) -> None:
         forms[name]["greedy"] = [] if name == "llama-dynamic" else greedy(model, tokens, 8)
         if weights == name:
             write_weights(model, folder / f"{name}.safetensors")
+    write_cases(folder, {**VERSIONS, "tokens": tokens, "forms": forms})
+
+
+def write_encoders(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = [2 + token % 61 for token in TOKENS]  # no padding, which transformers gives no position
+    forms = {}
+    for name in transformers_models.ENCODERS:
+        model = transformers_models.small_encoder(name)
+        states, config = hidden_states(model, tokens), model.config.to_dict()
+        forms[name] = {
+            "config": {key: value for key, value in sorted(config.items()) if value is not None},
+            "states": {str(at): [round(float(number), 6) for number in states[at]] for at in POSITIONS},
+            "mean": [round(float(number), 6) for number in states.mean(axis=0)],
+        }
+        write_weights(model, folder / f"{name}.safetensors")
     write_cases(folder, {**VERSIONS, "tokens": tokens, "forms": forms})
 
 

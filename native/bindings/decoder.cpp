@@ -122,6 +122,7 @@ NormWeights& norm_named(DecoderWeights& weights, const std::string& part, int la
         {"after_experts_norm", &LayerWeights::after_experts_norm},
         {"after_shared_norm", &LayerWeights::after_shared_norm}};
     if (layer < 0 && part == "final_norm") return weights.final_norm;
+    if (layer < 0 && part == "embedding_norm") return weights.embedding_norm;
     if (layer < 0 && part == "layer_inputs_norm") return weights.layer_inputs_norm;
     return weights.layers.at(layer).*kOfLayer.at(part);
 }
@@ -151,26 +152,25 @@ void set_norm_bias(Decoder& decoder, const std::string& part, int layer, const A
     norm_named(decoder.weights, part, layer).bias = vector_of(bias);
 }
 
-void set_sinks(Decoder& decoder, int layer, const Array<const float, 1>& sinks) {
-    if (static_cast<int>(sinks.shape(0)) != decoder.shape().num_heads) {
-        throw std::invalid_argument("the decoder has one sink for each query head");
+// Weights that are one vector: of the model, or of a layer.
+void set_vector(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& numbers) {
+    struct Place {
+        std::vector<float> LayerWeights::* of_layer;
+        int size;
+    };
+    const DecoderShape& shape = decoder.shape();
+    const std::map<std::string, Place> places = {
+        {"token_types", {nullptr, (shape.separator < 0 ? 1 : 2) * shape.hidden_size}},
+        {"sinks", {&LayerWeights::sinks, shape.num_heads}},
+        {"router_offset", {&LayerWeights::router_offset, shape.num_experts}},
+        {"expert_factors", {&LayerWeights::expert_factors, shape.num_experts}}};
+    const Place& place = places.at(part);
+    if (static_cast<int>(numbers.shape(0)) != place.size) {
+        throw std::invalid_argument(part + ": the decoder has " + std::to_string(place.size) + " numbers");
     }
-    decoder.weights.layers.at(layer).sinks = vector_of(sinks);
-}
-
-std::vector<float> of_experts(const Decoder& decoder, const Array<const float, 1>& numbers) {
-    if (static_cast<int>(numbers.shape(0)) != decoder.shape().num_experts) {
-        throw std::invalid_argument("the decoder has one number for each expert");
-    }
-    return vector_of(numbers);
-}
-
-void set_router_offset(Decoder& decoder, int layer, const Array<const float, 1>& offset) {
-    decoder.weights.layers.at(layer).router_offset = of_experts(decoder, offset);
-}
-
-void set_expert_factors(Decoder& decoder, int layer, const Array<const float, 1>& factors) {
-    decoder.weights.layers.at(layer).expert_factors = of_experts(decoder, factors);
+    DecoderWeights& weights = decoder.weights;
+    const bool is_of_model = place.of_layer == nullptr;
+    (is_of_model ? weights.token_types : weights.layers.at(layer).*place.of_layer) = vector_of(numbers);
 }
 
 // The filter is [filter_width, num_inputs]; for each value head, what is added to its decays, and their logarithm's
@@ -445,12 +445,8 @@ void bind_decoder(nb::module_& module) {
             "Pack the rows of a matrix, [out, in]; layer and expert are -1 where they do not apply. Rows of bytes hold "
             "the blocks of a type of GGUF; codes of int8_groups or int4 are made of floats.")
         .def("set_bias", &set_bias, nb::arg("part"), nb::arg("layer"), nb::arg("expert"), nb::arg("bias"))
-        .def("set_sinks", &set_sinks, nb::arg("layer"), nb::arg("sinks"),
-             "Let these scores, [num_heads], take part in each softmax of a layer.")
-        .def("set_router_offset", &set_router_offset, nb::arg("layer"), nb::arg("offset"),
-             "Add these numbers, [num_experts], to the weights that experts of a layer are chosen by.")
-        .def("set_expert_factors", &set_expert_factors, nb::arg("layer"), nb::arg("factors"),
-             "Multiply the weights of the experts of a layer by these numbers, [num_experts].")
+        .def("set_vector", &set_vector, nb::arg("part"), nb::arg("layer"), nb::arg("numbers"),
+             "Set a weight that is one vector; layer is -1 for one of the model.")
         .def("set_norm", &set_norm, nb::arg("part"), nb::arg("layer"), nb::arg("weight"))
         .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_embedding", &set_embedding, nb::arg("rows"), nb::kw_only(), nb::arg("blocks") = "",

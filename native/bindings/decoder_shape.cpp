@@ -115,6 +115,7 @@ DecoderShape shape_of(const nb::dict& fields) {
                               .scale = field<float>(inputs, "scale")};
     }
     shape.gated_attention = field<bool>(fields, "gated_attention");
+    shape.bidirectional = field<bool>(fields, "bidirectional");
     shape.value_norm = field<bool>(fields, "value_norm");
     shape.attention_scale = field<float>(fields, "attention_scale");
     shape.score_soft_cap = field<float>(fields, "score_soft_cap");
@@ -122,6 +123,7 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.logit_scale = field<float>(fields, "logit_scale");
     shape.logit_soft_cap = field<float>(fields, "logit_soft_cap");
     shape.embedding_scale = field<float>(fields, "embedding_scale");
+    shape.separator = field<int>(fields, "separator");
     shape.learned_positions = field<int>(fields, "learned_positions");
     shape.adapter_rank = field<int>(fields, "adapter_rank");
     for (const nb::handle rope : field<nb::list>(fields, "ropes")) {

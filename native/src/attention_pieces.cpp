@@ -17,8 +17,10 @@ void AttentionPieces::plan(const StepView& step, const DecoderShape& shape, cons
     whole_.clear();
     for (int sequence = 0; sequence < step.num_sequences; ++sequence) {
         const int end = static_cast<int>(step.query_starts[sequence + 1]);
+        const std::int64_t end_seen = shape.bidirectional ? step.positions[end - 1] + 1 : 0;
         for (int token = static_cast<int>(step.query_starts[sequence]); token < end; token += kAttentionTokens) {
-            runs_.push_back({sequence, token, std::min(kAttentionTokens, end - token), step.positions[token]});
+            runs_.push_back(
+                {sequence, token, std::min(kAttentionTokens, end - token), step.positions[token], end_seen});
         }
     }
     const auto singles =
@@ -94,6 +96,7 @@ AttentionTask AttentionPieces::task_of(int index, const StepView& step, int grou
     task.first_token = runs->first_token;
     task.num_tokens = runs->num_tokens;
     task.first_position = runs->first_position;
+    task.end = runs->end;
     task.kv_head = piece.first_head;
     task.num_kv_heads = piece.num_heads;
     task.first_in_group = piece.first_in_group;
@@ -139,7 +142,8 @@ void AttentionPieces::join_beginnings(const StepView& step, int group, int num_s
 std::int64_t AttentionPieces::work_of(const AttentionPiece& piece) const {
     std::int64_t work = 0;
     for (int run = piece.first_run; run < piece.first_run + piece.num_runs; ++run) {
-        work += runs_[run].num_tokens * (runs_[run].first_position + 1 - piece.shared);
+        const std::int64_t end = std::max(runs_[run].end, runs_[run].first_position + 1);
+        work += runs_[run].num_tokens * (end - piece.shared);
     }
     return (work + piece.shared) * piece.num_heads;
 }

@@ -63,11 +63,11 @@ class Decoder::Step : private Products {
             look_up(static_cast<int>(view_.token_ids[row]), to);
             for (int i = 0; i < shape_.embedding_size; ++i) to[i] *= shape_.embedding_scale;
             compute_angles(row);
-            if (!projected) add_position(row);
+            if (!projected) complete_embedding(row);
         });
         if (projected) {
             linear(weights_.embedding_in, rows, hidden_, view_.num_tokens, false);
-            for_rows(view_.num_tokens, [&](int row) { add_position(row); });
+            for_rows(view_.num_tokens, [&](int row) { complete_embedding(row); });
         }
         if (shape_.layer_inputs.size > 0) compute_layer_inputs();
     }
@@ -84,10 +84,19 @@ class Decoder::Step : private Products {
         });
     }
 
-    void add_position(int row) const {
-        if (shape_.learned_positions < 0) return;
-        const std::size_t index = view_.positions[row] + shape_.learned_positions;
-        kernels_.add(hidden_.row(row), weights_.positions.data() + index * shape_.hidden_size, shape_.hidden_size);
+    // Adds the token type and the position, and normalises the row, as far as the model has them.
+    void complete_embedding(int row) const {
+        float* to = hidden_.row(row);
+        if (!weights_.token_types.empty()) {
+            const bool is_second = !view_.is_second.empty() && view_.is_second[row];
+            kernels_.add(to, weights_.token_types.data() + (is_second ? shape_.hidden_size : 0), shape_.hidden_size);
+        }
+        if (shape_.learned_positions >= 0) {
+            const std::size_t index = view_.positions[row] + shape_.learned_positions;
+            kernels_.add(to, weights_.positions.data() + index * shape_.hidden_size, shape_.hidden_size);
+        }
+        const NormView norm = view_of(shape_.norm, weights_.embedding_norm);
+        if (norm.weight != nullptr) kernels_.normalize(to, to, shape_.hidden_size, norm);
     }
 
     float* angles(int row) const { return a_.angles.data() + static_cast<std::size_t>(row) * sizes_.angles; }
@@ -414,6 +423,17 @@ class Decoder::Step : private Products {
     const StepResultView& results_;
 };
 
+void Decoder::find_types(StepCall& call) const {
+    if (shape_.separator < 0) return;
+    call.is_second.assign(call.num_tokens, false);
+    for (int sequence = 0; sequence < call.num_sequences; ++sequence) {
+        const std::int64_t *first = call.token_ids + call.query_starts[sequence],
+                           *end = call.token_ids + call.query_starts[sequence + 1];
+        const std::int64_t* found = std::find(first, end, shape_.separator);
+        for (auto at = found - call.token_ids + 1; at < end - call.token_ids; ++at) call.is_second[at] = true;
+    }
+}
+
 void Decoder::plan(StepCall& call, std::vector<AttentionPieces>& pieces) const {
     call.pieces = &pieces;
     for (std::size_t group = 0; group < pieces.size(); ++group) {
@@ -432,6 +452,7 @@ void Decoder::plan(StepCall& call, std::vector<AttentionPieces>& pieces) const {
 void Decoder::run(const StepView& step, const StepResultView& results) {
     const MemoryPreparer::Pause pause(preparer_);
     StepCall call(step, results, kernels_);
+    find_types(call);
     plan(call, activations_->attention_pieces);
     const bool has_readers = first_reader_ < static_cast<int>(shape_.layers.size());
     const auto wanted = has_readers ? std::make_shared<const WantedRows>(step) : nullptr;

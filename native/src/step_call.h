@@ -28,6 +28,7 @@ struct StepCall : StepView {
     AdaptedRows adapted;
     std::vector<AttentionPieces>* pieces = nullptr;  // per KV group
     std::vector<int> num_attention_pieces;           // per KV group
+    std::vector<bool> is_second;                     // whether each token is of the second type; empty: none is
     std::vector<int> sources;                        // the rows of the whole step that these are; empty: all
 };
 

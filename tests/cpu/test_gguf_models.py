@@ -346,7 +346,8 @@ def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> No
     start = data.index(architecture, data.index(key))
     path.write_bytes(data[:start] + b"rwkv7" + data[start + 5 :])
     with pytest.raises(
-        ModelError, match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of arcee, chatglm"
+        ModelError,
+        match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of arcee, bert, chatglm",
     ):
         read_model(GgufFile(path))
 

@@ -123,17 +123,18 @@ def test_what_an_engine_refuses(folder: Path) -> None:
     with make(folder) as llm:
         for prompts, options, words in (
             ([5], {}, 'give LLM or the call pooling="mean" or pooling="last"'),
-            ([5], {"pooling": "cls"}, "pooling is 'cls'; allowed: one of last, mean"),
+            ([5], {"pooling": "cls"}, "last or mean: the first token of this model reads only itself"),
+            ([5], {"pooling": "max"}, "pooling is 'max'; allowed: one of "),
             ([5], {"pooling": "last", "dimensions": 1 << 20}, "dimensions"),
             ([5], {"pooling": "last", "dimensions": -1}, "dimensions"),
-            ([5] * 256, {"pooling": "last"}, "maximum context length"),
+            ([5] * 257, {"pooling": "last"}, "maximum context length is 256 tokens"),
             ([1 << 20], {"pooling": "last"}, "token id"),
         ):
             with pytest.raises(InvalidRequestError, match=words):
                 llm.embed(prompts, **options)
-        assert vectors(llm, [[5] * 255], "last")
+        assert vectors(llm, [[5] * 256], "last")  # no token follows
     with pytest.raises(InvalidConfigError, match="pooling"):
-        make(folder, pooling="cls")
+        make(folder, pooling="max")
     limits = RequestLimits(vocab_size=100, max_model_len=64, max_sequence_tokens=64, max_num_seqs=8)
     with pytest.raises(InvalidRequestError, match="makes no vectors"):
         validate(pooled(FOR_VECTORS), limits)
@@ -154,9 +155,10 @@ def test_a_folder_says_how_its_vectors_are_made(tmp_path: Path) -> None:
     assert pooling_of(settings_in(tmp_path, pooling_mode_mean_tokens=True)) == "mean"
     assert pooling_of(settings_in(tmp_path, pooling_mode="lasttoken", embedding_dimension=64)) == "last"
     assert pooling_of(settings_in(tmp_path, pooling_mode="mean")) == "mean"
+    assert pooling_of(settings_in(tmp_path, pooling_mode_cls_token=True)) == "cls"
     for fields in (
-        {"pooling_mode_cls_token": True},
-        {"pooling_mode": "cls"},
+        {"pooling_mode_max_tokens": True},
+        {"pooling_mode": "max"},
         {"pooling_mode": ["mean", "lasttoken"]},
         {},
         {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True},

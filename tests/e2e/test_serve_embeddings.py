@@ -73,9 +73,9 @@ def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for(server: RunningS
     answer = server.ask("POST", "/v1/embeddings", json.dumps({"input": long}).encode(), JSON)
     assert answer.status == 400 and answer.error["code"] == "context_length_exceeded"
     cut = ask(server, "/v1/embeddings", input=long, truncate_prompt_tokens=-1)
-    assert cut["usage"]["prompt_tokens"] == 127
+    assert cut["usage"]["prompt_tokens"] == 128
     ids = ask(server, "/tokenize", prompt=long)["tokens"]
-    assert ask(server, "/v1/embeddings", input=ids[:127])["data"] == cut["data"]
+    assert ask(server, "/v1/embeddings", input=ids[:128])["data"] == cut["data"]
     for text in (long, long * 50):  # the second is longer than any tokenizer here would take
         assert ask(server, "/api/embed", model="guide", input=text)["embeddings"][0] == cut["data"][0]["embedding"]
     refused = server.ask("POST", "/api/embed", json.dumps({"input": long, "truncate": False}).encode(), JSON)
@@ -164,11 +164,11 @@ def test_cohere_has_long_texts_cut_at_either_end_or_refused(server: RunningServe
         return [ask(server, "/v1/embeddings", input=tokens)["data"][0]["embedding"]]
 
     for fields, kept in (
-        ({}, ids[:127]),
+        ({}, ids[:128]),
         ({"truncate": "END", "max_tokens": 9}, ids[:9]),
-        ({"truncate": "START"}, ids[-127:]),
+        ({"truncate": "START"}, ids[-128:]),
         ({"truncate": "START", "max_tokens": 9}, ids[-9:]),
-        ({"truncate": "END", "max_tokens": 1000}, ids[:127]),
+        ({"truncate": "END", "max_tokens": 1000}, ids[:128]),
     ):
         assert cohere(server, texts=[words], **fields)["embeddings"]["float"] == vector(kept)
     short = cohere(server, texts=TEXTS[1:2], truncate="NONE", max_tokens=50)

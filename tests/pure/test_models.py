@@ -694,6 +694,46 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         2_779_683_840,
     ),
+    "bert-base-uncased": (
+        {
+            **{"architectures": ["BertModel"], "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072},
+            **{"layer_norm_eps": 1e-12, "max_position_embeddings": 512, "num_attention_heads": 12},
+            **{"num_hidden_layers": 12, "position_embedding_type": "absolute", "type_vocab_size": 2},
+            **{"vocab_size": 30522, "pad_token_id": 0, "torch_dtype": "float32"},
+        },
+        109_482_240 - 590_592,  # without the pooler
+    ),
+    "xlm-roberta-base": (
+        {
+            **{"architectures": ["XLMRobertaModel"], "hidden_act": "gelu", "hidden_size": 768},
+            **{"intermediate_size": 3072, "layer_norm_eps": 1e-5, "max_position_embeddings": 514},
+            **{"num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 1, "vocab_size": 250002},
+            **{"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+        },
+        278_043_648 - 590_592,
+    ),
+    "nomic-embed-text-v1.5": (
+        {
+            **{"architectures": ["NomicBertModel"], "activation_function": "swiglu", "causal": False, "n_embd": 768},
+            **{"n_head": 12, "n_inner": 3072, "n_layer": 12, "n_positions": 8192, "max_trained_positions": 2048},
+            **{"layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "vocab_size": 30528},
+            **{"mlp_fc1_bias": False, "prenorm": False, "qkv_proj_bias": False, "rotary_scaling_factor": None},
+            **{"type_vocab_size": 2, "use_rms_norm": False, "parallel_block": False, "scale_attn_weights": True},
+            **{"auto_map": {"AutoModel": "modeling.NomicBertModel"}, "rotary_emb_interleaved": False},
+        },
+        136_731_648,
+    ),
+    "embeddinggemma-300m": (
+        {
+            **{"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True, "head_dim": 256},
+            **{"hidden_activation": "gelu_pytorch_tanh", "hidden_size": 768, "intermediate_size": 1152},
+            **{"max_position_embeddings": 2048, "num_attention_heads": 3, "num_hidden_layers": 24},
+            **{"num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 1e6},
+            **{"rope_local_base_freq": 10_000.0, "sliding_window": 512, "vocab_size": 262_144},
+            **{"layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4},
+        },
+        302_863_104,
+    ),
 }
 
 
@@ -1110,6 +1150,13 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
             {"text_config": {"model_type": "mistral4"}},
             "text_config: model_type is 'mistral4'; allowed: 'ministral3' or 'mistral' or null",
         ),
+        ("bert-base-uncased", {"is_decoder": True}, "is_decoder is True; allowed: false"),
+        ("bert-base-uncased", {"position_embedding_type": "relative_key"}, "is 'relative_key'; allowed: 'absolute'"),
+        ("xlm-roberta-base", {"max_position_embeddings": 2}, "is 2; allowed: more than the 2 rows without a position"),
+        ("nomic-embed-text-v1.5", {"prenorm": True}, "prenorm is True; allowed: false"),
+        ("nomic-embed-text-v1.5", {"num_experts": 8}, "num_experts is 8; allowed: null"),
+        ("nomic-embed-text-v1.5", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction is 0.5; allowed: 1"),
+        ("embeddinggemma-300m", {"use_bidirectional_attention": None}, "is None; allowed: true in a model without"),
         ("opt-125m", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is False; allowed: true"),
         ("opt-125m", {"activation_function": "tanh"}, "activation_function is 'tanh'; allowed: one of silu"),
         ("opt-125m", {"num_attention_heads": 13}, "hidden_size is 768; allowed: a multiple of the 13 heads"),

@@ -39,6 +39,12 @@ class DenseOracle:
         if spec.learned_positions is not None:
             first = spec.learned_positions
             x = x + self._matrix(Part.POSITIONS)[first : first + len(tokens)]
+        if spec.token_types:
+            behind = np.arange(len(tokens)) > (
+                list(tokens).index(spec.separator) if spec.separator in tokens else len(x)
+            )
+            x = x + self._matrix(Part.TOKEN_TYPES)[behind.astype(int)]
+        x = self._norm(x, Part.EMBEDDING_NORM, 0)
         inputs = self._inputs(x, tokens)
         for index, layer in enumerate(spec.layers):
             entered, rows = x, self._norm(x, Part.ATTENTION_NORM, index)
@@ -212,6 +218,7 @@ class DenseOracle:
             key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
         scores = _cap(np.einsum("qhd,khd->hqk", query, key) * shape.scale, shape.score_soft_cap)
         distance = np.arange(len(x))[:, None] - np.arange(len(x))
+        distance = np.abs(distance) if shape.bidirectional else distance
         hidden = (distance < 0) | (distance >= (layer.window or len(x)))
         scores[:, hidden] = -np.inf
         if shape.sinks:

@@ -139,14 +139,16 @@ ARCHITECTURES = (
     *("arcee", "exaone4", "hunyuan-dense"),
     *("qwen35", "qwen35moe", "qwen3next"),
     *("gemma4", "granitehybrid", "lfm2", "lfm2moe"),
+    *("bert", "nomic-bert", "gemma-embedding"),
 )
+BERTS = ("bert", "nomic-bert")
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
 LFM2 = ("lfm2", "lfm2moe")
 WITH_EXPERTS = (
     *("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "lfm2moe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next"),
 )
-LAYER_NORMS = ("command-r", "cohere2", "falcon", "gptneox", "phi2", "starcoder2", "stablelm")
-WITH_BIASES = ("gptneox", "gpt-oss", "phi2")
+LAYER_NORMS = ("bert", "command-r", "cohere2", "falcon", "gptneox", "nomic-bert", "phi2", "starcoder2", "stablelm")
+WITH_BIASES = ("bert", "gptneox", "gpt-oss", "phi2")
 RANK, PLAIN = 16, 4  # of latents; what rotates and values have RANK numbers too
 KEYS, VALUES, STATE = 2, 4, 16  # heads of a recurrent layer, and the size of each
 INNER = 32  # of a state-space layer
@@ -158,9 +160,10 @@ DIVISORS = {"llama": ["rope_freqs"], "phi3": ["rope_factors_long", "rope_factors
 
 def _tokenizer(draw: random.Random) -> list[Pair]:
     pieces = draw.random() < 0.4
-    other = b"gpt2" if draw.random() < 0.9 else b"gemma4"
+    other = draw.choice([b"gpt2"] * 8 + [b"gemma4", b"bert"])
+    scored = b"llama" if draw.random() < 0.8 else b"t5"
     pairs = [
-        Pair(b"tokenizer.ggml.model", STRING, b"llama" if pieces else other),
+        Pair(b"tokenizer.ggml.model", STRING, scored if pieces else other),
         Pair(b"tokenizer.ggml.tokens", ARRAY, list(VOCABULARY), STRING),
         Pair(b"tokenizer.ggml.token_type", ARRAY, list(KINDS), I32),
         Pair(b"tokenizer.ggml.eos_token_id", U32, 3),
@@ -171,6 +174,10 @@ def _tokenizer(draw: random.Random) -> list[Pair]:
         pairs.append(Pair(b"tokenizer.chat_template", STRING, b"{{ messages[0].content }}<|im_end|>"))
     if draw.random() < 0.1:
         pairs.append(Pair(b"tokenizer.chat_template.tool_use", STRING, b"{{ tools }}{{ bos_token }}"))
+    if draw.random() < 0.1:
+        pairs.append(Pair(b"tokenizer.ggml.add_eos_token", BOOL, draw.random() < 0.5))
+    if pieces and draw.random() < 0.1:
+        pairs.append(Pair(b"tokenizer.ggml.precompiled_charsmap", ARRAY, [1, 2, 255], draw.choice([U8, F32])))
     if pieces:
         pairs.append(Pair(b"tokenizer.ggml.scores", ARRAY, [-float(place) for place in range(len(VOCABULARY))], F32))
         pairs.append(Pair(b"tokenizer.ggml.unknown_token_id", U32, 4))
@@ -201,7 +208,7 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs += [pair(key, U32, size) for key, size in _latent_sizes(draw).items()]
     else:
         pairs += [pair("attention.key_length", U32, SIZE // HEADS), pair("attention.value_length", U32, SIZE // HEADS)]
-    if name in ("gemma2", "gemma3", "phi3", "cohere2", "gpt-oss"):
+    if name in ("gemma2", "gemma3", "phi3", "cohere2", "gpt-oss", "gemma-embedding"):
         pairs.append(pair("attention.sliding_window", U32, 16))
     if name in ("exaone4", "olmo2") and draw.random() < 0.5:  # a large EXAONE 4, or OLMo 3
         pairs.append(pair("attention.sliding_window", U32, 16))
@@ -220,6 +227,7 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
     more = (
         *((_expert_settings, WITH_EXPERTS), (_recurrent_settings, RECURRENT)),
         *((_gemma4_settings, ("gemma4",)), (_lfm2_settings, LFM2), (_mamba_settings, ("granitehybrid",))),
+        (_bert_settings, BERTS),
     )
     for settings, names in more:
         pairs += [pair(*each) for each in settings(draw, name)] if name in names else []
@@ -261,6 +269,11 @@ def _mamba_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]
     sizes = {"conv_kernel": 3, "state_size": STATE, "group_count": 1, "inner_size": INNER, "time_step_rank": 2}
     for key, size in sizes.items():
         yield f"ssm.{key}", U32, size if draw.random() < 0.97 else draw.choice([1, 4, 12])
+
+
+def _bert_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the setting of BERT that is refused in one of ten files."""
+    yield "attention.causal", BOOL, draw.random() < 0.1
 
 
 def _scaling_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int, Any]]:
@@ -334,12 +347,15 @@ def _latent_sizes(draw: random.Random) -> dict[str, int]:
 def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the tensors of a model: their names and dimensions, fastest first."""
     yield "token_embd.weight", [SIZE, len(VOCABULARY)]
+    if name in BERTS:
+        yield from _bert_shapes(name)
+        return
     norms = ["output_norm"] if name in ("exaone4", "olmo2") else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
     if name in ("command-r", "cohere2", "falcon", "glm4moe", "gpt-oss", "phi2", "seed_oss", *RECURRENT):
         norms.remove("blk.0.ffn_norm")
     if name in ("glm4moe", "gpt-oss", "seed_oss", *RECURRENT):
         norms.append("blk.0.post_attention_norm")
-    if name in ("exaone4", "gemma2", "gemma3", "gemma4", "glm4", "olmo2"):
+    if name in ("exaone4", "gemma-embedding", "gemma2", "gemma3", "gemma4", "glm4", "olmo2"):
         norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]
     if name in LFM2:
         norms[0] = draw.choice(["token_embd_norm", "output_norm"])
@@ -364,8 +380,29 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
             yield f"{divisors}.weight", [SIZE // HEADS // 2]
 
 
+def _bert_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
+    for norm in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
+        yield f"{norm}.weight", [SIZE]
+        yield f"{norm}.bias", [SIZE]
+    yield "token_types.weight", [SIZE, 2]
+    if name == "bert":
+        yield "position_embd.weight", [SIZE, 64]
+    yield from _attention_shapes(name)
+    yield from _feed_shapes(name)
+
+
 def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
-    if name in ("qwen3", "qwen3moe", "qwen3vl", "gemma3", "gemma4", "exaone4", "hunyuan-dense", *LFM2):
+    if name in (
+        "qwen3",
+        "qwen3moe",
+        "qwen3vl",
+        "gemma-embedding",
+        "gemma3",
+        "gemma4",
+        "exaone4",
+        "hunyuan-dense",
+        *LFM2,
+    ):
         yield "blk.0.attn_q_norm.weight", [SIZE // HEADS]
         yield "blk.0.attn_k_norm.weight", [SIZE // HEADS]
     if name in ("olmo2", "olmoe"):
@@ -379,7 +416,7 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         yield "blk.0.attn_v_b.weight", [RANK, RANK, HEADS]
         yield "blk.0.attn_output.weight", [HEADS * RANK, SIZE]
         return
-    if name in ("chatglm", "falcon", "gpt2", "gptneox", "phi3"):
+    if name in ("chatglm", "falcon", "gpt2", "gptneox", "nomic-bert", "phi3"):
         yield "blk.0.attn_qkv.weight", [SIZE, 3 * SIZE]
         if name == "gptneox":
             yield "blk.0.attn_qkv.bias", [3 * SIZE]
@@ -484,7 +521,7 @@ def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         if name == "gpt-oss":
             yield "blk.0.ffn_gate_inp.bias", [3]
         return
-    if name not in ("arcee", "falcon", "gpt2", "gptneox", "phi2", "phi3", "chatglm", "glm4", "starcoder2"):
+    if name not in ("arcee", "bert", "falcon", "gpt2", "gptneox", "phi2", "phi3", "chatglm", "glm4", "starcoder2"):
         yield "blk.0.ffn_gate.weight", [SIZE, FEED]
     yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED if name in ("chatglm", "phi3", "glm4") else FEED]
     yield "blk.0.ffn_down.weight", [FEED, SIZE]

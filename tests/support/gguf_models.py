@@ -17,6 +17,11 @@ from support.gguf_lfm2 import add_lfm2
 from support.gguf_mamba import add_mamba, as_mamba
 
 ARCHITECTURES = {
+    "BertModel": gguf.MODEL_ARCH.BERT,
+    "Gemma3TextModel": gguf.MODEL_ARCH.GEMMA_EMBEDDING,
+    "NomicBertModel": gguf.MODEL_ARCH.NOMIC_BERT,
+    "XLMRobertaModel": gguf.MODEL_ARCH.BERT,
+    "XLMRobertaForSequenceClassification": gguf.MODEL_ARCH.BERT,
     "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
     "CohereForCausalLM": gguf.MODEL_ARCH.COMMAND_R,
     "DeepseekV2ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
@@ -83,7 +88,11 @@ RENAMED = {  # what the converter calls some tensors before it looks for their n
     **{f"mamba.{name}.weight": f"mamba.{name}" for name in ("A_log", "D")},
     "mamba.dt_bias.weight": "mamba.dt_proj.bias",
 }
-GEMMAS = (gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
+GEMMAS = (
+    *(gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3),
+    gguf.MODEL_ARCH.GEMMA_EMBEDDING,
+)
+BERTS = (gguf.MODEL_ARCH.BERT, gguf.MODEL_ARCH.NOMIC_BERT)
 
 
 class GgufWriting:
@@ -167,6 +176,7 @@ class GgufWriting:
         windows = (
             "Gemma2ForCausalLM",
             "Gemma3ForCausalLM",
+            "Gemma3TextModel",
             "Cohere2ForCausalLM",
             "Olmo3ForCausalLM",
             "Exaone4ForCausalLM",
@@ -261,6 +271,10 @@ class GgufWriting:
             writer.add_logit_scale(config["logit_scale"])
 
     def _rope(self) -> None:
+        if self.architecture in BERTS:
+            self.writer.add_causal_attention(False)
+        if self.architecture is gguf.MODEL_ARCH.BERT:
+            return
         rope, writer = self.config["rope_parameters"], self.writer
         rope = rope.get("full_attention", rope)
         kind = rope["rope_type"]
@@ -399,6 +413,8 @@ class GgufWriting:
             return as_mamba(name, numbers, config)
         if ".conv.conv." in name:
             return numbers[:, 0]
+        if name.startswith("roberta.embeddings.position_embeddings."):
+            numbers = np.ascontiguousarray(numbers[config["pad_token_id"] + 1 :])
         if self.architecture is gguf.MODEL_ARCH.GPT2 and numbers.ndim == 2 and ".h." in name:
             return np.ascontiguousarray(numbers.T)
         if self.architecture in GEMMAS and name.endswith("norm.weight"):
@@ -420,6 +436,7 @@ class GgufWriting:
         known = name
         for ours, theirs in RENAMED.items():
             known = known.replace(ours, theirs)
+        known = known.removeprefix("roberta.").removeprefix("bert.")
         if self.architecture is gguf.MODEL_ARCH.LFM2MOE and ".experts." in name:
             known = known.removeprefix("model.")
         if self.architecture in GRANITES:

@@ -29,7 +29,7 @@ from support.tiny_checkpoint import write_model_weights
 
 ONCE = (
     *(Part.EMBEDDING, Part.EMBEDDING_IN, Part.POSITIONS, Part.FINAL_NORM, Part.EMBEDDING_OUT, Part.HEAD),
-    *(Part.LAYER_EMBEDDING, Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM),
+    *(Part.LAYER_EMBEDDING, Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM, Part.TOKEN_TYPES, Part.EMBEDDING_NORM),
 )
 HEAD_NORMS = (Part.QUERY_NORM, Part.KEY_NORM)
 OF_EXPERTS = (Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
@@ -390,6 +390,34 @@ SPECS = {
         experts=ExpertsSpec(num_experts=5, experts_per_token=2, intermediate_size=16, normalize_weights=False),
     ),
 }
+
+ENCODERS = {
+    # As in XLM-RoBERTa: norms on the residual stream and on the embedding, learned positions and token types.
+    "bert": replace(
+        PLAIN,
+        norm=NormSpec(NormKind.LAYER, 1e-6),
+        attention=AttentionSpec(4, 4, 8, 8**-0.5, bias=True, output_bias=True, bidirectional=True),
+        mlp=MLPSpec(48, Activation.GELU, gated=False, bias=True),
+        layers=(NO_ROPE, NO_ROPE),
+        tied_head=True,
+        norm_before=False,
+        norm_joined=True,
+        final_norm=False,
+        learned_positions=2,
+        token_types=2,
+        separator=9,
+        embedding_norm=True,
+    ),
+    # As in EmbeddingGemma: windows to both sides, and fewer key-value heads.
+    "near": replace(
+        PLAIN,
+        attention=replace(PLAIN.attention, bidirectional=True),
+        layers=(NEAR, FULL, NEAR),
+        tied_head=True,
+        norm_after=True,
+    ),
+}
+"""Specs whose texts must be computed in one step."""
 
 ON_TORCH = tuple(name for name, spec in SPECS.items() if not missing(spec))
 """Those that the torch engine runs."""

@@ -362,6 +362,20 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-350m": ("OPT", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 24, "do_layer_norm_before": False}),
 }
 """Small models of every family that a spec can say: name → the family's name in transformers, its settings."""
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", SIZES),
+    "xlm-roberta": ("XLMRobertaModel", {**SIZES, "type_vocab_size": 1, "pad_token_id": 1}),
+    "nomic-bert": ("NomicBertModel", SIZES),
+    "embedding-gemma": (
+        "Gemma3TextModel",
+        {
+            **{**SIZES, "head_dim": 16, "sliding_window": 40, "query_pre_attn_scalar": 20},
+            **{"layer_types": [NEAR, FAR], "use_bidirectional_attention": True},
+        },
+    ),
+}
+"""Models whose tokens attend to later ones, with their class."""
+
 CAUSAL = {
     "GPT2": "GPT2LMHeadModel",
     "Gemma3Eye": "Gemma3ForConditionalGeneration",
@@ -465,6 +479,25 @@ def small_model(name: str, **changes: Any) -> Any:
         return model_of(family, {"text_config": FORMS[form][1] | own | changes, **around})
     family, settings = FORMS[name]
     return model_of(family, settings | changes)
+
+
+def small_encoder(name: str) -> Any:
+    """Return a seeded model of one of the ENCODERS, its weights rounded to bfloat16."""
+    architecture, settings = ENCODERS[name]
+    own = {key: value for key, value in settings.items() if key != "num_key_value_heads" or "Gemma" in architecture}
+    config = getattr(transformers, architecture.removesuffix("Model") + "Config")(**own)
+    config.architectures = [architecture]
+    model = tiny_model(architecture, config)
+    for tensor in model.parameters():
+        tensor.copy_(tensor.bfloat16().float())
+    return model
+
+
+def hidden_states(model: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Return the last hidden state of every position: `[num_tokens, hidden_size]`."""
+    with torch.no_grad():
+        states: NDArray[np.float32] = model(torch.tensor([list(tokens)])).last_hidden_state[0].numpy()
+    return states
 
 
 def model_of(family: str, settings: dict[str, Any]) -> Any:

@@ -126,6 +126,7 @@ struct DecoderShape {
     ConvolutionShape convolution;
     LayerInputsShape layer_inputs;
     bool gated_attention = false;  // the output of attention is multiplied by the sigmoid of a gate
+    bool bidirectional = false;    // tokens attend to later ones too, all of which are in their step
     bool value_norm = false;       // value heads are normalised as keys are, without weights
     float attention_scale = 1.0F;
     float score_soft_cap = 0.0F;
@@ -133,6 +134,7 @@ struct DecoderShape {
     float logit_scale = 1.0F;
     float logit_soft_cap = 0.0F;
     float embedding_scale = 1.0F;
+    int separator = -1;          // tokens behind the first one in a text are of the second type; -1: none are
     int learned_positions = -1;  // the offset in their table; -1: no learned positions
     int adapter_rank = 0;        // the highest rank of adapters; 0: steps have none
     std::vector<RopeShape> ropes;
@@ -239,8 +241,9 @@ struct DecoderWeights {
     EmbeddingRows layer_embedding;  // a row has the inputs of all layers
     PackedMatrix layer_inputs;
     NormWeights layer_inputs_norm;
-    std::vector<float> positions;  // [rows, hidden_size]
-    NormWeights final_norm;
+    std::vector<float> positions;    // [rows, hidden_size]
+    std::vector<float> token_types;  // a row is added to each embedded token; may be empty
+    NormWeights embedding_norm, final_norm;
     std::vector<LayerWeights> layers;
 };
 
@@ -308,6 +311,8 @@ class Decoder {
     class Step;
 
     // Cuts the attention of a call.
+    // Finds the tokens of the second type.
+    void find_types(StepCall& call) const;
     void plan(StepCall& call, std::vector<AttentionPieces>& pieces) const;
 
     DecoderShape shape_;

@@ -6,6 +6,7 @@
 //     positions    0 … 63 | 64 … 127 | 128 … 191          query at position 130
 //                  tile 0 | tile 1   | tile 2             sees 128, 129, 130 of tile 2
 //
+// In an encoder it also sees the later positions of its text, all written in the same step.
 // A tile begins at a multiple of 64, for any block size. So the order of every sum depends on the
 // query's own position and window, not on blocks, chunks, neighbours or threads.
 // A score lane is a token: its sum runs over the head's dimensions in order. An output lane is a dimension:
@@ -271,6 +272,11 @@ std::int64_t first_seen(const AttentionTask& task, std::int64_t position) {
     return task.window == 0 || position < task.window ? 0 : position - task.window + 1;
 }
 
+std::int64_t end_seen(const AttentionTask& task, std::int64_t position) {
+    if (task.end == 0) return position + 1;
+    return task.window == 0 || task.end - position < task.window ? task.end : position + task.window;
+}
+
 template <int kCount>
 using Count = std::integral_constant<int, kCount>;
 
@@ -294,7 +300,7 @@ std::pair<int, int> look(const AttentionTask& task, Query* queries, int count, s
         const std::int64_t seen = first_seen(task, query.position);
         query.first =
             seen > start ? (seen - start < kAttentionTile ? static_cast<int>(seen - start) : kAttentionTile) : 0;
-        const std::int64_t end = query.position + 1 - start;
+        const std::int64_t end = end_seen(task, query.position) - start;
         query.end = end < 0 ? 0 : end < kAttentionTile ? static_cast<int>(end) : kAttentionTile;
         if (query.first < query.end) {
             low = q < low ? q : low;
@@ -481,7 +487,8 @@ void attend_sequence(const AttentionTask& task, float* scratch) {
                     queries.add(kv_head, task.first_token + t, task.first_position + t, head, num_heads);
                 }
             }
-            attend<Key, Value>(task, queries.all(), count, count, 0, task.first_position + end);
+            const std::int64_t limit = end_seen(task, task.first_position + end - 1);
+            attend<Key, Value>(task, queries.all(), count, count, 0, limit);
             queries.finish();
         }
     }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.compute.backend import Backend
 from quire.compute.models import ModelDescription
+from quire.compute.models.config_file import MAX_LENGTH
 from quire.compute.reference.backend import ReferenceBackend
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
@@ -26,7 +29,21 @@ def choose_backend(config: EngineConfig, model: ModelDescription) -> tuple[Backe
 
 def resolved_for(model: ModelDescription, config: EngineConfig, gpu_bytes: int | None = None) -> ResolvedConfig:
     """Return the settings of an engine for a model; `gpu_bytes`: the memory of a GPU, None: on a CPU. Pure."""
-    return config.resolved(gpu_bytes, usual_block_size(model, config))
+    resolved = config.resolved(gpu_bytes, usual_block_size(model, config))
+    return _in_one_step(resolved, config, model) if model.spec.attention.bidirectional else resolved
+
+
+def _in_one_step(resolved: ResolvedConfig, config: EngineConfig, model: ModelDescription) -> ResolvedConfig:
+    """Return the settings for a model whose tokens attend to later ones: a step takes the longest text, or cuts it."""
+    for cache in ("disk_cache", "host_cache"):
+        if getattr(config, cache):
+            raise InvalidConfigError(cache, getattr(config, cache), "none: this model cannot reuse blocks of a prompt")
+    longest = min(config.max_model_len or MAX_LENGTH, model.spec.context_length)
+    tokens = resolved.max_num_batched_tokens
+    resolved = replace(resolved, enable_prefix_caching=False, one_step=True)
+    if config.max_num_batched_tokens is None:
+        return replace(resolved, max_num_batched_tokens=max(tokens, longest))
+    return resolved if longest <= tokens else replace(resolved, max_model_len=tokens)
 
 
 def usual_block_size(model: ModelDescription, config: EngineConfig) -> int:

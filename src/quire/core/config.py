@@ -220,7 +220,9 @@ class EngineConfig:
     )
     max_adapter_rank: int = setting(64, "highest rank of an adapter")
     pooling: str = setting(
-        "auto", "how a text becomes a vector: last (token), mean (of all tokens), or auto (as the model's folder says)"
+        "auto",
+        "how a text becomes a vector: last (token), mean (of all tokens), cls (the first token; only for an encoder), "
+        "or auto (as the model's folder says)",
     )
     score_tokens: str | None = setting(
         None,
@@ -364,12 +366,16 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig(EngineConfig):
-    """The settings of an engine on a known device: the sizes of its blocks and steps are numbers."""
+    """The settings of an engine on a known device: the sizes of its blocks and steps are numbers.
+
+    `one_step`: each text is computed in one step, because tokens of the model attend to later ones.
+    """
 
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_steps_under_way: int
+    one_step: bool = False
 
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         """Return the settings of the scheduler. Does not mutate."""

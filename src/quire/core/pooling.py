@@ -2,7 +2,8 @@
 
     last    the state of the last token, which has read the whole text
     mean    the mean over all tokens: every token is computed, without prefix cache hits
-    labels  for a model that classifies: the share of each label, from the state of the last token
+    cls     the state of the first token, if its model is an encoder: it has read the whole text too
+    labels  for a model that classifies: the share of each label, from the state of the last token, or of the first
 
 The states are those after the final norm. A vector of the first two kinds is cut to its first dimensions if fewer are
 requested, and then scaled to length 1.
@@ -15,7 +16,8 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
-POOLINGS: Final = ("last", "mean")
+POOLINGS: Final = ("last", "mean", "cls")
+FIRST: Final = "cls"
 LABELS: Final = "labels"
 INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
 """Qwen3-Reranker's default instruction, used if the caller gives none; its GGUF files contain the same text."""

@@ -25,7 +25,7 @@ from quire.core.parameters import (
     TokenIds,
     TokenSequences,
 )
-from quire.core.pooling import LABELS, POOLINGS, Pooling
+from quire.core.pooling import FIRST, LABELS, POOLINGS, Pooling
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import MAX_INT32, MAX_LOGPROBS, PARAMETERS, SamplingParams
 
@@ -64,7 +64,8 @@ class RequestLimits:
     `max_model_len` counts prompt and output together. `max_sequence_tokens` is the number of tokens of one sequence
     that the KV memory can hold when it holds nothing else. `eos_token_ids` end a text. `vector_size` is the number of
     dimensions of a vector; 0: the engine makes no vectors. `num_labels`: labels of a model that classifies.
-    `generates`: whether the model can continue a text.
+    `generates`: whether the model can continue a text. `one_step`: a text is computed in one step, and uses no cache,
+    because its tokens attend to later ones.
     """
 
     vocab_size: int
@@ -75,6 +76,7 @@ class RequestLimits:
     vector_size: int = 0
     num_labels: int = 0
     generates: bool = True
+    one_step: bool = False
 
 
 ANY_ENGINE: Final = RequestLimits(MAX_INT32, MAX_INT32, MAX_INT32, 1 << 20)
@@ -99,8 +101,10 @@ def validate(request: Request, limits: RequestLimits) -> None:
     if request.pooling is not None:
         _validate_pooling(request.pooling, request.sampling, limits)
     elif not limits.generates:
-        allowed = "a text to classify or to score (/classify, /score, /rerank): this model cannot generate text"
-        raise InvalidRequestError("prompt", "a text to continue", allowed)
+        allowed = "a text to classify or to score (/classify, /score, /rerank)"
+        if not limits.num_labels:
+            allowed = "a text to embed (/v1/embeddings) or to score (/score, /rerank)"
+        raise InvalidRequestError("prompt", "a text to continue", f"{allowed}: this model cannot generate text")
     _validate_prompt_logprobs(request)
     validate_length(request, limits)  # before the tokens, because checking each token of a long prompt takes long
     _validate_tokens(request, limits)
@@ -124,7 +128,7 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
 
 
 def _validate_pooling(pooling: Pooling, sampling: SamplingParams, limits: RequestLimits) -> None:
-    """Check a pooled request. It samples nothing, but its lengths are checked like those of a text of one token."""
+    """Check a request for a vector, which samples nothing."""
     if not isinstance(pooling, Pooling) or pooling.kind not in (*POOLINGS, LABELS):
         kind = pooling.kind if isinstance(pooling, Pooling) else pooling
         raise InvalidRequestError("pooling", kind, f"one of {', '.join(POOLINGS)}")
@@ -132,6 +136,8 @@ def _validate_pooling(pooling: Pooling, sampling: SamplingParams, limits: Reques
         raise InvalidRequestError("pooling", pooling.kind, "none: this backend makes no vectors; backend native does")
     if pooling.kind == LABELS and not limits.num_labels:
         raise InvalidRequestError("pooling", LABELS, "last or mean").saying(NO_LABELS)
+    if pooling.kind == FIRST and not limits.one_step:
+        raise InvalidRequestError("pooling", FIRST, "last or mean: the first token of this model reads only itself")
     if pooling.dimensions != 0:
         _require_int("dimensions", pooling.dimensions, 1, limits.vector_size)
     if sampling.num_sequences > 1 or sampling.max_tokens != 1 or sampling.prompt_logprobs is not None:
@@ -270,8 +276,10 @@ def max_total_tokens(request: Request, limits: RequestLimits) -> int:
     """Return the maximum length of the request, prompt and output together. Does not mutate.
 
     With `max_tokens`, that many output tokens (validation has refused requests that do not fit); otherwise as many as
-    the context and the memory allow.
+    the context and the memory allow. The maximum of a text that becomes a vector is never reached.
     """
+    if request.pooling is not None:
+        return request.num_prompt_tokens + 1
     fits = longest(limits)
     asked = request.sampling.max_tokens
     return fits if asked is None else min(request.num_prompt_tokens + asked, fits)
@@ -281,6 +289,11 @@ def longest(limits: RequestLimits) -> int:
     """Return the maximum length of any sequence, prompt and output together. Pure."""
     # The last token of a sequence is only sampled, never stored.
     return min(limits.max_model_len, limits.max_sequence_tokens + 1)
+
+
+def longest_text(limits: RequestLimits) -> int:
+    """Return the maximum length of a text that becomes a vector, after which no token is sampled. Pure."""
+    return min(limits.max_model_len, limits.max_sequence_tokens)
 
 
 def _validate_scope(scope: CacheScope) -> None:
@@ -334,13 +347,15 @@ def validate_length(request: Request, limits: RequestLimits) -> None:
     prompt, asked = request.num_prompt_tokens, request.sampling.max_tokens
     begun = prompt + request.num_output_tokens
     total, most = begun + 1 if asked is None else prompt + asked, longest(limits)
+    if request.pooling is not None:
+        total, most = prompt, longest_text(limits)
     if total > most:
-        raise _too_long(request, limits, total)
+        raise _too_long(request, limits, total, most)
 
 
-def _too_long(request: Request, limits: RequestLimits, total: int) -> RequestTooLargeError:
-    """Return the error for a request of `total` tokens. Pure."""
-    prompt, asked, most = request.num_prompt_tokens, request.sampling.max_tokens, longest(limits)
+def _too_long(request: Request, limits: RequestLimits, total: int, most: int) -> RequestTooLargeError:
+    """Return the error for a request of `total` tokens, more than `most`. Pure."""
+    prompt, asked = request.num_prompt_tokens, None if request.pooling is not None else request.sampling.max_tokens
     begun = prompt + request.num_output_tokens
     limit, remedy = f"this model's maximum context length is {most} tokens", ""
     if most < limits.max_model_len:
@@ -353,7 +368,7 @@ def _too_long(request: Request, limits: RequestLimits, total: int) -> RequestToo
             count = f"the prompt and its beginning of an answer have {begun} tokens"
         room = ", of which 1 must stay free for the output" if begun == most else ""
         reason = f"{limit}{room}. Shorten the prompt{remedy}."
-        error.numbers_first = f"{begun} tokens > {most - 1} maximum; {reason}"
+        error.numbers_first = f"{begun} tokens > {most - (request.pooling is None)} maximum; {reason}"
         return error.saying(f"{count}; {reason}")
     prompt_tokens = f"{prompt} token{'s' if prompt > 1 else ''}"
     count = f"the prompt ({prompt_tokens}) and max_tokens ({asked}) together are {total} tokens"

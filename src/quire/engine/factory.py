@@ -27,7 +27,7 @@ from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.draft import require_same_tokens, with_draft
 from quire.compute.models.hub import GUIDE, place_notices, resolve_model
-from quire.compute.models.labels import labels_of_tokens
+from quire.compute.models.labels import labels_of_tokens, separator_of
 from quire.compute.models.pooling import pooling_of
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
@@ -45,6 +45,7 @@ from quire.core.executor import Executor, NoteLoaded
 from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
 from quire.core.kept_block import KeptBlock
 from quire.core.model_files import ModelFiles
+from quire.core.pooling import FIRST
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.core.what_fits import flags_that_fit
@@ -246,6 +247,12 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
             raise InvalidConfigError("score_tokens", config.score_tokens, "none: the model has its own labels")
         tokenizer = tokenizer_json(_tokenizer_files(config, model), model.spec.vocab_size)
         model = replace(model, labels=labels_of_tokens(config.score_tokens, tokenizer))
+    if model.labels is not None and model.spec.token_types > 1 and not config.skip_tokenizer_init:
+        separator = separator_of(tokenizer_json(_tokenizer_files(config, model), model.spec.vocab_size))
+        model = replace(model, spec=replace(model.spec, separator=separator))
+    if config.pooling == FIRST and not model.spec.attention.bidirectional:
+        allowed = "auto, last or mean: the first token of this model reads only itself"
+        raise InvalidConfigError("pooling", FIRST, allowed)
     backend, notice = choose_backend(config, model)
     if model.labels is not None and not backend.facts.makes_vectors:
         raise InvalidConfigError("backend", backend.facts.name, "native or reference for a model with labels")
@@ -395,6 +402,8 @@ def _make_scheduler(
 ) -> Scheduler:
     """Return the control plane of an engine; `kept`: the blocks on its disk."""
     limits = _request_limits(facts, model, memory.num_blocks, config)
+    if limits.one_step:
+        memory = replace(memory, prefix_index="none")
     manager = KVCacheManager(facts.kv_spec, memory, kept=kept)
     return Scheduler(config, manager, limits)
 
@@ -402,16 +411,18 @@ def _make_scheduler(
 def _request_limits(
     facts: BackendFacts, model: ModelDescription, num_blocks: int, config: SchedulerConfig
 ) -> RequestLimits:
-    chunk = 1 + config.max_steps_under_way
+    chunk, one_step = 1 + config.max_steps_under_way, model.spec.attention.bidirectional
+    longest = min(config.max_model_len, model.spec.context_length)
     return RequestLimits(
         vocab_size=model.spec.vocab_size,
-        max_model_len=min(config.max_model_len, model.spec.context_length),
+        max_model_len=min(longest, config.max_num_batched_tokens) if one_step else longest,
         max_sequence_tokens=max_sequence_tokens(num_blocks, facts.kv_spec, longest_chunk=chunk),
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=tuple(model.eos_token_ids),
         vector_size=model.spec.hidden_size if facts.makes_vectors else 0,
         num_labels=0 if model.labels is None else len(model.labels.names),
         generates=model.generates,
+        one_step=one_step,
     )
 
 

@@ -168,9 +168,10 @@ class LLM(LocalModel, OperatorVerbs):
         texts = scored_texts(query, documents)
         with self._turn:
             if self.report.labels:
-                pairs, chat = pair_prompts([(query, text) for text in texts], instruction, self.tokenizer)
-                ticket = Ticket(pooling=Pooling(LABELS))
-                prepared = self._door.prepare_all(pairs, self._client.limits, FOR_VECTORS, chat=chat, ticket=ticket)
+                ticket, limits = Ticket(pooling=Pooling(LABELS)), self._client.limits
+                asked_pairs = [(query, text) for text in texts]
+                pairs, chat = pair_prompts(asked_pairs, instruction, self.tokenizer, plain=limits.one_step)
+                prepared = self._door.prepare_all(pairs, limits, FOR_VECTORS, chat=chat, ticket=ticket)
                 return [each[0] if each else math.nan for each in self._vectors(prepared, use_tqdm)]
             ticket = Ticket(pooling=self._door.pooling_for(None, 0))
             prepared = self._door.prepare_all([query, *texts], self._client.limits, FOR_VECTORS, ticket=ticket)

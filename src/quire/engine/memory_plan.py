@@ -93,7 +93,11 @@ def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, 
     num_host_blocks = _num_host_blocks(config, spec)
     wanted = config.max_model_len or context_length
     per_sequence = spec.num_blocks_for(wanted, longest_chunk=longest_chunk)
-    budget = _kv_budget(config, spec, needs, per_sequence * config.max_num_seqs)
+    most_blocks = per_sequence * config.max_num_seqs
+    if config.one_step:  # texts hold blocks only during their step, each at most one that is not full
+        in_a_step = config.max_num_batched_tokens // spec.block_size + config.max_num_seqs
+        most_blocks = min(most_blocks, len(spec.groups) * in_a_step * config.max_steps_under_way)
+    budget = _kv_budget(config, spec, needs, most_blocks)
     num_blocks = min(size_pool(budget, spec).num_blocks, (1 << 31) - 1)
     stored = max_sequence_tokens(num_blocks, spec, longest_chunk=longest_chunk)
     fits = min(wanted, stored + 1)

@@ -12,6 +12,9 @@ hit, a decode and the verification of drafts differ only in that number.
 and ends requests. Several steps may be in flight. A chunk of a prompt leaves one token of the budget to each other
 running request, so that a long prompt never stalls them.
 
+If the tokens of a model attend to later ones (`RequestLimits.one_step`), a text has no chunks: it waits for a step with
+room for all its tokens, and an empty step takes it whatever its length, which is at most that of the largest step.
+
 Progress: running requests are in the order of the policy, later ones make room for earlier ones, and requests that
 could never fit were refused. So the first in order always gets room and finishes, and then the next is first. A policy
 may also take rows for a newcomer, but never the row of the first.
@@ -381,7 +384,7 @@ class Scheduler:
                 continue
             if request.num_late_results or self._awaits_commit(request):
                 num_passed_over += 1
-            elif step.num_tokens_left <= 0 or self._running.num_rows_short(request, most):
+            elif not self._has_tokens_for(request, step) or self._running.num_rows_short(request, most):
                 self._next_in_turn = request
                 break
             elif not self._admit(step, request):
@@ -392,6 +395,13 @@ class Scheduler:
                 num_passed_over += 1
         for request in admitted:
             self._waiting.remove(request)
+
+    def _has_tokens_for(self, request: Request, step: PlanBuilder) -> bool:
+        """Return whether the step may compute tokens of the request: all of them, if the model needs them at once."""
+        left = step.num_tokens_left
+        if self.limits.one_step:
+            return len(request.tokens) <= left or not step.chunks
+        return left > 0
 
     def _awaits_commit(self, request: Request) -> bool:
         """Return whether a block that the request waits for is still being computed, or loaded."""
@@ -420,7 +430,8 @@ class Scheduler:
         if match is not None and memory.start_load(request, match):
             return True
         start = request.num_planned if match is None else match.num_tokens
-        count = step.most_tokens(request, start, min(known - start, step.num_tokens_left))
+        least = known - start if self.limits.one_step else 1
+        count = step.most_tokens(request, start, max(least, min(known - start, step.num_tokens_left)))
         if not step.most_tokens(request, start, 1):
             return False
         if match is None:
@@ -430,7 +441,7 @@ class Scheduler:
                 count //= 2
         else:
             while not memory.allocate_slots(request, start + count, match):
-                if count <= 1:
+                if count <= least:
                     return False
                 count //= 2
         self._start_running(request, start)

@@ -224,6 +224,7 @@ LAYERS: Final = MappingProxyType(
         **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
         "gemma2": GEMMA,
         "gemma3": GEMMA,
+        "gemma-embedding": GEMMA,
         **dict.fromkeys(("chatglm", "phi3"), MappingProxyType({**LAYER, "ffn_up": "mlp.gate_up_proj"})),
         "glm4": MappingProxyType(
             {
@@ -302,6 +303,56 @@ GPT2_LAYER: Final = MappingProxyType(
         "ffn_down": "mlp.c_proj",
     }
 )
+BERT_ONCE: Final = MappingProxyType(
+    {
+        "token_embd": "bert.embeddings.word_embeddings",
+        "position_embd": "bert.embeddings.position_embeddings",
+        "token_types": "bert.embeddings.token_type_embeddings",
+        "token_embd_norm": "bert.embeddings.LayerNorm",
+        "cls": "classifier.dense",
+        "cls.output": "classifier.out_proj",
+    }
+)
+BERT_LAYER: Final = MappingProxyType(
+    {
+        "attn_q": "attention.self.query",
+        "attn_k": "attention.self.key",
+        "attn_v": "attention.self.value",
+        "attn_output": "attention.output.dense",
+        "attn_output_norm": "attention.output.LayerNorm",
+        "ffn_up": "intermediate.dense",
+        "ffn_down": "output.dense",
+        "layer_output_norm": "output.LayerNorm",
+    }
+)
+NOMIC_ONCE: Final = MappingProxyType(
+    {
+        "token_embd": "embeddings.word_embeddings",
+        "token_types": "embeddings.token_type_embeddings",
+        "token_embd_norm": "emb_ln",
+    }
+)
+NOMIC_LAYER: Final = MappingProxyType(
+    {
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.out_proj",
+        "attn_output_norm": "norm1",
+        "ffn_up": "mlp.fc11",
+        "ffn_gate": "mlp.fc12",
+        "ffn_down": "mlp.fc2",
+        "layer_output_norm": "norm2",
+    }
+)
+OWN: Final = MappingProxyType(
+    {
+        "bert": (BERT_ONCE, BERT_LAYER, "bert.encoder.layer."),
+        "gpt2": (GPT2_ONCE, GPT2_LAYER, "transformer.h."),
+        "gptneox": (GPTNEOX_ONCE, GPTNEOX_LAYER, "gpt_neox.layers."),
+        "nomic-bert": (NOMIC_ONCE, NOMIC_LAYER, "encoder.layers."),
+        "phi2": (MappingProxyType({**ONCE, "output_norm": "model.final_layernorm"}), PHI2, "model.layers."),
+    }
+)
+"""Architectures with names of their own: outside layers, in layers, and before the number of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +373,6 @@ class Names:
     def of(cls, architecture: str, tensors: Collection[str]) -> Names:
         """Return the names of an architecture, in a file with these tensors."""
         match architecture:
-            case "gpt2":
-                return cls(architecture, GPT2_ONCE, GPT2_LAYER, "transformer.h.")
-            case "gptneox":
-                return cls(architecture, GPTNEOX_ONCE, GPTNEOX_LAYER, "gpt_neox.layers.")
             case "falcon":
                 norms = TWO_NORMS if any(".attn_norm_2." in name for name in tensors) else {}
                 return cls(architecture, FALCON_ONCE, {**FALCON_LAYER, **norms}, "transformer.h.")
@@ -339,12 +386,10 @@ class Names:
             case "llama":
                 has_stacks = not any(OLD_EXPERT.fullmatch(name.rpartition(".")[0]) for name in tensors)
                 return cls(architecture, ONCE, LAYERS["llama"], "model.layers.", has_stacks)
-            case "phi2":
-                return cls(architecture, {**ONCE, "output_norm": "model.final_layernorm"}, PHI2, "model.layers.")
-        layer: Mapping[str, str] = LAYERS.get(architecture, LAYER)
         if architecture == "granitehybrid" and not any(".ffn_gate_inp." in name for name in tensors):
             layer = {**LAYER, **MAMBA, **{f"ffn_{part}": name for part, name in GRANITE_MLP.items()}}
-        return cls(architecture, ONCE, layer, "model.layers.")
+            return cls(architecture, ONCE, layer, "model.layers.")
+        return cls(architecture, *OWN.get(architecture, (ONCE, LAYERS.get(architecture, LAYER), "model.layers.")))
 
     @property
     def experts(self) -> Mapping[str, str]:
@@ -354,7 +399,7 @@ class Names:
     def stored(self, name: str) -> str:
         """Return the file's name for a tensor of Hugging Face; the same name if files have no other."""
         stem, _, kind = name.rpartition(".")
-        where, theirs = "", _key_of({**self.once, **CLASSIFIER}, stem)
+        where, theirs = "", _key_of({**CLASSIFIER, **self.once}, stem)
         if stem.startswith(self.prefix):
             layer, _, part = stem.removeprefix(self.prefix).partition(".")
             where, theirs = f"blk.{layer}.", self._stored_part(part)

@@ -11,16 +11,19 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from quire.compute.gguf.encoders import ENCODERS, encoder_settings
 from quire.compute.gguf.header import GgufHeader, GgufTensor
 from quire.compute.gguf.named_settings import KV_HEADS, WIDTH, Settings
 from quire.compute.gguf.own_settings import OWN
 from quire.compute.gguf.rope_settings import ReadTensor, rope_settings
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.labels import WITHOUT_LABELS
 from quire.core.errors import ModelError
 
 ARCHITECTURES: Final = MappingProxyType(
     {
         "arcee": "ArceeForCausalLM",
+        "bert": "BertModel",  # also XLM-RoBERTa, without the unused rows of its positions
         "chatglm": "GlmForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
         "command-r": "CohereForCausalLM",
@@ -29,6 +32,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "exaone4": "Exaone4ForCausalLM",
         "falcon": "FalconForCausalLM",
         "gemma": "GemmaForCausalLM",
+        "gemma-embedding": "Gemma3TextModel",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3": "Gemma3ForCausalLM",
         "gemma4": "Gemma4ForCausalLM",
@@ -47,6 +51,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "minicpm3": "MiniCPM3ForCausalLM",
         "mistral3": "Ministral3ForCausalLM",  # also Mistral Small 3, without a growth of queries
+        "nomic-bert": "NomicBertModel",
         "olmo2": "Olmo2ForCausalLM",  # also OLMo 3, with a window
         "olmoe": "OlmoeForCausalLM",
         "phi2": "PhiForCausalLM",
@@ -75,7 +80,8 @@ BIASED: Final = frozenset(
 
 LAYER_NORMS: Final = MappingProxyType(
     {
-        **dict.fromkeys(("cohere2", "command-r", "gptneox", "phi2", "stablelm"), "layer_norm_eps"),
+        **dict.fromkeys(("bert", "cohere2", "command-r", "gptneox", "nomic-bert"), "layer_norm_eps"),
+        **dict.fromkeys(("phi2", "stablelm"), "layer_norm_eps"),
         **{"falcon": "layer_norm_epsilon", "starcoder2": "norm_epsilon"},
     }
 )
@@ -123,7 +129,8 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "torch_dtype": _dtype(header),
     }
-    if not settings.file.flag(settings.key("attention.causal"), True):
+    is_encoder = architecture in ENCODERS
+    if not is_encoder and not settings.file.flag(settings.key("attention.causal"), True):
         raise settings.file.error(settings.key("attention.causal"), "true: no token attends to later ones")
     if architecture == "gpt2":
         return config | _gpt2(settings)
@@ -137,6 +144,8 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     own = OWN.get(architecture)
     if own is not None:
         config |= own(settings)
+    if is_encoder:
+        config |= encoder_settings(settings, header.tensors)
     if architecture == "lfm2" and len(header.tensors[GATE].shape if GATE in header.tensors else ()) == 2:
         config["intermediate_size"] = header.tensors[GATE].shape[0]  # files of Ollama have it before its adjustment
     return config | _labels(settings, header.tensors.get(CLASSIFIER))
@@ -152,7 +161,9 @@ def _labels(settings: Settings, classifier: GgufTensor | None) -> dict[str, obje
     )
     if len(names) != classifier.shape[0]:
         raise settings.file.error(key, f"a name for each of the {classifier.shape[0]} rows of {CLASSIFIER}")
-    stem = ARCHITECTURES[settings.architecture].removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    stem = ARCHITECTURES[settings.architecture]
+    for ending in WITHOUT_LABELS:
+        stem = stem.removesuffix(ending)
     labels = {str(place): name for place, name in enumerate(names)}
     return {"architectures": [f"{stem}ForSequenceClassification"], "id2label": labels}
 

@@ -246,7 +246,7 @@ def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> l
     if kind in WEIGHTS or kind == "scale":
         stem, kind = name, "weight"
     if not stem.startswith("blk."):
-        once = {**names.once, **CLASSIFIER}
+        once = {**CLASSIFIER, **names.once}
         return [(f"{once[stem]}.{kind}" if stem in once else name, GgufEntry(tensor))]
     _, layer, part = stem.split(".", 2) if stem.count(".") >= 2 else ("", "", stem)
     parts = GATE_AND_UP if part == GATE_UP and names.has_gate_up else (part,)

@@ -1,8 +1,9 @@
 """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json, which one reader checks for all models.
 
-Three kinds are read. Byte-level BPE ("gpt2") has a list of merges, and its splitter has a name (`pre`). SentencePiece
-("llama") has pieces with scores, from which the merges follow: every way to cut a piece into two pieces, the best score
-first. Gemma 4 ("gemma4") has pieces as SentencePiece has them, with a list of merges; files of Ollama say so by `pre`.
+Three kinds are read here. Byte-level BPE ("gpt2") has a list of merges, and its splitter has a name (`pre`).
+SentencePiece ("llama") has pieces with scores, from which the merges follow: every way to cut a piece into two pieces,
+the best score first. Gemma 4 ("gemma4") has pieces as SentencePiece has them, with a list of merges; files of Ollama
+say so by `pre`. The tokenizers of encoders are in encoders.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from quire.compute.gguf.encoders import template, unigram_parts, word_piece_parts, word_pieces
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.vocabulary import CONTROL, vocabulary
 from quire.compute.models.config_file import ConfigFile
@@ -21,6 +23,10 @@ from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, SP
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE
 
 GEMMA4: Final = "gemma4"
+WORD_PIECES, UNIGRAM = "bert", "t5"
+OF_ENCODERS: Final = (WORD_PIECES, UNIGRAM)
+"""Tokenizers whose first and last token are in tokenizer.json."""
+
 RERANK: Final = "rerank"  # the name of a template that is not Jinja: {query} and {document} are replaced
 USER_DEFINED: Final = 4  # of tokenizer.ggml.token_type
 SPACE: Final = "\u2581"
@@ -130,18 +136,28 @@ def tokenizer_json_of(header: GgufHeader) -> str:
     """Return tokenizer.json for a file. Does not mutate."""
     file = ConfigFile(str(header.path), dict(header.settings))
     tokens, kinds = vocabulary(file)
+    kind = file.fields.get("tokenizer.ggml.model")
+    if kind == WORD_PIECES:
+        tokens = word_pieces(tokens, kinds)
     ids = {token: place for place, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         raise file.error("tokenizer.ggml.tokens", "a list of distinct tokens")
-    kind = file.fields.get("tokenizer.ggml.model")
     if _is_gemma4(file):
         parts = _pieces(file, ids, _listed_merges(file), has_prefix=False)
     elif kind == "gpt2":
         parts = _byte_level(file, ids)
     elif kind == "llama":
         parts = _sentence_pieces(file, ids)
+    elif kind == WORD_PIECES:
+        parts = word_piece_parts(file, ids)
+    elif kind == UNIGRAM:
+        parts = unigram_parts(file, ids)
     else:
-        raise file.error("tokenizer.ggml.model", "gpt2 (byte-level BPE), llama (SentencePiece) or gemma4")
+        known = "gpt2 (byte-level BPE), llama (SentencePiece), bert (word pieces), t5 (pieces with scores) or gemma4"
+        raise file.error("tokenizer.ggml.model", known)
+    if kind not in OF_ENCODERS and file.flag("tokenizer.ggml.add_eos_token", False):
+        last = file.size("tokenizer.ggml.eos_token_id", low=0, high=len(tokens) - 1)
+        parts["post_processor"] = template(tokens, ["A", last], ["A", last, "B", last])
     added = [
         _added_token(place, tokens[place], special=found == CONTROL)
         for place, found in enumerate(kinds)
@@ -159,8 +175,8 @@ def tokenizer_config_of(header: GgufHeader) -> dict[str, object]:
         key = f"tokenizer.ggml.{theirs}_token_id"
         if file.is_set(key):
             settings[name] = tokens[file.size(key, low=0, high=len(tokens) - 1)]
-    begins = file.flag("tokenizer.ggml.add_bos_token", _begins(file))
-    settings["add_bos_token"] = begins or _is_gemma4(file)  # whose first files say false
+    begins = file.flag("tokenizer.ggml.add_bos_token", _begins(file)) or _is_gemma4(file)  # whose first files say false
+    settings["add_bos_token"] = begins and file.fields.get("tokenizer.ggml.model") not in OF_ENCODERS
     if templates := _templates(file):
         settings["chat_template"] = templates
     return settings

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
-from quire.compute.models.labels import CLASSIFIES, GENERATES, SCORE_TENSOR, Labels, labels_of
+from quire.compute.models.labels import CLASSIFIES, SCORE_TENSOR, WITHOUT_LABELS, Labels, labels_of
 from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
@@ -31,6 +31,7 @@ FAMILIES: Final = MappingProxyType(
     {
         "ArceeForCausalLM": "quire.compute.models.arcee",
         "BambaForCausalLM": "quire.compute.models.bamba",
+        "BertModel": "quire.compute.models.bert",
         "Cohere2ForCausalLM": "quire.compute.models.cohere2",
         "CohereForCausalLM": "quire.compute.models.cohere",
         "DeepseekV2ForCausalLM": "quire.compute.models.deepseek",
@@ -44,6 +45,7 @@ FAMILIES: Final = MappingProxyType(
         "Gemma2ForCausalLM": "quire.compute.models.gemma2",
         "Gemma3ForCausalLM": "quire.compute.models.gemma3",
         "Gemma3ForConditionalGeneration": "quire.compute.models.gemma3",
+        "Gemma3TextModel": "quire.compute.models.embedding_gemma",
         "Gemma4ForCausalLM": "quire.compute.models.gemma4",
         "Gemma4ForConditionalGeneration": "quire.compute.models.gemma4",
         "Gemma4UnifiedForCausalLM": "quire.compute.models.gemma4_unified",
@@ -67,6 +69,7 @@ FAMILIES: Final = MappingProxyType(
         "Mistral3ForConditionalGeneration": "quire.compute.models.mistral3",
         "MistralForCausalLM": "quire.compute.models.mistral",
         "MixtralForCausalLM": "quire.compute.models.mixtral",
+        "NomicBertModel": "quire.compute.models.nomic_bert",
         "OPTForCausalLM": "quire.compute.models.opt",
         "Olmo2ForCausalLM": "quire.compute.models.olmo2",
         "Olmo3ForCausalLM": "quire.compute.models.olmo3",
@@ -88,10 +91,12 @@ FAMILIES: Final = MappingProxyType(
         "Qwen3MoeForCausalLM": "quire.compute.models.qwen3_moe",
         "Qwen3VLForConditionalGeneration": "quire.compute.models.qwen3_vl",
         "Qwen3VLMoeForConditionalGeneration": "quire.compute.models.qwen3_vl_moe",
+        "RobertaModel": "quire.compute.models.xlm_roberta",
         "SeedOssForCausalLM": "quire.compute.models.seed_oss",
         "SmolLM3ForCausalLM": "quire.compute.models.smollm3",
         "StableLmForCausalLM": "quire.compute.models.stablelm",
         "Starcoder2ForCausalLM": "quire.compute.models.starcoder2",
+        "XLMRobertaModel": "quire.compute.models.xlm_roberta",
     }
 )
 """The first of `architectures` in config.json → the module of its family."""
@@ -158,7 +163,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         notices=notices,
         quantization="" if quantization is None else quantization.name,
         labels=labels_of(config) if classifies else None,
-        generates=not classifies,
+        generates=not classifies and not spec.attention.bidirectional,
     )
 
 
@@ -184,7 +189,7 @@ def _architecture(config: ConfigFile) -> str:
 
 def _family(architecture: str) -> str:
     """Return the name of a family in `FAMILIES`, also for its classifying models."""
-    names = [architecture.replace(CLASSIFIES, generates) for generates in GENERATES]
+    names = [architecture.replace(CLASSIFIES, ending) for ending in WITHOUT_LABELS]
     return next((name for name in names if name in FAMILIES), architecture)
 
 

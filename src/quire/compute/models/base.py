@@ -1,6 +1,6 @@
 """DecoderSpec: a model as data.
 
-Every decoder here is the same loop: embed, then per layer attend and transform, each added to the
+Every model here is the same loop: embed, then per layer attend and transform, each added to the
 residual stream, then norm and head. Families differ in a few facts: which norms and where, how positions
 are encoded, the window of a layer, the activation. A `DecoderSpec` states these facts, and the engines
 (reference, native, torch) interpret them. So a family is written once, and no kernel depends on the family
@@ -29,6 +29,8 @@ With `layer_inputs`, a layer then adds what it makes of its own input for each t
 
     ─┬─ INPUT_GATE, activation, × input of the layer ─ INPUT_OUTPUT ─ AFTER_INPUT_NORM ─ + ─ × LAYER_SCALE ─► next layer
      └───────────────────────────────────────────────────────────────────────────────────┘
+
+An encoder is such a model too: its attention is `bidirectional`, and its head is never used.
 
 The spec declares only what the reference decoder interprets; a new family adds a field together with its
 interpretation.
@@ -87,7 +89,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A decoder-only model.
+    """A decoder-only or an encoder-only model.
 
     - `norm_before`, `norm_after`, `norm_joined`: norms before each sublayer, on its output (before it
       is added to the residual stream), and on the residual stream after that; in any combination.
@@ -98,6 +100,9 @@ class DecoderSpec:
       embedding (Part.EMBEDDING_IN) and back before the head (Part.EMBEDDING_OUT).
     - `embedding_scale` multiplies the rows of the embedding, before positions are added.
     - `learned_positions`: the offset of learned positions in their table; None: no learned positions.
+    - `token_types`: the rows of a table whose first row is added to each embedded token; 0: no table. Behind the first
+      `separator` in a text it is the second row; None: nowhere.
+    - `embedding_norm`: whether there is a norm after positions and token types are added.
     - `tied_head`: the embedding is also the head. `head_bias`: the head has a bias.
     - `experts`: of the `sparse` layers. `delta`, `mamba` or `convolution`: of the `recurrent` layers.
     - `layer_inputs`: of all layers; None: none. `layer_scale`: each layer multiplies its output by one number.
@@ -135,6 +140,9 @@ class DecoderSpec:
     embedding_size: int | None = None
     embedding_scale: float = 1.0
     learned_positions: int | None = None
+    token_types: int = 0
+    separator: int | None = None
+    embedding_norm: bool = False
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
 
@@ -210,6 +218,10 @@ class DecoderSpec:
         if self.learned_positions is not None:
             rows = self.context_length + self.learned_positions
             parts[Part.POSITIONS] = PartShape((rows, self.hidden_size))
+        if self.token_types:
+            parts[Part.TOKEN_TYPES] = PartShape((self.token_types, self.hidden_size))
+        if self.embedding_norm:
+            parts[Part.EMBEDDING_NORM] = self.norm.shape(self.hidden_size)
         if self.layer_inputs is not None:
             of_layers = self.layer_inputs.size * len(self.layers)
             parts[Part.LAYER_EMBEDDING] = PartShape((self.vocab_size, of_layers))
@@ -308,9 +320,13 @@ class DecoderSpec:
         return dict.fromkeys(before + after + joined, self.norm.shape(self.hidden_size))
 
     def kv_cache_spec(self, block_size: int, dtype: str = "float32") -> KVCacheSpec:
-        """Return the content of a block of KV memory for this model."""
+        """Return the content of a block of KV memory for this model.
+
+        A text that is computed in one step needs all its keys in it, so windows free no blocks.
+        """
+        whole = self.attention.bidirectional
         spec = KVCacheSpec.from_mixed_layers(
-            [(layer.kv_window, layer.heads) for layer in self.layers],
+            [((replace(each, window=None) if whole else each).kv_window, each.heads) for each in self.layers],
             KVHeads(self.attention.num_kv_heads, self.attention.head_dim),
             block_size=block_size,
             dtype=dtype,
@@ -330,6 +346,8 @@ def _check_mixed(spec: DecoderSpec) -> None:
     attention = spec.attention
     if attention.latent is not None and any(layer.heads or layer.keys_are_values for layer in spec.layers):
         raise CheckpointError("layers", "other heads next to latents", "one latent for all layers")
+    if attention.bidirectional and (attention.latent is not None or any(layer.recurrent for layer in spec.layers)):
+        raise CheckpointError("layers", "recurrent or with latents in an encoder", "heads with keys and values")
     if attention.value_norm and attention.qk_norm is None:
         raise CheckpointError("norms of values", "without norms of keys", "both, or only those of keys")
     if spec.layer_inputs is not None and (spec.layer_inputs.size % 16 or not spec.mlp.gated):

@@ -1,6 +1,7 @@
 """The labels of a model that classifies texts: their names, and how their scores become probabilities.
 
 ...ForSequenceClassification    a row of `score.weight` for each label, on the state of the last token
+of an encoder                   two layers, on the state of the first token
 two tokens of any model         their rows of the head: Qwen3-Reranker answers yes or no
 """
 
@@ -8,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from quire.compute.models.config_file import ConfigFile
 from quire.core.errors import CheckpointError, InvalidConfigError
 
 CLASSIFIES: Final = "ForSequenceClassification"
-GENERATES: Final = ("ForCausalLM", "LMHeadModel")
+WITHOUT_LABELS: Final = ("ForCausalLM", "LMHeadModel", "Model")
+"""What the names of families have in the place of `CLASSIFIES`."""
+
 SCORE_TENSOR: Final = "score.weight"
 MAX_LABELS: Final = 10_000
 NUM_LABELS: Final = 2
@@ -57,6 +61,20 @@ def labels_of_tokens(score_tokens: str, tokenizer: Mapping[str, Any]) -> Labels:
     if len(texts) != NUM_LABELS or texts[0] == texts[1] or any(text not in vocab for text in texts):
         raise InvalidConfigError("score_tokens", score_tokens, "two tokens of the model, such as yes,no")
     return Labels(tuple(texts), True, tuple(int(vocab[text]) for text in texts))
+
+
+def separator_of(tokenizer: Mapping[str, Any]) -> int | None:
+    """Return the token after which a tokenizer's second text begins, if that is of another type than the first."""
+    step = tokenizer.get("post_processor") or {}
+    if step.get("type") == "BertProcessing":
+        return int(step["sep"][1])
+    if step.get("type") != "TemplateProcessing":
+        return None
+    places = [next(iter(piece.items())) for piece in step["pair"]]
+    for (kind, before), (_, piece) in pairwise(places):
+        if piece.get("type_id") == 1 and piece["id"] == "B" and kind == "SpecialToken":
+            return int(step["special_tokens"][before["id"]]["ids"][-1])
+    return None
 
 
 def require_width(where: str, width: int, hidden_size: int) -> None:

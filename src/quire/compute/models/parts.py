@@ -27,6 +27,8 @@ class Part(Enum):
     EMBEDDING = "embedding"
     EMBEDDING_IN = "embedding_in"
     POSITIONS = "positions"
+    TOKEN_TYPES = "token_types"
+    EMBEDDING_NORM = "embedding_norm"
     LAYER_EMBEDDING = "layer_embedding"
     LAYER_INPUTS = "layer_inputs"
     LAYER_INPUTS_NORM = "layer_inputs_norm"

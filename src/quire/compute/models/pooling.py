@@ -8,12 +8,15 @@ from quire.core.errors import CheckpointError
 from quire.core.model_files import ModelFiles
 
 POOLING_FILE: Final = "1_Pooling/config.json"
-KINDS: Final = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
-MODES: Final = {"lasttoken": "last", "mean": "mean"}
+KINDS: Final = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+}
+MODES: Final = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 """The values of `pooling_mode`, which newer releases write instead of one boolean for each kind."""
 
 OTHER_KINDS: Final = (
-    "pooling_mode_cls_token",
     "pooling_mode_max_tokens",
     "pooling_mode_mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens",
@@ -34,7 +37,9 @@ def pooling_of(files: ModelFiles) -> str:
         settings = {name: kind == MODES[mode] for name, kind in KINDS.items()}
     for name in OTHER_KINDS:
         if settings.get(name):
-            raise CheckpointError(f"{where}: {name}", True, "false: quire pools the last token or the mean")
+            raise CheckpointError(
+                f"{where}: {name}", True, "false: quire pools the first token, the last one or the mean"
+            )
     chosen = [kind for name, kind in KINDS.items() if settings.get(name)]
     if len(chosen) != 1:
         raise CheckpointError(where, f"{len(chosen)} kinds of pooling", f"one of {', '.join(KINDS)}")

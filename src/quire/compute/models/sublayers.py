@@ -101,7 +101,8 @@ class AttentionSpec:
     `sinks`: each query head has a learned score that is not capped; it takes part in every softmax as a position
     without a value. `latent`: heads share one latent of `head_dim` numbers; `bias` then applies to the matrices that
     compute the latents. `gated`: the output of attention is multiplied by the sigmoid of ATTENTION_GATE.
-    `value_norm`: each value head is normalised like keys, without weights.
+    `value_norm`: each value head is normalised like keys, without weights. `bidirectional`: a token attends to later
+    tokens as well, so a text is computed in one step; windows extend to both sides.
     """
 
     num_heads: int
@@ -118,6 +119,7 @@ class AttentionSpec:
     latent: LatentSpec | None = None
     gated: bool = False
     value_norm: bool = False
+    bidirectional: bool = False
 
     @property
     def output_dim(self) -> int:

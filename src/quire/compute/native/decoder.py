@@ -23,6 +23,7 @@ from quire.compute.worker.model_runner import NO_INDICES, StepInputs, StepOutput
 from quire.core.kv_spec import KVCacheSpec
 
 PANEL_WIDTH = 16
+VECTORS = frozenset({Part.SINKS, Part.ROUTER_OFFSET, Part.EXPERT_FACTORS})
 NORMS = frozenset(
     {
         Part.ATTENTION_NORM,
@@ -33,6 +34,7 @@ NORMS = frozenset(
         Part.JOINED_MLP_NORM,
         Part.QUERY_NORM,
         Part.KEY_NORM,
+        Part.EMBEDDING_NORM,
         Part.FINAL_NORM,
         Part.QUERY_DOWN_NORM,
         Part.LATENT_NORM,
@@ -198,7 +200,10 @@ class NativeDecoder:
             self._decoder.set_layer_embedding(np.ascontiguousarray(of_layers.weight), blocks=of_layers.blocks)
         if Part.POSITIONS in parts:
             self._decoder.set_positions(_as_float32(parts[Part.POSITIONS].weight))
-        rest = {Part.EMBEDDING_IN, Part.EMBEDDING_OUT, Part.FINAL_NORM, Part.HEAD}
+        if Part.TOKEN_TYPES in parts:
+            rows = parts[Part.TOKEN_TYPES].weight[: 1 if self.spec.separator is None else 2]
+            self._decoder.set_vector(Part.TOKEN_TYPES.value, -1, _as_float32(rows.ravel()))
+        rest = {Part.EMBEDDING_IN, Part.EMBEDDING_NORM, Part.EMBEDDING_OUT, Part.FINAL_NORM, Part.HEAD}
         rest |= {Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM}
         self._set_parts({part: piece for part, piece in parts.items() if part in rest}, -1)
 
@@ -213,12 +218,8 @@ class NativeDecoder:
             if part is Part.CONVOLUTION_FILTER:
                 self._decoder.set_convolution(layer, np.ascontiguousarray(piece.weight[:, 0].T))
                 continue
-            if part is Part.SINKS:
-                self._decoder.set_sinks(layer, np.ascontiguousarray(piece.weight))
-            elif part is Part.ROUTER_OFFSET:
-                self._decoder.set_router_offset(layer, np.ascontiguousarray(piece.weight))
-            elif part is Part.EXPERT_FACTORS:
-                self._decoder.set_expert_factors(layer, np.ascontiguousarray(piece.weight))
+            if part in VECTORS:
+                self._decoder.set_vector(part.value, layer, np.ascontiguousarray(piece.weight))
             elif part is Part.LAYER_SCALE:
                 self._decoder.set_layer_scale(layer, float(piece.weight[0]))
             elif part in (Part.KEY_UP, Part.VALUE_UP):

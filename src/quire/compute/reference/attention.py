@@ -7,7 +7,8 @@ the running maximum, the sum of weights and the weighted sum of values:
                  tile 0 │ tile 1   │ tile 2 · · ·       tile 2: 128, 129, 130; the rest masked
                     └──► max, sum, output ──► rescale and add ──► … ──► output / sum
 
-Sinks are added to the sum once, after the last tile.
+Sinks are added to the sum once, after the last tile. In a bidirectional model, a query also sees the positions after
+its own, all of which are in its step.
 
 A tile is gathered through the block table and is always 64 wide, for any block size. Positions that a query does not
 see have weight zero, which adds nothing. So the order of a query's sums depends only on its position: not on other
@@ -43,6 +44,18 @@ class AttentionRule:
     sinks: FloatArray | None = None
     """A score for each query head that counts as a position without a value, float32 `[num_heads]`."""
 
+    bidirectional: bool = False
+    """Whether queries see later positions, all of which are in their step."""
+
+    def seen(self, positions: IntArray, tile: int, end: int) -> BoolArray:
+        """Return whether each query sees each position of the tile, before the `end`: `[queries, TILE]`."""
+        places = np.arange(tile, tile + TILE)
+        distance = positions[:, None] - places
+        seen: BoolArray = ((places < end) if self.bidirectional else (distance >= 0)) & (
+            np.abs(distance) < (self.window or end)
+        )
+        return seen
+
 
 def write_kv(cache: LayerCache, slots: IntArray, keys: FloatArray, values: FloatArray) -> None:
     """Store the step's keys and values, `[num_tokens, num_kv_heads, head_dim]`. Mutates.
@@ -76,23 +89,18 @@ def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -
     start = 0 if rule.window is None else max(0, first - rule.window + 1)
     for tile in range(start // TILE * TILE, first + count, TILE):
         # Only the queries that see some of the tile: not those before it, and not those whose window is after it.
-        low = max(0, tile - first)
+        ahead = 0 if not rule.bidirectional else count if rule.window is None else rule.window - 1
+        low = max(0, tile - first - ahead)
         high = count if rule.window is None else min(count, tile + TILE - 1 + rule.window - first)
         keys, values = kv.gather(tile, max(tile, start), min(tile + TILE, first + count))
         scores = np.einsum("qkgd,tkd->qkgt", query[low:high], keys) * np.float32(rule.scale)
         scores = soft_cap(scores, rule.soft_cap)  # [queries, num_kv_heads, group, TILE]
-        seen = _seen(np.arange(first + low, first + high), tile, rule.window)
+        seen = rule.seen(np.arange(first + low, first + high), tile, first + count)
         scores = np.where(seen[:, None, None, :], scores, np.float32(-np.inf))
         state.add(slice(low, high), scores, values)
     if rule.sinks is not None:
         state.add_sinks(rule.sinks.reshape(query.shape[1:3]))
     return state.output / state.total
-
-
-def _seen(positions: IntArray, tile: int, window: int | None) -> BoolArray:
-    """Return whether each query sees each position of the tile: `[queries, TILE]`."""
-    distance = positions[:, None] - np.arange(tile, tile + TILE)
-    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 class _Softmax:

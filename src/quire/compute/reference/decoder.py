@@ -100,10 +100,19 @@ class ReferenceDecoder:
         hidden = hidden * np.float32(self.spec.embedding_scale)
         if self.spec.embedding_size is not None:
             hidden = linear(hidden, self.weights.parts[Part.EMBEDDING_IN])
+        if self.spec.token_types:
+            hidden = hidden + self.weights.parts[Part.TOKEN_TYPES].weight[self._token_types(inputs)]
         if self.spec.learned_positions is not None:
             rows = inputs.positions + self.spec.learned_positions
             hidden = hidden + self.weights.parts[Part.POSITIONS].weight[rows]
-        return hidden
+        return self._norm(hidden, self.weights.parts, Part.EMBEDDING_NORM)
+
+    def _token_types(self, inputs: StepInputs) -> IntArray:
+        """Return the type of each token: 1 behind the first separator of its text."""
+        types = np.zeros(len(inputs.token_ids), np.int64)
+        for tokens in map(inputs.tokens_of, range(len(inputs.entries))):
+            types[tokens][1:] = np.cumsum(inputs.token_ids[tokens] == self.spec.separator)[:-1] > 0
+        return types
 
     def _layer_inputs(self, embedded: FloatArray, token_ids: IntArray) -> FloatArray:
         """Return the input of each layer for each token, `[num_tokens, num_layers, size]`; of size 0 without inputs."""
@@ -214,7 +223,7 @@ class _Attention:
         self._shape = shape
         self._angles = angles
         sinks = parts[Part.SINKS].weight if shape.sinks else None
-        self._rule = AttentionRule(shape.scale, window, shape.score_soft_cap, sinks)
+        self._rule = AttentionRule(shape.scale, window, shape.score_soft_cap, sinks, shape.bidirectional)
 
     def attend(self, hidden: FloatArray, cache: LayerCache, inputs: StepInputs) -> FloatArray:
         """Store the step's keys and values and return the attention: `[num_tokens, hidden_size]`. Mutates."""

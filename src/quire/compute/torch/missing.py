@@ -13,6 +13,8 @@ def missing(spec: DecoderSpec) -> str:
         return "linear attention"
     if spec.mamba is not None:
         return "state-space layers (Mamba)"
+    if spec.attention.bidirectional:
+        return "attention to later tokens"
     if spec.convolution is not None:
         return "short convolutions"
     return ""

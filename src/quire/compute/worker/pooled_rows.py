@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 from quire.compute.arrays import FloatArray
 from quire.compute.weights.classifier import Classifier
 from quire.compute.worker.model_runner import StepInputs
-from quire.core.pooling import LABELS, Pooling
+from quire.core.pooling import FIRST, LABELS, Pooling
 from quire.core.step import StepPlan
 
 
 @dataclass(slots=True)
 class _Row:
-    """The state of a row: the sum of the hidden states of its first `num_added` tokens."""
+    """The state of a row: the sum of the hidden states of its first `num_added` tokens; `kind`: those that count."""
 
     pooling: Pooling
+    kind: str
     num_tokens: int
     num_added: int = 0
     sum: NDArray[np.float64] | None = None
@@ -31,16 +32,18 @@ class _Row:
     def wanted(self, start: int, count: int) -> range:
         """Return the positions of a step whose states are needed."""
         end = start + count
-        return range(start if self.pooling.kind == "mean" else max(start, self.num_tokens - 1), end)
+        if self.kind == FIRST:
+            return range(start, 1)  # of a text in one step
+        return range(start if self.kind == "mean" else max(start, self.num_tokens - 1), end)
 
     def add(self, states: FloatArray, positions: range) -> None:
         """Add the states of the next positions. Mutates."""
         for position, state in zip(positions, states, strict=True):
-            if self.pooling.kind != "mean" or position == 0:
+            if self.kind != "mean" or position == 0:
                 self.sum = state.astype(np.float64)
             elif self.sum is not None and position == self.num_added:
                 self.sum += state
-            self.num_added = position + 1
+            self.num_added = self.num_tokens if self.kind == FIRST else position + 1
 
     def vector(self, classifier: Classifier | None) -> bytes | None:
         """Return the vector, if all tokens were added."""
@@ -67,7 +70,13 @@ class PooledRows:
         for start in plan.row_starts:
             self._rows.pop(start.row, None)
             if start.pooling is not None:
-                self._rows[start.row] = _Row(start.pooling, len(start.tokens))
+                self._rows[start.row] = _Row(start.pooling, self._kind_of(start.pooling), len(start.tokens))
+
+    def _kind_of(self, pooling: Pooling) -> str:
+        """Return the tokens whose states count."""
+        if pooling.kind != LABELS:
+            return pooling.kind
+        return FIRST if self._classifier is not None and self._classifier.reads_first else "last"
 
     def with_states(self, plan: StepPlan, inputs: StepInputs) -> StepInputs:
         """Return the inputs of a step with the tokens whose hidden states are needed. Does not mutate."""

@@ -3,6 +3,8 @@
     a model with labels     one prompt for each pair; the score is the share of the first label
     other models            a vector for each text; the score is the cosine of the two
 
+An encoder with labels reads both texts of a pair with its own tokens around them, as it was trained.
+
 The prompt of a pair has the query first, so that documents share its blocks. It is made by the model's own template for
 pairs, which GGUF files of rerankers have; else it has the form that Qwen3-Reranker was trained with, in the model's
 chat template; without a template, it is the query and the document on two lines.
@@ -30,15 +32,20 @@ Pairs = Iterable[tuple[str, str]]
 
 
 def pair_prompts(
-    pairs: Pairs, instruction: str | None, tokenizer: Tokenizer | None
+    pairs: Pairs, instruction: str | None, tokenizer: Tokenizer | None, *, plain: bool = False
 ) -> tuple[list[Prompt], ChatOptions | None]:
     r"""Return the prompts that score pairs, and the chat options if the prompts are conversations.
 
+    `plain`: the model reads the two texts as its tokenizer joins them.
     Raises `InvalidRequestError` for an instruction if the model's template has no place for one.
 
     >>> pair_prompts([("a query", "a document")], None, None)
     (['a query\na document'], None)
     """
+    if plain:
+        if instruction:
+            raise InvalidRequestError("instruction", instruction, "none: this model reads a query and a document only")
+        return [[_message("user", one), _message("user", two)] for one, two in pairs], AS_PAIR
     if tokenizer is not None and (template := tokenizer.pair_template):
         if instruction and "messages[0]" not in template:
             raise InvalidRequestError(

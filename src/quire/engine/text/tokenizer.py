@@ -196,6 +196,8 @@ class Tokenizer:
         last message, the beginning of the model's answer.
         """
         conversation, plain_tools = validate_messages(messages), validate_tools(tools)
+        if template_name == PAIR_TEMPLATE and PAIR_TEMPLATE not in self._templates:
+            return self._encode_pair([str(message["content"]) for message in conversation])
         variables = plain_object(template_variables or {}, "template_variables")
         template = self._template(with_tools=plain_tools is not None, name=template_name)
         end = random_mark() if continue_final_message else ""
@@ -211,6 +213,21 @@ class Tokenizer:
         self._require_short(text, "messages")
         require_unicode(text, "messages")
         return self._control.encode(text)
+
+    def _encode_pair(self, texts: Sequence[str]) -> list[int]:
+        """Return the ids of two texts, joined as the tokenizer does it; special tokens in them are ordinary text."""
+        with panics_as_errors():
+            example = self._library.encode("a", "a")
+        places = [2 if place is None else place for place in example.sequence_ids]
+        if set(places) <= {0, 1}:
+            raise InvalidRequestError("prompt", "a pair of texts", "one text: this tokenizer does not join two")
+        first, second = places.index(0), places.index(1)
+        ends = len(places) - places[::-1].index(0), len(places) - places[::-1].index(1)
+        for text in texts:
+            self._require_short(text, "prompt")
+            require_unicode(text, "prompt")
+        ids = [self._control.encode(from_client(text)) for text in texts]
+        return [*example.ids[:first], *ids[0], *example.ids[ends[0] : second], *ids[1], *example.ids[ends[1] :]]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that the tokenizer does not have are skipped. Does not mutate."""

@@ -9,7 +9,7 @@ from typing import Final, TypeVar, cast
 
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
-from quire.core.validate import longest
+from quire.core.validate import longest, longest_text
 from quire.engine.text.chat_template import validate_messages, validate_tools
 from quire.engine.text.prompts import ChatOptions, Message, Prompt
 from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN, Tokenizer
@@ -104,7 +104,10 @@ def truncated(token_ids: list[int], request: GenerationRequest, services: Servic
         return token_ids
     length = cut.length
     if length is None:
-        length = max(1, services.model.limits.max_model_len - (request.sampling.max_tokens or 1))
+        limits = services.model.limits
+        length = max(1, limits.max_model_len - (request.sampling.max_tokens or 1))
+        if request.pooling is not None:
+            length = longest_text(limits)
     if cut.refuses and len(token_ids) > length:
         raise InvalidRequestError("prompt", f"{len(token_ids):,} tokens", f"at most {length:,} (max_tokens)")
     return token_ids[:length] if cut.keeps_start else token_ids[-length:]

@@ -54,7 +54,7 @@ def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, pl
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         return replace(unsampled_request(services, texts, place), pooling=pooling_of(services, 0, NO_SCORES))
     _require_room(services, pairs, instruction, place)
-    prompts, chat = pair_prompts(pairs, instruction, model.tokenizer)
+    prompts, chat = pair_prompts(pairs, instruction, model.tokenizer, plain=model.limits.one_step)
     return replace(unsampled_request(services, prompts, place), pooling=Pooling(LABELS), chat=chat)
 
 

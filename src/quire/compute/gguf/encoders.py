@@ -1,0 +1,132 @@
+"""GGUF files of encoders: their settings, and the tokenizers that only they have.
+
+BERT's word pieces ("bert") begin with a mark if they begin a word; Hugging Face marks the others. XLM-RoBERTa has
+pieces with scores ("t5"), of which the best cut of a word is chosen, and a table that replaces characters. A file does
+not say whether BERT's words are in lower case: they are if no piece has a capital letter.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from quire.compute.gguf.header import GgufTensor
+from quire.compute.gguf.named_settings import Settings
+from quire.compute.models.config_file import ConfigFile
+
+ENCODERS: Final = frozenset({"bert", "gemma-embedding", "nomic-bert"})
+"""Architectures whose tokens attend to later ones."""
+
+SPACE: Final = "\u2581"
+CONTINUES: Final = "##"
+CONTROL: Final = 3  # of tokenizer.ggml.token_type
+FIRST: Final = ("cls", "bos")
+LAST: Final = ("seperator", "eos")  # with the typo of the format
+MOST_BYTES: Final = 4 << 20
+"""Of the table that replaces characters; that of NFKC, which published models have, has 237,539."""
+
+
+def encoder_settings(settings: Settings, tensors: Mapping[str, GgufTensor]) -> dict[str, object]:
+    """Return the settings of an encoder in addition to Llama's: the rows of its tables are those of their tensors."""
+    if settings.file.flag(settings.key("attention.causal"), False):
+        raise settings.file.error(settings.key("attention.causal"), "false: each token attends to later ones")
+    if settings.architecture == "gemma-embedding":
+        size = settings.size("attention.key_length", 256)
+        return {
+            **{"head_dim": size, "query_pre_attn_scalar": size, "rms_norm_unit_offset": False},
+            **{"sliding_window": settings.size("attention.sliding_window"), "use_bidirectional_attention": True},
+        }
+    tables = {"token_types.weight": "type_vocab_size", "position_embd.weight": "max_position_embeddings"}
+    return {ours: tensors[theirs].shape[0] for theirs, ours in tables.items() if theirs in tensors}
+
+
+def word_pieces(tokens: Sequence[str], kinds: Sequence[Any]) -> list[str]:
+    """Return word pieces as Hugging Face marks them.
+
+    >>> word_pieces(["[CLS]", "\u2581block", "s", "\u2581["], [3, 1, 1, 1])
+    ['[CLS]', 'block', '##s', '[']
+    """
+    marked: list[str] = []
+    for token, kind in zip(tokens, kinds, strict=True):
+        if kind == CONTROL or (token.startswith("[") and token.endswith("]") and len(token) > 1):
+            marked.append(token)
+        else:
+            marked.append(token.removeprefix(SPACE) if token.startswith(SPACE) else CONTINUES + token)
+    return marked
+
+
+def word_piece_parts(file: ConfigFile, ids: Mapping[str, int]) -> dict[str, Any]:
+    """Return the parts of tokenizer.json for word pieces, with Hugging Face's marks."""
+    pieces = list(ids)
+    unknown = file.size("tokenizer.ggml.unknown_token_id", ids.get("[UNK]", 0), low=0, high=len(ids) - 1)
+    lowercase = not any(piece[:1].isupper() or piece[2:3].isupper() for piece in pieces if not piece.startswith("["))
+    return {
+        "normalizer": {
+            **{"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
+            **{"strip_accents": None, "lowercase": lowercase},
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": around(file, pieces),
+        "decoder": {"type": "WordPiece", "prefix": CONTINUES, "cleanup": True},
+        "model": {
+            **{"type": "WordPiece", "unk_token": pieces[unknown], "continuing_subword_prefix": CONTINUES},
+            **{"max_input_chars_per_word": 100, "vocab": ids},
+        },
+    }
+
+
+def unigram_parts(file: ConfigFile, ids: Mapping[str, int]) -> dict[str, Any]:
+    """Return the parts of tokenizer.json for pieces with scores, of which the best ones are chosen."""
+    pieces, scores = list(ids), file.fields.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(ids) or not {int, float}.issuperset(map(type, scores)):
+        raise file.error("tokenizer.ggml.scores", f"a list of {len(ids)} numbers, one for each token")
+    normalizers: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]
+    if (table := file.fields.get("tokenizer.ggml.precompiled_charsmap")) is not None:
+        if not isinstance(table, list) or len(table) > MOST_BYTES or set(map(type, table)) - {int}:
+            raise file.error("tokenizer.ggml.precompiled_charsmap", f"at most {MOST_BYTES} bytes")
+        text = base64.b64encode(bytes(byte & 255 for byte in table)).decode()
+        normalizers.insert(0, {"type": "Precompiled", "precompiled_charsmap": text})
+    mark = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, mark]},
+        "post_processor": around(file, pieces, num_between=2),
+        "decoder": mark,
+        "model": {
+            **{"type": "Unigram", "byte_fallback": False},
+            "unk_id": file.size("tokenizer.ggml.unknown_token_id", 0, low=0, high=len(ids) - 1),
+            "vocab": [[piece, float(score)] for piece, score in zip(pieces, scores, strict=True)],
+        },
+    }
+
+
+def around(file: ConfigFile, pieces: Sequence[str], num_between: int = 1) -> dict[str, Any]:
+    """Return the step that adds the first and the last token to a text, and `num_between` last ones in a pair."""
+    first, last = _named(file, pieces, FIRST), _named(file, pieces, LAST)
+    return template(pieces, [first, "A", last], [first, "A", *[last] * num_between, "B", last])
+
+
+def template(pieces: Sequence[str], single: Sequence[int | str], pair: Sequence[int | str]) -> dict[str, Any]:
+    """Return a step that adds tokens around a text "A", and around two."""
+
+    def piece(each: int | str, type_id: int = 0) -> dict[str, Any]:
+        if isinstance(each, str):
+            return {"Sequence": {"id": each, "type_id": type_id}}
+        return {"SpecialToken": {"id": pieces[each], "type_id": type_id}}
+
+    special = {pieces[each]: each for each in (*single, *pair) if isinstance(each, int)}
+    second = pair.index("B")
+    return {
+        "type": "TemplateProcessing",
+        "single": [piece(each) for each in single],
+        "pair": [piece(each, int(place >= second)) for place, each in enumerate(pair)],
+        "special_tokens": {text: {"id": text, "ids": [each], "tokens": [text]} for text, each in special.items()},
+    }
+
+
+def _named(file: ConfigFile, pieces: Sequence[str], names: Sequence[str]) -> int:
+    """Return the token that the file has under the first of these names that it has."""
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in names]
+    key = next((each for each in keys if file.is_set(each)), keys[-1])
+    return file.size(key, low=0, high=len(pieces) - 1)

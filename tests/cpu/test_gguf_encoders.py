@@ -1,0 +1,179 @@
+"""GGUF files of encoders: vectors of the folders that they were made from, to the bit, and their tokenizers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import tokenizers
+
+from quire import LLM
+from quire.compute.gguf.encoders import word_pieces
+from quire.compute.gguf.header import GgufHeader
+from quire.compute.gguf.settings import config_of
+from quire.compute.gguf.tensors import GgufTensors
+from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
+from quire.core.errors import CheckpointError, InvalidConfigError
+from support.gguf_models import GgufWriting
+from support.tiny_bert import IDS, TEXT, WORDS, tokenizer_json, write_tiny_bert, write_tiny_reranker
+
+TEXTS = [[(7 * i * i + 3 * i + n) % 120 + 5 for i in range(n)] for n in (1, 40, 70)]
+ROPE = {"rope_type": "default", "rope_theta": 1000.0}
+NEAR, FAR = "sliding_attention", "full_attention"
+GEMMA: dict[str, object] = {
+    **{"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True, "head_dim": 16, "rms_norm_eps": 1e-6},
+    **{"num_key_value_heads": 2, "sliding_window": 24, "query_pre_attn_scalar": 16, "num_hidden_layers": 6},
+    "rope_parameters": {FAR: {**ROPE, "rope_theta": 1e6}, NEAR: {**ROPE, "rope_theta": 1e4}},
+}
+FORMS: dict[str, dict[str, object]] = {
+    "bert": {},
+    "xlm-roberta": {"architectures": ["XLMRobertaModel"], "type_vocab_size": 1, "pad_token_id": 1},
+    "nomic": {"architectures": ["NomicBertModel"], "rope_parameters": ROPE},
+    "gemma": GEMMA,
+}
+MARKED = [word if word[0] == "[" else word[2:] if word[:2] == "##" else f"\u2581{word}" for word in WORDS]
+KINDS = [3] * 5 + [1] * (len(WORDS) - 5)
+
+
+def written(folder: Path, path: Path, kind: str = "F32", tokens: Sequence[str] = MARKED) -> GgufWriting:
+    """Write all but the end of the file."""
+    writing = GgufWriting(folder, path)
+    writing.settings()
+    writing.writer.add_tokenizer_model("bert")
+    writing.writer.add_token_list([*tokens, *(f"{number}" for number in range(128 - len(tokens)))])
+    writing.writer.add_token_types([*KINDS, *[1] * (128 - len(KINDS))])
+    for name, token_id in (("unk", 1), ("bos", 2), ("sep", 3), ("pad", 0), ("mask", 4)):
+        getattr(writing.writer, f"add_{name}_token_id")(token_id)
+    writing.weights(gguf.GGMLQuantizationType[kind])
+    return writing
+
+
+def embedded(model: Path, **settings: Any) -> list[list[float]]:
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "kv_memory": "2MiB", "pooling": "mean"}
+    with LLM(model, **(options | settings)) as llm:
+        return [output.embedding for output in llm.embed(TEXTS, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_vectors_are_those_of_the_folder(form: str, tmp_path: Path) -> None:
+    epsilon = {} if form == "gemma" else {"layer_norm_eps": 1e-12}
+    folder = write_tiny_bert(tmp_path / "model", **{**epsilon, **FORMS[form]})
+    written(folder, tmp_path / "m.gguf").close()
+    for backend in ("native", "reference"):
+        assert embedded(tmp_path / "m.gguf", backend=backend) == embedded(folder, backend=backend)
+    written(folder, tmp_path / "packed.gguf", "Q8_0").close()
+    near = embedded(tmp_path / "packed.gguf")
+    assert near == [pytest.approx(vector, abs=0.05) for vector in embedded(folder)]
+
+
+def test_a_file_says_how_texts_are_cut_into_words_and_pooled(tmp_path: Path) -> None:
+    folder = write_tiny_bert(tmp_path / "model", layer_norm_eps=1e-12)
+    writing = written(folder, tmp_path / "m.gguf")
+    writing.writer.add_pooling_type(gguf.PoolingType.CLS)
+    writing.close()
+    with LLM(tmp_path / "m.gguf", num_threads=1) as llm:
+        (output,) = llm.embed([TEXT], use_tqdm=False)
+        assert output.prompt_token_ids == IDS
+    with LLM(folder, num_threads=1, pooling="cls") as llm:
+        assert llm.embed([TEXT], use_tqdm=False)[0].embedding == output.embedding
+    ours = tokenizers.Tokenizer.from_str(tokenizer_json_of(GgufHeader.read(tmp_path / "m.gguf")))
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json()))
+    theirs.no_truncation()
+    for text in (TEXT, "Blocks, T\u00e1bleing!", "pages  river\u7530", "[SEP] what[MASK]", "", "unheard of"):
+        assert ours.encode(text).ids == theirs.encode(text).ids, text
+        assert ours.encode(text, "a river").ids == theirs.encode(text, "a river").ids
+        assert ours.encode(text, "a river").type_ids == theirs.encode(text, "a river").type_ids
+
+
+def header_of(tmp_path: Path, **settings: Any) -> GgufHeader:
+    """Return the header of a tiny BERT, with other settings of its tokenizer; None: without that one."""
+    written(write_tiny_bert(tmp_path / "model", layer_norm_eps=1e-12), tmp_path / "m.gguf").close()
+    header = GgufHeader.read(tmp_path / "m.gguf")
+    changed = {**header.settings, **{f"tokenizer.ggml.{name}": value for name, value in settings.items()}}
+    return replace(header, settings={name: value for name, value in changed.items() if value is not None})
+
+
+PIECES = [
+    "<s>",
+    "<pad>",
+    "</s>",
+    "<unk>",
+    "\u2581a",
+    "\u2581block",
+    "\u2581blo",
+    "ck",
+    "s",
+    "\u2581",
+    "\u00df",
+    "<mask>",
+]
+UNIGRAM: dict[str, Any] = {
+    **{"model": "t5", "tokens": PIECES, "scores": [0.0] * 4 + [-2.0, -4.0, -3.0, -3.0, -2.5, -5.0, -6.0, 0.0]},
+    **{"token_type": [3, 3, 3, 2, *[1] * 7, 3], "unknown_token_id": 3, "bos_token_id": 0, "eos_token_id": 2},
+    "seperator_token_id": None,
+}
+
+
+def test_pieces_with_scores_are_the_best_ones(tmp_path: Path) -> None:
+    header = header_of(tmp_path, **UNIGRAM)
+    library = tokenizers.Tokenizer.from_str(tokenizer_json_of(header))
+    assert library.encode("blocks  a\n").ids == [0, 5, 8, 4, 2]
+    assert library.encode("a", "block").ids == [0, 4, 2, 2, 5, 2]
+    assert library.encode("xs<mask>").ids == [0, 9, 3, 8, 11, 2]
+    assert library.decode([5, 8, 4]) == "blocks a"
+    assert tokenizer_config_of(header)["add_bos_token"] is False
+    broken = replace(header, settings={**header.settings, "tokenizer.ggml.precompiled_charsmap": [-1, 200, 3]})
+    assert '"precompiled_charsmap": "/8gD"' in tokenizer_json_of(broken)
+
+
+def test_capital_letters_are_kept_by_a_vocabulary_that_has_some(tmp_path: Path) -> None:
+    for tokens, has_capitals in ((MARKED, False), ([*MARKED[:-1], "\u2581What"], True)):
+        everything = [*tokens, *(f"{number}" for number in range(128 - len(tokens)))]
+        text = tokenizer_json_of(header_of(tmp_path / str(has_capitals), tokens=everything))
+        assert ('"lowercase": false' in text) is has_capitals
+    assert word_pieces(["[unused1]", "[", "]"], [1, 1, 1]) == ["[unused1]", "##[", "##]"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scores": [0.0]}, "scores"),
+        ({"precompiled_charsmap": "text"}, "precompiled_charsmap"),
+        ({"precompiled_charsmap": [1.5]}, "precompiled_charsmap"),
+        ({"unknown_token_id": 99}, "unknown_token_id"),
+        ({"eos_token_id": None}, "eos_token_id"),
+        ({"model": "rwkv"}, "t5"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        tokenizer_json_of(header_of(tmp_path, **{**UNIGRAM, **settings}))
+
+
+def test_an_encoder_is_not_causal(tmp_path: Path) -> None:
+    header = header_of(tmp_path)
+    causal = replace(header, settings={**header.settings, "bert.attention.causal": True})
+    with pytest.raises(CheckpointError, match="causal is True; allowed: false: each token attends to later ones"):
+        config_of(causal, GgufTensors(causal).setting)
+    with pytest.raises(InvalidConfigError, match="reuse blocks"):
+        LLM(tmp_path / "m.gguf", host_cache="1MiB")
+
+
+def test_a_reranker_of_xlm_roberta_scores_as_its_folder(tmp_path: Path) -> None:
+    settings: dict[str, object] = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
+    folder = write_tiny_reranker(tmp_path / "model", family="XLMRoberta", **settings)
+    writing = written(folder, tmp_path / "m.gguf")
+    writing.writer.add_pooling_type(gguf.PoolingType.RANK)
+    writing.close()
+    documents = ["a river", "table what page", "blocks"]
+    found = []
+    for model in (folder, tmp_path / "m.gguf"):
+        with LLM(model, num_threads=1) as llm:
+            found.append(llm.score("what a block", documents, use_tqdm=False))
+            assert not llm.report.recommends_sampling and len(llm.report.labels) == 1
+    assert found[0] == found[1] and len(set(found[0])) == 3
