@@ -67,6 +67,7 @@ FAMILIES: Final = MappingProxyType(
         "Mistral3ForConditionalGeneration": "quire.compute.models.mistral3",
         "MistralForCausalLM": "quire.compute.models.mistral",
         "MixtralForCausalLM": "quire.compute.models.mixtral",
+        "NemotronHForCausalLM": "quire.compute.models.nemotron_h",
         "OPTForCausalLM": "quire.compute.models.opt",
         "Olmo2ForCausalLM": "quire.compute.models.olmo2",
         "Olmo3ForCausalLM": "quire.compute.models.olmo3",
