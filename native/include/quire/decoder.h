@@ -53,7 +53,7 @@ struct LayerShape {
     int num_kv_heads = 0;    // 0: as many as the DecoderShape says, and of its size
     int head_dim = 0;
     bool has_keys = true;          // false: it attends to the keys and values of an earlier layer, or not at all
-    bool attends = true;           // it has attention or what stands instead
+    bool attends = true;           // it has attention, or states
     bool transforms = true;        // it has an MLP or experts
     bool keys_are_values = false;  // before norms and positions
 };

@@ -65,8 +65,8 @@ class LayerSpec:
 
     `heads`: its key-value heads, None: those of the model. `keys_of`: it attends to the keys and values of this earlier
     layer, and has none. `keys_are_values`: it has no VALUE; values are the rows of KEY, before norms and positions.
-    `intermediate_size`: that of its MLP, None: that of the model. `attends`: whether it has attention or what stands
-    instead; `transforms`: whether it has an MLP or experts. It has at least one of both.
+    `intermediate_size`: that of its MLP, None: that of the model. `attends`: whether it has attention or
+    states; `transforms`: whether it has an MLP or experts. It has at least one of both.
     """
 
     window: int | None
