@@ -4,12 +4,13 @@
 #
 #   make test PYTHON=python3.13        another interpreter (after make clean)
 #   make test PYTEST_ARGS="-k block"   more options for pytest
-#   make test WORKERS=4                number of pytest processes
+#   make test WORKERS=4                number of pytest processes; else one more than processors, 8 at most, because
+#                                      tests of servers often wait
 #   make test GPU_TESTS=no             without the tests that need torch: those of the GPU engine, and those that
 #                                      compare with transformers
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 PYTEST_ARGS ?=
 GPU_TESTS ?= yes
 

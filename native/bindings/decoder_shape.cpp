@@ -57,7 +57,8 @@ DeltaShape delta_of(const nb::dict& fields) {
             .filter_width = field<int>(fields, "filter_width"),
             .outputs_in_turns = field<bool>(fields, "outputs_in_turns"),
             .record_heads = field<int>(fields, "record_heads"),
-            .mamba = field<bool>(fields, "mamba")};
+            .mamba = field<bool>(fields, "mamba"),
+            .num_late = field<int>(fields, "num_late")};
 }
 
 }  // namespace
@@ -103,7 +104,8 @@ DecoderShape shape_of(const nb::dict& fields) {
         const auto convolution = field<nb::dict>(fields, "convolution");
         shape.convolution = {.size = field<int>(convolution, "size"),
                              .filter_width = field<int>(convolution, "filter_width"),
-                             .chunk = field<int>(convolution, "chunk")};
+                             .chunk = field<int>(convolution, "chunk"),
+                             .num_late = field<int>(convolution, "num_late")};
     }
     if (fields.contains("layer_inputs")) {
         const auto inputs = field<nb::dict>(fields, "layer_inputs");

@@ -24,6 +24,7 @@ inline void convolve_rows(ThreadTeam::Member& member, const DecoderShape& shape,
         own.block_table = call.tables[group] + sequence * call.table_strides[group];
         own.first_token = static_cast<int>(call.query_starts[sequence]);
         own.num_tokens = static_cast<int>(call.query_starts[sequence + 1]) - own.first_token;
+        own.num_late = call.num_late(sequence, shape.convolution.num_late);
         own.first_position = call.positions[own.first_token];
         kernels.convolve(own, piece % num_chunks);
     });
@@ -86,6 +87,7 @@ class RecurrentLayer {
         task.block_table = call_.tables[group] + sequence * call_.table_strides[group];
         task.first_token = static_cast<int>(call_.query_starts[sequence]);
         task.num_tokens = static_cast<int>(call_.query_starts[sequence + 1]) - task.first_token;
+        task.num_late = call_.num_late(sequence, shape_.delta.num_late);
         task.first_position = call_.positions[task.first_token];
         return task;
     }

@@ -56,6 +56,33 @@ struct Arithmetic {
     int together;  // adjacent inputs of an output
 };
 
+// Codes made from floats as codes.md describes them: kQ8_0, or kQ4_1 with minimums.
+void make_plain_codes(StoredType type, const float* numbers, int num_inputs, CodedInputs& to) {
+    constexpr std::uint16_t kNan = 0x7e00;
+    const bool minimums = type == StoredType::kQ4_1;
+    const int lowest_code = minimums ? 0 : -127, highest_code = minimums ? 15 : 127;
+    to = {};
+    for (int start = 0, group = 0; start < num_inputs; start += quire::kCodedGroup, ++group) {
+        const float *first = numbers + start, *end = numbers + std::min(start + quire::kCodedGroup, num_inputs);
+        const auto [lowest, highest] = std::minmax_element(first, end);
+        const std::uint16_t minimum = minimums ? quire::to_float16(*lowest) : 0;
+        const float base = quire::from_float16(minimum);
+        const float wanted = minimums ? std::max(0.0F, *highest - base) / 15.0F : std::max(-*lowest, *highest) / 127.0F;
+        std::uint16_t half = quire::to_float16(wanted);
+        if (!minimums && quire::from_float16(half) < wanted) ++half;
+        const float scale = quire::from_float16(half);
+        const bool usable = std::all_of(first, end, [](float x) { return std::isfinite(x); }) && std::isfinite(base) &&
+                            std::isfinite(scale);
+        to.scales.floats[group] = usable ? half : kNan;
+        to.minimums.floats[group] = usable ? minimum : kNan;
+        for (const float* number = first; usable && number < end; ++number) {
+            const float code = std::nearbyint((*number - base) * (scale > 0.0F ? 1.0F / scale : 0.0F));
+            to.codes[number - numbers] = static_cast<std::int8_t>(
+                std::clamp(code, static_cast<float>(lowest_code), static_cast<float>(highest_code)));
+        }
+    }
+}
+
 // The products of the inputs of a row that share a scale.
 struct GroupProduct {
     float row_scale, scale, minimum;
@@ -87,8 +114,8 @@ struct Matrix {
             }
         }
         pack(kernels, num_outputs, num_inputs, [&](int output, int start, int count) {
-            quire::make_codes(as, values.data() + static_cast<std::size_t>(output) * num_inputs + start, count,
-                              coded[output].back());
+            make_plain_codes(as, values.data() + static_cast<std::size_t>(output) * num_inputs + start, count,
+                             coded[output].back());
         });
     }
     // With random blocks, whose scales are small numbers of either sign.
@@ -307,12 +334,77 @@ void expect_rows(const Kernels& kernels, const Matrix& matrix) {
            matrix.view.num_outputs, matrix.view.num_inputs);
 }
 
+// The bytes of a coded matrix as coded.h describes them. `flip` is added to the bits of codes of 8 bits.
+std::vector<std::byte> described(const Matrix& matrix, int flip) {
+    const quire::Coding& coding = matrix.view.coding;
+    const int num_panels = matrix.view.num_panels(), num_inputs = quire::round_up(matrix.view.num_inputs, 32);
+    std::vector<std::byte> bytes;
+    const auto add = [&](unsigned number, int count) {
+        for (int i = 0; i < count; ++i) bytes.push_back(static_cast<std::byte>(number >> 8 * i));
+    };
+    for (int panel = 0; panel < num_panels; panel += 4) {
+        const int first = panel * 16, end = std::min(panel + 4, num_panels) * 16;
+        const CodedInputs none = {};
+        for (int start = 0; start < num_inputs; start += 256) {
+            const auto codes_of = [&](int output) -> const CodedInputs& {
+                return output < matrix.view.num_outputs ? matrix.coded[output][start / 256] : none;
+            };
+            const auto add_scales = [&](CodedInputs::Scales CodedInputs::* which, int group) {
+                for (int output = first; output < end; ++output) {
+                    const CodedInputs::Scales& scales = codes_of(output).*which;
+                    if (group < 0 || !coding.nested) add(scales.floats[std::max(group, 0)], 2);
+                    if (group >= 0 && coding.nested) add(static_cast<std::uint8_t>(scales.nested[group]), 1);
+                }
+            };
+            if (coding.nested) add_scales(&CodedInputs::scales, -1);
+            if (coding.nested && coding.minimums) add_scales(&CodedInputs::minimums, -1);
+            for (int unit = 0; unit < std::min(256, num_inputs - start); unit += 32) {
+                for (int line = 0; line < coding.bits; ++line) {
+                    for (int output = first; output < end; ++output) {
+                        for (int k = 0; k < 4; ++k) {
+                            // Bits low … low + count - 1 of the codes of consecutive steps.
+                            const bool upper = line >= 4 && coding.bits < 8;
+                            const int low = upper ? 4 : 0, more = coding.bits - 4;
+                            const int count = coding.bits == 8 ? 8 : upper ? more : 4, num_steps = 8 / count;
+                            unsigned byte = 0;
+                            for (int i = 0; i < num_steps; ++i) {
+                                const int step = (upper ? line - 4 : line) * num_steps + i;
+                                const unsigned code =
+                                    static_cast<std::uint8_t>(codes_of(output).codes[unit + 4 * step + k]);
+                                byte |= (code >> low & ((1U << count) - 1)) << count * i;
+                            }
+                            add(coding.bits == 8 ? byte ^ flip : byte, 1);
+                        }
+                    }
+                }
+                for (int group = unit / coding.group; group < (unit + 32) / coding.group; ++group) {
+                    add_scales(&CodedInputs::scales, group);
+                }
+                for (int group = unit / coding.group; coding.minimums && group < (unit + 32) / coding.group; ++group) {
+                    add_scales(&CodedInputs::minimums, group);
+                }
+            }
+        }
+    }
+    return bytes;
+}
+
+void test_coded_layout(const Kernels& kernels, const Matrix& matrix) {
+    const bool is_described = matrix.panels == described(matrix, 0) ||
+                              (matrix.view.coding.bits == 8 && matrix.panels == described(matrix, 128));
+    expect(is_described, "%s type %d: layout of %d x %d", kernels.name, static_cast<int>(matrix.as),
+           matrix.view.num_outputs, matrix.view.num_inputs);
+}
+
 void test_packing(const Kernels& kernels, StoredType type) {
     Random random(1);
     for (const Shape& shape : kShapes) {
         const Matrix matrix(kernels, type, shape.num_outputs, shape.num_inputs, false, random);
         expect_rows(kernels, matrix);
-        if (matrix.view.type == NumberType::kCoded) continue;
+        if (matrix.view.type == NumberType::kCoded) {
+            test_coded_layout(kernels, matrix);
+            continue;
+        }
         const auto value_at = [&](std::size_t place) {
             if (type == StoredType::kFloat32) return reinterpret_cast<const float*>(matrix.panels.data())[place];
             return quire::testing::from_bfloat16(reinterpret_cast<const std::uint16_t*>(matrix.panels.data())[place]);
@@ -345,6 +437,7 @@ void test_blocks(const Kernels& kernels, StoredType type) {
         const int num_inputs = quire::block_inputs(type) == 32 ? shape.num_inputs + 96 : shape.num_inputs;
         const Matrix matrix(kernels, type, shape.num_outputs, num_inputs, random);
         expect_rows(kernels, matrix);
+        test_coded_layout(kernels, matrix);
         std::vector<float> row(num_inputs);
         for (int output = 0; output < shape.num_outputs; ++output) {
             quire::widen_row(type, matrix.given.data() + output * quire::row_bytes(type, num_inputs), num_inputs,
@@ -644,6 +737,8 @@ void test_int8_edges(const Kernels& kernels) {
                                      1e-42F, -1e-42F,   0, 0, 0, kMost, -kMost, 0,    1,     0,
                                      1,      kInfinity, 0, 0, 0, 1,     2,      kNan, 0,     0};
     const Matrix matrix(kernels, StoredType::kQ8_0, 6, kNumInputs, rows, StoredType::kFloat32);
+    test_coded_layout(kernels, matrix);
+    test_coded_layout(kernels, {kernels, StoredType::kQ4_1, 6, kNumInputs, rows, StoredType::kFloat32});
     const float expected[][kNumInputs] = {
         {0, 0, 0, 0, 0}, {127, 0, 2, -2, 0}, {0, 0, 0, 0, 0}, {kMost, -kMost, 0, 0, 0}};
     float row[kNumInputs];

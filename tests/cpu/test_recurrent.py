@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, _native
+from quire.compute.models import read_model
 from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec
+from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.core.step import BlockCopy, BlockMove
 from support.native_runs import FLOAT32, NativeRun
@@ -81,7 +84,8 @@ def test_a_block_has_room_for_states_and_a_hit_ends_where_one_is(folder: Path, b
 def test_blocks_are_as_large_as_a_state_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
     wide = write_tiny_qwen3_5(tmp_path, linear_key_head_dim=64, linear_value_head_dim=64)
     record = 2 * 64 * 64 + 4 * 256 + 208 + 16
-    for settings, size in (({}, 160), ({"kv_dtype": "int8"}, 528), ({"block_size": 32}, 32)):
+    of_types = (({}, 160), ({"dtype": "bfloat16"}, 304), ({"kv_dtype": "int8"}, 528), ({"block_size": 32}, 32))
+    for settings, size in of_types:
         with LLM(wide, skip_tokenizer_init=True, kv_memory="2MiB", max_model_len=160, **settings) as llm:  # type: ignore[arg-type]
             spec = llm.engine.scheduler.memory.spec
             assert spec.recurrent_bytes == record * 4
@@ -102,6 +106,27 @@ def test_the_last_token_can_be_computed_again(each_folder: Path, engine: str) ->
             run.step(Work(0, end - 1, 1))
         start = end
     assert run.bits(0, LENGTH) == whole.bits(0, LENGTH)
+
+
+@each_engine
+def test_guesses_that_were_wrong_are_taken_back(each_folder: Path, engine: str) -> None:
+    """Any number of guesses, any number of them right, within a block and beyond its end: the same bits."""
+    plain = make_run(each_folder, engine)
+    plain.driver.open(0, TOKENS[:14])
+    text = plain.step(Work(0, 0, 14, 1)).tokens.tolist()
+    while len(text) < 80:
+        text += plain.step(Work(0, 13 + len(text), 1, 1)).tokens.tolist()
+    run = make_run(each_folder, engine, spec=read_model(ModelFolder(each_folder)).spec.with_guesses(5))
+    run.driver.open(0, TOKENS[:14])
+    found, counts = run.step(Work(0, 0, 14, 1)).tokens.tolist(), itertools.product(range(6), range(6))
+    while len(found) < 74:
+        num_drafts, num_right = next(counts)
+        drafts = text[len(found) : len(found) + num_drafts]
+        drafts[num_right:] = [(token + 1) % 127 for token in drafts[num_right:]]
+        step = Work(0, 13 + len(found), 1 + num_drafts, 1, drafts)
+        found += run.step(step).tokens.tolist()
+        assert found == text[: len(found)] and len(found) - step.start + 13 == min(num_drafts, num_right) + 1
+    assert run.bits(0, 13 + len(found)) == plain.bits(0, 13 + len(found))
 
 
 @each_engine
@@ -160,7 +185,6 @@ def test_states_that_were_copied_or_swapped_give_the_same_bits(each_folder: Path
     ("settings", "words"),
     [
         ({"backend": "torch"}, r"native or reference: torch does not run linear attention yet"),
-        ({"speculation": "auto"}, "speculation is 'auto'; allowed: off: a recurrent layer's state cannot take back"),
         ({"block_size": 24}, "block_size is 24; allowed: a multiple of 16"),
     ],
 )

@@ -232,6 +232,8 @@ def test_settings_that_cannot_be_are_refused(models: Models, tmp_path: Path) -> 
     for given in (["=x"], ["tune="], [f"a={folder}", f"a={folder}"], ["white space=x"], [3], 7):
         with pytest.raises(InvalidConfigError, match="NAME=FOLDER, each name once"):
             opened(models.base, adapter=given)
+    with pytest.raises(InvalidConfigError, match="a folder for each name"):
+        opened(models.base, adapter={"tune": None})
     with pytest.raises(InvalidConfigError, match="max_adapter_rank"):
         opened(models.base, adapter={"tune": folder}, max_adapter_rank=0)
     with opened(models.base, adapter=[str(folder)]) as llm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from quire.core.config import EngineConfig
 from quire.engine.factory import plan_engine
 from quire.engine.memory_plan import MemoryPlan
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
+from support.tiny_recurrent import CONFIG
 
 MACHINE = "zen5-2-cores"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -164,6 +165,7 @@ def test_a_model_that_is_too_large_is_counted_in_gpus_among_which_it_can_be_spli
     latents = refusal("deepseek-v2-lite", "--hardware", "nvidia-l4", capsys=capsys)
     processor = refusal("opt-13b", "--memory", "4GiB", "--hardware", MACHINE, capsys=capsys)
     assert "--tensor-parallel" not in latents + processor
+    assert "'nvidia-l4'; allowed: here, or another machine without a GPU: quire does not run latents" in latents
     assert main(["plan", "opt-13b", "--hardware", "nvidia-l4", "nvidia-a100-40gb"]) == 0
     text = capsys.readouterr().out
     assert "nvidia-l4: memory is '24.00 GiB'; allowed: 2" in text
@@ -228,6 +230,22 @@ def test_narrow_keys_and_values_hold_more(capsys: pytest.CaptureFixture[str]) ->
     assert [each["dtype"] for each in narrow["narrow_kv"]] == ["k8v4", "int4"]
     gpu = plan("qwen3-0.6b", "--hardware", "nvidia-h200", "--device", "cuda", capsys=capsys)["machines"][0]
     assert [each["dtype"] for each in gpu["narrow_kv"]] == ["int8", "fp8", "k8v4", "int4"]
+
+
+def test_blocks_of_states_are_as_large_as_each_kv_type_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({**CONFIG, "linear_key_head_dim": 64, "linear_value_head_dim": 64})
+    )
+
+    def machine(*flags: str) -> dict[str, Any]:
+        (found,) = plan(str(tmp_path), "--memory", "64MiB", "--hardware", MACHINE, *flags, capsys=capsys)["machines"]
+        return cast(dict[str, Any], found)
+
+    for foretold in machine()["narrow_kv"]:
+        engine = machine("--kv-dtype", foretold["dtype"])
+        assert foretold["average"] == pytest.approx(engine["concurrency"]["average"], rel=0.01)
 
 
 def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ def test_what_an_engine_refuses(folder: Path) -> None:
     with make(folder) as llm:
         for prompts, options, words in (
             ([5], {}, 'give LLM or the call pooling="mean" or pooling="last"'),
-            ([5], {"pooling": "cls"}, "pooling"),
+            ([5], {"pooling": "cls"}, "pooling is 'cls'; allowed: one of last, mean"),
             ([5], {"pooling": "last", "dimensions": 1 << 20}, "dimensions"),
             ([5], {"pooling": "last", "dimensions": -1}, "dimensions"),
             ([5] * 256, {"pooling": "last"}, "maximum context length"),

@@ -57,6 +57,13 @@ def test_two_tokens_score_as_their_probabilities_say() -> None:
         assert len(set(scores)) == 4 and all(0 < score < 1 for score in scores)
         assert scores == [llm.score(QUERY, text, use_tqdm=False)[0] for text in DOCUMENTS], "alone and together"
         assert llm.stats().hit_tokens_total > 0, "documents share the blocks of their query"
+        for query, documents, field in (
+            (None, "a", "query"),
+            ("a", None, "documents"),
+            ("a", [None], r"documents\[0\]"),
+        ):
+            with pytest.raises(InvalidRequestError, match=rf"^{field} is None; allowed: a text"):
+                llm.score(query, documents)  # type: ignore[arg-type]
 
 
 def test_vectors_score_as_their_cosine() -> None:

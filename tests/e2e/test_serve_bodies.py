@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Iterator
@@ -241,3 +242,29 @@ def test_huge_numbers(guide: RunningServer, number: str) -> None:
         )
         assert answer.status == 400 or (name, number[:2]) == ("temperature", "0.")
         assert len(answer.body) < 1000
+
+
+LARGE = "a" * 20_000
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "a", "user": LARGE, "n": "many"}),  # parsed in a thread
+    ("/v1/completions", {"prompt": LARGE}),
+    ("/v1/completions", {"prompt": [5] * 300}),
+    ("/v1/chat/completions", {"messages": [{"role": "nobody", "content": LARGE}]}),
+    ("/v1/embeddings", {"input": "a"}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), REFUSED, ids=[f"{path} {str(fields)[:30]}" for path, fields in REFUSED])
+def test_a_refused_body_is_freed_at_once(guide: RunningServer, path: str, fields: dict[str, Any]) -> None:
+    """Without a collection of cycles: no frame in the traceback of an error leads to the error."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        assert [guide.post(path, fields).status for _ in range(3)] == [400] * 3
+        gc.collect()
+        assert [each for each in gc.garbage if isinstance(each, Exception)] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()

@@ -17,6 +17,7 @@ from quire.serve.loading.budget import plan_fleet
 from quire.serve.loading.build import make_model_set
 from quire.serve.loading.folder import MAX_ENTRIES, models_in
 from quire.serve.loading.keep_alive import keep_alive_s
+from quire.serve.services import model_name
 
 
 def test_folders_with_settings_and_gguf_files_are_models(tmp_path: Path) -> None:
@@ -34,6 +35,21 @@ def test_folders_with_settings_and_gguf_files_are_models(tmp_path: Path) -> None
         "notes: no config.json and no GGUF file in it",
         "read.me: neither a folder nor a GGUF file",
     ]
+
+
+def test_a_model_has_the_name_of_its_folder_its_file_or_the_link_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sha256-0f").write_text("")
+    (tmp_path / "small").mkdir()
+    (tmp_path / "phi.gguf").symlink_to("sha256-0f")
+    (tmp_path / "large").symlink_to("small")
+    monkeypatch.chdir(tmp_path / "small")
+    for model in ("phi.gguf", "small", "large"):
+        assert {model_name(f"{tmp_path}/{model}"), model_name(f"../{model}"), model_name(f"../small/../{model}")} == {
+            model
+        }
+    assert [model_name(model) for model in (".", "./", "owner/name")] == ["small", "small", "owner/name"]
 
 
 def test_a_folder_that_is_empty_missing_or_too_full_is_refused(tmp_path: Path) -> None:

@@ -254,6 +254,8 @@ def test_a_log_without_room_ends_between_two_records_and_says_so_once(tmp_path, 
 def test_a_place_that_takes_no_file_is_refused(tmp_path):
     with pytest.raises(InvalidConfigError, match=r"^step_log is .*a writable folder"):
         step_log_notices(str(tmp_path / "nowhere" / "run.steplog"))
+    with pytest.raises(InvalidConfigError, match=r"^step_log is .*; allowed: a file, not a folder"):
+        step_log_notices(str(tmp_path))
     with pytest.raises(InvalidConfigError, match=r"^step_log is .*No such file"):
         StepLogFile(str(tmp_path / "nowhere" / "run.steplog"), ManualClock())
     assert step_log_notices(None) == ()

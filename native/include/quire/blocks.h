@@ -60,10 +60,6 @@ int block_inputs(StoredType type);
 // Reads blocks of up to 256 weights.
 void read_blocks(StoredType type, const std::byte* blocks, int num_inputs, CodedInputs& to);
 
-// Makes codes from up to 256 floats, in groups of 32 inputs: kQ8_0, or kQ4_1 with a scale and a minimum. A group with
-// a number that is not finite, or too large for float16, gets NaN as its scale: the error is visible.
-void make_codes(StoredType type, const float* numbers, int num_inputs, CodedInputs& to);
-
 // The weights of a stored row as floats.
 void widen_row(StoredType type, const std::byte* row, int num_inputs, float* to);
 

@@ -20,9 +20,10 @@
 //                            32 numbers of a token: [value_stride / 32][block_size][2] bfloat16
 //     states                 half of the key heads have their records in the place of keys, the others in that of
 //                            values. A record: S of each value head [value_dim / 64][key_dim][64], the last columns
-//                            [key_dim][16]; inputs [filter_width][record_inputs]; the last token's change: a key, for
-//                            each value head a vector, and for each its decay; the number of tokens in S, an int32 in
-//                            the last float. S lacks the last token, so that this token can be computed again
+//                            [key_dim][16]; inputs [num_inputs_kept][record_inputs]; changes of the last tokens
+//                            [num_late][record_change]: a key, for each value head a vector, and for each its decay; in
+//                            the last two floats an int32 each: how many of the last tokens S lacks, and the position
+//                            of the last one. S lacks the last token, so that it can be computed again, and guesses
 //     4-bit values           [block_size / 4][value_stride / 32][16][4 bytes], then a scale and a minimum for each
 //                            token: [block_size][2] bfloat16. value_stride is a multiple of 32. See int4.h
 //
@@ -263,6 +264,7 @@ struct DeltaShape {
     bool outputs_in_turns = false;  // gates and outputs have the first value head of each key, then the second
     int record_heads = 0;           // value heads that share a record, and a key; threads share a layer by records
     bool mamba = false;             // a state-space layer: no delta rule, rates are steps, values are added to outputs
+    int num_late = 1;               // the most of its last tokens that S lacks
 
     QUIRE_INLINE int heads_per_key() const { return num_heads / num_key_heads; }
     QUIRE_INLINE int num_records() const { return num_heads / record_heads; }
@@ -291,13 +293,29 @@ struct DeltaShape {
         return static_cast<std::size_t>(record_heads) * key_dim * value_dim;
     }
     QUIRE_INLINE int record_inputs() const { return round_up(2 * key_dim + record_heads * value_dim, kPanelWidth); }
-    QUIRE_INLINE std::size_t first_of_change() const {
-        return record_matrices() + static_cast<std::size_t>(filter_width) * record_inputs();
+    QUIRE_INLINE int num_inputs_kept() const { return filter_width - 1 + num_late; }
+    QUIRE_INLINE std::size_t inputs_at(std::int64_t position) const {
+        return record_matrices() + static_cast<std::size_t>(position % num_inputs_kept()) * record_inputs();
+    }
+    QUIRE_INLINE int record_change() const { return round_up(key_dim + record_heads * (value_dim + 1), kPanelWidth); }
+    QUIRE_INLINE std::size_t change_at(std::int64_t position) const {
+        return record_matrices() + static_cast<std::size_t>(num_inputs_kept()) * record_inputs() +
+               static_cast<std::size_t>(position % num_late) * record_change();
     }
     QUIRE_INLINE std::size_t record_floats() const {
-        return first_of_change() + round_up(key_dim + record_heads * (value_dim + 1), kPanelWidth) + kPanelWidth;
+        return change_at(0) + static_cast<std::size_t>(num_late) * record_change() + kPanelWidth;
     }
 };
+
+// Which tokens are in a state: the position of the last one, and how many of the last ones can be taken back.
+struct StateEnd {
+    std::int32_t num_late, position;
+
+    // Whether tokens from a position on can follow.
+    QUIRE_INLINE bool allows(std::int64_t first) const { return position - num_late < first && first <= position + 1; }
+};
+
+constexpr int kStateEnd = 2;  // its numbers, the last ones of a record
 
 // Consecutive tokens of one sequence in a recurrent layer.
 struct DeltaTask {
@@ -314,6 +332,7 @@ struct DeltaTask {
     Rows output;          // row: [value_numbers]
     int first_token = 0;  // index of the first row
     int num_tokens = 0;
+    int num_late = 1;                 // the last tokens that may have to be taken back
     std::int64_t first_position = 0;  // of the first row in its sequence
 
     // A record after a position.
@@ -325,6 +344,7 @@ struct DeltaTask {
     }
     QUIRE_INLINE float* record_before(int record) const { return record_at(record, first_position - 1); }
     QUIRE_INLINE float* record_of(int record, int token) const { return record_at(record, first_position + token); }
+    QUIRE_INLINE int first_late() const { return num_tokens - num_late; }
     // Whether the state after a token stays in memory: at the end of a block, and after the last token.
     QUIRE_INLINE bool is_stored_after(int token) const {
         return token == num_tokens - 1 || (first_position + token + 1) % kv.block_size == 0;
@@ -335,10 +355,15 @@ struct DeltaTask {
 struct ConvolutionShape {
     int size = 0;  // channels; 0: the model has no convolutions
     int filter_width = 0;
-    int chunk = 0;  // channels that share a record
+    int chunk = 0;     // channels that share a record
+    int num_late = 1;  // the most tokens that can be taken back
 
     QUIRE_INLINE int num_chunks() const { return size / chunk; }
-    QUIRE_INLINE int record_floats() const { return filter_width * chunk + kPanelWidth; }
+    QUIRE_INLINE int num_inputs_kept() const { return filter_width - 1 + num_late; }
+    QUIRE_INLINE int inputs_at(std::int64_t position) const {
+        return static_cast<int>(position % num_inputs_kept()) * chunk;
+    }
+    QUIRE_INLINE int record_floats() const { return num_inputs_kept() * chunk + kPanelWidth; }
 };
 
 // Consecutive tokens of one sequence in a layer with a convolution.
@@ -351,6 +376,7 @@ struct ConvolutionTask {
     Rows values, output_gates, output;
     int first_token = 0;  // index of the first row
     int num_tokens = 0;
+    int num_late = 1;                 // the last tokens that may have to be taken back
     std::int64_t first_position = 0;  // of the first row in its sequence
 
     // The record of a chunk after a position.
@@ -413,8 +439,8 @@ struct Kernels {
     // `scratch` holds attention_scratch(head_dim) floats.
     void (*attention)(const AttentionTask& task, float* scratch);
 
-    // Adds the tokens to one record of the states, and writes their outputs; if the state does not contain exactly the
-    // tokens before them, NaN. `scratch` holds delta_scratch(key_dim) floats.
+    // Adds the tokens to one record of the states, and writes their outputs; if the state does not allow these tokens,
+    // NaN. `scratch` holds delta_scratch(key_dim) floats.
     void (*delta)(const DeltaTask& task, int record, float* scratch);
     // The same for a chunk of the channels of a convolution.
     void (*convolve)(const ConvolutionTask& task, int chunk);

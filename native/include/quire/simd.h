@@ -143,6 +143,19 @@ inline Floats load_float16(const std::uint16_t* from) {
     return result;
 }
 
+// Rounds to the nearest float16, ties to even.
+inline void store_float16(std::uint16_t* to, const Floats& value) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtps_ph(0xffff, value.part[0], 0));
+#elif defined(__F16C__)
+    QUIRE_FOR_PARTS(i) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + i, _mm256_cvtps_ph(value.part[i], 0)); }
+#else
+    QUIRE_FOR_PARTS(i) {
+        for (int lane = 0; lane < kPartLanes; ++lane) to[i * kPartLanes + lane] = to_float16(value.part[i][lane]);
+    }
+#endif
+}
+
 inline Floats operator+(const Floats& a, const Floats& b) {
     Floats result;
     QUIRE_FOR_PARTS(i) result.part[i] = a.part[i] + b.part[i];

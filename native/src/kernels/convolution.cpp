@@ -12,7 +12,7 @@ namespace {
 // The inputs of a chunk for an earlier token, that the state has stored.
 const float* stored_inputs(const ConvolutionTask& task, int chunk, std::int64_t position) {
     const ConvolutionShape& shape = *task.shape;
-    return task.record_at(chunk, task.first_position - 1) + position % shape.filter_width * shape.chunk;
+    return task.record_at(chunk, task.first_position - 1) + shape.inputs_at(position);
 }
 
 // The inputs of a chunk for a token, or for one before it.
@@ -37,30 +37,32 @@ void filter_token(const ConvolutionTask& task, int chunk, int token) {
     }
 }
 
-// Stores the inputs of the last tokens, up to this one, and its position.
+// Stores the inputs of the last tokens, up to this one, and where the state ends.
 void put(const ConvolutionTask& task, int chunk, int token) {
     const ConvolutionShape& shape = *task.shape;
     const std::int64_t position = task.first_position + token;
     float* record = task.record_at(chunk, position);
-    for (int back = 0; back < shape.filter_width && back <= position; ++back) {
+    for (int back = 0; back < shape.num_inputs_kept() && back <= position; ++back) {
         const float* from = inputs_of(task, chunk, token, back);
-        float* to = record + (position - back) % shape.filter_width * shape.chunk;
+        float* to = record + shape.inputs_at(position - back);
         if (from != to) std::memcpy(to, from, shape.chunk * sizeof(float));
     }
     // A block may be stored on disk: nothing of the requests that had it before may be left in it.
-    const int num_inputs = static_cast<int>(std::min<std::int64_t>(position + 1, shape.filter_width));
-    std::fill(record + num_inputs * shape.chunk, record + shape.record_floats(), 0.0F);
-    const auto count = static_cast<std::int32_t>(position);
-    std::memcpy(record + shape.record_floats() - 1, &count, sizeof count);
+    const int num_inputs = static_cast<int>(std::min<std::int64_t>(position + 1, shape.num_inputs_kept()));
+    float* end = record + shape.record_floats();
+    std::fill(record + num_inputs * shape.chunk, end, 0.0F);
+    const StateEnd state = {1 + std::max(0, token - (task.num_tokens - task.num_late)),
+                            static_cast<std::int32_t>(position)};
+    std::memcpy(end - kStateEnd, &state, sizeof state);
 }
 
-// Whether the state contains exactly the tokens before these, or the first of these too.
+// Whether these tokens can follow the state.
 bool follows(const ConvolutionTask& task, int chunk) {
     if (task.first_position == 0) return true;
-    std::int32_t count;
+    StateEnd state;
     const float* record = task.record_at(chunk, task.first_position - 1);
-    std::memcpy(&count, record + task.shape->record_floats() - 1, sizeof count);
-    return count == task.first_position - 1 || count == task.first_position;
+    std::memcpy(&state, record + task.shape->record_floats() - kStateEnd, sizeof state);
+    return state.allows(task.first_position);
 }
 
 }  // namespace

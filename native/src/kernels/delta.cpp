@@ -13,10 +13,10 @@ namespace {
 // The vectors of columns of S that are computed together: 128 rows of them fit into the first cache.
 constexpr int kColumnVectors = 4;
 
-std::int32_t count_of(const float* record, const DeltaShape& shape) {
-    std::int32_t count;
-    std::memcpy(&count, record + shape.record_floats() - 1, sizeof count);
-    return count;
+StateEnd end_of(const float* record, const DeltaShape& shape) {
+    StateEnd end;
+    std::memcpy(&end, record + shape.record_floats() - kStateEnd, sizeof end);
+    return end;
 }
 
 // Divides a head by its length, and by `divisor`.
@@ -46,9 +46,7 @@ struct Parts {
 
 // The inputs of an earlier token, before the filter, that the state has stored.
 const float* stored_inputs(const DeltaTask& task, int record, std::int64_t position) {
-    const DeltaShape& shape = *task.shape;
-    return task.record_before(record) + shape.record_matrices() +
-           static_cast<std::size_t>(position % shape.filter_width) * shape.record_inputs();
+    return task.record_before(record) + task.shape->inputs_at(position);
 }
 
 // Filters a part of a token's inputs.
@@ -98,7 +96,7 @@ void prepare(const DeltaTask& task, int record, int token) {
     }
 }
 
-// What the last token before some others changes in S.
+// What a token changes in S, besides a vector for each value head.
 struct Change {
     const float* key = nullptr;
     float decay = 0.0F;
@@ -106,7 +104,7 @@ struct Change {
 };
 
 // Some columns of the matrix S of one value head, with the change of the last token to them. A record has these columns
-// row by row, then the next ones.
+// row by row, then the next ones. States that are stored after the first late token lack it and the later ones.
 template <int kVectors, bool kMamba>
 class Columns {
   public:
@@ -116,11 +114,17 @@ class Columns {
     void run() {
         begin();
         for (int token = 0; token < task_.num_tokens; ++token) {
-            float* record = task_.is_stored_after(token) ? task_.record_of(record_, token) : nullptr;
-            add(token, record == nullptr ? scratch_ : record + first_of_matrix());
-            if (record == nullptr) continue;
-            QUIRE_UNROLLED
-            for (int v = 0; v < kVectors; ++v) store(record + first_of_change() + v * kLanes, change_[v]);
+            const bool is_late = token >= task_.first_late();
+            int stored = token;  // the first state that has this token
+            while (is_late && !task_.is_stored_after(stored)) ++stored;
+            const bool has_record = token <= task_.first_late() && task_.is_stored_after(stored);
+            add(token, has_record ? matrix_in(stored) : scratch_);
+            if (!is_late && has_record) store_change(token, token);
+            for (; is_late && stored < task_.num_tokens; ++stored) {
+                if (!task_.is_stored_after(stored)) continue;
+                store_change(token, stored);
+                if (token == task_.first_late() && matrix_in(stored) != matrix_) copy_matrix(matrix_in(stored));
+            }
         }
     }
 
@@ -130,10 +134,23 @@ class Columns {
     std::size_t first_of_matrix() const {
         return (static_cast<std::size_t>(head_) * shape_.value_dim + column_) * shape_.key_dim;
     }
-    std::size_t first_of_change() const {
-        return shape_.first_of_change() + shape_.key_dim + static_cast<std::size_t>(head_) * shape_.value_dim + column_;
+    // Where these columns are in the state that is stored after a token.
+    float* matrix_in(int stored) const { return task_.record_of(record_, stored) + first_of_matrix(); }
+    std::size_t vector_at(std::int64_t position) const {
+        return shape_.change_at(position) + shape_.key_dim + static_cast<std::size_t>(head_) * shape_.value_dim +
+               column_;
+    }
+    // Stores the change by a token in the state after another.
+    void store_change(int token, int stored) const {
+        float* to = task_.record_of(record_, stored) + vector_at(task_.first_position + token);
+        QUIRE_UNROLLED
+        for (int v = 0; v < kVectors; ++v) store(to + v * kLanes, change_[v]);
+    }
+    void copy_matrix(float* to) const {
+        std::memcpy(to, matrix_, static_cast<std::size_t>(shape_.key_dim) * kCount * sizeof(float));
     }
 
+    // Reads S and the changes that it lacks, and applies all but the last one.
     void begin() {
         if (task_.first_position == 0) {
             std::memset(scratch_, 0, static_cast<std::size_t>(shape_.key_dim) * kCount * sizeof(float));
@@ -141,13 +158,31 @@ class Columns {
             return;
         }
         const float* record = task_.record_before(record_);
-        const float* decays =
-            record + shape_.first_of_change() + shape_.key_dim + shape_.record_heads * shape_.value_dim;
+        const StateEnd end = end_of(record, shape_);
         matrix_ = record + first_of_matrix();
-        last_ = {record + shape_.first_of_change(), decays[head_],
-                 count_of(record, shape_) == task_.first_position - 1};
-        QUIRE_UNROLLED
-        for (int v = 0; v < kVectors; ++v) change_[v] = load(record + first_of_change() + v * kLanes);
+        for (std::int64_t late = end.position - end.num_late + 1; late < task_.first_position; ++late) {
+            if (last_.any) {
+                apply(scratch_);
+                matrix_ = scratch_;
+            }
+            const float* change = record + shape_.change_at(late);
+            last_ = {change, change[shape_.key_dim + shape_.record_heads * shape_.value_dim + head_], true};
+            QUIRE_UNROLLED
+            for (int v = 0; v < kVectors; ++v) change_[v] = load(record + vector_at(late) + v * kLanes);
+        }
+    }
+
+    // Writes S with the last change applied.
+    void apply(float* to) const {
+        const Floats decay = broadcast(last_.decay);
+        for (int row = 0; row < shape_.key_dim; ++row) {
+            const Floats key = broadcast(last_.key[row]);
+            QUIRE_UNROLLED
+            for (int v = 0; v < kVectors; ++v) {
+                const int at = row * kCount + v * kLanes;
+                store(to + at, fma(key, change_[v], decay * load(matrix_ + at)));
+            }
+        }
     }
 
     // Writes S with the change of the token before applied, and notes what this token changes; writes its output.
@@ -210,15 +245,13 @@ class Columns {
     Change last_;
 };
 
-// Stores what all columns of a record share, after a token: the inputs, the key and the decays of its change, and
-// the count.
+// Stores what all columns of a record share, after a token: the inputs, the keys and decays of changes, and the end.
 void put_rest(const DeltaTask& task, int index, int token) {
     const DeltaShape& shape = *task.shape;
     const std::int64_t position = task.first_position + token;
     float* record = task.record_of(index, token);
-    for (std::int64_t back = 0; back < shape.filter_width && back <= position; ++back) {
-        float* to = record + shape.record_matrices() +
-                    static_cast<std::size_t>((position - back) % shape.filter_width) * shape.record_inputs();
+    for (std::int64_t back = 0; back < shape.num_inputs_kept() && back <= position; ++back) {
+        float* to = record + shape.inputs_at(position - back);
         if (back > token) {
             const float* from = stored_inputs(task, index, position - back);
             if (from != to) std::memcpy(to, from, shape.record_inputs() * sizeof(float));
@@ -229,19 +262,28 @@ void put_rest(const DeltaTask& task, int index, int token) {
             std::memcpy(to + part.in_record, row + part.in_row, part.count * sizeof(float));
         }
     }
-    const float* row = task.filtered.row(task.first_token + token);
-    float* change = record + shape.first_of_change();
-    std::memcpy(change, row + shape.filtered_keys() + index * shape.key_dim, shape.key_dim * sizeof(float));
-    std::memcpy(change + shape.key_dim + shape.record_heads * shape.value_dim,
-                row + shape.filtered_inputs() + index * shape.record_heads, shape.record_heads * sizeof(float));
-    // A block may be stored on disk: nothing of the requests that had it before may be left in it.
-    for (std::int64_t unused = position + 1; unused < shape.filter_width; ++unused) {
-        std::fill_n(record + shape.record_matrices() + unused * shape.record_inputs(), shape.record_inputs(), 0.0F);
+    const int first_late = std::min(token, task.first_late());
+    const StateEnd end = {token - first_late + 1, static_cast<std::int32_t>(position)};
+    for (int late = first_late; late <= token; ++late) {
+        const float* row = task.filtered.row(task.first_token + late);
+        float* change = record + shape.change_at(task.first_position + late);
+        float* decays = change + shape.key_dim + shape.record_heads * shape.value_dim;
+        std::memcpy(change, row + shape.filtered_keys() + index * shape.key_dim, shape.key_dim * sizeof(float));
+        std::memcpy(decays, row + shape.filtered_inputs() + index * shape.record_heads,
+                    shape.record_heads * sizeof(float));
+        std::fill(decays + shape.record_heads, change + shape.record_change(), 0.0F);
     }
-    std::fill(change + shape.key_dim + shape.record_heads * (shape.value_dim + 1), record + shape.record_floats(),
-              0.0F);
-    const auto count = static_cast<std::int32_t>(position);
-    std::memcpy(record + shape.record_floats() - 1, &count, sizeof count);
+    // A block may be stored on disk: nothing of the requests that had it before may be left in it.
+    for (std::int64_t unused = position + 1; unused < shape.num_inputs_kept(); ++unused) {
+        std::fill_n(record + shape.inputs_at(unused), shape.record_inputs(), 0.0F);
+    }
+    const bool is_new = task.first_position == 0 || record != task.record_before(index);
+    for (int unused = 1; is_new && unused <= shape.num_late - end.num_late; ++unused) {
+        std::fill_n(record + shape.change_at(position + unused), shape.record_change(), 0.0F);
+    }
+    float* last = record + shape.record_floats();
+    std::fill(last - kPanelWidth, last, 0.0F);
+    std::memcpy(last - kStateEnd, &end, sizeof end);
 }
 
 // Adds the tokens to some columns of S of each value head of a record.
@@ -262,18 +304,13 @@ void add_to_columns(const DeltaTask& task, int record, int first_column, int end
 
 void delta(const DeltaTask& task, int record, float* scratch) {
     const DeltaShape& shape = *task.shape;
-    if (task.first_position > 0) {
-        const std::int64_t missing = task.first_position - count_of(task.record_before(record), shape);
-        if (missing != 0 && missing != 1) {
-            const int first = record * shape.record_heads * shape.value_dim;
-            for (int token = 0; token < task.num_tokens; ++token) {
-                float* to = task.output.row(task.first_token + token) + first;
-                for (int i = 0; i < shape.record_heads * shape.value_dim; ++i) {
-                    to[i] = std::numeric_limits<float>::quiet_NaN();
-                }
-            }
-            return;
+    if (task.first_position > 0 && !end_of(task.record_before(record), shape).allows(task.first_position)) {
+        const int first = record * shape.record_heads * shape.value_dim;
+        for (int token = 0; token < task.num_tokens; ++token) {
+            std::fill_n(task.output.row(task.first_token + token) + first, shape.record_heads * shape.value_dim,
+                        std::numeric_limits<float>::quiet_NaN());
         }
+        return;
     }
     for (int token = 0; token < task.num_tokens; ++token) prepare(task, record, token);
     const int wide = shape.value_dim / (kColumnVectors * kLanes) * (kColumnVectors * kLanes);

@@ -1,9 +1,13 @@
 // Packs matrices into panels, and reads rows back.
+//
+// Codes are packed 256 inputs of a panel at a time, which fit into the first cache: they are read or made output by
+// output, transposed in registers, and written in whole lines.
 #include <cstddef>
 #include <cstring>
 
 #include "coded.h"
 #include "kernels_of_set.h"
+#include "make_codes.h"
 #include "quire/simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -87,54 +91,101 @@ CodedLane lane_of(const MatrixView& matrix, int row, int input) {
     return {const_cast<std::byte*>(panels.at(input)), panels.layout, panels.place, row % kPanelWidth};
 }
 
-// Writes the codes of 32 inputs as the words of a lane in a unit: one for each bit.
+typedef std::uint32_t FourWords __attribute__((vector_size(16)));
+
+// The weights of 256 inputs of a panel, output by output, and the codes step by step: steps[i] has the codes of four
+// inputs of each output.
+struct PanelCodes {
+    CodedInputs outputs[kPanelWidth];
+    std::byte steps[kCodedInputs / kStepInputs][kStepBytes];
+
+    // Fills `steps` with four steps of four outputs at a time, which are transposed in registers.
+    void turn(int num_inputs) {
+        for (int lane = 0; lane < kPanelWidth; lane += 4) {
+            for (int step = 0; step < num_inputs / kStepInputs; step += 4) {
+                FourWords rows[4];
+                for (int i = 0; i < 4; ++i) {
+                    std::memcpy(&rows[i], outputs[lane + i].codes + step * kStepInputs, sizeof rows[i]);
+                }
+                const FourWords low01 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
+                const FourWords low23 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
+                const FourWords high01 = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
+                const FourWords high23 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
+                const FourWords turned[4] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
+                                             __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
+                                             __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
+                                             __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
+                for (int i = 0; i < 4; ++i) {
+                    std::memcpy(steps[step + i] + lane * kStepInputs, &turned[i], sizeof turned[i]);
+                }
+            }
+        }
+    }
+};
+
+// Writes the lines of a panel in a unit, from the steps of the unit: one for each bit of a code.
 template <int kBits>
-void put_unit(const std::int8_t* codes, std::byte* to, std::size_t line_bytes) {
-    constexpr int kMore = kBits - 4;
-    constexpr std::uint32_t kLow = 0x0f0f0f0fU;
-    std::uint32_t four[kUnitSteps], words[kBits] = {};
-    std::memcpy(four, codes, sizeof four);
-    if constexpr (kBits == 8) {
-        QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) { words[step] = four[step] ^ 0x01010101U * kFlip; }
-    } else {
-        QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) {
-            words[step / 2] |= (four[step] & kLow) << 4 * (step % 2);
-            if (kMore > 0) words[4 + step * kMore / 8] |= (four[step] >> 4 & kLow) << step * kMore % 8;
+void put_unit(const std::byte (*steps)[kStepBytes], std::byte* to, std::size_t line_bytes) {
+    constexpr int kMore = kBits - 4, kLow = 0x0f0f0f0f;
+    Ints lines[kBits];
+    QUIRE_UNROLLED for (int line = 0; line < kBits; ++line) lines[line] = broadcast_int(0);
+    QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) {
+        const Ints four = load_step(steps[step]);
+        QUIRE_FOR_PARTS(i) {
+            if constexpr (kBits == 8) {
+                lines[step].part[i] = four.part[i] ^ static_cast<std::int32_t>(0x01010101U * kFlip);
+            } else {
+                lines[step / 2].part[i] |= (four.part[i] & kLow) << 4 * (step % 2);
+                if constexpr (kMore > 0) {
+                    lines[4 + step * kMore / 8].part[i] |= (four.part[i] >> 4 & kLow) << step * kMore % 8;
+                }
+            }
         }
     }
     QUIRE_UNROLLED for (int line = 0; line < kBits; ++line) {
-        std::memcpy(to + line * line_bytes, &words[line], sizeof words[line]);
+        QUIRE_FOR_PARTS(i) std::memcpy(to + line * line_bytes + i * kPartBytes, &lines[line].part[i], kPartBytes);
     }
 }
 
 template <int kBits>
-void put_units(const CodedLane& lane, const std::int8_t* codes, int num_inputs) {
-    std::byte* to = lane.word(0, 0);
-    for (int input = 0; input < num_inputs; input += kUnitInputs, to += lane.layout.unit_bytes()) {
-        put_unit<kBits>(codes + input, to, lane.layout.line_bytes());
+void put_units(const PanelCodes& from, const CodedLane& first, int num_inputs) {
+    std::byte* to = first.word(0, 0);
+    for (int input = 0; input < num_inputs; input += kUnitInputs, to += first.layout.unit_bytes()) {
+        put_unit<kBits>(from.steps + input / kStepInputs, to, first.layout.line_bytes());
     }
 }
 
-void put_codes(const CodedLane& lane, const CodedInputs& from, int num_inputs) {
-    switch (lane.layout.coding.bits) {
+void put_codes(const PanelCodes& from, const CodedLane& first, int num_inputs) {
+    switch (first.layout.coding.bits) {
         case 4:
-            return put_units<4>(lane, from.codes, num_inputs);
+            return put_units<4>(from, first, num_inputs);
         case 5:
-            return put_units<5>(lane, from.codes, num_inputs);
+            return put_units<5>(from, first, num_inputs);
         case 6:
-            return put_units<6>(lane, from.codes, num_inputs);
+            return put_units<6>(from, first, num_inputs);
         default:
-            return put_units<8>(lane, from.codes, num_inputs);
+            return put_units<8>(from, first, num_inputs);
     }
 }
 
-void put_scales(const CodedLane& lane, const CodedInputs::Scales& from, int num_groups, bool minimums) {
-    if (!lane.layout.coding.nested) {
-        for (int g = 0; g < num_groups; ++g) std::memcpy(lane.scale(g, minimums), &from.floats[g], 2);
-        return;
+// Writes the scales of a panel, or its minimums.
+void put_scales(const PanelCodes& from, CodedInputs::Scales CodedInputs::* which, const CodedLane& first,
+                int num_groups, bool minimums) {
+    const bool nested = first.layout.coding.nested;
+    for (int lane = 0; nested && lane < kPanelWidth; ++lane) {
+        std::memcpy(first.outer(minimums) + 2 * lane, &(from.outputs[lane].*which).floats[0], 2);
     }
-    std::memcpy(lane.outer(minimums), &from.floats[0], 2);
-    for (int g = 0; g < num_groups; ++g) std::memcpy(lane.scale(g, minimums), &from.nested[g], 1);
+    for (int g = 0; g < num_groups; ++g) {
+        std::byte* to = first.scale(g, minimums);
+        for (int lane = 0; lane < kPanelWidth; ++lane) {
+            const CodedInputs::Scales& scales = from.outputs[lane].*which;
+            if (nested) {
+                std::memcpy(to + lane, &scales.nested[g], 1);
+            } else {
+                std::memcpy(to + 2 * lane, &scales.floats[g], 2);
+            }
+        }
+    }
 }
 
 // Up to 256 weights of a row as codes.
@@ -142,23 +193,27 @@ void code_inputs(const MatrixRows& rows, StoredType as, int row, int start, int 
     const auto* from = static_cast<const std::byte*>(rows.data) + row * row_bytes(rows.type, rows.num_inputs) +
                        row_bytes(rows.type, start);
     if (has_blocks(rows.type)) return read_blocks(rows.type, from, count, to);
-    float floats[kCodedInputs];
-    widen_row(rows.type, from, count, floats);
-    make_codes(as, floats, count, to);
+    const bool minimums = coding_of(as).minimums;
+    if (rows.type == StoredType::kFloat32) return make_codes(reinterpret_cast<const float*>(from), count, minimums, to);
+    make_codes(reinterpret_cast<const std::uint16_t*>(from), count, minimums, to);
 }
 
 void pack_coded(const MatrixRows& rows, const MatrixView& matrix, StoredType as, int first_panel, int num_panels) {
-    CodedInputs coded = {};
-    for (int row = first_panel * kPanelWidth; row < (first_panel + num_panels) * kPanelWidth; ++row) {
-        if (row == matrix.num_outputs) coded = {};  // lanes without an output
+    PanelCodes codes = {};
+    for (int panel = first_panel; panel < first_panel + num_panels; ++panel) {
+        const int first = panel * kPanelWidth, filled = least(kPanelWidth, matrix.num_outputs - first);
+        if (filled < kPanelWidth) codes = {};  // lanes without an output
         for (int start = 0; start < matrix.num_inputs; start += kCodedInputs) {
             const int count = least(kCodedInputs, matrix.num_inputs - start), padded = round_up(count, kCodedGroup);
-            if (row < matrix.num_outputs) code_inputs(rows, as, row, start, count, coded);
-            const CodedLane lane = lane_of(matrix, row, start);
+            for (int lane = 0; lane < filled; ++lane) {
+                code_inputs(rows, as, first + lane, start, count, codes.outputs[lane]);
+            }
+            codes.turn(padded);
             const int num_groups = padded / matrix.coding.group;
-            put_codes(lane, coded, padded);
-            put_scales(lane, coded.scales, num_groups, false);
-            if (matrix.coding.minimums) put_scales(lane, coded.minimums, num_groups, true);
+            const CodedLane to = lane_of(matrix, first, start);
+            put_codes(codes, to, padded);
+            put_scales(codes, &CodedInputs::scales, to, num_groups, false);
+            if (matrix.coding.minimums) put_scales(codes, &CodedInputs::minimums, to, num_groups, true);
         }
     }
 }

@@ -33,8 +33,16 @@ def usual_block_size(model: ModelDescription, config: EngineConfig) -> int:
     """Return the size of blocks that suits a model, for settings that name none. Pure."""
     dtype = config.kv_dtype
     if dtype == "auto":
-        dtype = "float32" if "float32" in (config.dtype, model.dtype) else "bfloat16"
+        computed = model.dtype if config.dtype == "auto" else config.dtype
+        dtype = "float32" if computed == "float32" else "bfloat16"
     return model.spec.kv_cache_spec(USUAL_BLOCK_SIZE, dtype).usual_block_size
+
+
+def missing_on_gpus(model: ModelDescription) -> str:
+    """Return what a model has that the engine for GPUs does not run; empty if it runs the model. Pure."""
+    from quire.compute.torch.missing import missing
+
+    return missing(model.spec)
 
 
 def backend_on(device: str, config: ResolvedConfig, model: ModelDescription) -> Backend:

@@ -311,6 +311,11 @@ class EngineConfig:
         """Whether `speculation` is a draft model."""
         return self.speculation not in SPECULATIONS
 
+    @property
+    def max_drafts(self) -> int:
+        """The most tokens guessed ahead for a sequence in a step."""
+        return 0 if self.speculation == "off" else MOST_DRAFTS
+
     def memory_config(
         self, num_blocks: int, num_host_blocks: int, hash_key: bytes, num_disk_slots: int = 0
     ) -> MemoryConfig:
@@ -330,6 +335,8 @@ class EngineConfig:
         """Store adapters as texts NAME=FOLDER; the caller may also give a mapping of names to folders."""
         given, allowed = self.adapter, "NAME=FOLDER, each name once"
         if isinstance(given, Mapping):
+            if not all(isinstance(folder, str | os.PathLike) for folder in given.values()):
+                raise InvalidConfigError("adapter", given, "a folder for each name")
             given = tuple(f"{name}={os.fspath(folder)}" for name, folder in given.items())
         if not isinstance(given, tuple | list) or not all(isinstance(each, str) for each in given):
             raise InvalidConfigError("adapter", given, allowed)
@@ -369,11 +376,6 @@ class ResolvedConfig(EngineConfig):
         given = {"max_model_len": max_model_len, "max_drafts": self.max_drafts}
         given |= {"max_depth": self.max_drafts if self.guesses_by_model else 0}
         return SchedulerConfig(**self._shared(SchedulerConfig) | given)
-
-    @property
-    def max_drafts(self) -> int:
-        """The most tokens guessed ahead for a sequence in a step."""
-        return 0 if self.speculation == "off" else MOST_DRAFTS
 
 
 class EngineSettings(TypedDict, total=False):

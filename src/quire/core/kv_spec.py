@@ -301,7 +301,7 @@ class KVCacheSpec:
 
     @property
     def has_recurrent_layers(self) -> bool:
-        """Whether a sequence has states, which hold all its tokens and cannot be taken back by a few."""
+        """Whether a sequence has states, which hold all its tokens."""
         return any(group.recurrent for group in self.groups)
 
     @property

@@ -94,7 +94,7 @@ def validate(request: Request, limits: RequestLimits) -> None:
     _require_text("request_id", request.request_id, 1, MAX_NAME_LENGTH)
     _validate_scope(request.scope)
     _require_int("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    _require_number("arrival_s", request.arrival_s, -LARGEST, LARGEST)
+    _require_number("arrival_s", request.arrival_s, Number(-LARGEST, LARGEST))
     validate_sampling(request.sampling, limits)
     if request.pooling is not None:
         _validate_pooling(request.pooling, request.sampling, limits)
@@ -126,7 +126,8 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
 def _validate_pooling(pooling: Pooling, sampling: SamplingParams, limits: RequestLimits) -> None:
     """Check a pooled request. It samples nothing, but its lengths are checked like those of a text of one token."""
     if not isinstance(pooling, Pooling) or pooling.kind not in (*POOLINGS, LABELS):
-        raise InvalidRequestError("pooling", pooling, f"one of {', '.join(POOLINGS)}")
+        kind = pooling.kind if isinstance(pooling, Pooling) else pooling
+        raise InvalidRequestError("pooling", kind, f"one of {', '.join(POOLINGS)}")
     if not limits.vector_size:
         raise InvalidRequestError("pooling", pooling.kind, "none: this backend makes no vectors; backend native does")
     if pooling.kind == LABELS and not limits.num_labels:
@@ -163,9 +164,7 @@ def _require(name: str, value: Any, kind: Kind, limits: RequestLimits) -> None:
         case Integer():
             _require_int(name, value, kind.low, kind.high)
         case Number():
-            _require_number(name, value, kind.low, kind.high)
-            if kind.is_above and value == kind.low:
-                raise InvalidRequestError(name, value, kind.allowed)
+            _require_number(name, value, kind)
         case Switch():
             if not isinstance(value, bool):
                 raise InvalidRequestError(name, value, kind.allowed)
@@ -218,7 +217,7 @@ def _require_biases(name: str, value: Any, kind: Biases, limits: RequestLimits) 
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InvalidRequestError(name, pair, "pairs of a token id and a number")
         _require_token(name, pair[0], limits)
-        _require_number(f"{name}[{pair[0]}]", pair[1], kind.number.low, kind.number.high)
+        _require_number(f"{name}[{pair[0]}]", pair[1], kind.number)
     if len({token for token, _ in value}) < len(value):
         raise InvalidRequestError(name, value, "each token id once")
 
@@ -335,8 +334,14 @@ def validate_length(request: Request, limits: RequestLimits) -> None:
     prompt, asked = request.num_prompt_tokens, request.sampling.max_tokens
     begun = prompt + request.num_output_tokens
     total, most = begun + 1 if asked is None else prompt + asked, longest(limits)
-    if total <= most:
-        return
+    if total > most:
+        raise _too_long(request, limits, total)
+
+
+def _too_long(request: Request, limits: RequestLimits, total: int) -> RequestTooLargeError:
+    """Return the error for a request of `total` tokens. Pure."""
+    prompt, asked, most = request.num_prompt_tokens, request.sampling.max_tokens, longest(limits)
+    begun = prompt + request.num_output_tokens
     limit, remedy = f"this model's maximum context length is {most} tokens", ""
     if most < limits.max_model_len:
         limit = f"the KV memory of this engine limits the maximum context length to {most} tokens"
@@ -349,10 +354,10 @@ def validate_length(request: Request, limits: RequestLimits) -> None:
         room = ", of which 1 must stay free for the output" if begun == most else ""
         reason = f"{limit}{room}. Shorten the prompt{remedy}."
         error.numbers_first = f"{begun} tokens > {most - 1} maximum; {reason}"
-        raise error.saying(f"{count}; {reason}")
+        return error.saying(f"{count}; {reason}")
     prompt_tokens = f"{prompt} token{'s' if prompt > 1 else ''}"
     count = f"the prompt ({prompt_tokens}) and max_tokens ({asked}) together are {total} tokens"
-    raise error.saying(f"{count}; {limit}. Shorten the prompt or lower max_tokens{remedy}.")
+    return error.saying(f"{count}; {limit}. Shorten the prompt or lower max_tokens{remedy}.")
 
 
 def _require_a_choice(sampling: SamplingParams, limits: RequestLimits) -> None:
@@ -373,11 +378,11 @@ def _require_int(field: str, value: object, low: int, high: int) -> None:
         raise InvalidRequestError(field, value, Integer(low, high).allowed)
 
 
-def _require_number(field: str, value: object, low: float, high: float) -> None:
+def _require_number(field: str, value: object, kind: Number) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
         raise InvalidRequestError(field, value, "a finite number")
-    if not low <= value <= high:
-        raise InvalidRequestError(field, value, Number(low, high).allowed)
+    if not kind.low <= value <= kind.high or (kind.is_above and value == kind.low):
+        raise InvalidRequestError(field, value, kind.allowed)
 
 
 def _require_entries(field: str, value: object, most: int, allowed: str) -> None:

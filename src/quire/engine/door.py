@@ -149,8 +149,7 @@ class Door:
         """Return how to pool vectors; raises `InvalidRequestError` if nothing specifies it. Does not mutate."""
         found = kind or self.pooling
         if not found:
-            error = InvalidRequestError("pooling", None, "last or mean")
-            raise error.saying(
+            raise InvalidRequestError("pooling", None, "last or mean").saying(
                 'this model names no pooling, the way to make a vector of a text; give LLM or the call pooling="mean" '
                 'or pooling="last"'
             )
@@ -299,8 +298,8 @@ def make_config(model: str | os.PathLike[str] | EngineConfig, settings: EngineSe
     for name in settings:
         if name not in known:
             hint = keyword_meant_by(name, known) or "see quire.EngineConfig"
-            error = InvalidConfigError("settings", name, "the fields of EngineConfig")
-            raise error.saying(f"{shortened(name)!r} is not a setting of quire; {hint}")
+            sentence = f"{shortened(name)!r} is not a setting of quire; {hint}"
+            raise InvalidConfigError("settings", name, "the fields of EngineConfig").saying(sentence)
     if not isinstance(model, EngineConfig):
         return EngineConfig(**cast(dict[str, Any], {"model": model, **settings}))  # converts paths to text
     if settings:

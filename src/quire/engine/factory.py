@@ -236,6 +236,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     this machine.
     """
     model = read_model(_model_source(config.model), config.max_model_len)
+    model = replace(model, spec=model.spec.with_guesses(config.max_drafts))
     if config.guesses_by_model:
         model = with_draft_model(config, model)
     if config.adapter:
@@ -249,9 +250,6 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     if model.labels is not None and not backend.facts.makes_vectors:
         raise InvalidConfigError("backend", backend.facts.name, "native or reference for a model with labels")
     config = backend.facts.config
-    if config.max_drafts and backend.facts.kv_spec.has_recurrent_layers:
-        allowed = "off: a recurrent layer's state cannot take back tokens that were guessed in vain"
-        raise InvalidConfigError("speculation", config.speculation, allowed)
     require_host(config, backend.facts.name)
     try:
         plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())
@@ -433,6 +431,7 @@ def create_reference_engine(
     if not memory.hash_key:
         memory = replace(memory, hash_key=secrets.token_bytes(32))
     model = read_model(source)
+    model = replace(model, spec=model.spec.with_guesses(scheduler.max_drafts))
     backend = ReferenceBackend.of(EngineConfig(block_size=block_size).resolved(), model)
     control = _make_scheduler(backend.facts, model, memory, scheduler)
     worker = Worker(backend.load(memory.num_blocks, memory.num_host_blocks))

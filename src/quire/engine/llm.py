@@ -27,7 +27,7 @@ from quire.engine.progress import ProgressBar
 from quire.engine.records.stats import EngineStats
 from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.text.prompts import Message, Prompts, chat_options, split_conversations, split_prompts
-from quire.engine.text.scores import pair_prompts
+from quire.engine.text.scores import pair_prompts, scored_texts
 
 
 class LLM(LocalModel, OperatorVerbs):
@@ -165,7 +165,7 @@ class LLM(LocalModel, OperatorVerbs):
         >>> scores[0] > scores[1], round(scores[0], 6)
         (True, 1.0)
         """
-        texts = [documents] if isinstance(documents, str) else list(documents)
+        texts = scored_texts(query, documents)
         with self._turn:
             if self.report.labels:
                 pairs, chat = pair_prompts([(query, text) for text in texts], instruction, self.tokenizer)

@@ -6,6 +6,7 @@ Services         these, and a model with its gate, metrics and live      one per
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -118,10 +119,12 @@ def make_services(model: ReloadableModel, config: ServerConfig, clock: Clock) ->
 
 
 def model_name(model: str) -> str:
-    """Return the name of a model for clients: the name of its folder, or the whole text if it is not a folder.
+    """Return the name of a model for clients: that of its folder or file, or the whole text if it is no path.
+
+    A link has its own name: it may lead to a file of Ollama or a folder of the hub, which are named by a digest.
 
     >>> model_name("guide"), model_name("owner/name"), model_name("/models/small/")
     ('guide', 'owner/name', 'small')
     """
     path = Path(model)
-    return path.resolve().name if path.is_absolute() or path.is_dir() else model
+    return os.path.basename(os.path.abspath(path)) if path.is_absolute() or path.exists() else model

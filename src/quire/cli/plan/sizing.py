@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from quire.cli.model_shapes import find_settings
+from quire.cli.plan.here import HERE
 from quire.compute.backend import BackendFacts
-from quire.compute.choice import backend_on, resolved_for
+from quire.compute.choice import backend_on, missing_on_gpus, resolved_for
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.draft import with_draft
 from quire.compute.models.source import ModelSource
@@ -98,7 +99,7 @@ class EngineSizer:
         """Return the model, with the draft model if the settings name one. Reads settings, but no tokenizer."""
         name = config.speculation
         if not config.guesses_by_model:
-            return self.model
+            return replace(self.model, spec=self.model.spec.with_guesses(config.max_drafts))
         if name not in self._pairs:
             self._pairs[name] = with_draft(self.model, read_model(find_settings(name)), name)
         return self._pairs[name]
@@ -142,10 +143,15 @@ class AnyBlockSizer(EngineSizer):
 def resolved_on(hardware: Hardware, config: EngineConfig, model: ModelDescription) -> ResolvedConfig:
     """Return the settings of an engine on a machine. As at start-up, device auto means the GPU if there is one.
 
-    A machine of several ranks counts as one machine; sizes that are given per rank are multiplied.
+    A machine of several ranks counts as one machine; sizes that are given per rank are multiplied. Raises
+    `InvalidConfigError` for a GPU and a model that only CPUs run, unless the settings name the backend.
     """
     num_ranks, config = config.tensor_parallel, replace(config, tensor_parallel=1)
     if config.device == "auto" and config.backend in ("auto", "torch"):
+        lacks = missing_on_gpus(model) if hardware.device == "cuda" and config.backend == "auto" else ""
+        if lacks:
+            allowed = f"{HERE}, or another machine without a GPU: quire does not run {lacks} on GPUs yet"
+            raise InvalidConfigError("hardware", hardware.name, allowed)
         config = replace(config, device=hardware.device)
     resolved = resolved_for(model, config, hardware.memory_bytes if config.device == "cuda" else None)
     sizes = {name: getattr(resolved, name) for name in ("kv_memory", "swap_space", "host_cache")}

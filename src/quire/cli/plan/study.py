@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from quire.cli.model_shapes import shape_of
 from quire.cli.plan.sizing import UNLIMITED_BYTES, EngineSizer, SizedEngine, TooSmallError, resolved_on, whole_mebibytes
+from quire.compute.choice import usual_block_size
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
@@ -61,12 +62,12 @@ class Planner:
 
     def study(self, hardware: Hardware, memory_bytes: int) -> Study:
         """Study the model on the machine with this much of its memory."""
-        config = resolved_on(hardware, self._sizer.config, self._sizer.model)
         try:
+            config = resolved_on(hardware, self._sizer.config, self._sizer.model)
             engine = self._sizer.size(config, memory_bytes)
         except TooSmallError as error:
             needed = max(error.needed_bytes, sum(self._least_parts(config)))
-            flags = flags_that_fit(config, lambda narrower: self._sizer.size(narrower, memory_bytes))
+            flags = flags_that_fit(config, lambda narrower: self._size_anew(narrower, memory_bytes))
             return Study(hardware, memory_bytes, problem=TooSmallError(memory_bytes, needed, error.why, flags))
         except InvalidConfigError as error:
             return Study(hardware, memory_bytes, problem=error)
@@ -142,13 +143,19 @@ class Planner:
         numbers = Numbers(facts.dtype, facts.weights, facts.kv_spec.dtype, config.tensor_parallel_sums)
         return Estimator(Roofline(hardware, shape, numbers), self._lengths)
 
+    def _size_anew(self, config: ResolvedConfig, memory_bytes: int) -> SizedEngine:
+        """Return the engine, with the block size that suits its KV type unless the user has set one."""
+        model, asked = self._sizer.model, replace(self._sizer.config, kv_dtype=config.kv_dtype)
+        block_size = asked.block_size or usual_block_size(model, asked)
+        return self._sizer.size(replace(config, block_size=block_size), memory_bytes)
+
     def _narrow(self, engine: SizedEngine, memory_bytes: int) -> list[NarrowKV]:
         """Return the capacity of the same KV memory with each narrower KV type that this engine supports."""
         spec, kv_bytes = engine.facts.kv_spec, engine.plan.num_blocks * engine.plan.bytes_per_block
         studied = []
         for dtype in NARROW_KV:
             try:
-                narrow = self._sizer.size(replace(engine.config, kv_dtype=dtype), memory_bytes).facts.kv_spec
+                narrow = self._size_anew(replace(engine.config, kv_dtype=dtype), memory_bytes).facts.kv_spec
             except InvalidConfigError:
                 continue
             if narrow.bytes_per_token < spec.bytes_per_token:

@@ -186,6 +186,14 @@ class DecoderSpec:
         """The rule of the recurrent layers."""
         return self.delta or self.mamba or self.convolution
 
+    def with_guesses(self, num_tokens: int) -> DecoderSpec:
+        """Return the spec whose states can take back this many tokens that were guessed in vain."""
+        if self.recurrence is None:
+            return self
+        names = [name for name in ("delta", "mamba", "convolution") if getattr(self, name) is not None]
+        late = {name: replace(getattr(self, name), num_late=1 + num_tokens) for name in names}
+        return replace(self, **late)
+
     @property
     def first_reader(self) -> int:
         """The first of the last layers that all store nothing: they may compute wanted tokens only."""

@@ -23,7 +23,7 @@ MAX_RECORD_HEADS: Final = 4
 class MatrixStates:
     """The layout of a state that is matrices S, `[key_dim, value_dim]`: a record for some heads that share a key.
 
-    See `quire.compute.reference.states`.
+    `num_late`: the most of its last tokens that S may lack. See `quire.compute.reference.states`.
     """
 
     num_records: int
@@ -31,11 +31,17 @@ class MatrixStates:
     key_dim: int
     value_dim: int
     filter_width: int
+    num_late: int
 
     @property
     def matrices(self) -> int:
         """The floats of the matrices of a record."""
         return self.heads * self.key_dim * self.value_dim
+
+    @property
+    def num_inputs_kept(self) -> int:
+        """The last tokens whose inputs of the filter are in a state."""
+        return self.filter_width - 1 + self.num_late
 
     @property
     def inputs(self) -> int:
@@ -50,7 +56,7 @@ class MatrixStates:
     @property
     def record_floats(self) -> int:
         """The floats of a record."""
-        return self.matrices + self.filter_width * self.inputs + self.change + 16
+        return self.matrices + self.num_inputs_kept * self.inputs + self.num_late * self.change + 16
 
     @property
     def half_bytes(self) -> int:
@@ -77,7 +83,8 @@ class DeltaSpec:
     divided by √key_dim. With a = row of DELTA_DECAY and b = row of DELTA_RATE, decay = exp(-exp(DELTA_LOG_DECAY) ×
     softplus(a + DELTA_DECAY_OFFSET)) and rate = sigmoid(b). The output is normalised by `norm` for each head, and
     multiplied by SiLU(DELTA_GATE). `outputs_in_turns`: the rows of DELTA_GATE and the columns of DELTA_OUTPUT have the
-    first value head of each key, then the second of each key, as in GGUF files of Qwen3.5.
+    first value head of each key, then the second of each key, as in GGUF files of Qwen3.5. `num_late`: how many of the
+    last tokens a state can take back: one more than can be guessed in a step.
     """
 
     num_heads: int
@@ -87,6 +94,7 @@ class DeltaSpec:
     filter_width: int
     norm: NormSpec
     outputs_in_turns: bool = False
+    num_late: int = 1
 
     @property
     def heads_per_key(self) -> int:
@@ -101,7 +109,8 @@ class DeltaSpec:
     @property
     def states(self) -> MatrixStates:
         """The layout of a layer's state: a record for each key head."""
-        return MatrixStates(self.num_key_heads, self.heads_per_key, self.key_dim, self.value_dim, self.filter_width)
+        sizes = self.key_dim, self.value_dim, self.filter_width, self.num_late
+        return MatrixStates(self.num_key_heads, self.heads_per_key, *sizes)
 
     @property
     def half_bytes(self) -> int:
@@ -143,7 +152,7 @@ class MambaSpec:
     Values, keys and queries, in this order, first go through a SiLU of a causal filter over `filter_width` tokens, with
     a bias if `filter_bias`. With a = row of MAMBA_STEP, step = softplus(a + MAMBA_STEP_OFFSET) and decay =
     exp(-exp(MAMBA_LOG_DECAY) × step). The output is multiplied by SiLU(MAMBA_GATE), then normalised by `norm` over all
-    heads of each group.
+    heads of each group. `num_late`: as in `DeltaSpec`.
     """
 
     num_heads: int
@@ -153,12 +162,14 @@ class MambaSpec:
     filter_width: int
     norm: NormSpec
     filter_bias: bool = True
+    num_late: int = 1
 
     @property
     def states(self) -> MatrixStates:
         """The layout of a layer's state: a record for a few heads of a group."""
         heads = gcd(self.num_heads // 2, self.num_heads // self.num_groups, MAX_RECORD_HEADS)
-        return MatrixStates(self.num_heads // heads, heads, self.key_dim, self.value_dim, self.filter_width)
+        sizes = self.key_dim, self.value_dim, self.filter_width, self.num_late
+        return MatrixStates(self.num_heads // heads, heads, *sizes)
 
     @property
     def half_bytes(self) -> int:
@@ -190,16 +201,19 @@ class MambaSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionSpec:
-    """A short convolution: a recurrent layer, whose state is the inputs of the last `filter_width` tokens.
+    """A short convolution: a recurrent layer, whose state is the inputs of the last tokens.
 
     Each of `size` channels has a filter over its inputs u, from the oldest to the token's own:
 
         u = CONVOLUTION_GATE x × CONVOLUTION_VALUE x
         output = CONVOLUTION_OUTPUT (CONVOLUTION_OUTPUT_GATE x × (sum of filter × u over the last tokens))
+
+    `num_late`: as in `DeltaSpec`.
     """
 
     size: int
     filter_width: int
+    num_late: int = 1
 
     @property
     def chunk(self) -> int:
@@ -207,9 +221,14 @@ class ConvolutionSpec:
         return gcd(self.size // 2, MAX_CHUNK)
 
     @property
+    def num_inputs_kept(self) -> int:
+        """The last tokens whose inputs are in a state."""
+        return self.filter_width - 1 + self.num_late
+
+    @property
     def record_floats(self) -> int:
         """The floats of the state of a chunk; see `quire.compute.reference.convolution`."""
-        return self.filter_width * self.chunk + 16
+        return self.num_inputs_kept * self.chunk + 16
 
     @property
     def half_bytes(self) -> int:

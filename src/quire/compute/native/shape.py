@@ -91,6 +91,7 @@ def _delta(delta: DeltaSpec) -> dict[str, object]:
         "value_dim": delta.value_dim,
         "filter_width": delta.filter_width,
         "outputs_in_turns": delta.outputs_in_turns,
+        "num_late": delta.num_late,
         "record_heads": delta.states.heads,
         "mamba": False,
         "norm": _norm(delta.norm),
@@ -105,6 +106,7 @@ def _mamba(mamba: MambaSpec) -> dict[str, object]:
         "value_dim": mamba.value_dim,
         "filter_width": mamba.filter_width,
         "outputs_in_turns": False,
+        "num_late": mamba.num_late,
         "record_heads": mamba.states.heads,
         "mamba": True,
         "norm": _norm(mamba.norm),
@@ -112,7 +114,12 @@ def _mamba(mamba: MambaSpec) -> dict[str, object]:
 
 
 def _convolution(convolution: ConvolutionSpec) -> dict[str, object]:
-    return {"size": convolution.size, "filter_width": convolution.filter_width, "chunk": convolution.chunk}
+    return {
+        "size": convolution.size,
+        "filter_width": convolution.filter_width,
+        "chunk": convolution.chunk,
+        "num_late": convolution.num_late,
+    }
 
 
 def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> list[dict[str, object]]:

@@ -3,11 +3,12 @@
 A state is stored in two halves, as that of linear attention is. Each half has a record for each of its chunks of
 channels:
 
-    inputs    [filter_width, chunk]: the inputs of the token at position p, in row p % filter_width
+    inputs    [num_inputs_kept, chunk]: the inputs of the token at position p, in row p % num_inputs_kept
+    late      how many of the last tokens can be computed again
     count     the position of the last token
 
-The last token can be computed again, because the inputs before it are still there. A step may begin at `count` or one
-later; at any other position it gives no number.
+The last token can be computed again, and after a step with guesses also these, because the inputs before them are still
+there. A step may begin at any of these tokens, or after the last one; at any other position it gives no number.
 """
 
 from __future__ import annotations
@@ -42,42 +43,46 @@ class Convolution:
         for sequence in range(len(inputs.entries)):
             tokens = inputs.tokens_of(sequence)
             table = inputs.block_tables[cache.group][sequence]
-            output[tokens] = self._filtered(rows[tokens], int(inputs.positions[tokens.start]), table, cache)
+            first, num_late = int(inputs.positions[tokens.start]), inputs.num_late(sequence, self.spec.num_late)
+            output[tokens] = self._filtered(rows[tokens], first, table, cache, num_late)
         return linear(output_gate * output, self.parts[Part.CONVOLUTION_OUTPUT])
 
-    def _filtered(self, rows: FloatArray, first: int, table: IntArray, cache: StateCache) -> FloatArray:
+    def _filtered(self, rows: FloatArray, first: int, table: IntArray, cache: StateCache, num_late: int) -> FloatArray:
         """Return the filtered inputs of a sequence's tokens, from position `first` on. Mutates its blocks."""
         size, width, weights = cache.block_size, self.spec.filter_width, self.parts[Part.CONVOLUTION_FILTER].weight
-        last, count = np.zeros((width, self.spec.size), np.float32), -1
+        kept = self.spec.num_inputs_kept
+        last = np.zeros((kept, self.spec.size), np.float32)
         if first > 0:
-            last, count = self._read(cache, int(table[(first - 1) // size]))
-            if count not in (first - 1, first):
+            last, late, count = self._read(cache, int(table[(first - 1) // size]))
+            if not count - late < first <= count + 1:
                 return np.full_like(rows, np.nan)
         output = np.zeros_like(rows)
         for index, row in enumerate(rows):
             position = first + index
-            last[position % width] = row
+            last[position % kept] = row
             for place in range(width):
                 earlier = position - width + 1 + place
                 if earlier >= 0:
-                    output[index] += weights[:, 0, place] * last[earlier % width]
+                    output[index] += weights[:, 0, place] * last[earlier % kept]
             if (position + 1) % size == 0 or index == len(rows) - 1:
-                self._write(cache, int(table[position // size]), last, position)
+                late = 1 + max(0, index - (len(rows) - num_late))
+                self._write(cache, int(table[position // size]), last, (late, position))
         return output
 
-    def _read(self, cache: StateCache, block: int) -> tuple[FloatArray, int]:
-        """Return the inputs of the last tokens, `[filter_width, size]`, and the position of the last one."""
-        spec = self.spec
+    def _read(self, cache: StateCache, block: int) -> tuple[FloatArray, int, int]:
+        """Return the inputs of the last tokens, `[num_inputs_kept, size]`, then `late` and `count`."""
+        spec, kept = self.spec, self.spec.num_inputs_kept
         records = np.stack([half[block] for half in cache.halves]).reshape(-1, spec.record_floats)
-        inputs = records[:, : spec.filter_width * spec.chunk].reshape(-1, spec.filter_width, spec.chunk)
-        return inputs.swapaxes(0, 1).reshape(spec.filter_width, -1), int(records[0, -1:].view(np.int32)[0])
+        inputs = records[:, : kept * spec.chunk].reshape(-1, kept, spec.chunk)
+        late, count = records[0, -2:].view(np.int32).tolist()
+        return inputs.swapaxes(0, 1).reshape(kept, -1), late, count
 
-    def _write(self, cache: StateCache, block: int, inputs: FloatArray, count: int) -> None:
+    def _write(self, cache: StateCache, block: int, inputs: FloatArray, late_and_count: tuple[int, int]) -> None:
         """Store the state in a block. Mutates the block."""
-        spec = self.spec
+        spec, kept = self.spec, self.spec.num_inputs_kept
         records = np.zeros((spec.size // spec.chunk, spec.record_floats), np.float32)
-        by_chunk = inputs.reshape(spec.filter_width, -1, spec.chunk).swapaxes(0, 1)
-        records[:, : spec.filter_width * spec.chunk] = by_chunk.reshape(len(records), -1)
-        records.view(np.int32)[:, -1] = count
+        by_chunk = inputs.reshape(kept, -1, spec.chunk).swapaxes(0, 1)
+        records[:, : kept * spec.chunk] = by_chunk.reshape(len(records), -1)
+        records.view(np.int32)[:, -2:] = late_and_count
         for half, numbers in zip(cache.halves, np.split(records, 2), strict=True):
             half[block] = numbers.reshape(half[block].shape)

@@ -38,7 +38,7 @@ class DeltaAttention:
         for sequence in range(len(inputs.entries)):
             tokens = inputs.tokens_of(sequence)
             run = _Tokens(spec.states, self._filter(), rows[tokens], decays[tokens], output[tokens], rates[tokens])
-            run.compute(int(inputs.positions[tokens.start]), inputs.block_tables[cache.group][sequence], cache)
+            run.compute(inputs, sequence, cache)
         gate = activate(linear(hidden, self._parts[Part.DELTA_GATE]), Activation.SILU)
         heads = output.swapaxes(1, 2) if spec.outputs_in_turns else output
         normed = normalize(heads, self._parts[Part.DELTA_NORM], spec.norm).reshape(gate.shape)
@@ -69,10 +69,10 @@ class _Tokens(Tokens):
         """Note what a token changes, and write its output. Mutates."""
         query, key, value = self.filtered(state)
         query, key = _of_length_1(query) / np.float32(self.shape.key_dim**0.5), _of_length_1(key)
-        state.key = key
-        state.change = (value - state.read_by(key)) * self.rates[index][..., None]
+        change = (value - self.read_by(key, state, index)) * self.rates[index][..., None]
+        state.note(key, change, self.decays[index])
         overlap = np.einsum("rk,rk->r", query, key)[:, None, None]
-        self.output[index] = state.read_by(query) + overlap * state.change
+        self.output[index] = self.read_by(query, state, index) + overlap * change
 
 
 def _of_length_1(heads: FloatArray) -> FloatArray:

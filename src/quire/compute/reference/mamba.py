@@ -47,7 +47,7 @@ class Mamba:
         for sequence in range(len(inputs.entries)):
             of = inputs.tokens_of(sequence)
             run = _Tokens(shape, filters, rows[of], decays[of], output[of], steps[of], skip, bias)
-            run.compute(int(inputs.positions[of.start]), inputs.block_tables[cache.group][sequence], cache)
+            run.compute(inputs, sequence, cache)
         gate = activate(linear(hidden, parts[Part.MAMBA_GATE]), Activation.SILU)
         return linear(self._normed(output.reshape(gate.shape) * gate), parts[Part.MAMBA_OUTPUT])
 
@@ -86,7 +86,8 @@ class _Tokens(Tokens):
 
     def add(self, state: State, index: int) -> None:
         """Note what a token changes, and write its output. Mutates."""
-        query, state.key, value = self.filtered(state, self.bias)
-        state.change = value * self.steps[index][..., None]
-        overlap = np.einsum("rk,rk->r", query, state.key)[:, None, None]
-        self.output[index] = state.read_by(query) + overlap * state.change + self.skip * value
+        query, key, value = self.filtered(state, self.bias)
+        change = value * self.steps[index][..., None]
+        state.note(key, change, self.decays[index])
+        overlap = np.einsum("rk,rk->r", query, key)[:, None, None]
+        self.output[index] = self.read_by(query, state, index) + overlap * change + self.skip * value

@@ -53,6 +53,11 @@ class StepInputs:
         """Return the slice of a sequence's logits."""
         return slice(int(self.logit_starts[sequence]), int(self.logit_starts[sequence + 1]))
 
+    def num_late(self, sequence: int, most: int) -> int:
+        """Return how many of a sequence's last tokens may have to be taken back: those with logits, at least one."""
+        num_logits = int(self.logit_starts[sequence + 1] - self.logit_starts[sequence])
+        return min(max(1, num_logits), most)
+
     def part(self, start: int, stop: int) -> StepInputs:
         """Return the sequences from `start` up to `stop` as a separate step. Does not mutate."""
         tokens = slice(int(self.query_starts[start]), int(self.query_starts[stop]))

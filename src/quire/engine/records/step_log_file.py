@@ -56,9 +56,11 @@ class StepLogFile(StepLogWriter):
 
 
 def step_log_notices(path: str | None) -> tuple[str, ...]:
-    """Return the start-up notice about a log; raises `InvalidConfigError` if the folder is not writable."""
+    """Return the start-up notice about a log; raises `InvalidConfigError` for a folder, or in an unwritable one."""
     if path is None:
         return ()
+    if os.path.isdir(path):
+        raise InvalidConfigError("step_log", path, "a file, not a folder")
     if not os.access(os.path.dirname(path) or ".", os.W_OK | os.X_OK):
         raise InvalidConfigError("step_log", path, "a file in a writable folder")
     return (f"logging all prompts and outputs, as token ids, to {path} (or to {path}.1 and so on if it exists)",)

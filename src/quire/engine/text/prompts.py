@@ -176,8 +176,8 @@ def with_options(sampling: SamplingParams, options: Mapping[str, Any]) -> Sampli
             changes[field] = value
         else:
             hint = keyword_meant_by(name, (*SAMPLING_FIELDS, *HUGGING_FACE_NAMES)) or "see quire.SamplingParams"
-            error = InvalidRequestError(name, value, "the name of a sampling parameter")
-            raise error.saying(f"{shortened(name)!r} is not a sampling parameter; {hint}")
+            sentence = f"{shortened(name)!r} is not a sampling parameter; {hint}"
+            raise InvalidRequestError(name, value, "the name of a sampling parameter").saying(sentence)
     return replace(sampling, **changes) if changes else sampling
 
 

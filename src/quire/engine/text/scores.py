@@ -55,6 +55,19 @@ def pair_prompts(
     ], AS_CHAT
 
 
+def scored_texts(query: object, documents: object) -> list[str]:
+    """Return the documents to score; raises `InvalidRequestError` unless they and the query are texts. Pure."""
+    if not isinstance(query, str):
+        raise InvalidRequestError("query", query, "a text")
+    texts = [documents] if isinstance(documents, str) else documents
+    if not isinstance(texts, Sequence):
+        raise InvalidRequestError("documents", documents, "a text, or a list of texts")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"documents[{index}]", text, "a text")
+    return list(texts)
+
+
 def _message(role: str, content: str) -> dict[str, object]:
     return {"role": role, "content": content}
 

@@ -69,6 +69,7 @@ class TenantPool:
             return result
         finally:
             self._take_back(job)
+            del job  # else an error, this frame in its traceback, the job and its future would keep one another
 
     def close(self) -> None:
         """Drop the waiting jobs, and end each thread after its job. May be called twice. Mutates."""
@@ -144,3 +145,4 @@ class _Job:
             self.future.set_result(self.work())
         except BaseException as error:  # any exception goes to the caller
             self.future.set_exception(error)
+            del self  # as in `TenantPool.run`

@@ -244,6 +244,9 @@ class Tokenizer:
             text.isascii() or len(text.encode("utf-8", "surrogatepass")) <= self._max_bytes
         ):
             return
+        raise self._too_long(text, field)
+
+    def _too_long(self, text: str, field: str) -> RequestTooLargeError:
         allowed = f"at most {self._max_bytes} bytes of text"
         if self._max_tokens is not None:
             allowed += f", because this model's maximum context length is {self._max_tokens} tokens; shorten the text"
@@ -251,7 +254,7 @@ class Tokenizer:
         about = len(text) // USUAL_CHARACTERS_PER_TOKEN
         if self._max_tokens is not None and about > self._max_tokens:
             error.numbers_first = f"about {about} tokens > {self._max_tokens} maximum; {error}"
-        raise error
+        return error
 
     def _uses_beyond(self, vocab_size: int, named: Collection[str]) -> bool:
         """Return whether ids from `vocab_size` on are in use: in the model's vocabulary, a setting or a template."""
