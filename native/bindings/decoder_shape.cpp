@@ -146,6 +146,8 @@ DecoderShape shape_of(const nb::dict& fields) {
                                 .num_kv_heads = field<int>(entry, "num_kv_heads"),
                                 .head_dim = field<int>(entry, "head_dim"),
                                 .has_keys = field<bool>(entry, "has_keys"),
+                                .attends = field<bool>(entry, "attends"),
+                                .transforms = field<bool>(entry, "transforms"),
                                 .keys_are_values = field<bool>(entry, "keys_are_values")});
     }
     return shape;

@@ -48,9 +48,9 @@ class Decoder::Step : private Products {
         for (layer_ = first; layer_ < end; ++layer_) {
             const LayerShape& layer = shape_.layers[layer_];
             const LayerWeights& weights = weights_.layers[layer_];
-            attend(layer, weights);
-            if (!shape_.parallel) leave_attention(layer, weights);
-            transform(layer, weights);
+            if (layer.attends) attend(layer, weights);
+            if (layer.attends && !shape_.parallel) leave_attention(layer, weights);
+            if (layer.transforms) transform(layer, weights);
             finish_layer(weights);
         }
     }

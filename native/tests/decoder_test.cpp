@@ -95,8 +95,9 @@ DecoderShape shape_of(Family family) {
         shape.delta_norm = shape.norm;
         shape.gated_attention = true;
     }
-    if (family == Family::kMamba) {
-        shape.layers[0].recurrent = shape.layers[2].recurrent = true;
+    if (family == Family::kMamba) {  // also a layer without an MLP, and one that is an MLP
+        shape.layers[0].recurrent = true;
+        shape.layers[0].transforms = shape.layers[2].attends = shape.layers[2].has_keys = false;
         shape.delta = {.num_heads = 6,
                        .num_key_heads = 1,
                        .key_dim = 32,
@@ -125,7 +126,7 @@ DecoderShape shape_of(Family family) {
         shape.score_scale = 0.3F;
         shape.layer_inputs = {.size = 16, .embedding_scale = 2.0F, .input_scale = 0.5F, .scale = 0.7F};
     }
-    for (quire::LayerShape& layer : shape.layers) layer.kv_group = layer.recurrent ? 1 : 0;
+    for (quire::LayerShape& layer : shape.layers) layer.kv_group = !layer.attends ? -1 : layer.recurrent ? 1 : 0;
     shape.adapter_rank = kRank;
     return shape;
 }

@@ -1,4 +1,4 @@
-"""GGUF files of Granite 4 H compute what the folders compute that they were made from, to the bit."""
+"""GGUF files of Granite 4 H and Nemotron-H compute what the folders compute that they were made from, to the bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quire.core.errors import CheckpointError
 from quire.engine.factory import plan_engine
 from support.gguf_answers import answer_of, spec_of
 from support.gguf_models import write_gguf
-from support.tiny_granite import write_tiny_granite
+from support.tiny_granite import NEMOTRON, write_tiny_granite, write_tiny_nemotron
 
 FACTORS = {
     **{"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.25},
@@ -33,13 +33,18 @@ FORMS: dict[str, dict[str, Any]] = {
     "dense": {},
     "experts": EXPERTS,
     "groups, no bias": {"mamba_n_groups": 2, "mamba_conv_bias": False, "mamba_d_conv": 3, "tie_word_embeddings": True},
+    "nemotron": NEMOTRON,
+    "nemotron with experts": {
+        **NEMOTRON,
+        **{"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "intermediate_size": 32},
+    },
     "mamba alone": {"layer_types": ["mamba"] * 7 + ["attention"], "num_key_value_heads": 4, "mamba_expand": 4},
 }
 
 
 def folder_of(form: str, folder: Path) -> Path:
     """Write a tiny model with a form, whose decays survive exp and log."""
-    write_tiny_granite(folder, **{**FACTORS, **FORMS[form]})
+    (write_tiny_nemotron if form.startswith("nemotron") else write_tiny_granite)(folder, **{**FACTORS, **FORMS[form]})
     tensors = load_file(folder / "model.safetensors")
     every = np.linspace(-3, 2, 500, dtype=np.float32)
     same = every[np.log(np.exp(every)) == every]
@@ -61,6 +66,39 @@ def test_a_file_has_the_architecture_and_the_weights_of_its_folder(form: str, tm
     ours, theirs = read_model(GgufFile(path)).spec, read_model(ModelFolder(folder)).spec
     assert replace(ours, sources=theirs.sources, ignored_tensors=theirs.ignored_tensors) == theirs
     assert answer_of(path, "native") == answer_of(folder, "native")
+
+
+def test_names_of_nemotron_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    header = GgufHeader.read(write_gguf(folder_of("nemotron with experts", tmp_path / "m"), tmp_path / "m.gguf"))
+    assert header.settings["general.architecture"] == "nemotron_h_moe"
+    of_layers = [
+        {name.removeprefix(f"blk.{layer}.") for name in header.tensors if f".{layer}." in name} for layer in (1, 2)
+    ]
+    parts = ("attn_norm", "ffn_gate_inp", "ffn_up_exps", "ffn_down_exps", "ffn_up_shexp", "ffn_down_shexp")
+    assert of_layers[0] == {f"{part}.weight" for part in parts} | {"exp_probs_b.bias"}
+    assert of_layers[1] == {f"attn_{part}.weight" for part in ("norm", "q", "k", "v", "output")}
+    tensors = GgufTensors(header)
+    stored = [tensors.stored_name(ours) for ours in tensors.entries]
+    assert set(stored) == set(header.tensors)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("feed_forward_length", 96, r"is 96; allowed: a list with a number for each of the 4 layers"),
+        ("attention.head_count_kv", [2], r"is \[2\]; allowed: a list with a number for each of the 4 layers"),
+        ("nextn_predict_layers", 1, r"is 1; allowed: 0: no layers that predict further tokens are run"),
+        ("expert_group_count", 2, r"is 2; allowed: an integer from 1 to 1"),
+        ("expert_weights_norm", 1, r"is 1; allowed: true or false"),
+    ],
+)
+def test_settings_of_nemotron_that_do_not_fit_are_refused(
+    key: str, value: object, message: str, tmp_path: Path
+) -> None:
+    header = GgufHeader.read(write_gguf(folder_of("nemotron with experts", tmp_path / "m"), tmp_path / "m.gguf"))
+    header = replace(header, settings={**header.settings, f"nemotron_h_moe.{key}": value})
+    with pytest.raises(CheckpointError, match=message):
+        config_of(header, GgufTensors(header).setting)
 
 
 @pytest.mark.parametrize("form", ["dense", "experts"])
@@ -97,8 +135,8 @@ REFUSED: dict[str, tuple[str, Any, str]] = {  # the setting, its value, and what
     "positions": ("rope.scaling.finetuned", True, r"finetuned is True; allowed: false: of Bamba, only folders are run"),
     "too few layers": ("attention.head_count_kv", [0, 2], r"is \[0, 2\]; allowed: .* of the 8 layers, 0 for mamba"),
     "no attention": ("attention.head_count_kv", [0] * 8, r"is \[\]; allowed: heads whose rows make up the 32"),
-    "odd heads": ("ssm.time_step_rank", 7, r"inner_size is 128; allowed: a multiple of the 7 heads"),
-    "inner size": ("ssm.inner_size", 96, r"inner_size is 96; allowed: .* of embedding_length, 64"),
+    "odd heads": ("ssm.time_step_rank", 7, r"inner_size is 128; allowed: a multiple of ssm\.time_step_rank, 7"),
+    "inner size": ("ssm.inner_size", 96, r"inner_size is 96; allowed: a multiple of embedding_length, 64"),
     "groups": ("ssm.group_count", None, r"group_count is None; allowed: an integer from 1"),
     "filter": ("ssm.conv_kernel", 0, r"conv_kernel is 0; allowed: an integer from 1"),
 }

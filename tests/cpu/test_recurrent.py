@@ -203,6 +203,9 @@ def test_a_draft_model_is_refused(folder: Path) -> None:
     [
         ({"delta": None}, "one rule for recurrent layers"),
         ({"convolution": ConvolutionSpec(32, 3)}, "one rule for recurrent layers"),
+        ({"layers": (replace(RECURRENT, attends=False, transforms=False),)}, "without a sublayer"),
+        ({"layers": (replace(RECURRENT, attends=False),)}, "without attention and states"),
+        ({"layers": (replace(RECURRENT, transforms=False),), "norm_after": True}, "around a missing sublayer"),
         ({"delta": None, "mamba": MambaSpec(3, 1, 16, 16, 4, PLAIN.norm)}, "3 in 1 groups"),
         ({"delta": None, "mamba": MambaSpec(4, 3, 16, 16, 4, PLAIN.norm)}, "4 in 3 groups"),
         ({"delta": None, "mamba": MambaSpec(4, 1, 8, 16, 4, PLAIN.norm)}, "numbers of a recurrent key head is 8"),

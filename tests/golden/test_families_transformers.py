@@ -225,6 +225,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"mamba_n_groups": 1, "mamba_conv_bias": False, "position_embedding_type": "rope"},
         },
     ),
+    "nemotron-h-dense": (
+        "nemotron-h",
+        {"layers_block_type": ["mlp", FAR, "linear_attention"], "use_conv_bias": False},
+    ),
     "granite-moe-tied": (
         "granite-moe",
         {"attention_bias": True, "tie_word_embeddings": True, "num_experts_per_tok": 3, "num_local_experts": 7},

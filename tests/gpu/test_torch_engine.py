@@ -40,7 +40,17 @@ from support.torch_runs import FLOAT32, TorchRun
 
 DATA = Path(__file__).parent.parent / "golden" / "data" / "families"
 CASES: dict[str, Any] = json.loads((DATA / "cases.json").read_text())
-NOT_ON_TORCH = ("bamba", "deepseek", "granite4-h", "minicpm3", "glm4-moe", "lfm2", "qwen3-next", "qwen3-5")
+NOT_ON_TORCH = (
+    "bamba",
+    "deepseek",
+    "granite4-h",
+    "minicpm3",
+    "glm4-moe",
+    "lfm2",
+    "nemotron-h",
+    "qwen3-next",
+    "qwen3-5",
+)
 INVARIANT = replace(FLOAT32, batch_invariant=True)
 PROMPT = [(5 * i * i + 3 * i + 1) % 126 for i in range(40)]
 

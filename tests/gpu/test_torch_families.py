@@ -17,7 +17,17 @@ from support.torch_runs import FLOAT32, TorchRun
 
 DATA = Path(__file__).parent.parent / "golden" / "data" / "families"
 CASES: dict[str, Any] = json.loads((DATA / "cases.json").read_text())
-NOT_ON_TORCH = ("bamba", "deepseek", "glm4-moe-lite", "granite4-h", "lfm2", "minicpm3", "qwen3-next", "qwen3-5")
+NOT_ON_TORCH = (
+    "bamba",
+    "deepseek",
+    "glm4-moe-lite",
+    "granite4-h",
+    "lfm2",
+    "minicpm3",
+    "nemotron-h",
+    "qwen3-next",
+    "qwen3-5",
+)
 FORMS = [name for name in CASES["forms"] if not name.startswith(NOT_ON_TORCH)]
 
 

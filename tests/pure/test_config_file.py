@@ -17,7 +17,7 @@ from quire.compute.models.config_file import MAX_LENGTH, MAX_NUMBER, MAX_SIZE, C
 from quire.core.errors import CheckpointError, ModelError
 from support.tiny_checkpoint import tiny_qwen3_config
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "families" / "cases.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 MISSING = object()
 
 
@@ -198,7 +198,11 @@ class Settings:
         return self._files[file]
 
 
-FORMS = json.loads(GOLDEN.read_text())["forms"]
+FORMS = {
+    name: case
+    for kind in ("families", "encoders")
+    for name, case in json.loads((GOLDEN / kind / "cases.json").read_text())["forms"].items()
+}
 MODELS: dict[str, Any] = {name: case["config"] for name, case in FORMS.items()} | {"qwen3": tiny_qwen3_config()}
 FIELDS = sorted({field for config in MODELS.values() for field in config} | {"layer_types", "partial_rotary_factor"})
 NESTED = {  # a model with images, and its text model
@@ -213,6 +217,7 @@ NESTED = {  # a model with images, and its text model
     "Qwen3_5MoeForConditionalGeneration": "qwen3-5-moe",
     "Qwen3VLMoeForConditionalGeneration": "qwen3-moe",
 }
+MODELS["roberta"] = MODELS["xlm-roberta"] | {"architectures": ["RobertaModel"]}
 MODELS["phimoe-published"] = MODELS["phimoe"] | {"architectures": ["PhiMoEForCausalLM"]}
 MODELS |= {name: {"architectures": [name], "text_config": MODELS[text]} for name, text in NESTED.items()}
 ROPE = {

@@ -574,6 +574,24 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         340_332_224,
     ),
+    "Nemotron-Nano-9B-v2": (
+        {
+            **{"architectures": ["NemotronHForCausalLM"], "attention_bias": False, "attention_head_dim": 128},
+            **{"chunk_size": 128, "conv_kernel": 4, "expand": 2, "head_dim": 128, "hidden_size": 4480},
+            "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+            **{
+                "intermediate_size": 15680,
+                "layer_norm_epsilon": 1e-05,
+                "mamba_head_dim": 80,
+                "mamba_hidden_act": "silu",
+            },
+            **{"mamba_num_heads": 128, "mamba_proj_bias": False, "max_position_embeddings": 131072, "mlp_bias": False},
+            **{"mlp_hidden_act": "relu2", "n_groups": 8, "num_attention_heads": 40, "num_hidden_layers": 56},
+            **{"num_key_value_heads": 8, "ssm_state_size": 128, "tie_word_embeddings": False, "use_bias": False},
+            **{"time_step_limit": [0.0, float("inf")], "use_conv_bias": True, "vocab_size": 131072},
+        },
+        8_888_227_328,
+    ),
     "Bamba-9B": (
         {
             **{"architectures": ["BambaForCausalLM"], "attn_layer_indices": [9, 18, 27], "hidden_act": "silu"},
@@ -1425,6 +1443,11 @@ def test_a_setting_of_llama_that_is_not_understood_is_refused(
         ("granite-4.0-h-350m", {"mamba_n_groups": 5}, "heads is '48 in 5 groups'; allowed: an even number, equally"),
         ("granite-4.0-h-350m", {"mamba_proj_bias": True}, "mamba_proj_bias is True; allowed: false"),
         ("granite-4.0-h-350m", {"time_step_limit": [0.001, 0.1]}, "allowed: null, or 0 to infinity"),
+        ("Nemotron-Nano-9B-v2", {"hybrid_override_pattern": "M-X"}, "allowed: 1 to 1000 of M, *, -, E, mamba"),
+        ("Nemotron-Nano-9B-v2", {"hybrid_override_pattern": None}, "allowed: 1 to 1000 of M, *, -, E, mamba"),
+        ("Nemotron-Nano-9B-v2", {"moe_latent_size": 64}, "allowed: null: no experts of fewer numbers are run"),
+        ("Nemotron-Nano-9B-v2", {"use_bias": True}, "use_bias is True; allowed: false"),
+        ("Nemotron-Nano-9B-v2", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act is 'gelu'; allowed: 'silu' or null"),
         ("granite-4.0-h-350m", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu' or null"),
         ("granite-4.0-350m", {"position_embedding_type": "alibi"}, "allowed: 'rope' or 'nope' or null"),
         (

@@ -48,7 +48,7 @@ class DenseOracle:
         inputs = self._inputs(x, tokens)
         for index, layer in enumerate(spec.layers):
             entered, rows = x, self._norm(x, Part.ATTENTION_NORM, index)
-            update = self._attention(rows, layer, index)
+            update = self._attention(rows, layer, index) if layer.attends else np.zeros(1)
             x = x + spec.residual_scale * self._norm(update, Part.AFTER_ATTENTION_NORM, index)
             x = self._norm(x, Part.JOINED_ATTENTION_NORM, index)
             if not spec.shared_norm:
@@ -56,7 +56,7 @@ class DenseOracle:
             if layer.sparse and spec.experts:
                 update = self._experts_and_mlp(rows, x, index, spec.experts)
             else:
-                update = self._mlp(rows, index)
+                update = self._mlp(rows, index) if layer.transforms else np.zeros(1)
             x = x + spec.residual_scale * self._norm(update, Part.AFTER_MLP_NORM, index)
             x = self._norm(x, Part.JOINED_MLP_NORM, index)
             if spec.layer_inputs is not None:

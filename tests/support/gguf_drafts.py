@@ -138,16 +138,30 @@ ARCHITECTURES = (
     *("ernie4_5", "mistral3", "qwen3vl", "seed_oss"),
     *("arcee", "exaone4", "hunyuan-dense"),
     *("qwen35", "qwen35moe", "qwen3next"),
-    *("gemma4", "granitehybrid", "lfm2", "lfm2moe"),
+    *("gemma4", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h"),
     *("bert", "nomic-bert", "gemma-embedding"),
 )
 BERTS = ("bert", "nomic-bert")
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
 LFM2 = ("lfm2", "lfm2moe")
+MAMBA = ("granitehybrid", "nemotron_h")
 WITH_EXPERTS = (
     *("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "lfm2moe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next"),
 )
-LAYER_NORMS = ("bert", "command-r", "cohere2", "falcon", "gptneox", "nomic-bert", "phi2", "starcoder2", "stablelm")
+LAYER_NORMS = (
+    *(
+        "bert",
+        "command-r",
+        "cohere2",
+        "falcon",
+        "gptneox",
+        "nemotron_h",
+        "nomic-bert",
+        "phi2",
+        "starcoder2",
+        "stablelm",
+    ),
+)
 WITH_BIASES = ("bert", "gptneox", "gpt-oss", "phi2")
 RANK, PLAIN = 16, 4  # of latents; what rotates and values have RANK numbers too
 KEYS, VALUES, STATE = 2, 4, 16  # heads of a recurrent layer, and the size of each
@@ -226,7 +240,7 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
     more = (
         *((_expert_settings, WITH_EXPERTS), (_recurrent_settings, RECURRENT)),
-        *((_gemma4_settings, ("gemma4",)), (_lfm2_settings, LFM2), (_mamba_settings, ("granitehybrid",))),
+        *((_gemma4_settings, ("gemma4",)), (_lfm2_settings, LFM2), (_mamba_settings, MAMBA)),
         (_bert_settings, BERTS),
     )
     for settings, names in more:
@@ -264,7 +278,7 @@ def _lfm2_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _mamba_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the settings of Granite 4 H, sometimes some that are refused."""
+    """Yield the settings of state-space layers, sometimes some that are refused."""
     yield "rope.scaling.finetuned", BOOL, draw.random() < 0.05
     sizes = {"conv_kernel": 3, "state_size": STATE, "group_count": 1, "inner_size": INNER, "time_step_rank": 2}
     for key, size in sizes.items():
@@ -463,14 +477,36 @@ def _make_lfm2(draw: random.Random, name: str, pairs: list[Pair], tensors: list[
     _put_before(draw, pairs, tensors, {f"shortconv.{part}.weight": shape for part, shape in shapes.items()})
 
 
+def _make_nemotron(draw: random.Random, pairs: list[Pair], tensors: list[Tensor]) -> None:
+    """Make three layers of the layer: a state-space layer, attention and an MLP; sometimes in a wrong order."""
+    unused = (b"blk.0.ffn_norm.weight", b"blk.0.ffn_gate.weight", b"output.weight")
+    tensors[:] = [tensor for tensor in tensors if tensor.name not in unused]
+    for tensor in tensors:
+        for part, layer in ((b"blk.0.attn_", b"blk.1.attn_"), (b"blk.0.ffn_", b"blk.2.ffn_")):
+            tensor.name = tensor.name.replace(part, layer)
+    tensors.extend(Tensor(f"blk.{layer}.attn_norm.weight".encode(), [SIZE], 0) for layer in (0, 2))
+    tensors.append(Tensor(b"output.weight", [SIZE, len(VOCABULARY)], 0))
+    tensors.extend(Tensor(f"blk.0.{part}".encode(), shape, 0) for part, shape in _mamba_shapes(draw).items())
+    by_key = {pair.key.rpartition(b".")[2]: pair for pair in pairs}
+    by_key[b"block_count"].value = 3
+    for key, size, layer in ((b"head_count_kv", HEADS, 1), (b"feed_forward_length", FEED, 2)):
+        place = layer if draw.random() < 0.95 else draw.randrange(3)
+        by_key[key].value = [size if each == place else 0 for each in range(3)]
+        by_key[key].kind, by_key[key].items = ARRAY, U32
+
+
 def _make_mamba(draw: random.Random, pairs: list[Pair], tensors: list[Tensor]) -> None:
     """Put a state-space layer before the layer of a Granite 4 H, mostly."""
+    _put_before(draw, pairs, tensors, _mamba_shapes(draw))
+
+
+def _mamba_shapes(draw: random.Random) -> dict[str, list[int]]:
     shapes = {"ssm_in.weight": [SIZE, 2 * INNER + 2 * STATE + 2], "ssm_conv1d.weight": [3, INNER + 2 * STATE]}
     shapes |= {"ssm_a": [1, 2], "ssm_d": [1, 2], "ssm_dt.bias": [2], "ssm_norm.weight": [INNER, 1]}
     shapes |= {"ssm_out.weight": [INNER, SIZE]}
     if draw.random() < 0.7:
         shapes["ssm_conv1d.bias"] = [INNER + 2 * STATE]
-    _put_before(draw, pairs, tensors, shapes)
+    return shapes
 
 
 def _put_before(draw: random.Random, pairs: list[Pair], tensors: list[Tensor], shapes: dict[str, list[int]]) -> None:
@@ -549,6 +585,8 @@ def whole_model(draw: random.Random) -> Draft:
         _make_gemma4(draw, pairs, tensors)
     if name == "granitehybrid":
         _make_mamba(draw, pairs, tensors)
+    if name == "nemotron_h":
+        _make_nemotron(draw, pairs, tensors)
     if name in LFM2:
         _make_lfm2(draw, name, pairs, tensors)
     if draw.random() < 0.1:

@@ -11,6 +11,7 @@ import numpy as np
 
 def add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     """Add the settings that no other architecture has in this form, to a file in the making."""
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     is_near = [kind == "sliding_attention" for kind in config["layer_types"]]
     num_shared, size, width = config["num_kv_shared_layers"], config["head_dim"], config["intermediate_size"]
     wide = next(each for layer, each in config["per_layer_config"].items() if not is_near[int(layer)])

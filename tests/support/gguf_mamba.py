@@ -22,11 +22,37 @@ def add_mamba(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 def as_mamba(name: str, numbers: Any, config: dict[str, Any]) -> Any:
     """Return the numbers of a tensor as the converter changes them."""
-    part = name.split(".")[-2]
+    part, num_groups = name.split(".")[-2], config.get("mamba_n_groups") or config.get("n_groups", 1)
     if part == "conv1d" and numbers.ndim == 3:
         return numbers[:, 0]
     if part == "A_log":
         return -np.exp(numbers)[:, None]
     if part == "D":
         return numbers[:, None]
-    return numbers.reshape(config.get("mamba_n_groups", 1), -1) if part == "norm" else numbers
+    return numbers.reshape(num_groups, -1) if part == "norm" and (".mixer." in name or ".mamba." in name) else numbers
+
+
+def add_nemotron(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the settings of Nemotron-H to a file in the making."""
+    kinds, has_experts = config["layers_block_type"], "moe" in config["layers_block_type"]
+    writer.add_head_count_kv([config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds])
+    width = config["moe_intermediate_size"] if has_experts else config["intermediate_size"]
+    writer.add_feed_forward_length([width if kind in ("mlp", "moe") else 0 for kind in kinds])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    writer.add_ssm_conv_kernel(config["conv_kernel"])
+    writer.add_ssm_state_size(config["ssm_state_size"])
+    writer.add_ssm_group_count(config["n_groups"])
+    writer.add_ssm_inner_size(config["mamba_num_heads"] * config["mamba_head_dim"])
+    writer.add_ssm_time_step_rank(config["mamba_num_heads"])
+    writer.add_rope_scaling_finetuned(False)
+    if has_experts:
+        writer.add_expert_count(config["n_routed_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(width)
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_group_count(config["n_group"])

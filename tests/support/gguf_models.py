@@ -14,7 +14,7 @@ import numpy as np
 from quire.compute.models.source import ModelFolder
 from support.gguf_gemma4 import add_gemma4, name_of_factors, stacks_of_gemma4
 from support.gguf_lfm2 import add_lfm2
-from support.gguf_mamba import add_mamba, as_mamba
+from support.gguf_mamba import add_mamba, add_nemotron, as_mamba
 
 ARCHITECTURES = {
     "BertModel": gguf.MODEL_ARCH.BERT,
@@ -57,6 +57,7 @@ ARCHITECTURES = {
     "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
     "Ministral3ForCausalLM": gguf.MODEL_ARCH.MISTRAL3,
     "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
+    "NemotronHForCausalLM": gguf.MODEL_ARCH.NEMOTRON_H,
     "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
     "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
     "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
@@ -74,9 +75,10 @@ ARCHITECTURES = {
 INTERLEAVED = (
     *(gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.INTERNLM2, gguf.MODEL_ARCH.SMOLLM3),
     *(gguf.MODEL_ARCH.ARCEE, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE, gguf.MODEL_ARCH.MISTRAL3),
-    gguf.MODEL_ARCH.GRANITE_HYBRID,
+    *(gguf.MODEL_ARCH.GRANITE_HYBRID, gguf.MODEL_ARCH.NEMOTRON_H, gguf.MODEL_ARCH.NEMOTRON_H_MOE),
 )
 QWEN35 = (gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
+NEMOTRONS = (gguf.MODEL_ARCH.NEMOTRON_H, gguf.MODEL_ARCH.NEMOTRON_H_MOE)
 GRANITES = (gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE, gguf.MODEL_ARCH.GRANITE_HYBRID)
 RECURRENT = (*QWEN35, gguf.MODEL_ARCH.QWEN3NEXT)
 LFM2 = (gguf.MODEL_ARCH.LFM2, gguf.MODEL_ARCH.LFM2MOE)
@@ -85,8 +87,8 @@ RENAMED = {  # what the converter calls some tensors before it looks for their n
     "feed_forward.expert_bias.weight": "feed_forward.expert_bias.bias",
     "linear_attn.A_log.weight": "linear_attn.A_log",
     "linear_attn.dt_bias.weight": "linear_attn.dt_proj.bias",
-    **{f"mamba.{name}.weight": f"mamba.{name}" for name in ("A_log", "D")},
-    "mamba.dt_bias.weight": "mamba.dt_proj.bias",
+    **{f"{module}.{name}.weight": f"{module}.{name}" for module in ("mamba", "mixer") for name in ("A_log", "D")},
+    **{f"{module}.dt_bias.weight": f"{module}.dt_proj.bias" for module in ("mamba", "mixer")},
 }
 GEMMAS = (
     *(gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3),
@@ -116,6 +118,8 @@ class GgufWriting:
         has_states = not {"mamba", "linear_attention"}.isdisjoint(self.config.get("layer_types") or ())
         if self.architecture is gguf.MODEL_ARCH.GRANITE and has_states:
             self.architecture = gguf.MODEL_ARCH.GRANITE_HYBRID
+        if "moe" in self.config.get("layers_block_type", ()):
+            self.architecture = gguf.MODEL_ARCH.NEMOTRON_H_MOE
         self.of_latents = self.architecture in (gguf.MODEL_ARCH.DEEPSEEK2, gguf.MODEL_ARCH.MINICPM3)
         # Whether what makes keys of latents and what makes values are two tensors, or products and gates of Qwen3-Next.
         self.splits = splits and self.architecture in (gguf.MODEL_ARCH.DEEPSEEK2, gguf.MODEL_ARCH.QWEN3NEXT)
@@ -124,7 +128,8 @@ class GgufWriting:
         self.tensors: Mapping[str, Any] = {name: checkpoint.tensor(name) for name in checkpoint.entries}
         if fuses:
             self.tensors = fused(self.tensors)
-        self.num_layers = int(self.config.get("num_hidden_layers") or self.config["n_layer"])
+        listed = len(self.config.get("layers_block_type", ()))
+        self.num_layers = listed or int(self.config.get("num_hidden_layers") or self.config["n_layer"])
         # Layers that predict further tokens, which files of GLM-4.5 have.
         layers = [int(name.split(".")[2]) for name in self.tensors if ".layers." in name]
         self.num_further = max(layers, default=self.num_layers - 1) + 1 - self.num_layers
@@ -144,10 +149,9 @@ class GgufWriting:
             return
         writer.add_context_length(config["max_position_embeddings"])
         writer.add_embedding_length(config["hidden_size"])
-        if self.architecture is gguf.MODEL_ARCH.GEMMA4:
+        if self.architecture in (gguf.MODEL_ARCH.GEMMA4, *NEMOTRONS):
             writer.add_head_count(config["num_attention_heads"])
-            writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-            add_gemma4(writer, config)
+            (add_nemotron if self.architecture in NEMOTRONS else add_gemma4)(writer, config)
             return
         if self.architecture in LFM2:
             add_lfm2(writer, config, self.num_layers)
@@ -409,8 +413,8 @@ class GgufWriting:
         config = self.config
         if self.architecture in RECURRENT:
             return self._as_recurrent(name, numbers)
-        if ".mamba." in name:
-            return as_mamba(name, numbers, config)
+        if ".mamba." in name or ".mixer." in name:
+            numbers = as_mamba(name, numbers, config)
         if ".conv.conv." in name:
             return numbers[:, 0]
         if name.startswith("roberta.embeddings.position_embeddings."):
@@ -439,6 +443,8 @@ class GgufWriting:
         known = known.removeprefix("roberta.").removeprefix("bert.")
         if self.architecture is gguf.MODEL_ARCH.LFM2MOE and ".experts." in name:
             known = known.removeprefix("model.")
+        if self.architecture in NEMOTRONS and ".experts." in name:
+            known = known.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
         if self.architecture in GRANITES:
             known = known.replace(".block_sparse_moe.experts.", ".mlp.experts.")
         found = self.names.get_name(known, try_suffixes=(".weight", ".bias")) or name_of_factors(name)

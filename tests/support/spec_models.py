@@ -339,10 +339,14 @@ SPECS = {
         ),
         sources=LATENT_SOURCES,
     ),
-    # As in Granite 4 H: state-space layers, experts in some of them, next to attention without positions.
+    # As in Granite 4 H, state-space layers next to attention without positions; as in Nemotron-H, layers with one
+    # sublayer, and experts.
     "mamba": replace(
         PLAIN,
-        layers=(RECURRENT, replace(RECURRENT, sparse=True), NO_ROPE, RECURRENT),
+        layers=(
+            *(replace(NO_ROPE, transforms=False), replace(RECURRENT, transforms=False), RECURRENT),
+            replace(NO_ROPE, attends=False, sparse=True),
+        ),
         mamba=MambaSpec(*(12, 2, 32, 80), filter_width=3, norm=NormSpec(NormKind.RMS, 1e-5)),
         experts=ExpertsSpec(4, experts_per_token=2, intermediate_size=16, normalize_weights=True, shared_size=16),
     ),

@@ -1,4 +1,4 @@
-"""A tiny Granite 4 H: six state-space layers and two layers with attention, with random weights."""
+"""A tiny Granite 4 H, with six state-space layers and two with attention, and a tiny Nemotron-H: random weights."""
 
 from __future__ import annotations
 
@@ -17,10 +17,30 @@ CONFIG: dict[str, object] = {
     **{"mamba_n_heads": 8, "mamba_d_state": 16, "layer_types": (["mamba"] * 3 + ["attention"]) * 2},
 }
 
+NEMOTRON: dict[str, object] = {
+    "architectures": ["NemotronHForCausalLM"],
+    **{"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "dtype": "float32", "eos_token_id": 127},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024},
+    **{"mamba_num_heads": 4, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4},
+    **{"n_routed_experts": 6, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64},
+    **{"num_experts_per_tok": 2, "n_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    **{"n_group": 1, "layer_norm_epsilon": 1e-5},
+    "layers_block_type": ["linear_attention", "mlp", "linear_attention", "linear_attention", "full_attention", "mlp"],
+}
+
+
+def write_tiny_nemotron(folder: Path, **settings: object) -> Path:
+    """Write the folder of a Nemotron-H and return it. `settings` replace fields of config.json."""
+    return _write(folder, {**NEMOTRON, **settings})
+
 
 def write_tiny_granite(folder: Path, **settings: object) -> Path:
     """Write the model's folder and return it. `settings` replace fields of config.json."""
+    return _write(folder, {**CONFIG, **settings})
+
+
+def _write(folder: Path, config: dict[str, object]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **settings}))
+    (folder / "config.json").write_text(json.dumps(config))
     write_spec_model(folder, read_model(ModelFolder(folder)).spec)
     return folder

@@ -341,6 +341,16 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "nemotron-h": (
+        "NemotronH",
+        {
+            **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"},
+            "layers_block_type": ["linear_attention", "mlp", "linear_attention", FAR, "moe", "mlp"],
+            **{"head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2},
+            **{"n_routed_experts": 6, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40},
+            **{"routed_scaling_factor": 2.5, "num_experts_per_tok": 2},
+        },
+    ),
     "glm": ("Glm", {**SIZES, "head_dim": 16}),
     "glm4": ("Glm4", {**SIZES, "head_dim": 16}),
     "cohere": ("Cohere", {**SIZES, "use_qk_norm": True}),

@@ -47,12 +47,14 @@ struct LayerShape {
     int rope = -1;            // index into DecoderShape::ropes; -1: none
     bool sparse = false;
     bool recurrent = false;  // it has states instead of keys and values
-    int kv_group = 0;        // the KV group whose block tables it uses
+    int kv_group = 0;        // the KV group whose block tables it uses; -1: none
     int kv_place = 0;        // the array of the KV memory with its keys and values
     int kv_part = 0;         // its part of that array, which layers with few numbers share
     int num_kv_heads = 0;    // 0: as many as the DecoderShape says, and of its size
     int head_dim = 0;
-    bool has_keys = true;          // false: it attends to the keys and values of an earlier layer
+    bool has_keys = true;          // false: it attends to the keys and values of an earlier layer, or not at all
+    bool attends = true;           // it has attention, or states
+    bool transforms = true;        // it has an MLP or experts
     bool keys_are_values = false;  // before norms and positions
 };
 

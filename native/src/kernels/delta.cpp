@@ -315,7 +315,9 @@ void delta(const DeltaTask& task, int record, float* scratch) {
     for (int token = 0; token < task.num_tokens; ++token) prepare(task, record, token);
     const int wide = shape.value_dim / (kColumnVectors * kLanes) * (kColumnVectors * kLanes);
     add_to_columns<kColumnVectors>(task, record, 0, wide, scratch);
-    add_to_columns<1>(task, record, wide, shape.value_dim, scratch);
+    const int pairs = shape.value_dim / (2 * kLanes) * (2 * kLanes);
+    add_to_columns<2>(task, record, wide, pairs, scratch);
+    add_to_columns<1>(task, record, pairs, shape.value_dim, scratch);
     for (int token = 0; token < task.num_tokens; ++token) {
         if (task.is_stored_after(token)) put_rest(task, record, token);
     }

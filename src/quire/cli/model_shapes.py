@@ -17,7 +17,7 @@ from pathlib import Path
 from quire.compute.backend import BackendFacts
 from quire.compute.gguf.source import is_gguf
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.base import DecoderSpec
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.hub import GUIDE, HubName, find_kept, resolve_model, resolve_settings
 from quire.compute.models.packaged import PACKAGES
 from quire.compute.models.parts import Part, PartShape
@@ -26,7 +26,7 @@ from quire.compute.models.sublayers import ExpertsSpec
 from quire.compute.weights.codes import GROUP, coded_row_bytes
 from quire.compute.weights.decoder_weights import HEAD_PARTS, OF_LATENTS, is_matrix, is_product, kept_type
 from quire.core.errors import ModelError
-from quire.core.kv_spec import RECURRENT, KVCacheSpec, KVHeads
+from quire.core.kv_spec import RECURRENT, SHARED, KVCacheSpec, KVHeads
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.model_shape import ModelShape, WeightCount
 
@@ -88,7 +88,7 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
         head_dim=spec.attention.head_dim,
         vocab_size=spec.vocab_size,
         context_length=spec.context_length,
-        windows=tuple(RECURRENT if layer.recurrent else layer.window for layer in spec.layers),
+        windows=tuple(_window(layer) for layer in spec.layers),
         heads=_heads(spec, None if facts is None else facts.kv_spec),
         readers=readers,
         num_readers=len(spec.layers) - spec.first_reader,
@@ -104,6 +104,11 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
         recurrent_bytes=0 if spec.recurrence is None else spec.recurrence.half_bytes,
         recurrent_operations=0 if spec.recurrence is None else spec.recurrence.operations,
     )
+
+
+def _window(layer: LayerSpec) -> int | None:
+    """Return the window of a layer in a shape: SHARED if it has no attention."""
+    return RECURRENT if layer.recurrent else layer.window if layer.attends else SHARED
 
 
 def _heads(spec: DecoderSpec, stored: KVCacheSpec | None) -> dict[int, KVHeads]:

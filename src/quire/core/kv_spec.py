@@ -82,7 +82,7 @@ MAX_PADDING_FRACTION = 0.10
 RECURRENT: Final = 0
 """The window of a recurrent layer for `from_layers`: it reads no keys."""
 SHARED: Final = -1
-"""The window of a layer for `from_mixed_layers` that reads the keys and values of another layer."""
+"""The window of a layer for `from_mixed_layers` that stores nothing: it reads the keys of another layer, or none."""
 RECURRENT_WINDOW: Final = 2
 """A token of a recurrent layer reads the state of the token before it, and writes its own."""
 

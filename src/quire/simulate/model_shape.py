@@ -115,7 +115,7 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a model. `windows[i]` is the window of layer i, None for full attention, RECURRENT for linear.
+    """The sizes of a model. `windows[i]` is that of layer i, None for full attention, RECURRENT or SHARED.
 
     `dtype` is the checkpoint's. `kv_head_dim` is the number of stored values per head: an engine can round `head_dim`
     up. `latent_dim`: if not 0, this many of them are also the value. `intermediate_size`: the outputs of gate for a
@@ -206,7 +206,9 @@ class ModelShape:
         usual = KVHeads(self.num_kv_heads, self.head_dim)
         first_reader = self.num_layers - self.num_readers
         counts = Counter(
-            (window, self.heads.get(layer, usual), layer >= first_reader) for layer, window in enumerate(self.windows)
+            (window, self.heads.get(layer, usual), layer >= first_reader)
+            for layer, window in enumerate(self.windows)
+            if window != SHARED
         )
         return tuple(
             LayerKind(window, count, heads.size / usual.size, heads.head_dim / usual.head_dim, readers)

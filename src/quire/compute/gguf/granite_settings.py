@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.compute.gguf.named_settings import WIDTH, Settings, kinds_of_layers, local_experts
+from quire.compute.gguf.named_settings import WIDTH, Settings, StateSpace, kinds_of_layers, local_experts
 
 POSITIONS = "rope.scaling.finetuned"
 SHARED = "expert_shared_feed_forward_length"
@@ -48,20 +48,18 @@ def granite_hybrid(settings: Settings) -> dict[str, object]:
 
 
 def _mamba(settings: Settings) -> dict[str, object]:
-    heads, inner, hidden = (
-        settings.size(each) for each in ("ssm.time_step_rank", "ssm.inner_size", "embedding_length")
-    )
-    if inner % heads or inner % hidden:
-        allowed = f"a multiple of the {heads} heads (ssm.time_step_rank) and of embedding_length, {hidden}"
-        raise settings.file.error(settings.key("ssm.inner_size"), allowed)
+    rule, hidden = StateSpace.of(settings), settings.size("embedding_length")
+    inner = rule.num_heads * rule.head_size
+    if inner % hidden:
+        raise settings.file.error(settings.key("ssm.inner_size"), f"a multiple of embedding_length, {hidden}")
     return {
-        "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads,
+        "mamba_n_heads": rule.num_heads,
+        "mamba_d_head": rule.head_size,
         "mamba_expand": inner // hidden,
-        "mamba_n_groups": settings.size("ssm.group_count"),
-        "mamba_d_state": settings.size("ssm.state_size"),
-        "mamba_d_conv": settings.size("ssm.conv_kernel"),
-        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in settings.tensors),
+        "mamba_n_groups": rule.num_groups,
+        "mamba_d_state": rule.state_size,
+        "mamba_d_conv": rule.filter_width,
+        "mamba_conv_bias": rule.has_bias,
     }
 
 

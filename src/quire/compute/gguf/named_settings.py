@@ -71,6 +71,33 @@ class Settings:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class StateSpace:
+    """The settings of state-space layers."""
+
+    num_heads: int
+    head_size: int
+    num_groups: int
+    state_size: int
+    filter_width: int
+    has_bias: bool
+
+    @classmethod
+    def of(cls, settings: Settings) -> StateSpace:
+        """Return what a file says."""
+        heads, inner = settings.size("ssm.time_step_rank"), settings.size("ssm.inner_size")
+        if inner % heads:
+            raise settings.file.error(settings.key("ssm.inner_size"), f"a multiple of ssm.time_step_rank, {heads}")
+        return cls(
+            num_heads=heads,
+            head_size=inner // heads,
+            num_groups=settings.size("ssm.group_count"),
+            state_size=settings.size("ssm.state_size"),
+            filter_width=settings.size("ssm.conv_kernel"),
+            has_bias=any(name.endswith(".ssm_conv1d.bias") for name in settings.tensors),
+        )
+
+
 def local_experts(settings: Settings) -> dict[str, object]:
     """Return the number of experts, and of those for a token, as most families name them."""
     return {

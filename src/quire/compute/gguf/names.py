@@ -56,12 +56,14 @@ GEMMA4_EXPERTS: Final = MappingProxyType({theirs: ours.removeprefix("mlp.") for 
 LFM2_EXPERTS: Final = MappingProxyType(
     {theirs: ours.replace("block_sparse_moe", "feed_forward") for theirs, ours in MIXTRAL_EXPERTS.items()}
 )
+NEMOTRON_EXPERTS: Final = MappingProxyType({theirs: ours.replace("mlp", "mixer") for theirs, ours in EXPERTS.items()})
 EXPERTS_OF: Final = MappingProxyType(
     {
         "gemma4": GEMMA4_EXPERTS,
         "granitehybrid": GRANITE_EXPERTS,
         "granitemoe": GRANITE_EXPERTS,
         "lfm2moe": LFM2_EXPERTS,
+        "nemotron_h_moe": NEMOTRON_EXPERTS,
         "llama": MIXTRAL_EXPERTS,
     }
 )
@@ -219,6 +221,24 @@ MAMBA: Final = MappingProxyType(
 )
 """State-space layers."""
 
+NEMOTRON_ONCE: Final = MappingProxyType(
+    {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
+)
+NEMOTRON: Final = MappingProxyType(
+    {
+        "attn_norm": "norm",
+        **{f"attn_{part}": f"mixer.{part}_proj" for part in ("q", "k", "v")},
+        "attn_output": "mixer.o_proj",
+        "ffn_up": "mixer.up_proj",
+        "ffn_down": "mixer.down_proj",
+        "ffn_gate_inp": "mixer.gate",
+        "ffn_up_shexp": "mixer.shared_experts.up_proj",
+        "ffn_down_shexp": "mixer.shared_experts.down_proj",
+        "exp_probs_b": "mixer.gate.e_score_correction_bias",
+        **{theirs: ours.replace("mamba", "mixer") for theirs, ours in MAMBA.items()},
+    }
+)
+
 LAYERS: Final = MappingProxyType(
     {
         **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
@@ -343,11 +363,12 @@ NOMIC_LAYER: Final = MappingProxyType(
         "layer_output_norm": "norm2",
     }
 )
-OWN: Final = MappingProxyType(
+OWN: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str], str]]] = MappingProxyType(
     {
         "bert": (BERT_ONCE, BERT_LAYER, "bert.encoder.layer."),
         "gpt2": (GPT2_ONCE, GPT2_LAYER, "transformer.h."),
         "gptneox": (GPTNEOX_ONCE, GPTNEOX_LAYER, "gpt_neox.layers."),
+        **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), (NEMOTRON_ONCE, NEMOTRON, "backbone.layers.")),
         "nomic-bert": (NOMIC_ONCE, NOMIC_LAYER, "encoder.layers."),
         "phi2": (MappingProxyType({**ONCE, "output_norm": "model.final_layernorm"}), PHI2, "model.layers."),
     }
@@ -372,6 +393,8 @@ class Names:
     @classmethod
     def of(cls, architecture: str, tensors: Collection[str]) -> Names:
         """Return the names of an architecture, in a file with these tensors."""
+        if architecture in OWN:
+            return cls(architecture, *OWN[architecture])
         match architecture:
             case "falcon":
                 norms = TWO_NORMS if any(".attn_norm_2." in name for name in tensors) else {}
@@ -386,10 +409,10 @@ class Names:
             case "llama":
                 has_stacks = not any(OLD_EXPERT.fullmatch(name.rpartition(".")[0]) for name in tensors)
                 return cls(architecture, ONCE, LAYERS["llama"], "model.layers.", has_stacks)
+        layer: Mapping[str, str] = LAYERS.get(architecture, LAYER)
         if architecture == "granitehybrid" and not any(".ffn_gate_inp." in name for name in tensors):
             layer = {**LAYER, **MAMBA, **{f"ffn_{part}": name for part, name in GRANITE_MLP.items()}}
-            return cls(architecture, ONCE, layer, "model.layers.")
-        return cls(architecture, *OWN.get(architecture, (ONCE, LAYERS.get(architecture, LAYER), "model.layers.")))
+        return cls(architecture, ONCE, layer, "model.layers.")
 
     @property
     def experts(self) -> Mapping[str, str]:

@@ -10,6 +10,7 @@ from quire.compute.gguf.gemma_settings import gemma, gemma2, gemma3, gemma4
 from quire.compute.gguf.granite_settings import granite, granite_hybrid, granite_moe
 from quire.compute.gguf.lfm2_settings import lfm2, lfm2moe
 from quire.compute.gguf.named_settings import KV_HEADS, SIGMOID, Settings, local_experts
+from quire.compute.gguf.nemotron_settings import nemotron_h, nemotron_h_moe
 from quire.compute.gguf.rope_settings import TEMPERATURE, rope_scaling
 from quire.compute.models.common import MAX_LAYERS
 from quire.compute.models.rope import FULL, SLIDING
@@ -321,6 +322,8 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "llama": _llama,
         "minicpm3": _latents,
         "mistral3": _mistral3,
+        "nemotron_h": nemotron_h,
+        "nemotron_h_moe": nemotron_h_moe,
         "olmo2": _olmo2,
         "olmoe": _olmoe,
         "phi2": _turned,

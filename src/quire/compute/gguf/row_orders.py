@@ -20,7 +20,8 @@ APART: Final = frozenset({"falcon", "gptneox"})
 """Architectures whose files have all queries, then all keys, then all values in one tensor."""
 
 INTERLEAVED: Final = frozenset(
-    {"arcee", "granite", "granitehybrid", "granitemoe", "internlm2", "llama", "mistral3", "smollm3"}
+    {"arcee", "granite", "granitehybrid", "granitemoe", "internlm2", "llama", "mistral3", "nemotron_h"}
+    | {"nemotron_h_moe", "smollm3"}
 )
 """Architectures whose files interleave the rows of the two halves of each query and key head."""
 

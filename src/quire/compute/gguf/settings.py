@@ -51,6 +51,8 @@ ARCHITECTURES: Final = MappingProxyType(
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "minicpm3": "MiniCPM3ForCausalLM",
         "mistral3": "Ministral3ForCausalLM",  # also Mistral Small 3, without a growth of queries
+        "nemotron_h": "NemotronHForCausalLM",
+        "nemotron_h_moe": "NemotronHForCausalLM",
         "nomic-bert": "NomicBertModel",
         "olmo2": "Olmo2ForCausalLM",  # also OLMo 3, with a window
         "olmoe": "OlmoeForCausalLM",
@@ -83,11 +85,14 @@ LAYER_NORMS: Final = MappingProxyType(
         **dict.fromkeys(("bert", "cohere2", "command-r", "gptneox", "nomic-bert"), "layer_norm_eps"),
         **dict.fromkeys(("phi2", "stablelm"), "layer_norm_eps"),
         **{"falcon": "layer_norm_epsilon", "starcoder2": "norm_epsilon"},
+        **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "layer_norm_epsilon"),  # of RMS norms
     }
 )
-"""Architectures with layer norms → the name of their epsilon in config.json."""
+"""Architectures whose epsilon has the name of that of layer norms → its name in config.json."""
 
-RECURRENT: Final = frozenset({"granitehybrid", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"})
+RECURRENT: Final = frozenset(
+    {"granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"}
+)
 """Architectures with layers that have states instead of keys and values."""
 
 GATE: Final = "blk.0.ffn_gate.weight"
@@ -197,13 +202,13 @@ def _vocab_size(header: GgufHeader, settings: Settings) -> int:
     return settings.size("vocab_size") if embedding is None else embedding.shape[0]
 
 
-def _kv_heads(settings: Settings, heads: int) -> int:
-    """Return the number of key-value heads. A list has 0 for layers with states."""
-    found = settings.file.fields.get(key := settings.key(KV_HEADS))
+def _size_of_layers(settings: Settings, name: str, default: int | None, *, low: int = 1) -> int:
+    """Return the same size for all layers that have one. A list has 0 for those with states, or without an MLP."""
+    found = settings.file.fields.get(key := settings.key(name))
     if settings.architecture in RECURRENT and isinstance(found, list):
         rest = [each for each in found if each != 0]
         settings = replace(settings, file=ConfigFile(settings.file.where, {**settings.file.fields, key: rest}))
-    return settings.size(KV_HEADS, heads)
+    return settings.size(name, default, low=low)
 
 
 def _llama_like(settings: Settings) -> dict[str, object]:
@@ -211,10 +216,10 @@ def _llama_like(settings: Settings) -> dict[str, object]:
     unused = 0 if settings.architecture == "qwen35moe" else None  # no layer has an MLP of this size
     config: dict[str, object] = {
         "hidden_size": settings.size("embedding_length"),
-        "intermediate_size": settings.size(WIDTH, unused, low=0) or 1,
+        "intermediate_size": _size_of_layers(settings, WIDTH, unused, low=0) or 1,
         "num_hidden_layers": settings.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _kv_heads(settings, heads),
+        "num_key_value_heads": _size_of_layers(settings, KV_HEADS, heads),
         "max_position_embeddings": settings.size("context_length"),
         "rope_theta": settings.number("rope.freq_base", 10_000.0),
         "sliding_window": None,

@@ -67,7 +67,8 @@ class LayerSpec:
 
     `heads`: its key-value heads, None: those of the model. `keys_of`: it attends to the keys and values of this earlier
     layer, and has none. `keys_are_values`: it has no VALUE; values are the rows of KEY, before norms and positions.
-    `intermediate_size`: that of its MLP, None: that of the model.
+    `intermediate_size`: that of its MLP, None: that of the model. `attends`: whether it has attention or
+    states; `transforms`: whether it has an MLP or experts. It has at least one of both.
     """
 
     window: int | None
@@ -78,11 +79,18 @@ class LayerSpec:
     keys_of: int | None = None
     keys_are_values: bool = False
     intermediate_size: int | None = None
+    attends: bool = True
+    transforms: bool = True
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether it stores keys and values, or states."""
+        return self.attends and self.keys_of is None
 
     @property
     def kv_window(self) -> int | None:
         """The window of its keys and values, RECURRENT or SHARED if it has none."""
-        if self.keys_of is not None:
+        if not self.has_keys:
             return SHARED
         return RECURRENT if self.recurrent else self.window
 
@@ -196,9 +204,9 @@ class DecoderSpec:
 
     @property
     def first_reader(self) -> int:
-        """The first of the last layers that all attend to the keys of others: they may compute wanted tokens only."""
+        """The first of the last layers that all store nothing: they may compute wanted tokens only."""
         first = len(self.layers)
-        while first and self.layers[first - 1].keys_of is not None:
+        while first and not self.layers[first - 1].has_keys:
             first -= 1
         return first
 
@@ -235,8 +243,9 @@ class DecoderSpec:
 
     def layer_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
         """Return the parts of a layer, without those of its experts."""
-        mlp = self._router_parts() if layer.sparse else self._mlp_parts(layer)
-        rest = mlp | self._norm_parts() | self._input_parts()
+        rest = self._transform_parts(layer) | self._norm_parts(layer) | self._input_parts()
+        if not layer.attends:
+            return rest
         if layer.recurrent and self.recurrence is not None:
             return self.recurrence.parts(self.hidden_size) | rest
         latent = self.attention.latent
@@ -284,6 +293,11 @@ class DecoderSpec:
             parts[Part.AFTER_INPUT_NORM] = self.norm.shape(hidden)
         return parts
 
+    def _transform_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
+        if not layer.transforms:
+            return {}
+        return self._router_parts() if layer.sparse else self._mlp_parts(layer)
+
     def _mlp_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
         mlp, hidden, size = self.mlp, self.hidden_size, layer.intermediate_size or self.mlp.intermediate_size
         parts = {Part.UP: PartShape((size, hidden), mlp.bias), Part.DOWN: PartShape((hidden, size), mlp.bias)}
@@ -312,12 +326,15 @@ class DecoderSpec:
                 parts[Part.SHARED_ROUTER] = PartShape((1, self.hidden_size))
         return parts
 
-    def _norm_parts(self) -> dict[Part, PartShape]:
+    def _norm_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
         both = (Part.ATTENTION_NORM,) if self.shared_norm else (Part.ATTENTION_NORM, Part.MLP_NORM)
         before = both if self.norm_before else ()
         after = (Part.AFTER_ATTENTION_NORM, Part.AFTER_MLP_NORM) if self.norm_after else ()
         joined = (Part.JOINED_ATTENTION_NORM, Part.JOINED_MLP_NORM) if self.norm_joined else ()
-        return dict.fromkeys(before + after + joined, self.norm.shape(self.hidden_size))
+        absent = set() if layer.attends else {Part.ATTENTION_NORM}
+        absent |= set() if layer.transforms else {Part.MLP_NORM}
+        names = [part for part in before + after + joined if part not in absent]
+        return dict.fromkeys(names, self.norm.shape(self.hidden_size))
 
     def kv_cache_spec(self, block_size: int, dtype: str = "float32") -> KVCacheSpec:
         """Return the content of a block of KV memory for this model.
@@ -344,6 +361,13 @@ def _head_norm(attention: AttentionSpec, norm: NormSpec, num_heads: int) -> Part
 
 def _check_mixed(spec: DecoderSpec) -> None:
     attention = spec.attention
+    if not all(layer.attends and layer.transforms for layer in spec.layers):
+        if not all(layer.attends or layer.transforms for layer in spec.layers):
+            raise CheckpointError("layers", "without a sublayer", "at least one in each")
+        if not any(layer.has_keys for layer in spec.layers):
+            raise CheckpointError("layers", "without attention and states", "at least one that has either")
+        if spec.parallel or spec.shared_norm or spec.norm_after or spec.norm_joined or not spec.norm_before:
+            raise CheckpointError("norms", "around a missing sublayer", "one before each sublayer")
     if attention.latent is not None and any(layer.heads or layer.keys_are_values for layer in spec.layers):
         raise CheckpointError("layers", "other heads next to latents", "one latent for all layers")
     if attention.bidirectional and (attention.latent is not None or any(layer.recurrent for layer in spec.layers)):

@@ -52,13 +52,18 @@ def with_mamba(spec: DecoderSpec, rule: MambaSpec, recurrent: Sequence[bool], mo
     return replace(spec, mamba=rule, layers=layers, sources=MappingProxyType({**spec.sources, **rows}))
 
 
+def require_no_limits(config: ConfigFile) -> None:
+    """Raise if steps have limits."""
+    if config.fields.get("time_step_limit") not in NO_LIMITS:
+        raise config.error("time_step_limit", "null, or 0 to infinity")
+
+
 def mamba_rule(config: ConfigFile, norm: NormSpec) -> MambaSpec:
     """Return the settings of state-space layers; refuses those that quire does not interpret."""
     config = config.over(DEFAULTS)
     config.require("hidden_act", "silu", None)  # also the activation of the filter
     config.refuse("mamba_proj_bias")
-    if config.fields.get("time_step_limit") not in NO_LIMITS:
-        raise config.error("time_step_limit", "null, or 0 to infinity")
+    require_no_limits(config)
     heads, width = config.size("mamba_n_heads", high=MAX_HEADS), config.size("hidden_size")
     width *= config.size("mamba_expand", high=MAX_HEAD_DIM)
     if width % heads or width // heads > MAX_HEAD_DIM:

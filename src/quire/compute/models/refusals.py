@@ -24,7 +24,7 @@ FROM_PICKLE: Final = (
 OTHER_LAYERS: Final = (
     (r"(Falcon)?Mamba2?For", "its layers are state-space layers (Mamba)"),
     (
-        r"(FalconH1|Jamba|NemotronH|Plamo2|Zamba2?)For",
+        r"(FalconH1|Jamba|Plamo2|Zamba2?)For",
         "some of its layers are state-space layers",
     ),
     (r"(BailingHybrid|KimiLinear|MiniMax(Text01)?|OlmoHybrid)For", "it has linear attention"),

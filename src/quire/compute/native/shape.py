@@ -132,7 +132,8 @@ def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> l
     }
     layers: list[dict[str, object]] = []
     for index, layer in enumerate(spec.layers):
-        group, place, part = homes[index if layer.keys_of is None else layer.keys_of]
+        home = homes.get(index if layer.keys_of is None else layer.keys_of)
+        group, place, part = (-1, 0, 0) if home is None else home
         layers.append(
             {
                 "window": layer.window or 0,
@@ -144,7 +145,9 @@ def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> l
                 "kv_part": part,
                 "num_kv_heads": 0 if layer.heads is None else layer.heads.num_kv_heads,
                 "head_dim": 0 if layer.heads is None else layer.heads.head_dim,
-                "has_keys": layer.keys_of is None,
+                "has_keys": layer.has_keys,
+                "attends": layer.attends,
+                "transforms": layer.transforms,
                 "keys_are_values": layer.keys_are_values,
             }
         )

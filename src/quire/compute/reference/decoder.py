@@ -88,7 +88,8 @@ class ReferenceDecoder:
                     hidden = attended + self._transform(hidden, index)
                 else:
                     hidden = self._norm(attended, parts, Part.JOINED_ATTENTION_NORM)
-                    hidden = self._norm(hidden + self._transform(hidden, index), parts, Part.JOINED_MLP_NORM)
+                    if layer.transforms:
+                        hidden = self._norm(hidden + self._transform(hidden, index), parts, Part.JOINED_MLP_NORM)
                 hidden = self._finish_layer(hidden, parts, layer_inputs[:, index])
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
             logits = self._logits(hidden[inputs.logit_indices])
@@ -150,6 +151,8 @@ class ReferenceDecoder:
     ) -> FloatArray:
         """Return the residual stream with a layer's attention added. Mutates the cache."""
         parts, spec = self.weights.layers[index], self.spec
+        if not spec.layers[index].attends:
+            return hidden
         rows = self._norm(hidden, parts, Part.ATTENTION_NORM)
         if spec.layers[index].recurrent and spec.delta is not None:
             states = cache.states(index, spec.delta.num_key_heads)

@@ -42,6 +42,7 @@ STACK: Final = ".experts."
 BARE: Final = (
     *(".self_attn.sinks", ".mlp.gate.e_score_correction_bias"),
     *(".linear_attn.A_log", ".linear_attn.dt_bias", ".mamba.A_log", ".mamba.dt_bias", ".mamba.D"),
+    *(".mixer.A_log", ".mixer.dt_bias", ".mixer.D", ".mixer.gate.e_score_correction_bias"),
     *(".mlp.moe_statics.e_score_correction_bias", ".layer_scalar"),
     *(".router.scale", ".router.per_expert_scale", ".feed_forward.expert_bias"),
 )
