@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quire import _native
-from quire.compute.models.sublayers import ConvolutionSpec
+from quire.compute.models.recurrent import ConvolutionSpec
 from quire.compute.torch.missing import missing
 from quire.core.errors import CheckpointError
 from support.dense_oracle import DenseOracle
