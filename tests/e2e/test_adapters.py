@@ -234,6 +234,10 @@ def test_settings_that_cannot_be_are_refused(models: Models, tmp_path: Path) -> 
             opened(models.base, adapter=given)
     with pytest.raises(InvalidConfigError, match="a folder for each name"):
         opened(models.base, adapter={"tune": None})
+    with pytest.raises(
+        InvalidConfigError, match=r"adapter_memory is '64.0 KiB'; allowed: at least .*, for the largest"
+    ):
+        opened(models.base, adapter={"tune": folder}, adapter_memory="64KiB")
     with pytest.raises(InvalidConfigError, match="max_adapter_rank"):
         opened(models.base, adapter={"tune": folder}, max_adapter_rank=0)
     with opened(models.base, adapter=[str(folder)]) as llm:

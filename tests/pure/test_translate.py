@@ -427,6 +427,8 @@ def test_a_refusal_of_the_engine_has_the_clients_name_and_the_place_of_its_promp
         (RequestTooLargeError("max_tokens", 9, "8"), chat, None, "messages"),
     ):
         assert named(RefusedPrompt(error, prompt_index), request).detail.param == param
+    unloaded = named(RefusedPrompt(InvalidRequestError("adapter", "tune", "none")), request)
+    assert (unloaded.status, unloaded.detail.param, unloaded.detail.code) == (404, "model", "model_not_found")
 
 
 def test_a_schema_that_cannot_be_held_to_is_blamed_on_the_function_that_has_it() -> None:

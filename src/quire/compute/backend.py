@@ -22,7 +22,9 @@ from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner
 from quire.compute.worker.step_ahead import Launcher
 from quire.compute.worker.store.slot_file import SlotFile
+from quire.core.byte_sizes import format_bytes
 from quire.core.config import ResolvedConfig
+from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
 from quire.core.granted import free_memory, resident_bytes
 from quire.core.kv_spec import KVCacheSpec
@@ -147,11 +149,18 @@ class Backend(Protocol):
 
 
 def adapter_bytes(model: ModelDescription, config: ResolvedConfig, dtype: str) -> int:
-    """Return the bytes for adapters: as configured, or else the sum of the named adapters. Does not mutate."""
-    if config.adapter_memory is not None:
-        return int(config.adapter_memory)
-    different = {adapter.digest: adapter for adapter in model.adapters.values()}.values()
-    return sum(adapter.num_bytes(4 if dtype == "float32" else 2) for adapter in different)
+    """Return the bytes for adapters: as configured, or else the sum of the named adapters. Does not mutate.
+
+    Raises `InvalidConfigError` if one of these needs more than is configured: its requests would wait forever.
+    """
+    sizes = {each.digest: each.num_bytes(4 if dtype == "float32" else 2) for each in model.adapters.values()}
+    if config.adapter_memory is None:
+        return sum(sizes.values())
+    memory, largest = int(config.adapter_memory), max(sizes.values(), default=0)
+    if memory < largest:
+        allowed = f"at least {format_bytes(largest)}, for the largest adapter"
+        raise InvalidConfigError("adapter_memory", format_bytes(memory), allowed)
+    return memory
 
 
 def needs_on_host(facts: BackendFacts) -> MemoryNeeds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from quire.compute.grammar.limits import GrammarLimits
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # Where JSON allows white space, allow at most one space: models write it so, and none can write spaces forever.
 JSON_SPACE: Final = " ?"
+KINDS: Final = MappingProxyType({"json_schema": "a schema", "regex": "a regular expression", "lark": "a grammar"})
 EXCERPT: Final = re.compile(r"\n *[0-9]+ \| ")
 # If only one text can follow, llguidance would tokenize it and allow only the first token. Any matching token is
 # equally correct, and the model should choose. This is cheaper too, and for some tokenizers forcing panics.
@@ -61,4 +63,4 @@ def _refusal(grammar: Grammar, message: str) -> InvalidRequestError:
         one_line(EXCERPT.split(message)[0]).removeprefix("at 1(8): ").removeprefix("failed to compile JSON schema: ")
     )
     reason = reason.replace("no token can follow", "no text matches it")
-    return InvalidRequestError("grammar", grammar.text, f"a {grammar.kind} that can be compiled: {reason}")
+    return InvalidRequestError("grammar", grammar.text, f"{KINDS[grammar.kind]} that can be compiled: {reason}")

@@ -44,7 +44,7 @@ MEMORY_BYTES: Final = 1 << 30
 """The limit of memory, in addition to the child's memory at its start."""
 MAX_DEATHS: Final = 2
 """The limit of deaths during the trial of a grammar; the same limit applies outside of trials."""
-TOO_MUCH: Final = "it takes too much to compile; make it smaller, or nest and combine less"
+TOO_MUCH: Final = "one that takes less to compile: make it smaller, or nest and combine less"
 
 
 @dataclass(frozen=True, slots=True)

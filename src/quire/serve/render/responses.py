@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from quire.engine.outputs import CompletionDelta
 from quire.serve.errors import ApiError
@@ -29,14 +30,15 @@ class ResponseReply:
     """The answer to one call, complete or in progress. Mutable."""
 
     def __init__(self, fields: ResponseRequest, generation: Generation) -> None:
-        self._fields = fields
         self._generation = generation
         form = generation.request.form
-        self._names = TokenNames(generation.services.model.tokenizer)
         self._reader: AnswerReader | None = None
         if form is not None:
             self._reader = form.reader(form.thinking(generation.prepared[0].request.prompt_token_ids))
         self._items = Items(shown_id("", generation.context), form)
+        # No methods: the events would lead back to this reply, and both would live until cycles are collected.
+        self._as_far = partial(_as_far, fields, generation)
+        self._logprobs = partial(_logprobs, fields.top_logprobs or 0, TokenNames(generation.services.model.tokenizer))
         self._events = ResponseEvents(self._items, self._reader, self._as_far, self._logprobs)
 
     def whole(self, results: Results) -> ResponseAnswer:
@@ -57,33 +59,36 @@ class ResponseReply:
         """Return the event that ends a failed stream. Mutates."""
         return self._events.failed(error)
 
-    def _logprobs(self, output: CompletionDelta) -> list[ContentLogprob]:
-        if output.logprobs is None:
-            return []
-        return written(content_logprobs(output.logprobs, self._fields.top_logprobs or 0, self._names))
 
-    def _as_far(self, status: Status, items: Items, counts: TokenCounts | None) -> ResponseAnswer:
-        """Return the answer so far. Does not mutate."""
-        fields, generation = self._fields, self._generation
-        return ResponseAnswer(
-            id=shown_id("resp_", generation.context, fields.request_id),
-            object="response",
-            created_at=generation.created_s,
-            status=status,
-            model=shown_model(fields, generation),
-            output=[] if status == "in_progress" else items.told(status),
-            usage=None if counts is None else _usage(counts),
-            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
-            instructions=fields.instructions,
-            max_output_tokens=fields.max_output_tokens,
-            temperature=generation.request.sampling.temperature,
-            top_p=generation.request.sampling.top_p,
-            metadata=fields.metadata or {},
-            parallel_tool_calls=fields.parallel_tool_calls is not False,
-            text=TextSettings(fields.wanted_format),
-            tool_choice=fields.tool_choice or ("auto" if fields.tools else "none"),
-            tools=fields.shown_tools,
-        )
+def _logprobs(most: int, names: TokenNames, output: CompletionDelta) -> list[ContentLogprob]:
+    if output.logprobs is None:
+        return []
+    return written(content_logprobs(output.logprobs, most, names))
+
+
+def _as_far(
+    fields: ResponseRequest, generation: Generation, status: Status, items: Items, counts: TokenCounts | None
+) -> ResponseAnswer:
+    """Return the answer so far. Does not mutate."""
+    return ResponseAnswer(
+        id=shown_id("resp_", generation.context, fields.request_id),
+        object="response",
+        created_at=generation.created_s,
+        status=status,
+        model=shown_model(fields, generation),
+        output=[] if status == "in_progress" else items.told(status),
+        usage=None if counts is None else _usage(counts),
+        incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+        instructions=fields.instructions,
+        max_output_tokens=fields.max_output_tokens,
+        temperature=generation.request.sampling.temperature,
+        top_p=generation.request.sampling.top_p,
+        metadata=fields.metadata or {},
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        text=TextSettings(fields.wanted_format),
+        tool_choice=fields.tool_choice or ("auto" if fields.tools else "none"),
+        tools=fields.shown_tools,
+    )
 
 
 def _usage(counts: TokenCounts) -> ResponseUsage:

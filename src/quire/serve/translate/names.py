@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
-from quire.serve.errors import ApiError, api_error_of, context_length_exceeded
+from quire.serve.errors import ApiError, api_error_of, context_length_exceeded, model_not_found
 from quire.serve.run.request import GenerationRequest, RefusedPrompt
 
 _HEAD: Final = re.compile(r"[^.\[]*")
@@ -15,6 +15,8 @@ _HEAD: Final = re.compile(r"[^.\[]*")
 
 def named(refused: RefusedPrompt, request: GenerationRequest) -> ApiError:
     """Return the answer for a refusal of the engine, with the names of the client's request. Does not mutate."""
+    if refused.error.field == "adapter":  # unloaded since it was found: for the client, an adapter is a model
+        return model_not_found(str(refused.error.value))
     error = refused.error if request.form is None else request.form.blame(refused.error)
     return renamed(error, request.names, refused.prompt_index)
 
