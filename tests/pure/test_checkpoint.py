@@ -73,6 +73,12 @@ def test_every_number_of_a_long_tensor_is_rounded_as_a_single_one_is() -> None:
     assert numbers.tobytes() == before
 
 
+def test_a_long_tensor_of_float16_is_rounded_as_its_numbers_in_float32_are() -> None:
+    every = np.tile(np.arange(1 << 16, dtype=np.uint16), 3)
+    numbers = np.random.default_rng(4).permutation(every).view(np.float16)
+    assert np.array_equal(narrowed(numbers), narrowed(numbers.astype(np.float32)))
+
+
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_bits_are_those_of_the_numbers(dtype: str, tmp_path: Path) -> None:
     tensor = np.random.default_rng(0).standard_normal((7, 5), dtype=np.float32)

@@ -21,7 +21,7 @@ from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError
 from quire.core.model_files import SPACE_AT_END
 from quire.engine.text.tokenizer import Tokenizer
-from quire.engine.text.tokenizer_files import LONG_TEXT
+from quire.engine.text.tokenizer_files import LONG_TEXT, long_texts_in
 from support.growth import is_linear
 
 ROOT = Path(__file__).parents[2]
@@ -198,6 +198,13 @@ def test_words_are_split_by_the_name_of_the_splitter(pre: str, tmp_path: Path) -
     assert file.json_object("generation_config.json") == {"eos_token_id": [len(TOKENS)]}
 
 
+def test_no_merge_is_taken_for_a_comment(tmp_path: Path) -> None:
+    tokens = ["#version", "s", "#versions"]
+    file = write(tmp_path / "m.gguf", "gpt2", tokens, [1] * 3, pre="gpt-2", merges=["#version s"])
+    model = json.loads(tokenizers.Tokenizer.from_str(file.text("tokenizer.json")).to_str())["model"]
+    assert model["merges"] == [["#version", "s"]]
+
+
 def test_the_end_of_a_message_ends_no_answer_of_gpt_oss(tmp_path: Path) -> None:
     merges, begin = [" ".join(merge) for merge in MERGES], len(TOKENS)
     marks = ["<|end|>", "<|channel|>", "<|call|>", "<|return|>"]
@@ -355,4 +362,7 @@ def test_a_folder_with_the_slow_pattern_gets_the_fast_one(tmp_path: Path) -> Non
 
 def test_long_texts_are_looked_for_in_time_in_proportion_to_the_file() -> None:
     assert is_linear(lambda size: LONG_TEXT.findall((b"a" * size + b'","') * 50), 1000)
-    assert [len(each) for each in LONG_TEXT.findall(b'{"a": "' + b"b" * 5000 + b'", "c": "d"}')] == [5000]
+    assert [len(each) for each in long_texts_in(b'{"a": "' + b"b" * 5000 + b'", "c": "d"}')] == [5000]
+    for place in range(0, 2048, 31):
+        for length, count in ((4095, 0), (4096, 1)):
+            assert len(long_texts_in(b'"' * (place + 1) + b"b" * length + b'"')) == count

@@ -16,6 +16,41 @@ namespace {
 // Inputs to pack for all 16 rows before the next ones, so that writes stay in the cache.
 constexpr int kInputsAtOnce = 256;
 
+// Four columns of four words.
+struct Columns {
+    typedef std::uint32_t Words __attribute__((vector_size(16)));
+    Words column[4];
+
+    // Transposes four rows of 16 bytes in registers.
+    Columns(const void* from, std::size_t row_bytes) {
+        Words rows[4];
+        for (int i = 0; i < 4; ++i) std::memcpy(&rows[i], static_cast<const std::byte*>(from) + i * row_bytes, 16);
+        const Words low01 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
+        const Words low23 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
+        const Words high01 = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
+        const Words high23 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
+        column[0] = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+        column[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+        column[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+        column[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+    }
+
+    void put_words(void* to, std::size_t column_bytes) const {
+        for (int i = 0; i < 4; ++i) std::memcpy(static_cast<std::byte*>(to) + i * column_bytes, &column[i], 16);
+    }
+    // As eight columns of four half words.
+    void put_halves(void* to, std::size_t column_bytes) const {
+        typedef std::uint16_t Halves __attribute__((vector_size(16)));
+        for (int i = 0; i < 4; ++i) {
+            const auto halves = (Halves)column[i];
+            const Halves apart = __builtin_shufflevector(halves, halves, 0, 2, 4, 6, 1, 3, 5, 7);
+            auto* first = static_cast<std::byte*>(to) + 2 * i * column_bytes;
+            std::memcpy(first, &apart, 8);
+            std::memcpy(first + column_bytes, reinterpret_cast<const std::byte*>(&apart) + 8, 8);
+        }
+    }
+};
+
 // The rows of the lanes of a panel, from an input on; lanes without a row are zero.
 template <typename Number>
 struct Lanes {
@@ -25,19 +60,25 @@ struct Lanes {
     Number zero;
 };
 
-// Packs inputs `start` … `end` - 1 of a panel; `start` is the first of a step. A lane's step is copied as one word.
+// Packs inputs `start` … `end` - 1 of a panel; `start` is the first of a step.
 template <typename Number>
 void fill_panel(const Panels<Number>& place, const Lanes<Number>& lanes, int start, int end) {
-    constexpr int kInputs = Step<Number>::kInputs;
-    for (int input = start; input < end; input += kInputs) {
+    constexpr int kInputs = Step<Number>::kInputs, kAtOnce = 16 / sizeof(Number);
+    int input = start;
+    for (; lanes.count == kPanelWidth && input + kAtOnce <= end; input += kAtOnce) {
+        auto* to = const_cast<Number*>(place.at(input / kInputs));
+        for (int lane = 0; lane < kPanelWidth; lane += 4) {
+            const Columns columns(lanes.first + (input - start) + lane * lanes.stride, lanes.stride * sizeof(Number));
+            if constexpr (kInputs * sizeof(Number) == 4) {
+                columns.put_words(to + lane * kInputs, place.step * sizeof(Number));
+            } else {
+                columns.put_halves(to + lane * kInputs, place.step * sizeof(Number));
+            }
+        }
+    }
+    for (; input < end; input += kInputs) {
         auto* to = const_cast<Number*>(place.at(input / kInputs));
         const Number* from = lanes.first + (input - start);
-        if (lanes.count == kPanelWidth && input + kInputs <= end) {
-            for (int lane = 0; lane < kPanelWidth; ++lane) {
-                std::memcpy(to + lane * kInputs, from + lane * lanes.stride, kInputs * sizeof(Number));
-            }
-            continue;
-        }
         for (int lane = 0; lane < kPanelWidth; ++lane) {
             for (int i = 0; i < kInputs; ++i) {
                 const bool filled = lane < lanes.count && input + i < end;
@@ -91,33 +132,17 @@ CodedLane lane_of(const MatrixView& matrix, int row, int input) {
     return {const_cast<std::byte*>(panels.at(input)), panels.layout, panels.place, row % kPanelWidth};
 }
 
-typedef std::uint32_t FourWords __attribute__((vector_size(16)));
-
 // The weights of 256 inputs of a panel, output by output, and the codes step by step: steps[i] has the codes of four
 // inputs of each output.
 struct PanelCodes {
     CodedInputs outputs[kPanelWidth];
     std::byte steps[kCodedInputs / kStepInputs][kStepBytes];
 
-    // Fills `steps` with four steps of four outputs at a time, which are transposed in registers.
     void turn(int num_inputs) {
         for (int lane = 0; lane < kPanelWidth; lane += 4) {
             for (int step = 0; step < num_inputs / kStepInputs; step += 4) {
-                FourWords rows[4];
-                for (int i = 0; i < 4; ++i) {
-                    std::memcpy(&rows[i], outputs[lane + i].codes + step * kStepInputs, sizeof rows[i]);
-                }
-                const FourWords low01 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
-                const FourWords low23 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
-                const FourWords high01 = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
-                const FourWords high23 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
-                const FourWords turned[4] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
-                                             __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
-                                             __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
-                                             __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
-                for (int i = 0; i < 4; ++i) {
-                    std::memcpy(steps[step + i] + lane * kStepInputs, &turned[i], sizeof turned[i]);
-                }
+                const Columns columns(outputs[lane].codes + step * kStepInputs, sizeof(CodedInputs));
+                columns.put_words(steps[step] + lane * kStepInputs, kStepBytes);
             }
         }
     }

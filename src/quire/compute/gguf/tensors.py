@@ -135,9 +135,11 @@ class GgufTensors:
     def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
         """Return rows of a tensor as bfloat16, read-only; O(1) if the file has bfloat16 in the same order."""
         entry = self.entries[name]
-        if entry.dtype == "BF16" and not (entry.is_rearranged or entry.is_exponential):
+        if entry.dtype in ("BF16", "F16") and not (entry.is_rearranged or entry.is_exponential):
             data, shape = self._rows(entry, rows)
-            bits = np.require(data.view("<u2"), np.uint16, ["ALIGNED"]).reshape(shape)
+            is_half = entry.dtype == "F16"
+            bits = narrowed(data.view("<f2")) if is_half else np.require(data.view("<u2"), np.uint16, ["ALIGNED"])
+            bits = bits.reshape(shape)
         else:
             found = self._numbers(entry, rows)
             bits = narrowed(found.reshape(-1)).reshape(found.shape)

@@ -254,10 +254,13 @@ def _byte_level(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _listed_merges(file: ConfigFile) -> list[list[str]]:
-    merges = [merge.split(" ") for merge in file.texts("tokenizer.ggml.merges")]
-    if any(len(merge) != 2 for merge in merges):
+def _listed_merges(file: ConfigFile) -> Sequence[Sequence[str]]:
+    merges = file.texts("tokenizer.ggml.merges")
+    if any(merge.count(" ") != 1 for merge in merges):
         raise file.error("tokenizer.ggml.merges", "pairs of tokens with one space between them")
+    # The library reads texts faster than pairs, but takes a text that begins like this for a comment.
+    if any(merge.startswith("#version") for merge in merges):
+        return [merge.split(" ") for merge in merges]
     return merges
 
 
