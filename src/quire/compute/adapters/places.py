@@ -35,7 +35,9 @@ IN_TURNS: Final = frozenset({Part.DELTA_GATE, Part.DELTA_OUTPUT})
 """Matrices whose value heads a GGUF file can have in another order than adapters."""
 
 BY_HEAD: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
-PREFIXES: Final = ("model.language_model.", "language_model.model.", "language_model.", "model.", "transformer.")
+PREFIXES: Final = (
+    *("model.language_model.", "language_model.model.", "language_model.", "model.", "transformer.", "backbone."),
+)
 """Prefixes of the layers' names, which depend on the release and on how a model was opened for training."""
 
 OLD_EXPERTS: Final = (".block_sparse_moe.", ".mlp.")
