@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import tokenizers
 
@@ -18,9 +19,11 @@ from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.settings import config_of
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
+from quire.compute.models.pooling import IDENTITY
 from quire.core.errors import CheckpointError, InvalidConfigError
 from support.gguf_models import GgufWriting
 from support.tiny_bert import IDS, TEXT, WORDS, tokenizer_json, write_tiny_bert, write_tiny_reranker
+from support.tiny_checkpoint import write_model_weights
 
 TEXTS = [[(7 * i * i + 3 * i + n) % 120 + 5 for i in range(n)] for n in (1, 40, 70)]
 ROPE = {"rope_type": "default", "rope_theta": 1000.0}
@@ -177,3 +180,19 @@ def test_a_reranker_of_xlm_roberta_scores_as_its_folder(tmp_path: Path) -> None:
             found.append(llm.score("what a block", documents, use_tqdm=False))
             assert not llm.report.recommends_sampling and len(llm.report.labels) == 1
     assert found[0] == found[1] and len(set(found[0])) == 3
+
+
+def test_layers_after_the_pooling_are_in_the_file(tmp_path: Path) -> None:
+    folder, random = write_tiny_bert(tmp_path / "model", **GEMMA), np.random.default_rng(0)
+    writing = written(folder, tmp_path / "m.gguf")
+    for number, shape in ((2, (96, 64)), (3, (32, 96))):
+        weight = random.standard_normal(shape, np.float32) / 8
+        step = folder / f"{number}_Dense"
+        step.mkdir()
+        sizes = {"in_features": shape[1], "out_features": shape[0], "bias": False, "activation_function": IDENTITY}
+        (step / "config.json").write_text(json.dumps(sizes))
+        write_model_weights(step, {"linear.weight": weight})
+        writing.writer.add_tensor(f"dense_{number}.weight", weight)
+    writing.close()
+    found = embedded(tmp_path / "m.gguf")
+    assert found == embedded(folder) and {len(vector) for vector in found} == {32}

@@ -188,7 +188,6 @@ LAYERS: Final = MappingProxyType(
         **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
         "gemma2": GEMMA,
         "gemma3": GEMMA,
-        "gemma-embedding": GEMMA,
         **dict.fromkeys(("chatglm", "phi3"), MappingProxyType({**LAYER, "ffn_up": "mlp.gate_up_proj"})),
         "glm4": MappingProxyType(
             {
@@ -274,6 +273,7 @@ GPT2_LAYER: Final = MappingProxyType(
         "ffn_down": "mlp.c_proj",
     }
 )
+EMBEDDING_ONCE: Final = MappingProxyType({**ONCE, "dense_2": "2_Dense.linear", "dense_3": "3_Dense.linear"})
 BERT_ONCE: Final = MappingProxyType(
     {
         "token_embd": "bert.embeddings.word_embeddings",
@@ -317,6 +317,7 @@ NOMIC_LAYER: Final = MappingProxyType(
 OWN: Final = MappingProxyType(
     {
         "bert": (BERT_ONCE, BERT_LAYER, "bert.encoder.layer."),
+        "gemma-embedding": (EMBEDDING_ONCE, GEMMA, "model.layers."),
         "gpt2": (GPT2_ONCE, GPT2_LAYER, "transformer.h."),
         "gptneox": (GPTNEOX_ONCE, GPTNEOX_LAYER, "gpt_neox.layers."),
         "nomic-bert": (NOMIC_ONCE, NOMIC_LAYER, "encoder.layers."),

@@ -18,6 +18,7 @@ from quire.compute.gguf.own_settings import OWN
 from quire.compute.gguf.rope_settings import ReadTensor, rope_settings
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.labels import WITHOUT_LABELS
+from quire.compute.models.pooling import IDENTITY
 from quire.core.errors import ModelError
 
 ARCHITECTURES: Final = MappingProxyType(
@@ -171,6 +172,16 @@ def pooling_config_of(header: GgufHeader) -> dict[str, object] | None:
     """Return 1_Pooling/config.json for a file; None if the file does not specify the pooling. Does not mutate."""
     kind = header.settings.get(f"{architecture_of(header)}.pooling_type")
     return {"pooling_mode": POOLINGS[kind]} if type(kind) is int and kind in POOLINGS else None
+
+
+def dense_config_of(header: GgufHeader, file: str) -> dict[str, object] | None:
+    """Return N_Dense/config.json, a layer after the pooling; None if the file has none. Does not mutate."""
+    folder, _, name = file.partition("/")
+    tensor = header.tensors.get(f"dense_{folder.removesuffix('_Dense')}.weight")
+    if tensor is None or name != "config.json" or len(tensor.shape) != 2 or architecture_of(header) not in ENCODERS:
+        return None
+    size = {"out_features": tensor.shape[0], "in_features": tensor.shape[1]}
+    return {**size, "bias": False, "activation_function": IDENTITY}
 
 
 def _dtype(header: GgufHeader) -> str:

@@ -18,6 +18,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
 from quire.compute.models.labels import CLASSIFIES, SCORE_TENSOR, WITHOUT_LABELS, Labels, labels_of
+from quire.compute.models.pooling import DenseStep, dense_steps
 from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
@@ -111,7 +112,8 @@ class ModelDescription:
     `source` has the files and tensors. `dtype` is the checkpoint's. `notices` are facts that a user should see at the
     start, one line each. `quantization`: how the weights of a folder are quantised, empty if they are not. `draft`: the
     smaller model that guesses tokens for this one. `adapters`: the adapters that requests may name, by name. `labels`:
-    of a model that classifies texts. `generates`: whether the model can continue a text.
+    of a model that classifies texts. `generates`: whether the model can continue a text. `dense`: the layers after the
+    pooling of vectors.
     """
 
     source: ModelSource
@@ -126,6 +128,12 @@ class ModelDescription:
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     labels: Labels | None = None
     generates: bool = True
+    dense: tuple[DenseStep, ...] = ()
+
+    @property
+    def vector_size(self) -> int:
+        """The numbers of a vector."""
+        return self.dense[-1].num_outputs if self.dense else self.spec.hidden_size
 
     @property
     def weight_type(self) -> str:
@@ -163,6 +171,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         quantization="" if quantization is None else quantization.name,
         labels=labels_of(config) if classifies else None,
         generates=not classifies and not spec.attention.bidirectional,
+        dense=() if classifies else tuple(dense_steps(source, spec.hidden_size)),
     )
 
 
