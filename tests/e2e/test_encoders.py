@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import tokenizers
 
 from quire import LLM
+from quire.cli import main
 from quire.compute.models.labels import separator_of
 from quire.compute.models.source import ModelFolder
 from quire.core.config import EngineConfig
@@ -115,6 +117,20 @@ def test_what_an_encoder_cannot_do_is_said(folder: Path, tmp_path: Path) -> None
             llm.classify([TEXT])
         with pytest.raises(InvalidRequestError, match="at least one token"):
             llm.embed([[]])
+
+
+def test_commands_say_what_the_model_is_for(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "an encoder: it makes vectors or scores of texts, and generates no text"
+    assert plan_engine(EngineConfig(model=str(folder))).report.notices == (said,)
+    assert main(["plan", str(folder)]) == 2
+    assert f"{said}; quire plan is for models that generate text" in capsys.readouterr().err
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    shutil.copytree(folder, tmp_path / "hub" / "models--tiny--bert" / "snapshots" / ("0" * 40))
+    assert main(["models"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny/bert")]
+    assert line.endswith("  yes, for vectors or scores only")
 
 
 @pytest.fixture(scope="module")

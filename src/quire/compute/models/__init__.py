@@ -101,6 +101,7 @@ FAMILIES: Final = MappingProxyType(
 )
 """The first of `architectures` in config.json → the module of its family."""
 
+ENCODER: Final = "an encoder: it makes vectors or scores of texts, and generates no text"
 TEXT_ONLY: Final = "a multimodal model: only its text model is served"
 TYPES: Final = MappingProxyType({"float32": "F32", "bfloat16": "BF16", "float16": "F16"})
 
@@ -160,6 +161,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
     dtype, quantization = _dtype(config), quantization_of(config)
     reads_images = config.is_set("text_config") or config.is_set("vision_config")
     notices = (TEXT_ONLY,) if reads_images else rope_notices(config, max_length)
+    notices += (ENCODER,) if spec.attention.bidirectional else ()
     return ModelDescription(
         source=source,
         architecture=architecture,
