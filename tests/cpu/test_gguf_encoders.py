@@ -16,11 +16,15 @@ import tokenizers
 from quire import LLM
 from quire.compute.gguf.encoders import word_pieces
 from quire.compute.gguf.header import GgufHeader
-from quire.compute.gguf.settings import config_of
+from quire.compute.gguf.settings import config_of, dense_config_of
+from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
+from quire.compute.models import read_model
 from quire.compute.models.pooling import IDENTITY
+from quire.compute.weights.decoder_weights import WeightReader
 from quire.core.errors import CheckpointError, InvalidConfigError
+from support.gguf_answers import spec_of
 from support.gguf_models import GgufWriting
 from support.tiny_bert import IDS, TEXT, WORDS, tokenizer_json, write_tiny_bert, write_tiny_reranker
 from support.tiny_checkpoint import write_model_weights
@@ -197,3 +201,15 @@ def test_layers_after_the_pooling_are_in_the_file(tmp_path: Path) -> None:
     writing.close()
     found = embedded(tmp_path / "m.gguf")
     assert found == embedded(folder) and {len(vector) for vector in found} == {32}
+    # Files of Ollama have other names, and the architecture of Gemma 3.
+    header = GgufHeader.read(tmp_path / "m.gguf")
+    tensors = dict(header.tensors)
+    for ours, name in (("dense_2", "dense.0"), ("dense_3", "dense.1")):
+        tensors[f"{name}.weight"] = tensors.pop(f"{ours}.weight")
+    settings = {name.replace("gemma-embedding", "gemma3"): each for name, each in header.settings.items()}
+    settings |= {"general.architecture": "gemma3", "gemma3.pooling_type": 1}
+    theirs = replace(header, tensors=tensors, settings=settings)
+    assert spec_of(theirs, tmp_path / "spec") == read_model(GgufFile(tmp_path / "m.gguf")).spec
+    assert dense_config_of(theirs, "3_Dense/config.json") == dense_config_of(header, "3_Dense/config.json")
+    assert dense_config_of(theirs, "4_Dense/config.json") is None
+    WeightReader(spec_of(theirs, tmp_path / "again"), GgufTensors(theirs), "float32")

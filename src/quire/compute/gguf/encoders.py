@@ -33,14 +33,20 @@ def encoder_settings(settings: Settings, tensors: Mapping[str, GgufTensor]) -> d
     """Return the settings of an encoder in addition to Llama's: the rows of its tables are those of their tensors."""
     if settings.file.flag(settings.key("attention.causal"), False):
         raise settings.file.error(settings.key("attention.causal"), "false: each token attends to later ones")
-    if settings.architecture == "gemma-embedding":
+    if settings.architecture in ("gemma-embedding", "gemma3"):
         size = settings.size("attention.key_length", 256)
         return {
+            "architectures": ["Gemma3TextModel"],
             **{"head_dim": size, "query_pre_attn_scalar": size, "rms_norm_unit_offset": False},
             **{"sliding_window": settings.size("attention.sliding_window"), "use_bidirectional_attention": True},
         }
     tables = {"token_types.weight": "type_vocab_size", "position_embd.weight": "max_position_embeddings"}
     return {ours: tensors[theirs].shape[0] for theirs, ours in tables.items() if theirs in tensors}
+
+
+def is_encoder(settings: Settings) -> bool:
+    """Return whether a file is an encoder; EmbeddingGemma is a Gemma 3 with a pooling in files of Ollama."""
+    return settings.architecture in ENCODERS or (settings.architecture == "gemma3" and settings.has("pooling_type"))
 
 
 def word_pieces(tokens: Sequence[str], kinds: Sequence[Any]) -> list[str]:
