@@ -22,6 +22,7 @@ from quire.core.pooling import PAIR_TEMPLATE
 from quire.core.request import Request
 from quire.engine.factory import create_reference_engine, plan_engine
 from quire.engine.text.tokenizer import Tokenizer
+from quire.serve.greeting import greeting, use_of
 from support.server import JSON, running_server
 from support.tiny_bert import IDS, TEXT, tokenizer_json, write_tiny_bert, write_tiny_reranker
 
@@ -131,6 +132,12 @@ def test_commands_say_what_the_model_is_for(
     assert main(["models"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny/bert")]
     assert line.endswith("  yes, for vectors or scores only")
+
+
+def test_a_server_greets_with_a_call_that_the_model_answers(folder: Path) -> None:
+    config = plan_engine(EngineConfig(model=str(folder))).config
+    shown = greeting("http://here", "bert", has_dashboard=False, has_keys=False, use=use_of(config, has_chat=False))
+    assert "http://here/v1/embeddings" in shown and "client.embeddings.create" in shown
 
 
 @pytest.fixture(scope="module")
