@@ -16,7 +16,7 @@ from quire.cli import main
 from quire.compute.models.labels import separator_of
 from quire.compute.models.source import ModelFolder
 from quire.core.config import EngineConfig
-from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError
+from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError, ModelError
 from quire.core.failpoints import FAILPOINTS_VARIABLE
 from quire.core.pooling import PAIR_TEMPLATE
 from quire.core.request import Request
@@ -118,6 +118,21 @@ def test_what_an_encoder_cannot_do_is_said(folder: Path, tmp_path: Path) -> None
             llm.classify([TEXT])
         with pytest.raises(InvalidRequestError, match="at least one token"):
             llm.embed([[]])
+
+
+def test_a_pickle_is_converted_by_the_class_that_reads_it(tmp_path: Path) -> None:
+    """As bge-m3 is published."""
+    for name, expected in (
+        ("XLMRobertaModel", "AutoModel as M"),
+        ("BertForSequenceClassification", "AutoModelForSequenceClassification as M"),
+        ("GPT2LMHeadModel", "AutoModelForCausalLM as M"),
+    ):
+        folder = write_tiny_bert(tmp_path / name)
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+        with pytest.raises(ModelError, match=f"from transformers import {expected}"):
+            ModelFolder(folder).tensors()
 
 
 def test_commands_say_what_the_model_is_for(
