@@ -9,18 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import tokenizers
 
 from quire import LLM
 from quire.compute.gguf.encoders import word_pieces
 from quire.compute.gguf.header import GgufHeader
-from quire.compute.gguf.settings import config_of
+from quire.compute.gguf.settings import config_of, dense_config_of
+from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
+from quire.compute.models import read_model
+from quire.compute.models.pooling import IDENTITY
+from quire.compute.weights.decoder_weights import WeightReader
 from quire.core.errors import CheckpointError, InvalidConfigError
+from support.gguf_answers import spec_of
 from support.gguf_models import GgufWriting
 from support.tiny_bert import IDS, TEXT, WORDS, tokenizer_json, write_tiny_bert, write_tiny_reranker
+from support.tiny_checkpoint import write_model_weights
 
 TEXTS = [[(7 * i * i + 3 * i + n) % 120 + 5 for i in range(n)] for n in (1, 40, 70)]
 ROPE = {"rope_type": "default", "rope_theta": 1000.0}
@@ -132,7 +139,8 @@ def test_pieces_with_scores_are_the_best_ones(tmp_path: Path) -> None:
 
 
 def test_capital_letters_are_kept_by_a_vocabulary_that_has_some(tmp_path: Path) -> None:
-    for tokens, has_capitals in ((MARKED, False), ([*MARKED[:-1], "\u2581What"], True)):
+    real = "\u2581\u211d"  # which is a capital letter in vocabularies of lower case too
+    for tokens, has_capitals in (([*MARKED, real], False), ([*MARKED[:-1], "\u2581What"], True)):
         everything = [*tokens, *(f"{number}" for number in range(128 - len(tokens)))]
         text = tokenizer_json_of(header_of(tmp_path / str(has_capitals), tokens=everything))
         assert ('"lowercase": false' in text) is has_capitals
@@ -177,3 +185,31 @@ def test_a_reranker_of_xlm_roberta_scores_as_its_folder(tmp_path: Path) -> None:
             found.append(llm.score("what a block", documents, use_tqdm=False))
             assert not llm.report.recommends_sampling and len(llm.report.labels) == 1
     assert found[0] == found[1] and len(set(found[0])) == 3
+
+
+def test_layers_after_the_pooling_are_in_the_file(tmp_path: Path) -> None:
+    folder, random = write_tiny_bert(tmp_path / "model", **GEMMA), np.random.default_rng(0)
+    writing = written(folder, tmp_path / "m.gguf")
+    for number, shape in ((2, (96, 64)), (3, (32, 96))):
+        weight = random.standard_normal(shape, np.float32) / 8
+        step = folder / f"{number}_Dense"
+        step.mkdir()
+        sizes = {"in_features": shape[1], "out_features": shape[0], "bias": False, "activation_function": IDENTITY}
+        (step / "config.json").write_text(json.dumps(sizes))
+        write_model_weights(step, {"linear.weight": weight})
+        writing.writer.add_tensor(f"dense_{number}.weight", weight)
+    writing.close()
+    found = embedded(tmp_path / "m.gguf")
+    assert found == embedded(folder) and {len(vector) for vector in found} == {32}
+    # Files of Ollama have other names, and the architecture of Gemma 3.
+    header = GgufHeader.read(tmp_path / "m.gguf")
+    tensors = dict(header.tensors)
+    for ours, name in (("dense_2", "dense.0"), ("dense_3", "dense.1")):
+        tensors[f"{name}.weight"] = tensors.pop(f"{ours}.weight")
+    settings = {name.replace("gemma-embedding", "gemma3"): each for name, each in header.settings.items()}
+    settings |= {"general.architecture": "gemma3", "gemma3.pooling_type": 1}
+    theirs = replace(header, tensors=tensors, settings=settings)
+    assert spec_of(theirs, tmp_path / "spec") == read_model(GgufFile(tmp_path / "m.gguf")).spec
+    assert dense_config_of(theirs, "3_Dense/config.json") == dense_config_of(header, "3_Dense/config.json")
+    assert dense_config_of(theirs, "4_Dense/config.json") is None
+    WeightReader(spec_of(theirs, tmp_path / "again"), GgufTensors(theirs), "float32")

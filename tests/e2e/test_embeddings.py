@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.compute.models.pooling import POOLING_FILE, pooling_of
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.dense import Dense
 from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError
 from quire.core.pooling import Pooling, vector_numbers
 from quire.core.request import Request
@@ -165,10 +168,60 @@ def test_a_folder_says_how_its_vectors_are_made(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError):
             pooling_of(settings_in(tmp_path, **fields))
-    (tmp_path / "2_Dense").mkdir()
-    (tmp_path / "2_Dense/config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="normalisation"):
-        pooling_of(settings_in(tmp_path, pooling_mode_mean_tokens=True))
+
+
+TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
+
+
+def write_dense(folder: Path, number: int, shape: tuple[int, int], activation: str, **settings: object) -> Any:
+    """Write a dense layer after the pooling; return its function in float64."""
+    random, step = np.random.default_rng(number), folder / f"{number}_Dense"
+    step.mkdir()
+    weight, bias = random.standard_normal(shape, np.float32) / 4, random.standard_normal(shape[:1], np.float32)
+    has_bias = settings.get("bias") is not False
+    sizes = {"in_features": shape[1], "out_features": shape[0], "bias": True, "activation_function": activation}
+    (step / "config.json").write_text(json.dumps({**sizes, **settings}), encoding="utf-8")
+    write_model_weights(step, {"linear.weight": weight} | ({"linear.bias": bias} if has_bias else {}))
+    bend = np.tanh if activation == TANH else np.positive
+    return lambda vector: bend(weight.astype(np.float64) @ vector + (bias if has_bias else 0))
+
+
+def test_vectors_go_through_the_layers_after_the_pooling(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    first, second = write_dense(tmp_path, 2, (24, 64), TANH), write_dense(tmp_path, 3, (10, 24), IDENTITY, bias=False)
+    pooled: list[Any] = []
+    apply = Dense.__call__
+    monkeypatch.setattr(Dense, "__call__", lambda self, vector: (pooled.append(vector), apply(self, vector))[1])
+    with make(tmp_path, num_threads=1, dtype="float32", enable_prefix_caching=False) as llm:
+        states = vectors(llm, [[5], [5, 6]], "last") and pooled[::2]
+        found, cut = (vectors(llm, [[5, 6]], "mean", dimensions)[0] for dimensions in (0, 4))
+        with pytest.raises(InvalidRequestError, match="from 1 to 10"):
+            llm.embed([[5]], dimensions=11, pooling="mean")
+    mean = (states[0].astype(np.float64) + states[1]) / 2
+    assert pooled[4] == pytest.approx(mean, abs=1e-6)
+    expected = second(first(mean))
+    assert found == pytest.approx((expected / np.linalg.norm(expected)).tolist(), abs=1e-6)
+    assert cut == pytest.approx((expected[:4] / np.linalg.norm(expected[:4])).tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "message"),
+    [
+        ((8, 63), {}, "in_features is 63; allowed: 64, the size of the vectors before it"),
+        ((8, 64), {"activation_function": "torch.nn.modules.activation.GELU"}, "activation_function is"),
+        ((8, 64), {"out_features": 9}, r"linear.weight: shape is \[8, 64\]; allowed: \[9, 64\]"),
+        ((8, 64), {"bias": "yes"}, "bias is 'yes'; allowed: true or false"),
+    ],
+)
+def test_a_layer_after_the_pooling_that_does_not_fit_is_refused(
+    folder: Path, tmp_path: Path, shape: tuple[int, int], settings: dict[str, Any], message: str
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    write_dense(tmp_path, 2, shape, IDENTITY, **settings)
+    with pytest.raises(CheckpointError, match=message):
+        make(tmp_path)
 
 
 @pytest.fixture

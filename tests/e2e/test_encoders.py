@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,17 @@ import pytest
 import tokenizers
 
 from quire import LLM
+from quire.cli import main
 from quire.compute.models.labels import separator_of
 from quire.compute.models.source import ModelFolder
 from quire.core.config import EngineConfig
-from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError
+from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError, ModelError
 from quire.core.failpoints import FAILPOINTS_VARIABLE
 from quire.core.pooling import PAIR_TEMPLATE
 from quire.core.request import Request
 from quire.engine.factory import create_reference_engine, plan_engine
 from quire.engine.text.tokenizer import Tokenizer
+from quire.serve.greeting import greeting, use_of
 from support.server import JSON, running_server
 from support.tiny_bert import IDS, TEXT, tokenizer_json, write_tiny_bert, write_tiny_reranker
 
@@ -115,6 +118,41 @@ def test_what_an_encoder_cannot_do_is_said(folder: Path, tmp_path: Path) -> None
             llm.classify([TEXT])
         with pytest.raises(InvalidRequestError, match="at least one token"):
             llm.embed([[]])
+
+
+def test_a_pickle_is_converted_by_the_class_that_reads_it(tmp_path: Path) -> None:
+    """As bge-m3 is published."""
+    for name, expected in (
+        ("XLMRobertaModel", "AutoModel as M"),
+        ("BertForSequenceClassification", "AutoModelForSequenceClassification as M"),
+        ("GPT2LMHeadModel", "AutoModelForCausalLM as M"),
+    ):
+        folder = write_tiny_bert(tmp_path / name)
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+        with pytest.raises(ModelError, match=f"from transformers import {expected}"):
+            ModelFolder(folder).tensors()
+
+
+def test_commands_say_what_the_model_is_for(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "an encoder: it makes vectors or scores of texts, and generates no text"
+    assert plan_engine(EngineConfig(model=str(folder))).report.notices == (said,)
+    assert main(["plan", str(folder)]) == 2
+    assert f"{said}; quire plan is for models that generate text" in capsys.readouterr().err
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    shutil.copytree(folder, tmp_path / "hub" / "models--tiny--bert" / "snapshots" / ("0" * 40))
+    assert main(["models"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny/bert")]
+    assert line.endswith("  yes, for vectors or scores only")
+
+
+def test_a_server_greets_with_a_call_that_the_model_answers(folder: Path) -> None:
+    config = plan_engine(EngineConfig(model=str(folder))).config
+    shown = greeting("http://here", "bert", has_dashboard=False, has_keys=False, use=use_of(config, has_chat=False))
+    assert "http://here/v1/embeddings" in shown and "client.embeddings.create" in shown
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ UNREAD: Final = "not read: reading earlier models took too long"
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A row of the list. `runs`, `fits`: None if unknown; `reason`: why not."""
+    """A row of the list. `runs`, `fits`: None if unknown; `reason`: why not, or for what use only."""
 
     name: str
     store: str
@@ -125,7 +125,8 @@ def _described(row: ListedModel, source: ModelSource) -> ListedModel:
     except Exception as error:
         return replace(row, runs=False, reason=_without_path(str(error), source))
     memory_bytes = needs.weight_bytes + needs.activation_bytes
-    row = replace(row, memory_bytes=memory_bytes, runs=True, fits=True)
+    use = "" if model.generates else "for vectors or scores only"
+    row = replace(row, memory_bytes=memory_bytes, runs=True, fits=True, reason=use)
     try:
         plan_memory(backend.facts.config, backend.facts.kv_spec, model.spec.context_length, needs)
     except InvalidConfigError:
@@ -142,7 +143,8 @@ def _without_path(text: str, source: ModelSource) -> str:
 
 def _row(model: ListedModel) -> tuple[str, ...]:
     reason = shortened(model.reason.partition(". ")[0])
-    verdict = "yes" if model.fits else f"no: {reason}" if model.fits is False or model.runs is False else reason
+    runs = f"yes, {reason}" if reason else "yes"
+    verdict = runs if model.fits else f"no: {reason}" if model.fits is False or model.runs is False else reason
     return model.name, model.family or "-", format_bytes(model.num_bytes), model.type or "-", model.store, verdict
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from quire.compute.sampling.draws import Sampler
 from quire.compute.speculation.base import Proposer
 from quire.compute.weights.classifier import Classifier
+from quire.compute.weights.dense import Dense
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner
 from quire.compute.worker.step_ahead import Launcher
@@ -101,8 +102,8 @@ class WorkerParts:
 
     `proposer` guesses tokens without a model, and `draft` with a draft model; None: not used. `store` keeps blocks on
     disk; None: they are not kept. `adapters`: the runner's; None: it supports none. `classifier`: of a model with
-    labels. `has_adapter` is called before a row gets an adapter, and can wait until that is loaded. `on_start` is
-    called once the KV memory is allocated.
+    labels. `dense`: the layers after the pooling of vectors. `has_adapter` is called before a row gets an adapter,
+    and can wait until that is loaded. `on_start` is called once the KV memory is allocated.
     """
 
     runner: ModelRunner[Any]
@@ -118,6 +119,7 @@ class WorkerParts:
     adapters: AdapterShelf | None = None
     has_adapter: Callable[[str], bool] | None = None
     classifier: Classifier | None = None
+    dense: tuple[Dense, ...] = ()
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
         """Return the parts with another runner, which sees every step: the launcher is dropped."""

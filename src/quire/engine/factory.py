@@ -34,6 +34,7 @@ from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.speculation import create_proposer
 from quire.compute.weights.classifier import read_classifier
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
+from quire.compute.weights.dense import read_dense
 from quire.compute.worker.failing_runner import FailingRunner
 from quire.compute.worker.store.slot_file import SlotFile
 from quire.compute.worker.worker import Worker
@@ -183,6 +184,7 @@ class EngineBlueprint:
         if self.model.labels is not None:
             classifier = read_classifier(self.model.labels, self.model.spec, self.model.source.tensors())
             parts = replace(parts, classifier=classifier)
+        parts = replace(parts, dense=tuple(read_dense(self.model.dense, self.model.source)))
         loader = None
         if parts.adapters is not None and self.backend.facts.adapter_bytes:
             first = {facts.digest for facts in first_that_fit(self.adapters.values(), self.adapter_budget)}
@@ -419,7 +421,7 @@ def _request_limits(
         max_sequence_tokens=max_sequence_tokens(num_blocks, facts.kv_spec, longest_chunk=chunk),
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=tuple(model.eos_token_ids),
-        vector_size=model.spec.hidden_size if facts.makes_vectors else 0,
+        vector_size=model.vector_size if facts.makes_vectors else 0,
         num_labels=0 if model.labels is None else len(model.labels.names),
         generates=model.generates,
         one_step=one_step,

@@ -17,12 +17,23 @@ GIB: Final = 1 << 30
 QUESTION: Final = "What is a block table?"
 
 
-def example_calls(address: str, model_name: str, *, has_keys: bool, has_chat: bool) -> dict[str, list[str]]:
+CHAT: Final = ("chat/completions", "chat.completions", "messages", "choices[0].message.content")
+TEXT: Final = ("completions", "completions", "prompt", "choices[0].text")
+VECTORS: Final = ("embeddings", "embeddings", "input", "data[0].embedding[:4]")
+"""A use of a model: the path, its name in OpenAI's library, the field of the request, and that of the answer."""
+
+
+def use_of(config: ResolvedConfig, *, has_chat: bool) -> tuple[str, str, str, str]:
+    """Return the use of a model to show an example of; `has_chat`: it has a chat template."""
+    return VECTORS if config.one_step else CHAT if has_chat else TEXT
+
+
+def example_calls(
+    address: str, model_name: str, *, has_keys: bool, use: tuple[str, str, str, str]
+) -> dict[str, list[str]]:
     """Return the lines of an example call for the terminal and for Python.
 
-    `has_chat`: the model has a chat template; without one, the call is a plain completion.
-
-    >>> for line in example_calls("http://localhost:8000", "guide", has_keys=True, has_chat=True)["Python"]:
+    >>> for line in example_calls("http://localhost:8000", "guide", has_keys=True, use=CHAT)["Python"]:
     ...     print(line)
     import os
     from openai import OpenAI
@@ -30,12 +41,8 @@ def example_calls(address: str, model_name: str, *, has_keys: bool, has_chat: bo
     messages = [{"role": "user", "content": "What is a block table?"}]
     print(client.chat.completions.create(model="guide", messages=messages).choices[0].message.content)
     """
-    if has_chat:
-        path, name, field, answer = "chat/completions", "chat.completions", "messages", "message.content"
-        value: object = [{"role": "user", "content": QUESTION}]
-    else:
-        path, name, field, answer = "completions", "completions", "prompt", "text"
-        value = QUESTION
+    path, name, field, answer = use
+    value: object = [{"role": "user", "content": QUESTION}] if use == CHAT else QUESTION
     key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if has_keys else ""
     api_key = 'os.environ["QUIRE_API_KEY"]' if has_keys else '"none"'
     model = json.dumps(model_name)
@@ -49,7 +56,7 @@ def example_calls(address: str, model_name: str, *, has_keys: bool, has_chat: bo
             "from openai import OpenAI",
             f'client = OpenAI(base_url="{address}/v1", api_key={api_key})',
             f"{field} = {json.dumps(value)}",
-            f"print(client.{name}.create(model={model}, {field}={field}).choices[0].{answer})",
+            f"print(client.{name}.create(model={model}, {field}={field}).{answer})",
         ],
     }
 
@@ -64,10 +71,12 @@ def kv_memory_hint(config: ResolvedConfig, plan: MemoryPlan) -> str:
     return f"\n{'note':<12}the {format_bytes(size)} of KV memory are claimed soon after the start; {less}"
 
 
-def greeting(address: str, model_name: str, *, has_dashboard: bool, has_keys: bool, has_chat: bool) -> str:
+def greeting(
+    address: str, model_name: str, *, has_dashboard: bool, has_keys: bool, use: tuple[str, str, str, str]
+) -> str:
     r"""Return the dashboard's address, example calls for a terminal and Python, and how to stop the server.
 
-    >>> print(greeting("http://localhost:8000", "guide", has_dashboard=True, has_keys=False, has_chat=False))
+    >>> print(greeting("http://localhost:8000", "guide", has_dashboard=True, has_keys=False, use=TEXT))
     dashboard   http://localhost:8000/
     terminal    curl http://localhost:8000/v1/completions \
                   -d '{"model": "guide", "prompt": "What is a block table?"}'
@@ -77,7 +86,7 @@ def greeting(address: str, model_name: str, *, has_dashboard: bool, has_keys: bo
                 print(client.completions.create(model="guide", prompt=prompt).choices[0].text)
     stop        Ctrl-C, or SIGTERM: running requests finish first; press twice to stop at once
     """
-    lines = example_calls(address, model_name, has_keys=has_keys, has_chat=has_chat)
+    lines = example_calls(address, model_name, has_keys=has_keys, use=use)
     if has_dashboard:
         lines = {"dashboard": [f"{address}/"], **lines}
     lines["stop"] = ["Ctrl-C, or SIGTERM: running requests finish first; press twice to stop at once"]

@@ -24,7 +24,7 @@ from quire.core.errors import ExecutionError
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats
 from quire.serve.gate import Gate
-from quire.serve.greeting import example_calls
+from quire.serve.greeting import example_calls, use_of
 from quire.serve.json_line import encode
 from quire.serve.live_history import LiveHistory
 from quire.serve.live_mirror import Holdings, LiveMirror
@@ -210,7 +210,7 @@ class Live:
             ADDRESS,
             name,
             has_keys=reader.tenant.name != ANYBODY.name,
-            has_chat=tokenizer is not None and tokenizer.has_chat_template,
+            use=use_of(config, has_chat=tokenizer is not None and tokenizer.has_chat_template),
         )
         return {
             "type": "hello",

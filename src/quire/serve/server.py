@@ -35,7 +35,7 @@ from quire.engine.records.stats import ModelState
 from quire.serve.app import make_app
 from quire.serve.connections import ACCEPTED_AT_ONCE, allow_connections
 from quire.serve.frame import NO_ROUTE
-from quire.serve.greeting import greeting, kv_memory_hint
+from quire.serve.greeting import greeting, kv_memory_hint, use_of
 from quire.serve.guard import GuardLimits, guarded
 from quire.serve.host_names import is_loopback
 from quire.serve.loading.model_set import ModelSet
@@ -177,13 +177,13 @@ class Server:
             await self._end_with_model(first)
 
     def _greeting(self, address: str) -> str:
-        tokenizer, services = self._models.first.model.tokenizer, self._services
+        model, services = self._models.first.model, self._services
         return greeting(
             address,
             self._models.first.name,
             has_dashboard=services.config.dashboard,
             has_keys=services.tenants.has_keys,
-            has_chat=tokenizer is None or tokenizer.has_chat_template,
+            use=use_of(model.config, has_chat=model.tokenizer is None or model.tokenizer.has_chat_template),
         )
 
     async def _end_with_model(self, only: Services) -> None:

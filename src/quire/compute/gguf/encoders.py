@@ -2,12 +2,13 @@
 
 BERT's word pieces ("bert") begin with a mark if they begin a word; Hugging Face marks the others. XLM-RoBERTa has
 pieces with scores ("t5"), of which the best cut of a word is chosen, and a table that replaces characters. A file does
-not say whether BERT's words are in lower case: they are if no piece has a capital letter.
+not say whether BERT's words are in lower case: they are if no piece begins with a letter from A to Z.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ ENCODERS: Final = frozenset({"bert", "gemma-embedding", "nomic-bert"})
 SPACE: Final = "\u2581"
 CONTINUES: Final = "##"
 CONTROL: Final = 3  # of tokenizer.ggml.token_type
+CAPITAL: Final = re.compile(r"(##)?[A-Z]")  # lower case leaves some others as they are, such as that of real numbers
 FIRST: Final = ("cls", "bos")
 LAST: Final = ("seperator", "eos")  # with the typo of the format
 MOST_BYTES: Final = 4 << 20
@@ -31,14 +33,20 @@ def encoder_settings(settings: Settings, tensors: Mapping[str, GgufTensor]) -> d
     """Return the settings of an encoder in addition to Llama's: the rows of its tables are those of their tensors."""
     if settings.file.flag(settings.key("attention.causal"), False):
         raise settings.file.error(settings.key("attention.causal"), "false: each token attends to later ones")
-    if settings.architecture == "gemma-embedding":
+    if settings.architecture in ("gemma-embedding", "gemma3"):
         size = settings.size("attention.key_length", 256)
         return {
+            "architectures": ["Gemma3TextModel"],
             **{"head_dim": size, "query_pre_attn_scalar": size, "rms_norm_unit_offset": False},
             **{"sliding_window": settings.size("attention.sliding_window"), "use_bidirectional_attention": True},
         }
     tables = {"token_types.weight": "type_vocab_size", "position_embd.weight": "max_position_embeddings"}
     return {ours: tensors[theirs].shape[0] for theirs, ours in tables.items() if theirs in tensors}
+
+
+def is_encoder(settings: Settings) -> bool:
+    """Return whether a file is an encoder; EmbeddingGemma is a Gemma 3 with a pooling in files of Ollama."""
+    return settings.architecture in ENCODERS or (settings.architecture == "gemma3" and settings.has("pooling_type"))
 
 
 def word_pieces(tokens: Sequence[str], kinds: Sequence[Any]) -> list[str]:
@@ -60,7 +68,7 @@ def word_piece_parts(file: ConfigFile, ids: Mapping[str, int]) -> dict[str, Any]
     """Return the parts of tokenizer.json for word pieces, with Hugging Face's marks."""
     pieces = list(ids)
     unknown = file.size("tokenizer.ggml.unknown_token_id", ids.get("[UNK]", 0), low=0, high=len(ids) - 1)
-    lowercase = not any(piece[:1].isupper() or piece[2:3].isupper() for piece in pieces if not piece.startswith("["))
+    lowercase = not any(map(CAPITAL.match, pieces))
     return {
         "normalizer": {
             **{"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},

@@ -243,8 +243,6 @@ LAYERS: Final = MappingProxyType(
     {
         **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
         "gemma2": GEMMA,
-        "gemma3": GEMMA,
-        "gemma-embedding": GEMMA,
         **dict.fromkeys(("chatglm", "phi3"), MappingProxyType({**LAYER, "ffn_up": "mlp.gate_up_proj"})),
         "glm4": MappingProxyType(
             {
@@ -323,6 +321,10 @@ GPT2_LAYER: Final = MappingProxyType(
         "ffn_down": "mlp.c_proj",
     }
 )
+EMBEDDING_ONCE: Final = MappingProxyType({**ONCE, "dense_2": "2_Dense.linear", "dense_3": "3_Dense.linear"})
+GEMMA3_ONCE: Final = MappingProxyType({**ONCE, "dense.0": "2_Dense.linear", "dense.1": "3_Dense.linear"})
+"""As in files of Ollama, whose EmbeddingGemma is a Gemma 3 with a pooling."""
+
 BERT_ONCE: Final = MappingProxyType(
     {
         "token_embd": "bert.embeddings.word_embeddings",
@@ -366,6 +368,8 @@ NOMIC_LAYER: Final = MappingProxyType(
 OWN: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str], str]]] = MappingProxyType(
     {
         "bert": (BERT_ONCE, BERT_LAYER, "bert.encoder.layer."),
+        "gemma-embedding": (EMBEDDING_ONCE, GEMMA, "model.layers."),
+        "gemma3": (GEMMA3_ONCE, GEMMA, "model.layers."),
         "gpt2": (GPT2_ONCE, GPT2_LAYER, "transformer.h."),
         "gptneox": (GPTNEOX_ONCE, GPTNEOX_LAYER, "gpt_neox.layers."),
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), (NEMOTRON_ONCE, NEMOTRON, "backbone.layers.")),

@@ -11,13 +11,15 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.gguf.encoders import ENCODERS, encoder_settings
+from quire.compute.gguf.encoders import encoder_settings, is_encoder
 from quire.compute.gguf.header import GgufHeader, GgufTensor
 from quire.compute.gguf.named_settings import KV_HEADS, WIDTH, Settings
+from quire.compute.gguf.names import Names
 from quire.compute.gguf.own_settings import OWN
 from quire.compute.gguf.rope_settings import ReadTensor, rope_settings
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.labels import WITHOUT_LABELS
+from quire.compute.models.pooling import IDENTITY
 from quire.core.errors import ModelError
 
 ARCHITECTURES: Final = MappingProxyType(
@@ -134,8 +136,8 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "torch_dtype": _dtype(header),
     }
-    is_encoder = architecture in ENCODERS
-    if not is_encoder and not settings.file.flag(settings.key("attention.causal"), True):
+    encodes = is_encoder(settings)
+    if not encodes and not settings.file.flag(settings.key("attention.causal"), True):
         raise settings.file.error(settings.key("attention.causal"), "true: no token attends to later ones")
     if architecture == "gpt2":
         return config | _gpt2(settings)
@@ -149,7 +151,7 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     own = OWN.get(architecture)
     if own is not None:
         config |= own(settings)
-    if is_encoder:
+    if encodes:
         config |= encoder_settings(settings, header.tensors)
     if architecture == "lfm2" and len(header.tensors[GATE].shape if GATE in header.tensors else ()) == 2:
         config["intermediate_size"] = header.tensors[GATE].shape[0]  # files of Ollama have it before its adjustment
@@ -177,6 +179,17 @@ def pooling_config_of(header: GgufHeader) -> dict[str, object] | None:
     """Return 1_Pooling/config.json for a file; None if the file does not specify the pooling. Does not mutate."""
     kind = header.settings.get(f"{architecture_of(header)}.pooling_type")
     return {"pooling_mode": POOLINGS[kind]} if type(kind) is int and kind in POOLINGS else None
+
+
+def dense_config_of(header: GgufHeader, file: str) -> dict[str, object] | None:
+    """Return N_Dense/config.json, a layer after the pooling; None if the file has none. Does not mutate."""
+    folder, _, name = file.partition("/")
+    names = Names.of(architecture_of(header), header.tensors.keys())
+    tensor = header.tensors.get(names.stored(f"{folder}.linear.weight"))
+    if tensor is None or name != "config.json" or len(tensor.shape) != 2:
+        return None
+    size = {"out_features": tensor.shape[0], "in_features": tensor.shape[1]}
+    return {**size, "bias": False, "activation_function": IDENTITY}
 
 
 def _dtype(header: GgufHeader) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from quire.compute.gguf.header import PART, GgufHeader, parts_of
-from quire.compute.gguf.settings import config_of, file_type_of, pooling_config_of
+from quire.compute.gguf.settings import config_of, dense_config_of, file_type_of, pooling_config_of
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
 from quire.compute.gguf.vocabulary import generation_config_of
@@ -54,7 +54,7 @@ class GgufFile:
 
     def has(self, file: str) -> bool:
         """Return whether the GGUF file has the content of a file of this name."""
-        return file in (*OBJECTS, TOKENIZER) or (file == POOLING and pooling_config_of(self._header) is not None)
+        return file in (*OBJECTS, TOKENIZER) or self._step(file) is not None
 
     def text(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
         """Return the text of a file of this name."""
@@ -72,10 +72,17 @@ class GgufFile:
                 return generation_config_of(self._header)
             case "tokenizer_config.json":
                 return tokenizer_config_of(self._header)
-        pooling = pooling_config_of(self._header) if file == POOLING else None
-        if pooling is not None:
-            return pooling
+        if (step := self._step(file)) is not None:
+            return step
         raise CheckpointError(self.name, f"without what {file} says", f"one of {', '.join(OBJECTS)}")
+
+    def _step(self, file: str) -> dict[str, object] | None:
+        """Return the settings of a step after the model, None if the file has none."""
+        return pooling_config_of(self._header) if file == POOLING else dense_config_of(self._header, file)
+
+    def tensors_of(self, folder: str) -> GgufTensors:
+        """Return all tensors: those of steps have the names of their folders."""
+        return self._tensors
 
     def tensors(self) -> GgufTensors:
         """Return the tensors, already checked with the header; maps nothing yet."""

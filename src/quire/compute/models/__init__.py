@@ -18,6 +18,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
 from quire.compute.models.labels import CLASSIFIES, SCORE_TENSOR, WITHOUT_LABELS, Labels, labels_of
+from quire.compute.models.pooling import DenseStep, dense_steps
 from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
@@ -102,6 +103,7 @@ FAMILIES: Final = MappingProxyType(
 )
 """The first of `architectures` in config.json → the module of its family."""
 
+ENCODER: Final = "an encoder: it makes vectors or scores of texts, and generates no text"
 TEXT_ONLY: Final = "a multimodal model: only its text model is served"
 TYPES: Final = MappingProxyType({"float32": "F32", "bfloat16": "BF16", "float16": "F16"})
 
@@ -113,7 +115,8 @@ class ModelDescription:
     `source` has the files and tensors. `dtype` is the checkpoint's. `notices` are facts that a user should see at the
     start, one line each. `quantization`: how the weights of a folder are quantised, empty if they are not. `draft`: the
     smaller model that guesses tokens for this one. `adapters`: the adapters that requests may name, by name. `labels`:
-    of a model that classifies texts. `generates`: whether the model can continue a text.
+    of a model that classifies texts. `generates`: whether the model can continue a text. `dense`: the layers after the
+    pooling of vectors.
     """
 
     source: ModelSource
@@ -128,6 +131,12 @@ class ModelDescription:
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     labels: Labels | None = None
     generates: bool = True
+    dense: tuple[DenseStep, ...] = ()
+
+    @property
+    def vector_size(self) -> int:
+        """The numbers of a vector."""
+        return self.dense[-1].num_outputs if self.dense else self.spec.hidden_size
 
     @property
     def weight_type(self) -> str:
@@ -154,6 +163,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
     dtype, quantization = _dtype(config), quantization_of(config)
     reads_images = config.is_set("text_config") or config.is_set("vision_config")
     notices = (TEXT_ONLY,) if reads_images else rope_notices(config, max_length)
+    notices += (ENCODER,) if spec.attention.bidirectional else ()
     return ModelDescription(
         source=source,
         architecture=architecture,
@@ -165,6 +175,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         quantization="" if quantization is None else quantization.name,
         labels=labels_of(config) if classifies else None,
         generates=not classifies and not spec.attention.bidirectional,
+        dense=() if classifies else tuple(dense_steps(source, spec.hidden_size)),
     )
 
 

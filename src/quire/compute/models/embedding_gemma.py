@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from quire.compute.models import gemma3
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
+
+AFTER: Final = ("2_Dense.", "3_Dense.")
+"""The tensors of the layers after the pooling, if they are in one file with the others."""
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
@@ -19,4 +23,5 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     window = config.over(gemma3.DEFAULTS).size("sliding_window", high=MAX_LENGTH) // 2 + 1
     one_way = {"use_bidirectional_attention": False, "sliding_window": window}
     spec = gemma3.decoder_spec(ConfigFile(config.where, {**config.fields, **one_way}), max_length)
-    return replace(spec, attention=replace(spec.attention, bidirectional=True), tied_head=True)
+    attention = replace(spec.attention, bidirectional=True)
+    return replace(spec, attention=attention, tied_head=True, ignored_prefixes=(*spec.ignored_prefixes, *AFTER))

@@ -1,9 +1,12 @@
-"""The pooling that a model's folder specifies, in the files of sentence-transformers."""
+"""The pooling that a model's folder specifies, and the layers after it, in the files of sentence-transformers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
+from quire.compute.models.config_file import ConfigFile
 from quire.core.errors import CheckpointError
 from quire.core.model_files import ModelFiles
 
@@ -21,12 +24,40 @@ OTHER_KINDS: Final = (
     "pooling_mode_mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens",
 )
+IDENTITY: Final = "torch.nn.modules.linear.Identity"
+TANH: Final = "torch.nn.modules.activation.Tanh"
+STEPS: Final = range(2, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseStep:
+    """A dense layer after the pooling, with its weights in `folder`; `has_tanh`: after it."""
+
+    folder: str
+    num_inputs: int
+    num_outputs: int
+    bias: bool
+    has_tanh: bool
+
+
+def dense_steps(files: ModelFiles, size: int) -> Iterator[DenseStep]:
+    """Yield the dense layers of a model for vectors of a size; raises `CheckpointError` if they do not fit."""
+    for number in STEPS:
+        folder = f"{number}_Dense"
+        if files.has(f"{folder}/config.json"):
+            config = ConfigFile.read(files, f"{folder}/config.json")
+            if config.size("in_features") != size:
+                raise config.error("in_features", f"{size}, the size of the vectors before it")
+            config.require("activation_function", IDENTITY, TANH)
+            num_inputs, size = size, config.size("out_features")
+            has_tanh = config.fields["activation_function"] == TANH
+            yield DenseStep(folder, num_inputs, size, config.flag("bias", True), has_tanh)
 
 
 def pooling_of(files: ModelFiles) -> str:
     """Return the pooling of a model; empty if its folder specifies none.
 
-    Raises `CheckpointError` for a pooling, or a layer after it, that quire does not implement.
+    Raises `CheckpointError` for a pooling that quire does not implement.
     """
     if not files.has(POOLING_FILE):
         return ""
@@ -43,6 +74,4 @@ def pooling_of(files: ModelFiles) -> str:
     chosen = [kind for name, kind in KINDS.items() if settings.get(name)]
     if len(chosen) != 1:
         raise CheckpointError(where, f"{len(chosen)} kinds of pooling", f"one of {', '.join(KINDS)}")
-    if files.has("2_Dense/config.json"):
-        raise CheckpointError(files.where("2_Dense"), "a layer after the pooling", "no layer but normalisation")
     return chosen[0]

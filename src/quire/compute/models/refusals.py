@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from quire.compute.models.packaged import PACKAGES, install_command
-from quire.core.errors import ModelError
+from quire.core.errors import CheckpointError, ModelError
+from quire.core.model_files import read_json_object
 
 MAX_NAMES: Final = 10_000
 ENDINGS: Final = ("ForCausalLM", "ForConditionalGeneration")
@@ -18,9 +20,14 @@ TAGGED: Final = re.compile(r"[^:]+:[^:/]+")
 MAX_STORED: Final = 6
 """Models on this machine that an error names."""
 CONVERT: Final = 'with transformers and torch: python -c "{code}"'
-FROM_PICKLE: Final = (
-    "from transformers import AutoModelForCausalLM as M; M.from_pretrained({folder!r}).save_pretrained({folder!r})"
+FROM_PICKLE: Final = "from transformers import {name} as M; M.from_pretrained({folder!r}).save_pretrained({folder!r})"
+CLASSES: Final = (
+    ("LMHeadModel", "AutoModelForCausalLM"),
+    ("ForSequenceClassification", "AutoModelForSequenceClassification"),
+    ("Model", "AutoModel"),
 )
+"""The end of the name of a family → the class of transformers that reads its folders; of others, the first one."""
+
 OTHER_LAYERS: Final = (
     (r"(Falcon)?Mamba2?For", "its layers are state-space layers (Mamba)"),
     (
@@ -78,7 +85,7 @@ def folder_refusal(folder: Path, missing: str) -> ModelError:
     if "adapter_config.json" in names:
         advice = "it is an adapter. Merge it into its base model (merge_and_unload in PEFT) and save the result"
     elif pickles:
-        code = FROM_PICKLE.format(folder=str(folder))
+        code = FROM_PICKLE.format(folder=str(folder), name=_class_of(folder))
         advice = f"but {pickles[0]}, a pickle, which could run code and is never read. Convert it, "
         advice += CONVERT.format(code=code)
     elif safetensors:
@@ -86,6 +93,15 @@ def folder_refusal(folder: Path, missing: str) -> ModelError:
     else:
         advice = "it is empty" if not names else "give the folder that has config.json and the weights in it"
     return ModelError(str(folder), f"{said}: {advice}")
+
+
+def _class_of(folder: Path) -> str:
+    """Return the class of transformers that reads a folder."""
+    named: object = None
+    with suppress(CheckpointError, OSError):
+        named = read_json_object(folder / "config.json").get("architectures")
+    first = str(named[0]) if isinstance(named, list) and named else ""
+    return next((name for ending, name in CLASSES if first.endswith(ending)), CLASSES[0][1])
 
 
 def missing_folder(name: str, stored: Sequence[str] = (), looked_in: Sequence[str] = ()) -> ModelError:

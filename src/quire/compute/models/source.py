@@ -39,6 +39,10 @@ class ModelSource(ModelFiles, Protocol):
         """Check all headers and return the tensors, unread. Does not mutate."""
         ...
 
+    def tensors_of(self, folder: str) -> WeightFile:
+        """Return the tensors of a step after the model, whose names may begin with its folder. Does not mutate."""
+        ...
+
     def block_types(self) -> Mapping[str, str]:
         """Return the types of the matrices that are stored as blocks, by name; empty if the tensors are not here."""
         ...
@@ -88,6 +92,10 @@ class ModelFolder:
     def tensors(self) -> WeightFile:
         """Check the headers of the safetensors files and return their tensors, quantised ones as blocks and floats."""
         return self._tensors
+
+    def tensors_of(self, folder: str) -> WeightFile:
+        """Return the tensors in a folder of the folder."""
+        return Checkpoint.open(self.folder / folder)
 
     def block_types(self) -> Mapping[str, str]:
         """Return the types of the matrices stored as blocks, by name; empty if the tensors are missing or broken."""

@@ -97,6 +97,7 @@ def _read_encoder(labels: Labels, spec: DecoderSpec, checkpoint: WeightFile) -> 
         if found != list(shape):
             where = f"{checkpoint.name}: {checkpoint.stored_name(name)}: shape"
             raise CheckpointError(where, found, f"{list(shape)}, for {count} label{'s' * (count != 1)}")
+        checkpoint.require_floats(name)
         read.append(_finite(checkpoint.tensor(name), checkpoint))
     return Classifier(read[2], labels.is_one_of, bias=read[3], dense=(read[0], read[1]))
 

@@ -7,6 +7,7 @@ A sum adds token after token in float64, so a vector has the same bits however t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray
 from quire.compute.weights.classifier import Classifier
+from quire.compute.weights.dense import Dense
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.pooling import FIRST, LABELS, Pooling
 from quire.core.step import StepPlan
@@ -45,22 +47,27 @@ class _Row:
                 self.sum += state
             self.num_added = self.num_tokens if self.kind == FIRST else position + 1
 
-    def vector(self, classifier: Classifier | None) -> bytes | None:
+    def vector(self, classifier: Classifier | None, dense: Sequence[Dense]) -> bytes | None:
         """Return the vector, if all tokens were added."""
         if self.sum is None or self.num_added < self.num_tokens:
             return None
         if self.pooling.kind == LABELS and classifier is not None:
             return classifier.shares(self.sum).astype("<f4").tobytes()
+        if dense:
+            vector = (self.sum / (self.num_tokens if self.kind == "mean" else 1)).astype(np.float32)
+            for layer in dense:
+                vector = layer(vector)
+            self.sum = vector.astype(np.float64)
         kept = self.sum[: self.pooling.dimensions or len(self.sum)]
         length = float(np.sqrt(np.add.reduce(kept * kept)))
         return (kept / length if length else kept).astype("<f4").tobytes()
 
 
 class PooledRows:
-    """The pooled rows of a worker, and their sums. `classifier`: of a model with labels."""
+    """The pooled rows of a worker, and their sums. `classifier`: of a model with labels. `dense`: layers of others."""
 
-    def __init__(self, classifier: Classifier | None = None) -> None:
-        self._classifier = classifier
+    def __init__(self, classifier: Classifier | None = None, dense: Sequence[Dense] = ()) -> None:
+        self._classifier, self._dense = classifier, dense
         self._rows: dict[int, _Row] = {}
 
     def apply(self, plan: StepPlan) -> None:
@@ -100,7 +107,7 @@ class PooledRows:
             row = plan.rows[entry]
             self._rows[row].add(states[first : first + len(positions)], positions)
             first += len(positions)
-            vector = self._rows[row].vector(self._classifier)
+            vector = self._rows[row].vector(self._classifier, self._dense)
             if vector is not None:
                 found[row] = vector
         return found

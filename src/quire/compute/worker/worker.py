@@ -61,7 +61,7 @@ class Worker:
         self._grammars = GrammarRows(parts.masks, parts.eos_token_ids)
         self._beams = BeamRows(parts.eos_token_ids)
         self._careful, self._careful_ahead = CarefulRows(), CarefulRows(is_ahead=True)
-        self._pooled = PooledRows(parts.classifier)
+        self._pooled = PooledRows(parts.classifier, parts.dense)
         self._adapters = AdapterRows(parts.has_adapter)
         self._decodes = DecodeSteps(self._careful)
         self._proposer = parts.proposer
