@@ -22,7 +22,7 @@ from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import ReferenceRun
 from support.spec_models import PLAIN, RECURRENT, SPECS
 from support.step_plans import Work
-from support.tiny_granite import write_tiny_granite
+from support.tiny_granite import write_tiny_granite, write_tiny_nemotron
 from support.tiny_lfm2 import write_tiny_lfm2
 from support.tiny_recurrent import write_tiny_qwen3_5
 
@@ -191,6 +191,15 @@ def test_states_that_were_copied_or_swapped_give_the_same_bits(each_folder: Path
 def test_what_does_not_work_with_states_is_refused(folder: Path, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidConfigError, match=words):
         LLM(folder, skip_tokenizer_init=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({}, "state-space layers"), ({"layers_block_type": ["full_attention", "mlp"]}, "layers with one sublayer")],
+)
+def test_nemotron_is_refused_on_torch(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match=f"torch does not run {words}"):
+        LLM(write_tiny_nemotron(tmp_path, **changes), backend="torch", skip_tokenizer_init=True)
 
 
 def test_a_draft_model_is_refused(folder: Path) -> None:

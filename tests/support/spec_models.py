@@ -347,7 +347,7 @@ SPECS = {
             *(replace(NO_ROPE, transforms=False), replace(RECURRENT, transforms=False), RECURRENT),
             replace(NO_ROPE, attends=False, sparse=True),
         ),
-        mamba=MambaSpec(*(12, 2, 32, 80), filter_width=3, norm=NormSpec(NormKind.RMS, 1e-5)),
+        mamba=MambaSpec(*(8, 2, 32, 112), filter_width=3, norm=NormSpec(NormKind.RMS, 1e-5)),
         experts=ExpertsSpec(4, experts_per_token=2, intermediate_size=16, normalize_weights=True, shared_size=16),
     ),
     # Short convolutions next to attention.

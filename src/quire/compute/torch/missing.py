@@ -17,4 +17,6 @@ def missing(spec: DecoderSpec) -> str:
         return "attention to later tokens"
     if spec.convolution is not None:
         return "short convolutions"
+    if not all(layer.attends and layer.transforms for layer in spec.layers):
+        return "layers with one sublayer"
     return ""
