@@ -60,8 +60,8 @@ def blocks_of(kind: str, codes: NDArray[Any], groups: Groups) -> ByteArray:
     scales = np.empty((num_rows, len(runs), 1), "<f4" if kind == E4M3 else "<f2")
     with np.errstate(over="ignore"):  # the type was chosen for the scales of all rows: no scale changes here
         scales[:, :, 0] = groups.scales[:, runs]
-    cut = codes.reshape(num_rows, -1, size)
-    fields = [cut] if kind == E4M3 else _fields(kind, _differences(cut, groups, runs))
+    cut = np.ascontiguousarray(codes).reshape(num_rows, -1, size)  # codes of AWQ and GPTQ come transposed
+    fields = [cut] if kind == E4M3 else _fields(kind, _numbers(kind, cut, groups, runs))
     return np.concatenate([scales.view(np.uint8), *fields], axis=2).reshape(num_rows, -1)
 
 
@@ -75,20 +75,21 @@ def row_bytes(kind: str, num_inputs: int) -> int:
     return num_inputs // size * num_bytes
 
 
-def _differences(codes: NDArray[Any], groups: Groups, runs: IntArray) -> NDArray[np.int16]:
-    """Return codes less their zero points, in blocks."""
-    numbers = codes.astype(np.int16)
-    numbers -= groups.zeros if isinstance(groups.zeros, int) else groups.zeros[:, runs, None].astype(np.int16)
-    return numbers
+def _numbers(kind: str, codes: NDArray[Any], groups: Groups, runs: IntArray) -> ByteArray:
+    """Return n of each weight as a byte, from codes in blocks; bytes wrap around, and n fits into one."""
+    zeros = np.int64(groups.zeros) if isinstance(groups.zeros, int) else groups.zeros[:, runs, None].astype(np.int64)
+    return codes.astype(np.uint8) - (zeros + (0 if kind == "Q8_0" else HOLDS[kind][0])).astype(np.uint8)
 
 
-def _fields(kind: str, numbers: NDArray[np.int16]) -> list[ByteArray]:
+def _fields(kind: str, n: ByteArray) -> list[ByteArray]:
     """Return the fields after the scale in each block."""
     if kind == "Q8_0":
-        return [numbers.astype(np.int8).view(np.uint8)]
-    n = (numbers - HOLDS[kind][0]).astype(np.uint8)
+        return [n]
     nibbles: ByteArray = n[..., :16] & np.uint8(15) | n[..., 16:] << np.uint8(4)
-    return [nibbles] if kind == "Q4_0" else [np.packbits(n >> 4, axis=2, bitorder="little"), nibbles]
+    if kind == "Q4_0":
+        return [nibbles]
+    fifth = np.packbits(n.reshape(-1) >> 4, bitorder="little")  # along an axis it takes five times as long
+    return [fifth.reshape(*n.shape[:2], -1), nibbles]
 
 
 def _are_float16(scales: NDArray[Any]) -> bool:

@@ -207,5 +207,5 @@ def unpacked_columns(
     first = columns.start // per_word
     codes = unpacked(words[:, first : -(-columns.stop // per_word)], bits)
     if order != IN_ORDER:
-        codes = codes.reshape(len(codes), -1, per_word)[:, :, order].reshape(codes.shape)
+        codes = codes.reshape(len(codes), -1, per_word).take(order, axis=2).reshape(codes.shape)
     return codes[:, columns.start - first * per_word : columns.stop - first * per_word]
