@@ -171,7 +171,7 @@ def test_a_server_makes_vectors_of_whole_texts_and_no_texts(served: Any, folder:
         answer = served(path, model=folder.name, **({"prompt": TEXT} if path == "/api/embeddings" else {"input": TEXT}))
         assert answer.status == 200 and found(answer.value) == expected, answer.error
     shown = served("/api/show", model=folder.name).value
-    assert shown["capabilities"] == ["embedding"], shown
+    assert (shown["capabilities"], shown["details"]["family"]) == (["embedding"], "bert")
     long = "block " * 200
     assert served("/v1/embeddings", input=long).status == 400
     cut = served("/api/embed", model=folder.name, input=long)

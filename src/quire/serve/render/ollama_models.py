@@ -140,7 +140,7 @@ def _digest(services: Services) -> str:
 
 def _details(services: Services) -> ModelDetails:
     report = services.model.report
-    family = report.architecture.partition("For")[0].lower()
+    family = report.architecture.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower()
     return ModelDetails(
         format=report.file_format,
         family=family,
