@@ -107,6 +107,11 @@ def test_what_an_encoder_cannot_do_is_said(folder: Path, tmp_path: Path) -> None
             LLM(folder, **settings)  # type: ignore[arg-type]
     with pytest.raises(InvalidConfigError, match=r"one of auto, native, reference|attention to later tokens"):
         LLM(folder, backend="torch")
+    for model, guesser in ((folder, "guide"), ("guide", str(folder))):
+        with pytest.raises(InvalidConfigError, match=r"speculation .* generates text, to guess for another"):
+            LLM(model, speculation=guesser, kv_memory="8MiB")
+    with pytest.raises(InvalidConfigError, match="has no head"):
+        LLM(folder, score_tokens="a,block")
     with pytest.raises(InvalidConfigError, match="auto, last or mean"):
         LLM("guide", kv_memory="8MiB", pooling="cls")
     with LLM(folder, num_threads=1) as llm:
@@ -170,6 +175,8 @@ def test_a_server_makes_vectors_of_whole_texts_and_no_texts(served: Any, folder:
     ):
         answer = served(path, model=folder.name, **({"prompt": TEXT} if path == "/api/embeddings" else {"input": TEXT}))
         assert answer.status == 200 and found(answer.value) == expected, answer.error
+    shown = served("/api/show", model=folder.name).value
+    assert (shown["capabilities"], shown["details"]["family"]) == (["embedding"], "bert")
     long = "block " * 200
     assert served("/v1/embeddings", input=long).status == 400
     cut = served("/api/embed", model=folder.name, input=long)

@@ -309,7 +309,7 @@ def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path) ->
         ("DeepseekV32ForCausalLM", "its attention chooses tokens by an index (DSA)"),
         ("BloomForCausalLM", "its positions are by ALiBi"),
         ("Qwen2AudioForConditionalGeneration", "it reads images or sound, or has an encoder"),
-        ("ElectraForSequenceClassification", "it writes no text"),
+        ("ElectraForSequenceClassification", "it generates no text, and is none of the encoders that run"),
     ],
 )
 @pytest.mark.parametrize("settings", [{}, {"auto_map": {"AutoModelForCausalLM": "own.Own"}}], ids=["plain", "own-code"])

@@ -18,7 +18,7 @@ def run_stores(first: int, count: int, home: Path) -> None:
         shutil.rmtree(home)
     # Neither is all refused, nor nothing, and what is not there is not found.
     num_found = sum(
-        number for name, number in seen.items() if name.endswith(("ForCausalLM", "ForSequenceClassification"))
+        number for name, number in seen.items() if name.endswith(("ForCausalLM", "ForSequenceClassification", "Model"))
     )
     assert min(seen["refused"], seen["None"], num_found) > count, seen
     assert sum(number for name, number in seen.items() if name.isdecimal()) > count / 4  # files that could be removed

@@ -63,6 +63,7 @@ def _require_pooling(config: EngineConfig) -> None:
 
     if config.pooling == "auto" and not plan_engine(config).pooling:
         sentence = f"{config.model} names no pooling, the way to make a vector. Choose one: --pooling last or mean"
+        sentence += ", or cls for an encoder"
         raise ModelError(config.model, sentence)
 
 

@@ -245,8 +245,9 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     if config.adapter:
         model = with_adapters(config, model)
     if config.score_tokens is not None:
-        if model.labels is not None:
-            raise InvalidConfigError("score_tokens", config.score_tokens, "none: the model has its own labels")
+        if model.labels is not None or not model.generates:
+            has = "its own labels" if model.labels is not None else "no head, so it scores no tokens"
+            raise InvalidConfigError("score_tokens", config.score_tokens, f"none: the model has {has}")
         tokenizer = tokenizer_json(_tokenizer_files(config, model), model.spec.vocab_size)
         model = replace(model, labels=labels_of_tokens(config.score_tokens, tokenizer))
     if model.labels is not None and model.spec.token_types > 1 and not config.skip_tokenizer_init:
@@ -310,6 +311,8 @@ def with_draft_model(config: EngineConfig, model: ModelDescription) -> ModelDesc
     except CheckpointError as error:
         allowed = f"{', '.join(SPECULATIONS)}, or a model's folder or name ({error})"
         raise InvalidConfigError("speculation", name, allowed) from error
+    if model.spec.attention.bidirectional or draft.spec.attention.bidirectional:
+        raise InvalidConfigError("speculation", name, "a model that generates text, to guess for another one that does")
     sizes = [each.spec.vocab_size for each in (model, draft)]
     if not config.skip_tokenizer_init:
         tokenizers = [

@@ -117,7 +117,8 @@ class LLM(LocalModel, OperatorVerbs):
     ) -> list[EmbeddingOutput]:
         """Return the vectors of prompts, each of length 1, in their order.
 
-        `dimensions`: keep this many; 0: all. `pooling`: last or mean; None: from the settings or the model's folder.
+        `dimensions`: keep this many; 0: all. `pooling`: last, mean, or cls for an encoder; None: as set, or as
+        the model's folder says.
 
         >>> with LLM("guide", kv_memory="4MiB", pooling="mean") as llm:
         ...     outputs = llm.embed(["The memory", "A block table"], dimensions=8, use_tqdm=False)

@@ -430,8 +430,8 @@ class Scheduler:
         if match is not None and memory.start_load(request, match):
             return True
         start = request.num_planned if match is None else match.num_tokens
-        least = known - start if self.limits.one_step else 1
-        count = step.most_tokens(request, start, max(least, min(known - start, step.num_tokens_left)))
+        count = known - start if self.limits.one_step else min(known - start, step.num_tokens_left)
+        least, count = count if self.limits.one_step else 1, step.most_tokens(request, start, count)
         if not step.most_tokens(request, start, 1):
             return False
         if match is None:

@@ -43,7 +43,10 @@ OTHER_LAYERS: Final = (
         r".*For(ConditionalGeneration|ImageTextToText|Vision2Seq|SpeechSeq2Seq)$",
         "it reads images or sound, or has an encoder",
     ),
-    (r".*(For(MaskedLM|\w*Classification|QuestionAnswering)|Model)$", "it writes no text"),
+    (
+        r".*(For(MaskedLM|\w*Classification|QuestionAnswering)|Model)$",
+        "it generates no text, and is none of the encoders that run",
+    ),
 )
 """Families as `architectures` names them, and what they have that quire does not run; the first match counts."""
 

@@ -99,7 +99,8 @@ def shown_model(services: Services, model: ServedModel, name: str | None) -> Sho
     template, details = "" if tokenizer is None else tokenizer.template_source(), _details(services)
     with_tools = "" if tokenizer is None else tokenizer.template_source(with_tools=True)
     capabilities = {
-        "completion": True,
+        "completion": not model.config.one_step,
+        "embedding": model.config.one_step or model.config.pooling != "auto",
         "insert": tokenizer is not None and infill_format(tokenizer) is not None,
         "tools": create_tool_format(config.tool_format, with_tools) is not None,
         "thinking": create_reasoning_format(config.reasoning_format, template) is not None,
@@ -139,7 +140,7 @@ def _digest(services: Services) -> str:
 
 def _details(services: Services) -> ModelDetails:
     report = services.model.report
-    family = report.architecture.partition("For")[0].lower()
+    family = report.architecture.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower()
     return ModelDetails(
         format=report.file_format,
         family=family,
