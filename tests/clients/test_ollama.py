@@ -123,7 +123,7 @@ def test_errors_have_a_status_and_say_what_is_wrong(client: ollama.Client) -> No
     status, error = refused(lambda: list(client.chat("nobody", MESSAGES, stream=True)))
     assert (status, error.startswith("model 'nobody' not found")) == (404, True)
     status, error = refused(lambda: client.chat("guide", MESSAGES, options={"top_p": 2}))
-    assert (status, error) == (400, "options.top_p is 2.0; allowed: a number from 0 to 1")
+    assert (status, error) == (400, "options.top_p is 2.0; allowed: a number above 0, at most 1")
     status, error = refused(lambda: client.embed("guide", "a", dimensions=1 << 20))
     assert (status, error.startswith("dimensions is 1048576; allowed: ")) == (400, True)
     for work in (client.pull, client.push, client.delete):

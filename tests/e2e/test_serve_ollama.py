@@ -154,7 +154,7 @@ def test_options_may_be_outside_of_options(server: RunningServer) -> None:
     refused = server.post("/api/chat", {"messages": messages, "top_p": 2})
     assert (refused.status, json.loads(refused.body)["error"]) == (
         400,
-        "options.top_p is 2.0; allowed: a number from 0 to 1",
+        "options.top_p is 2.0; allowed: a number above 0, at most 1",
     )
 
 

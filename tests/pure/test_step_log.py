@@ -8,13 +8,14 @@ import resource
 from array import array
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidConfigError, InvalidRequestError, QuireError, StepLogError
-from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.kv_spec import RECURRENT, KVCacheSpec, KVGroup, KVHeads
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
@@ -260,6 +261,22 @@ def test_a_place_that_takes_no_file_is_refused(tmp_path):
         StepLogFile(str(tmp_path / "nowhere" / "run.steplog"), ManualClock())
     assert step_log_notices(None) == ()
     assert "run.steplog" in step_log_notices("run.steplog")[0]
+
+
+HEADS: dict[str, Any] = {"block_size": 4, "dtype": "float32"}
+STATES = KVCacheSpec.from_layers([RECURRENT, None, 8], num_kv_heads=1, head_dim=8, **HEADS).with_states(100)
+MIXED = KVCacheSpec.from_mixed_layers([(8, None), (None, KVHeads(1, 16))], KVHeads(2, 8), **HEADS)
+ALONE = KVCacheSpec.from_layers([None], num_kv_heads=1, head_dim=8, **HEADS)
+
+
+@pytest.mark.parametrize("spec", [STATES, MIXED, ALONE.with_draft(ALONE)], ids=["states", "heads", "draft"])
+def test_a_log_has_the_whole_form_of_the_memory(spec: KVCacheSpec) -> None:
+    manager, file = KVCacheManager(spec, MemoryConfig(num_blocks=9)), io.BytesIO()
+    StepLogWriter(file, ManualClock()).begin(
+        Scheduler(SchedulerConfig(), manager, RequestLimits(VOCAB, 40, 40, 6, (7,)))
+    )
+    file.seek(0)
+    assert read_scheduler(next(read_records(file)).payload).memory.spec == spec
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from quire.core.clock import Clock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, OutOfMemoryError, StepLogError, TornStepLogError
 from quire.core.kept_block import KeptBlock, may_be_kept
-from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.kv_spec import KVCacheSpec, KVGroup, KVHeads
 from quire.core.request import CacheScope
 from quire.core.step import StepPlan, StepResult
 from quire.core.transfers import read_kept_block, write_kept_block
@@ -176,9 +176,15 @@ def read_scheduler(payload: bytes) -> Scheduler:
 
 
 def _read_spec(fields: dict[str, Any]) -> KVCacheSpec:
-    groups = tuple(KVGroup(tuple(group["layers"]), group["window"]) for group in fields["groups"])
+    groups = tuple(map(_read_group, fields["groups"]))
     draft = None if fields["draft"] is None else _read_spec(fields["draft"])
     return KVCacheSpec(**fields | {"groups": groups, "draft": draft})
+
+
+def _read_group(fields: dict[str, Any]) -> KVGroup:
+    heads = fields.get("heads")
+    heads = None if heads is None else KVHeads(**heads)
+    return KVGroup(**fields | {"layers": tuple(fields["layers"]), "heads": heads})
 
 
 class Replayed(NamedTuple):
