@@ -40,7 +40,7 @@ ODD_NAMES = (
 
 def whole_stores(home: Path) -> None:
     """Write one model or more into each store."""
-    model = whole_model(random.Random(5)).encoded()
+    model = whole_model(random.Random(1)).encoded()
     add_to_ollama(home, "registry.ollama.ai/library/tiny/1b", "1", {"stop": ["x"], "top_k": 5}).write_bytes(model)
     add_to_ollama(home, "hf.co/maker/tiny/F32", "2").write_bytes(model)
     studio = home / ".lmstudio" / "models" / "maker" / "one"
