@@ -322,7 +322,10 @@ BAD = [
     (Grammar.json_schema({"$ref": "https://example.com/a.json"}), "does not fetch"),
     (Grammar.regex("(a"), "unclosed group"),
     (Grammar.lark("start: b"), "b"),
-    (Grammar.json_schema({"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(30)]}), "less to compile"),
+    (
+        Grammar.json_schema({"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(30)]}),
+        "less to compile",
+    ),
 ]
 
 
