@@ -71,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         require_text(message)
     terminal = stderr_terminal(arguments.color)
     with load(config, None if arguments.quiet else terminal) as llm:
+        if llm.config.one_step:
+            raise InvalidRequestError("model", config.model, "a model that generates text; quire embed uses this one")
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             raise InvalidRequestError(
                 "model", config.model, "a model with a chat template; or use quire generate --raw"

@@ -38,9 +38,11 @@ from quire.engine.text.prompts import (
     Prompt,
     encode_prompt,
     estimated_tokens,
+    is_message,
     with_bad_words,
     with_options,
 )
+from quire.engine.text.scores import AS_PAIR
 from quire.engine.text.tenant_pool import TenantPool
 from quire.engine.text.tokenizer import Tokenizer
 
@@ -105,6 +107,10 @@ class Door:
 
     def encode(self, prompt: Prompt, chat: ChatOptions | None = None) -> Encoded:
         """Return the tokens of a prompt; raises `InvalidRequestError` if it is not a prompt. Does not mutate."""
+        is_conversation = isinstance(prompt, list | tuple) and bool(prompt) and is_message(prompt[0])
+        if self.config.one_step and is_conversation and chat != AS_PAIR:
+            allowed = "texts to embed or to score: this model cannot generate text"
+            raise InvalidRequestError("messages", "a conversation", allowed)
         return encode_prompt(prompt, self.tokenizer, chat)
 
     async def prepare_beside(
