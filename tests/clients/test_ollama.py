@@ -107,7 +107,7 @@ def test_what_there_is(client: ollama.Client) -> None:
     [loaded] = client.ps().models
     assert (loaded.name, loaded.size_vram) == ("guide:latest", 0)
     shown = client.show("guide")
-    assert shown.capabilities == ["completion", "tools"]
+    assert shown.capabilities == ["completion", "embedding", "tools"]
     assert shown.modelinfo["general.architecture"] == "qwen3"
     assert client.generate("guide", keep_alive="5m").done_reason == "load"
 
@@ -174,7 +174,7 @@ def test_ollama_node_reads_the_same(client: ollama.Client, found: dict[str, Any]
     assert found["chat"] == found["stream"] == found["generate"] == answer.message.content
     assert found["reasons"] == ["length"]
     assert found["models"] == found["running"] == ["guide:latest"]
-    assert found["capabilities"] == ["completion", "tools"]
+    assert found["capabilities"] == ["completion", "embedding", "tools"]
     assert json.loads(found["held"]) in ("yes", "no")
     assert found["aborted"] == "AbortError"
     assert found["version"]
