@@ -98,6 +98,7 @@ DecoderShape shape_of(Family family) {
     if (family == Family::kMamba) {  // also a layer without an MLP, and one that is an MLP
         shape.layers[0].recurrent = true;
         shape.layers[0].transforms = shape.layers[2].attends = shape.layers[2].has_keys = false;
+        shape.layers[2].kv_place = 0;
         shape.delta = {.num_heads = 6,
                        .num_key_heads = 1,
                        .key_dim = 32,
