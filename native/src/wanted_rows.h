@@ -52,6 +52,7 @@ class WantedRows {
 
     // Moves the rows of these tokens to the beginning.
     void gather(const Rows& rows, int size) const {
+        if (size == 0) return;  // rows that this model lacks
         for (int row = 0; row < static_cast<int>(sources_.size()); ++row) {
             if (sources_[row] != row) std::memcpy(rows.row(row), rows.row(sources_[row]), size * sizeof(float));
         }
