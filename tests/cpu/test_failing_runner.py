@@ -111,10 +111,10 @@ def test_a_sleep_is_as_long_as_it_is_named_and_changes_nothing(monkeypatch: pyte
     naps: list[float] = []
     monkeypatch.setattr(time, "sleep", naps.append)
     inputs = step_of([[1], [2]], [1, 1])
-    runner = FailingRunner(Runner(), parse_failpoints("sleep9:token=2, sleep30:step=1, sleep7:token=8"))
+    runner = FailingRunner(Runner(), parse_failpoints("sleep9:token=2, sleep0.25:step=1, sleep7:token=8"))
     for _ in range(2):
         assert np.array_equal(runner.run(inputs, None).logits, Runner().run(inputs, None).logits)
-    assert naps == [9, 30, 9]
+    assert naps == [9, 0.25, 9]
 
 
 def test_without_failpoints_the_outputs_are_the_very_ones_of_the_model() -> None:

@@ -80,6 +80,12 @@ def outputs_of(deltas: list[RequestDelta]) -> list[Any]:
     ]
 
 
+@pytest.fixture
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each step take 50 ms longer, so that an endless request lasts as long as a test on a busy machine."""
+    monkeypatch.setenv("QUIRE_FAILPOINTS", "sleep0.05:tokens=1")
+
+
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
         async with asyncio.timeout(300):
@@ -126,6 +132,7 @@ def test_who_leaves_has_ended_the_request(folder: Path) -> None:
     run(test)
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_an_engine_that_is_killed_is_started_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with SupervisedLLM(config(folder), replicas=NEVER) as llm:
@@ -150,6 +157,7 @@ def test_an_engine_that_is_killed_is_started_again(folder: Path, caplog: pytest.
     assert "restarting it" in caplog.text
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_an_engine_that_is_stopped_is_told_apart_and_started_again(folder: Path) -> None:
     async def test() -> None:
         async with SupervisedLLM(
@@ -262,6 +270,7 @@ def test_what_cannot_be_built_is_said_once(folder: Path, tmp_path: Path) -> None
     run(test)
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_closing_ends_what_is_under_way(folder: Path) -> None:
     async def test() -> None:
         llm = SupervisedLLM(config(folder))

@@ -31,7 +31,17 @@ def test_half_a_failpoint_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["crash:token=1", "error:when=1", "error:token=٣", "error:token=1,,nan:token=2", f"error:token={'9' * 5000}"],
+    [
+        "crash:token=1",
+        "error:when=1",
+        "error:token=٣",
+        "error:token=1,,nan:token=2",
+        f"error:token={'9' * 5000}",
+        "sleep:token=1",
+        "sleep.5:token=1",
+        "sleep1.:token=1",
+        "sleep1.2345:token=1",
+    ],
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfigError, match="QUIRE_FAILPOINTS"):

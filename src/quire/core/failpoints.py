@@ -5,6 +5,7 @@
     memory:tokens=64    memory runs out whenever a step computes 64 tokens or more
     error:step=3        only the third computation raises: a fault that does not recur
     sleep9:token=17     the computation takes nine seconds longer whenever token 17 is computed
+    sleep0.02:tokens=1  every computation takes 20 ms longer
     kill:token=17       the process that computes is killed whenever token 17 is computed
 
 Every effect works with every trigger; commas separate several failpoints. A trigger names tokens and not a request id,
@@ -50,7 +51,7 @@ def parse_failpoints(text: str) -> tuple[Failpoint, ...]:
 
 
 def _parse(part: str) -> Failpoint:
-    parts = re.fullmatch(r"(error|nan|memory|kill|sleep[0-9]{1,4}):(token|tokens|step)=([0-9]{1,18})", part)
+    parts = re.fullmatch(r"(error|nan|memory|kill|sleep[0-9]{1,4}(?:\.[0-9]{1,3})?):(token|tokens|step)=([0-9]{1,18})", part)
     if parts is None:
         allowed = "EFFECT:TRIGGER=NUMBER; effects: error, nan, memory, kill, sleep9; triggers: token, tokens, step"
         raise InvalidConfigError(FAILPOINTS_VARIABLE, part, allowed)

@@ -46,7 +46,7 @@ class FailingRunner:
             if failpoint.effect == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if failpoint.effect.startswith(SLEEP):
-                time.sleep(int(failpoint.effect.removeprefix(SLEEP)))
+                time.sleep(float(failpoint.effect.removeprefix(SLEEP)))
         outputs = self._runner.run(inputs, cache)
         for failpoint, sequences in struck:
             if failpoint.effect == "nan":
