@@ -1,10 +1,12 @@
-"""sentence-transformers, as its users call it, for `quire bench vectors --peer-python`: runs in its interpreter.
+r"""sentence-transformers, as its users call it, for `quire bench vectors --peer-python`: runs in its interpreter.
 
-    python benchmarks/bench_sentence_transformers.py --model FOLDER --texts FILE --out FILE --threads N [--dtype DTYPE]
+    python benchmarks/bench_sentence_transformers.py \
+        --model FOLDER --texts FILE --out FILE --threads N --length N [--dtype DTYPE]
 
 The texts are a JSON list. `encode` sorts them by length and pads each batch, of 32 by default, to its longest text.
-Prints one line of JSON, with the seconds of `encode` alone, after a warm-up; the vectors go to a file, as float32. It
-imports nothing from quire.
+Texts are cut at `--length` tokens, where quire's context ends, and not where the model's folder says. Prints one line
+of JSON, with the seconds of `encode` alone, after a warm-up; the vectors go to a file, as float32. It imports nothing
+from quire.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ def main() -> None:
     for name in ("--model", "--texts", "--out"):
         parser.add_argument(name, required=True)
     parser.add_argument("--dtype", default="")
-    parser.add_argument("--threads", type=int, required=True)
+    for name in ("--threads", "--length"):
+        parser.add_argument(name, type=int, required=True)
     options = parser.parse_args()
     import sentence_transformers
     import torch
@@ -31,6 +34,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     settings: dict[str, Any] = {"dtype": getattr(torch, options.dtype)} if options.dtype else {}
     model = sentence_transformers.SentenceTransformer(options.model, device="cpu", model_kwargs=settings)
+    model.max_seq_length = options.length
     texts = json.loads(Path(options.texts).read_text(encoding="utf-8"))
     model.encode(texts[:2])
     started = time.perf_counter()

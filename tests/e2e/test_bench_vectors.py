@@ -11,6 +11,7 @@ import pytest
 from quire import cli
 from quire.core.errors import InvalidConfigError
 from quire.instruments.bench.sentence_peer import paragraphs
+from support.tiny_bert import write_tiny_bert
 
 
 def test_texts_and_a_reranker_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,6 +26,14 @@ def test_texts_and_a_reranker_are_measured(tmp_path: Path, capsys: pytest.Captur
         "with": 2,
     }
     assert "4 texts of 40 tokens" in capsys.readouterr().out
+
+
+def test_an_encoder_is_measured_without_a_reranker(tmp_path: Path) -> None:
+    """It generates no text to warm up with, and caches no prefix."""
+    folder, out = write_tiny_bert(tmp_path / "bert"), tmp_path / "vectors.json"
+    sizes = ["--texts", "4", "--length", "40", "--repeat", "2", "--kv-memory", "8MiB", "--read-size", "1MiB"]
+    assert cli.main(["bench", "vectors", str(folder), *sizes, "--json", str(out)]) in (cli.DONE, 1)
+    assert list(json.loads(out.read_text())["samples"]) == ["Vectors of texts"]
 
 
 def test_paragraphs_come_from_all_documents_and_each_once(tmp_path: Path) -> None:

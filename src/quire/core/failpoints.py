@@ -51,7 +51,9 @@ def parse_failpoints(text: str) -> tuple[Failpoint, ...]:
 
 
 def _parse(part: str) -> Failpoint:
-    parts = re.fullmatch(r"(error|nan|memory|kill|sleep[0-9]{1,4}(?:\.[0-9]{1,3})?):(token|tokens|step)=([0-9]{1,18})", part)
+    parts = re.fullmatch(
+        r"(error|nan|memory|kill|sleep[0-9]{1,4}(?:\.[0-9]{1,3})?):(token|tokens|step)=([0-9]{1,18})", part
+    )
     if parts is None:
         allowed = "EFFECT:TRIGGER=NUMBER; effects: error, nan, memory, kill, sleep9; triggers: token, tokens, step"
         raise InvalidConfigError(FAILPOINTS_VARIABLE, part, allowed)

@@ -26,6 +26,7 @@ from quire.compute.worker.worker import Worker
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
+from quire.core.pooling import Pooling
 from quire.core.request import CacheScope
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
 from quire.engine.client import EngineClient, SequenceUpdate
@@ -169,6 +170,11 @@ class MeasuredEngine:
         """The number of token ids of the model."""
         return self.blueprint.vocab_size
 
+    @property
+    def generates(self) -> bool:
+        """Whether the model can continue a text: an encoder only makes vectors."""
+        return self.blueprint.model.generates
+
     def add(self, request_id: str, request: WorkloadRequest, *, seed: int = 0) -> None:
         """Add a request; raises `InvalidRequestError` if it can never be served. Mutates."""
         sampling = replace(request.sampling, seed=seed)
@@ -201,7 +207,8 @@ class MeasuredEngine:
     def warm_up(self) -> None:
         """Run two short requests, as the runners of the peers do. Mutates."""
         tokens = [(7 * index) % self.vocab_size for index in range(25)]
-        self.run([WorkloadRequest(tuple(tokens[:count]), 4) for count in (24, 25)])
+        max_tokens, pooling = (4, None) if self.generates else (1, Pooling("last"))
+        self.run([WorkloadRequest(tuple(tokens[:count]), max_tokens, pooling=pooling) for count in (24, 25)])
 
     def close(self) -> None:
         """Free the memory."""

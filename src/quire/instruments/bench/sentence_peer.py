@@ -69,10 +69,22 @@ def measure_peer(config: EngineConfig, python: str, texts: Sequence[str], repeat
     notes, least = dict[str, Any](), dict[str, float]()
     own = replace(config, enable_prefix_caching=False)
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder, LLM(own) as llm:
+        length = str(llm.report.plan.max_model_len)
         place, out = Path(folder) / "texts.json", Path(folder) / "vectors"
         place.write_text(json.dumps(texts), encoding="utf-8")
         threads = str(llm.report.num_threads)
-        arguments = ("--model", config.model, "--texts", f"{place}", "--out", f"{out}", "--threads", threads)
+        arguments = (
+            "--model",
+            config.model,
+            "--texts",
+            f"{place}",
+            "--out",
+            f"{out}",
+            "--threads",
+            threads,
+            "--length",
+            length,
+        )
         llm.embed(texts[:2], use_tqdm=False)
         for index in range(repeat):
             tell(f"sentence-transformers: run {index + 1} of {repeat}")
@@ -112,7 +124,7 @@ def _section(
     versions = ", ".join(f"{name} {version}" for name, version in next(iter(notes.values()))["versions"].items())
     text = (
         f"{len(lengths)} paragraphs of {min(lengths)} to {max(lengths)} tokens, {total:,} in total, one call each, "
-        f"tokenized and pooled from the last token; the peer uses batches of 32. {versions}. Median of "
+        f"tokenized and pooled as the folder says; the peer uses batches of 32. {versions}. Median of "
         f"{len(seconds['quire'])} runs (min–max); the cosine is the least of any text."
     )
     header = ("engine", "computes in", "tok/s", "quire's speed to it", "cosine to quire's")

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
             own = replace(config, touch_kv_memory="start")
             if "vectors" in options.only:
                 yield measure_vectors(own, options, tell)
-            if "rerank" in options.only:
+            if "rerank" in options.only and MeasuredEngine(own).generates:  # an encoder caches no prefix
                 yield measure_rerank(own, options, tell)
             if "peer" not in options.only or options.peer_python is None:
                 return
