@@ -138,8 +138,9 @@ def test_an_engine_that_is_started_again_writes_on_in_another_file(tmp_path: Pat
     asyncio.run(test())
     logs = [io.BytesIO((tmp_path / name).read_bytes()) for name in ("run.steplog", "run.steplog.1")]
     asked = [[read_command(each.payload) for each in read_records(log) if each.kind == COMMANDED] for log in logs]
-    assert [[type(each) for each in commands] for commands in asked] == [[Add, Add], [Add, Add]]
-    assert [len(each.output_token_ids) > 0 for each in asked[1] if isinstance(each, Add)] == [True, False]
+    added = [[each for each in commands if isinstance(each, Add)] for commands in asked]
+    assert [len(commands) for commands in added] == [2, 2]
+    assert [len(each.output_token_ids) > 0 for each in added[1]] == [True, False]
     for log in logs:
         log.seek(0)
         assert replay(log) >= 5  # the one that was killed, too: nothing waits in a buffer

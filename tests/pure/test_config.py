@@ -34,6 +34,7 @@ NUMBERS: list[tuple[str, float, float]] = [
     ("recompute_tokens_per_s", 1e-3, 1e12),
     ("swap_bytes_per_s", 1.0, 1e15),
     ("itl_slo_ms", 1.0, 1e6),
+    ("max_slowdown", 0.0, 1e6),
 ]
 OPTIONAL_NUMBERS = ("itl_slo_ms",)
 NAMES: list[tuple[type[Config], str, tuple[str, ...]]] = [

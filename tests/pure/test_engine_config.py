@@ -208,6 +208,8 @@ def test_paths_are_kept_as_text_and_nothing_changes_a_config() -> None:
         ("itl_slo_ms", 0),
         ("itl_slo_ms", "fast"),
         ("itl_slo_ms", float("nan")),
+        ("max_slowdown", -1),
+        ("max_slowdown", "slow"),
         ("seed", -1),
         ("seed", 1 << 63),
         ("step_log", ""),
@@ -286,6 +288,17 @@ def test_what_is_left_open_is_chosen_for_the_device(
     assert sizes(EngineConfig(**given).resolved(gpu_bytes)) == found
 
 
+def test_prompts_slow_texts_down_by_a_limited_factor_unless_a_time_is_set() -> None:
+    def slowdown(config: EngineConfig, gpu_bytes: int | None = None) -> float:
+        return config.resolved(gpu_bytes).scheduler_config(100).max_slowdown
+
+    assert (slowdown(EngineConfig()), slowdown(EngineConfig(max_slowdown=0))) == (4.0, 0.0)
+    assert (slowdown(EngineConfig(), 80 << 30), slowdown(EngineConfig(max_slowdown=9), 80 << 30)) == (0.0, 9.0)
+    assert slowdown(EngineConfig(itl_slo_ms=200)) == 0.0
+    with pytest.raises(InvalidConfigError, match="max_slowdown is 4; allowed: 0 with itl_slo_ms"):
+        EngineConfig(itl_slo_ms=200, max_slowdown=4)
+
+
 @given(
     sequences=st.none() | st.integers(1, 1 << 20),
     tokens=st.none() | st.integers(1, 1 << 30),
@@ -304,7 +317,7 @@ def test_what_was_given_stays_and_nothing_contradicts_it(
         return
     resolved = config.resolved(gpu_bytes)
     for name, value in asdict(config).items():
-        assert getattr(resolved, name) == value or (value is None and name in {*given, "block_size"})
+        assert getattr(resolved, name) == value or (value is None and name in {*given, "block_size", "max_slowdown"})
     scheduler = resolved.scheduler_config(100)
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_steps_under_way) == sizes(resolved)
     assert (scheduler.policy, scheduler.max_model_len) == ("priority", 100)

@@ -20,7 +20,7 @@ from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.records.step_log import StepLogWriter, replay
 from quire.memory.manager import KVCacheManager
-from quire.scheduler.pace import FIRST_LIMIT, UNIT, StepPace
+from quire.scheduler.pace import FIRST_LIMIT, LEAST_BESIDE, UNIT, StepPace
 from quire.scheduler.scheduler import Scheduler
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.linear import LinearCost
@@ -51,13 +51,22 @@ class FirstFree:
         return 0.03 + 0.001 * max(0, plan.num_tokens - 40)
 
 
-def run_chats(cost: StepCost, allowed_ms: float | None, *, prompt: int = 4000, chats: int = 8, depth: int = 1):
+def run_chats(
+    cost: StepCost,
+    allowed_ms: float | None,
+    *,
+    slowdown: float = 0.0,
+    prompt: int = 4000,
+    chats: int = 8,
+    depth: int = 1,
+):
     """Let chats generate, then a prompt come; return the seconds of the steps in which it was computed, and the log."""
     config = SchedulerConfig(
         max_num_seqs=16,
         max_num_batched_tokens=512,
         max_model_len=8192,
         itl_slo_ms=allowed_ms,
+        max_slowdown=slowdown,
         max_steps_under_way=depth,
     )
     limits = RequestLimits(VOCAB, 8192, 8192, 16)
@@ -111,6 +120,33 @@ def test_a_prompt_goes_on_though_the_time_allowed_is_too_short_for_a_step():
     assert len(step_s) <= 1 + 640 / UNIT
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_takes_at_most_some_times_as_long_as_one_of_decodes(depth):
+    decodes_s = 0.1 + 8 * 0.001
+    step_s, file = run_chats(LinearCost(0.1, 0.001), None, slowdown=4.0, depth=depth)
+    assert max(step_s) <= 4 * decodes_s
+    assert sum(step_s[depth + 2 : -1]) / len(step_s[depth + 2 : -1]) >= 3.5 * decodes_s, "the time is used"
+    assert replay(file) > 0
+
+
+def test_a_prompt_advances_by_enough_tokens_to_pay_for_the_weights():
+    step_s, _ = run_chats(LINEAR, None, slowdown=2.0, prompt=1280)
+    assert len(step_s) == 10
+    assert max(step_s) == pytest.approx(0.02 + 0.009 + 0.001 * LEAST_BESIDE)
+
+
+def test_prompts_are_not_held_up_before_any_step_of_decodes_was_measured():
+    """If prompts come without a pause, there is nothing to compare with: a small limit would make the pause longer."""
+    pace = StepPace(None, 4.0)
+    for now in range(5):
+        note(pace, pace.limit, now, now + 0.5)
+    assert pace.limit == LEAST_BESIDE << 5
+    assert note(pace, 0, 6.0, 6.1)
+    assert pace.limit == LEAST_BESIDE
+    note(pace, 512, 7.0, 8.1)  # 1 s more than a step of decodes, which allows 0.3 s
+    assert pace.limit == 512 * 3 // 10 // UNIT * UNIT
+
+
 def test_a_prompt_alone_is_not_limited():
     step_s, _ = run_chats(LINEAR, 50, prompt=2048, chats=0)
     assert step_s[:3] == pytest.approx([0.02 + 0.512] * 3)
@@ -136,33 +172,32 @@ def plan_of(prompt_tokens: int, decodes: int = 2) -> StepPlan:
     return StepPlan(0, column(*rows), column(*([5] * len(rows))), column(*counts), column(*([1] * len(rows))), decodes)
 
 
+def note(pace: StepPace, prompt_tokens: int, submitted_s: float, ended_s: float) -> bool:
+    return pace.note_result(plan_of(prompt_tokens), submitted_s, ended_s)
+
+
 def test_the_end_of_a_prompt_says_little_and_changes_nothing():
     pace = StepPace(100)
-    pace.note_submitted(plan_of(10), 0.0)
-    assert not pace.note_result(0.01)
+    assert not note(pace, 10, 0.0, 0.01)
     assert pace.limit == FIRST_LIMIT
 
 
 def test_a_slow_step_counts_however_few_its_tokens_are():
     pace = StepPace(100)
-    pace.note_submitted(plan_of(20), 0.0)
-    assert pace.note_result(0.5)
+    assert note(pace, 20, 0.0, 0.5)
     assert pace.limit == UNIT
 
 
 def test_a_limit_at_most_doubles():
     pace = StepPace(1000)
-    pace.note_submitted(plan_of(FIRST_LIMIT), 0.0)
-    assert pace.note_result(0.001)
+    assert note(pace, FIRST_LIMIT, 0.0, 0.001)
     assert pace.limit == 2 * FIRST_LIMIT
 
 
 def test_steps_that_overlap_are_timed_from_the_end_of_the_one_before():
     pace = StepPace(100)
-    pace.note_submitted(plan_of(0), 0.0)
-    pace.note_submitted(plan_of(FIRST_LIMIT), 0.001)
-    assert not pace.note_result(0.02)
-    assert pace.note_result(0.02 + 0.139)  # 119 ms more than a step of decodes; 60 ms are planned
+    assert not note(pace, 0, 0.0, 0.02)
+    assert note(pace, FIRST_LIMIT, 0.001, 0.02 + 0.139)  # 119 ms more than a step of decodes; 60 ms are planned
     assert pace.limit == FIRST_LIMIT // 2
 
 

@@ -40,6 +40,8 @@ SPECULATIONS = ("off", "auto", "ngram")
 MOST_DRAFTS: Final = 15
 """The most guesses for a sequence in a step: with the token before them, they fill the rows of one kernel call."""
 ADAPTER_NAME: Final = re.compile(r"[\w.][\w./:-]{0,127}", re.ASCII)
+USUAL_SLOWDOWN: Final = 4.0
+"""On a CPU, a step with 512 tokens of a prompt takes 20 times as long as one of decodes."""
 LARGE_GPU_BYTES: Final = 64 << 30
 """A GPU with this much memory is so fast that kernel launches would limit a small model's steps of 2,048 tokens."""
 
@@ -98,6 +100,7 @@ class SchedulerConfig:
     swap_bytes_per_s: float = setting(4e9, "speed of copying blocks to or from the host, used by preemption auto")
     max_steps_under_way: int = setting(1, "steps to submit to the executor before waiting for the first result")
     itl_slo_ms: float | None = setting(None, "maximum ms between two tokens while prompts are computed; None: no limit")
+    max_slowdown: float = setting(0.0, "how many times as long prompts make a step while others generate; 0: no limit")
     max_drafts: int = setting(0, "tokens guessed ahead for a sequence in a step; 0: none")
     max_depth: int = setting(0, "the most of these that a draft model guesses; 0: no draft model")
 
@@ -120,6 +123,9 @@ class SchedulerConfig:
         require_int("max_depth", self.max_depth, 0, self.max_drafts)
         if self.itl_slo_ms is not None:
             require_number("itl_slo_ms", self.itl_slo_ms, 1.0, 1e6)
+        require_number("max_slowdown", self.max_slowdown, 0.0, 1e6)
+        if self.max_slowdown and self.itl_slo_ms is not None:
+            raise InvalidConfigError("max_slowdown", self.max_slowdown, "0 with itl_slo_ms, which sets the time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +211,11 @@ class EngineConfig:
     )
     itl_slo_ms: float | None = setting(
         None, "milliseconds allowed between two tokens of a text while prompts are computed; none: no limit"
+    )
+    max_slowdown: float | None = setting(
+        None,
+        "how many times as long as usual prompts may make a step while others generate, if at least 128 of their "
+        "tokens fit; 0: no limit; none: 4, or 0 on a GPU or with itl_slo_ms",
     )
     speculation: str = setting(
         "off",
@@ -297,7 +308,9 @@ class EngineConfig:
         steps = self.max_steps_under_way or (1 if gpu_bytes is None and self.backend != "torch" else 2)
         sizes = {"max_num_seqs": sequences, "max_num_batched_tokens": tokens, "max_steps_under_way": steps}
         sizes["block_size"] = self.block_size or block_size
-        return ResolvedConfig(**dataclasses.asdict(self) | sizes)
+        paced = gpu_bytes is None and self.itl_slo_ms is None
+        slowdown = (USUAL_SLOWDOWN if paced else 0.0) if self.max_slowdown is None else self.max_slowdown
+        return ResolvedConfig(**dataclasses.asdict(self) | sizes | {"max_slowdown": slowdown})
 
     @property
     def adapter_folders(self) -> dict[str, str]:
@@ -375,6 +388,7 @@ class ResolvedConfig(EngineConfig):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_steps_under_way: int
+    max_slowdown: float
     one_step: bool = False
 
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
@@ -418,6 +432,7 @@ class EngineSettings(TypedDict, total=False):
     preemption: str
     max_steps_under_way: int | None
     itl_slo_ms: float | None
+    max_slowdown: float | None
     speculation: str | os.PathLike[str]
     adapter: Mapping[str, str | os.PathLike[str]] | Sequence[str]
     adapter_memory: int | str | None

@@ -11,6 +11,7 @@ log, it records every request, plan and result, so that a run can be replayed to
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 from quire.core.adapters import AdapterLoading
 from quire.core.clock import Clock
@@ -51,8 +52,8 @@ class EngineCore:
         self._disk_store = disk_store
         self._to_drop: set[str] = set()  # adapters to free once no request uses them
         self._depth = scheduler.config.max_steps_under_way
-        allowed_ms = scheduler.config.itl_slo_ms
-        self._pace = None if allowed_ms is None else StepPace(allowed_ms)
+        self._pace = StepPace.of(scheduler.config)
+        self._under_way: deque[tuple[StepPlan, float]] = deque()  # with the time when each was submitted
         self._num_steps = 0  # steps with a result
         self._num_corrupted = 0  # requests that failed in a step that succeeded
         self._busy_s = 0.0
@@ -100,11 +101,11 @@ class EngineCore:
         """
         began_s = self._clock.now()
         try:
-            return self._step()
+            return self._step(began_s)
         finally:
             self._busy_s += self._clock.now() - began_s
 
-    def _step(self) -> StepOutcome | None:
+    def _step(self, began_s: float) -> StepOutcome | None:
         scheduler, log = self.scheduler, self._log
         while scheduler.num_steps_under_way < self._depth:
             plan = scheduler.schedule()
@@ -116,8 +117,7 @@ class EngineCore:
                 log.planned(plan)
             if plan.row_starts:
                 self._note_starts(plan)
-            if self._pace is not None:
-                self._pace.note_submitted(plan, self._clock.now())
+            self._under_way.append((plan, began_s))
             self._executor.submit(plan)
         self._stamp()
         if not scheduler.num_steps_under_way:
@@ -131,7 +131,8 @@ class EngineCore:
         if log is not None:
             log.computed(result)
         self._num_steps += 1
-        if self._pace is not None and self._pace.note_result(self._clock.now()):
+        plan, submitted_s = self._under_way.popleft()
+        if self._pace is not None and self._pace.note_result(plan, submitted_s, self._clock.now()):
             self.send(LimitPrompts(self._pace.limit))
         outcome = scheduler.update(result)
         if result.failures:
@@ -200,8 +201,7 @@ class EngineCore:
         isolation = self.scheduler.isolation
         if self._log is not None:
             self._log.lost(error)
-        if self._pace is not None:
-            self._pace.forget_steps()
+        self._under_way.clear()
         ended = self.scheduler.lose_steps(error)
         names = ", ".join(dict.fromkeys(each.request_id for each in ended)) or "none"
         logger.warning("%s; requests to retry separately: %d; ended: %s", error, isolation.num_suspects, names)

@@ -2,7 +2,8 @@
 
 Each generating request has one token in every step, so the time between two of its tokens is the time of a step, and
 prompts make steps long. The pace measures steps. A step with prompt tokens shows how much time they add to a step
-without any, and so how many of them fit into the time that the operator allows:
+without any, and so how many of them fit into the time allowed, which the operator sets, or which is some times that of
+a step of decodes:
 
     limit = tokens of the prompt * (time allowed - step of decodes) / (time of the step - step of decodes)
 
@@ -16,9 +17,9 @@ limit, and a replay needs no measurement.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Final, NamedTuple
+from typing import Final
 
+from quire.core.config import SchedulerConfig
 from quire.core.step import StepPlan
 
 SHARE_OF_TIME: Final = 0.8
@@ -28,54 +29,66 @@ FIRST_LIMIT: Final = 64
 UNIT: Final = 16
 """Limits are multiples of this, and not 0: a prompt makes progress even if the allowed time is too short."""
 
+LEAST_BESIDE: Final = 128
+"""The least limit if only a slowdown is set: a smaller part of a prompt reads the weights for too few tokens. Of many
+experts, 16 tokens already read more than half."""
+
 WEIGHT_OF_NEW: Final = 0.25
 """The weight of a new step of decodes in the mean time of such steps."""
 
 
-class _Submitted(NamedTuple):
-    num_prompt_tokens: int
-    at_s: float
-
-
 class StepPace:
-    """Turns measured steps into a limit. `allowed_ms`: the allowed time between two tokens of a request."""
+    """Turns measured steps into a limit.
 
-    def __init__(self, allowed_ms: float) -> None:
-        self._target_s = SHARE_OF_TIME * allowed_ms / 1e3
+    `allowed_ms`: the time allowed between two tokens of a request. `slowdown`, if there is none: how many times as long
+    as a step of decodes a step may take.
+    """
+
+    def __init__(self, allowed_ms: float | None, slowdown: float = 0.0) -> None:
+        self._allowed_s = None if allowed_ms is None else SHARE_OF_TIME * allowed_ms / 1e3
+        self._slowdown = slowdown
         self._decodes_s: float | None = None  # of a step without prompts
-        self._under_way: deque[_Submitted] = deque()
         self._last_result_s = float("-inf")
-        self.limit = FIRST_LIMIT
+        self._least = LEAST_BESIDE if allowed_ms is None else UNIT
+        self.limit = max(FIRST_LIMIT, self._least)
         """The most prompt tokens of a step, in addition to one token for each request."""
 
-    def note_submitted(self, plan: StepPlan, now_s: float) -> None:
-        """Note a step that begins now, or when the steps before it have ended. Mutates."""
-        self._under_way.append(_Submitted(plan.num_tokens - len(plan.rows), now_s))
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> StepPace | None:
+        """Return a pace for these settings; None if they limit nothing."""
+        if config.itl_slo_ms is None and not config.max_slowdown:
+            return None
+        return cls(config.itl_slo_ms, config.max_slowdown)
 
-    def note_result(self, now_s: float) -> bool:
-        """Note that the oldest step has ended; return whether the limit has changed. Mutates."""
-        submitted = self._under_way.popleft()
-        seconds = now_s - max(submitted.at_s, self._last_result_s)
+    def note_result(self, plan: StepPlan, submitted_s: float, now_s: float) -> bool:
+        """Note a step that has ended; return whether the limit has changed. Mutates.
+
+        It began when it was submitted, or when the step before it had ended.
+        """
+        seconds = now_s - max(submitted_s, self._last_result_s)
         self._last_result_s = now_s
-        if not submitted.num_prompt_tokens:
-            before = seconds if self._decodes_s is None else self._decodes_s
+        num_prompt_tokens = plan.num_tokens - len(plan.rows)
+        if num_prompt_tokens:
+            limit = self._limit_after(num_prompt_tokens, seconds)
+        else:
+            is_first = self._decodes_s is None
+            before = self._decodes_s or seconds
             self._decodes_s = before + WEIGHT_OF_NEW * (seconds - before)
-            return False
-        limit = self._limit_after(submitted.num_prompt_tokens, seconds)
+            limit = LEAST_BESIDE if is_first and self._allowed_s is None else self.limit
         changed, self.limit = limit != self.limit, limit
         return changed
 
     def _limit_after(self, num_tokens: int, seconds: float) -> int:
         """Return the new limit after a step with this many prompt tokens took this long."""
-        decodes_s = self._decodes_s or 0.0
-        spare_s, used_s = self._target_s - decodes_s, seconds - decodes_s
+        if self._allowed_s is None:  # before any step of decodes, each step may be longer than the one before
+            decodes_s = seconds if self._decodes_s is None else self._decodes_s
+            target_s = self._slowdown * decodes_s
+        else:
+            decodes_s, target_s = self._decodes_s or 0.0, self._allowed_s
+        spare_s, used_s = target_s - decodes_s, seconds - decodes_s
         if spare_s <= 0:
-            return UNIT
+            return self._least
         fitting = 2.0 * num_tokens if used_s <= 0 else min(2.0 * num_tokens, num_tokens * spare_s / used_s)
-        if num_tokens < self.limit / 2 and seconds <= self._target_s:
+        if num_tokens < self.limit / 2 and seconds <= target_s:
             return self.limit  # the end of a prompt: too few tokens to learn from
-        return max(UNIT, int(fitting) // UNIT * UNIT)
-
-    def forget_steps(self) -> None:
-        """Forget the steps in flight, because they were lost. Mutates."""
-        self._under_way.clear()
+        return max(self._least, int(fitting) // UNIT * UNIT)

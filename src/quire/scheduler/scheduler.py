@@ -246,9 +246,11 @@ class Scheduler:
     def _token_budget(self, running: list[Request]) -> int:
         """Return how many tokens the next step may compute: at least one for each running request."""
         most = max(self.isolation.max_step_tokens, len(running))
-        if self.prompt_limit is None or all(request.backlog != 1 for request in running):
-            return most
-        return min(most, len(running) + self.prompt_limit)
+        if self.prompt_limit is not None:
+            for request in running:
+                if request.backlog == 1:
+                    return min(most, len(running) + self.prompt_limit)
+        return most
 
     def _plan_running(self, step: PlanBuilder) -> None:
         add_decode, add_start = step.decodes.append, step.decode_starts.append
