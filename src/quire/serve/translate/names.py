@@ -18,6 +18,8 @@ def named(refused: RefusedPrompt, request: GenerationRequest) -> ApiError:
     if refused.error.field == "adapter":  # unloaded since it was found: for the client, an adapter is a model
         return model_not_found(str(refused.error.value))
     error = refused.error if request.form is None else request.form.blame(refused.error)
+    if error.field == "grammar" and request.sent_grammar and (request.form is None or request.form.tools is None):
+        error = InvalidRequestError(error.field, request.sent_grammar, error.allowed)
     return renamed(error, request.names, refused.prompt_index)
 
 
