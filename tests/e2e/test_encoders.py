@@ -101,6 +101,41 @@ def test_a_step_takes_the_longest_text_or_the_step_is_the_limit(folder: Path) ->
     engine.close()
 
 
+def test_the_makers_limit_of_a_text_is_the_context_unless_the_user_names_another(folder: Path, tmp_path: Path) -> None:
+    limited = shutil.copytree(folder, tmp_path / "limited")
+    limit = limited / "sentence_bert_config.json"
+    limit.write_text(json.dumps({"max_seq_length": 32, "do_lower_case": False}))
+    with LLM(limited, num_threads=1) as llm:
+        assert llm.report.plan.max_model_len == 32
+        with pytest.raises(InvalidRequestError, match="maximum context length is 32 tokens"):
+            llm.embed([[5] * 33])
+    assert vectors(limited, [[5] * 32]) == vectors(folder, [[5] * 32])
+    assert vectors(limited, [[5] * 64], max_model_len=64) == vectors(folder, [[5] * 64])
+    with pytest.raises(InvalidConfigError, match=f"max_model_len is 97; allowed: at most {LONGEST}, the model's"):
+        LLM(limited, max_model_len=97)
+    for value, longest in ((4096, LONGEST), (None, LONGEST)):
+        limit.write_text(json.dumps({"max_seq_length": value}))
+        assert plan_engine(EngineConfig(model=str(limited))).report.plan.max_model_len == longest
+    for value in (0, -1, "32", 1e9, True):
+        limit.write_text(json.dumps({"max_seq_length": value}))
+        with pytest.raises(CheckpointError, match=r"sentence_bert_config.json: max_seq_length"):
+            plan_engine(EngineConfig(model=str(limited)))
+
+
+def test_layers_after_the_model_are_in_the_plan_of_its_memory(folder: Path, tmp_path: Path) -> None:
+    def planned(model: Path, backend: str) -> int:
+        return plan_engine(EngineConfig(model=str(model), backend=backend)).report.plan.needs.weight_bytes
+
+    dense = shutil.copytree(folder, tmp_path / "dense") / "2_Dense"
+    dense.mkdir()
+    settings = {"in_features": 64, "out_features": 1000, "activation_function": "torch.nn.modules.linear.Identity"}
+    (dense / "config.json").write_text(json.dumps(settings))
+    scores = write_tiny_reranker(tmp_path / "scores", labels=7)
+    for backend in ("native", "reference"):
+        assert planned(dense.parent, backend) - planned(folder, backend) == 1000 * 65 * 4
+        assert planned(scores, backend) - planned(folder, backend) == (64 + 7) * 65 * 8
+
+
 def test_what_an_encoder_cannot_do_is_said(folder: Path, tmp_path: Path) -> None:
     for settings in ({"disk_cache": str(tmp_path / "disk")}, {"host_cache": "1MiB"}):
         with pytest.raises(InvalidConfigError, match="cannot reuse blocks"):

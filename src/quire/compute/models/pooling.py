@@ -11,6 +11,7 @@ from quire.core.errors import CheckpointError
 from quire.core.model_files import ModelFiles
 
 POOLING_FILE: Final = "1_Pooling/config.json"
+LIMIT_FILE: Final = "sentence_bert_config.json"
 KINDS: Final = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
@@ -52,6 +53,14 @@ def dense_steps(files: ModelFiles, size: int) -> Iterator[DenseStep]:
             num_inputs, size = size, config.size("out_features")
             has_tanh = config.fields["activation_function"] == TANH
             yield DenseStep(folder, num_inputs, size, config.flag("bias", True), has_tanh)
+
+
+def longest_text(files: ModelFiles) -> int | None:
+    """Return the makers' limit of the tokens of a text; None if the folder specifies none."""
+    if not files.has(LIMIT_FILE):
+        return None
+    config = ConfigFile.read(files, LIMIT_FILE)
+    return config.size("max_seq_length") if config.is_set("max_seq_length") else None
 
 
 def pooling_of(files: ModelFiles) -> str:
