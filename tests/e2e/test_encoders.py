@@ -220,6 +220,9 @@ def test_a_server_makes_vectors_of_whole_texts_and_no_texts(served: Any, folder:
     for path, fields in (
         ("/v1/completions", {"prompt": TEXT}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}], "truncate_prompt_tokens": 9}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 3}),
+        ("/v1/responses", {"input": TEXT}),
         ("/api/generate", {"model": folder.name, "prompt": TEXT}),
         ("/classify", {"input": TEXT}),
     ):
@@ -274,6 +277,34 @@ def test_a_pair_is_joined_as_the_tokenizer_does_it_and_special_tokens_stay_text(
     library.save(str(folder / "tokenizer.json"))
     with pytest.raises(InvalidRequestError, match="does not join two"):
         Tokenizer.open(ModelFolder(folder), vocab_size=128).encode_chat(messages, template_name=PAIR_TEMPLATE)
+
+
+def test_a_pair_that_is_too_long_is_cut_as_transformers_cuts_it(tmp_path: Path) -> None:
+    folder = write_tiny_reranker(tmp_path)
+    ours = Tokenizer.open(ModelFolder(folder), vocab_size=128)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pairs = [(("block " * one).strip(), ("page " * two).strip()) for one, two in ((9, 9), (2, 30), (30, 2), (20, 21))]
+    for pair in pairs:
+        for most in range(5, 60):
+            library.enable_truncation(most)
+            assert ours.encode_pair(pair, most) == library.encode(*pair).ids
+        assert ours.encode_pair(pair, 2) == [2, 6]
+    with running_server(model=folder) as server:
+        query, document = "what a block", "a river page " * 500
+        fields = {"text_1": query, "text_2": document, "truncate_prompt_tokens": -1}
+        cut = server.post("/score", fields).value["data"][0]["score"]
+        ids = ours.encode_pair((query, document), LONGEST)
+        assert (len(ids), ids[-1], ids.count(3)) == (LONGEST, 3, 2)
+        assert cut == scores(folder, [(query, ours.decode(ids[ids.index(3) :]))])[0]
+        assert server.post("/score", {**fields, "truncate_prompt_tokens": None}).status == 400
+
+
+def test_a_tokenizer_that_makes_no_token_of_an_example_joins_no_pair(tmp_path: Path) -> None:
+    folder, text = write_tiny_bert(tmp_path), tokenizer_json()
+    text["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": ""}
+    (folder / "tokenizer.json").write_text(json.dumps(text))
+    with pytest.raises(InvalidRequestError, match="does not join two"):
+        Tokenizer.open(ModelFolder(folder), vocab_size=128).encode_pair(("a", "block"))
 
 
 def test_a_classifier_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -710,7 +710,9 @@ def test_no_request_chooses_tokens_that_the_makers_forbid(
             for output in llm.generate(prompts, replace(sampling, max_tokens=20), use_tqdm=False):
                 assert all(favourites.isdisjoint(text.token_ids) and text.token_ids for text in output.outputs)
         monkeypatch.setattr("quire.engine.door.MAX_BIASES", len(favourites) + 1)
-        with pytest.raises(InvalidRequestError, match="logit_bias is '2 entries'; allowed: at most 1: the model itself"):
+        with pytest.raises(
+            InvalidRequestError, match="logit_bias is '2 entries'; allowed: at most 1: the model itself"
+        ):
             llm.generate([[5]], replace(GREEDY, logit_bias={9: 1.0, 11: 1.0}), use_tqdm=False)
         search = SamplingParams(beam_search=True, n=2, temperature=0.0, max_tokens=4)
         assert len(llm.generate(prompts, search, use_tqdm=False)) == 2
