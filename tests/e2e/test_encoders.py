@@ -232,6 +232,27 @@ def test_a_server_makes_vectors_of_whole_texts_and_no_texts(served: Any, folder:
         ), (path, answer.error)
 
 
+def test_a_long_text_is_named_by_its_field_and_cut_for_coheres_clients(served: Any) -> None:
+    long, texts = "block " * 200, ["a", "table", "a"]
+    for path, fields, place in (
+        ("/rerank", {"query": "a", "documents": ["table", long]}, "documents[1]"),
+        ("/rerank", {"query": "a", "documents": ["a", long]}, "documents[1]"),
+        ("/rerank", {"query": long, "documents": texts}, "query"),
+        ("/score", {"text_1": "a", "text_2": ["a", "table", long]}, "text_2[2]"),
+        ("/score", {"text_1": [*texts, long], "text_2": [*texts, "page"]}, "text_1[3]"),
+        ("/score", {"text_1": [long], "text_2": texts}, "text_1[0]"),
+        ("/score", {"text_1": texts, "text_2": long}, "text_2"),
+    ):
+        answer = served(path, **fields)
+        assert (answer.status, answer.error["param"]) == (400, place)
+    ranked = served("/v2/rerank", query="a", documents=[long, "table"], max_tokens_per_doc=4096)
+    cut = served("/rerank", query="a", documents=[long, "table"], truncate_prompt_tokens=-1, return_documents=False)
+    assert (ranked.status, ranked.value["results"]) == (200, cut.value["results"])
+    assert served("/v2/rerank", query="a", documents=["table"], max_tokens_per_doc=None).status == 200
+    answer = served("/v2/rerank", query="a", documents=["table"], max_tokens_per_doc=LONGEST - 1)
+    assert (answer.status, answer.error["param"]) == (400, "max_tokens_per_doc")
+
+
 PAIRS = [("what a block", "tables"), ("what a block", "a river page " * 8), ("rivers", "a"), ("a", "what is a page")]
 
 
@@ -297,6 +318,8 @@ def test_a_pair_that_is_too_long_is_cut_as_transformers_cuts_it(tmp_path: Path) 
         assert (len(ids), ids[-1], ids.count(3)) == (LONGEST, 3, 2)
         assert cut == scores(folder, [(query, ours.decode(ids[ids.index(3) :]))])[0]
         assert server.post("/score", {**fields, "truncate_prompt_tokens": None}).status == 400
+        ranked = server.post("/v2/rerank", {"query": query, "documents": [document, "a"]}).value["results"]
+        assert {each["relevance_score"] for each in ranked} == {cut, scores(folder, [(query, "a")])[0]}
 
 
 def test_a_tokenizer_that_makes_no_token_of_an_example_joins_no_pair(tmp_path: Path) -> None:

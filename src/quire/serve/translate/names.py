@@ -29,7 +29,8 @@ def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: 
     >>> renamed(InvalidRequestError("prompt[4]", -1, "a token id"), {}, 2).detail.param
     'prompt[2][4]'
     """
-    place = names.get("prompt", "prompt") + ("" if prompt_index is None else f"[{prompt_index}]")
+    index = "" if prompt_index is None else f"[{prompt_index}]"
+    place = names.get(f"prompt{index}", names.get("prompt", "prompt") + index)
     if isinstance(error, RequestTooLargeError):
         theirs = names.get("max_tokens", "max_tokens")
         return context_length_exceeded(error.saying(error.sentence.replace("max_tokens", theirs)), place)
