@@ -182,11 +182,31 @@ def test_commands_say_what_the_model_is_for(
     assert plan_engine(EngineConfig(model=str(folder))).report.notices == (said,)
     assert main(["plan", str(folder)]) == 2
     assert f"{said}; quire plan is for models that generate text" in capsys.readouterr().err
+    for machine in ([], ["--hardware", "here"]):
+        assert main(["simulate", str(folder), *machine]) == 2
+        assert f"{said}; quire simulate is for models that generate text" in capsys.readouterr().err
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     shutil.copytree(folder, tmp_path / "hub" / "models--tiny--bert" / "snapshots" / ("0" * 40))
     assert main(["models"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny/bert")]
     assert line.endswith("  yes, for vectors or scores only")
+
+
+def test_texts_that_are_too_long_are_cut_if_the_user_asks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "block " * 5000
+    ids = [2, *[6] * (LONGEST - 2), 3]
+    with LLM(folder, num_threads=1) as llm:
+        with pytest.raises(InvalidRequestError, match=f"maximum context length is {LONGEST} tokens"):
+            llm.embed([TEXT, "block " * LONGEST])
+        prompts = [long, TEXT, [5, *[6] * LONGEST], {"prompt": TEXT}]
+        outputs = llm.embed(prompts, truncate=True, use_tqdm=False)
+    expected = vectors(folder, [ids, IDS, [5, *[6] * (LONGEST - 1)], IDS])
+    assert [output.embedding for output in outputs] == expected
+    command = ["embed", str(folder), "--quiet", "-p", "block " * LONGEST, "-p", TEXT]
+    assert main(command) == 2
+    assert "--truncate cuts the end of texts that are too long" in capsys.readouterr().err
+    assert main([*command, "--truncate"]) == 0
+    assert [json.loads(line)["embedding"] for line in capsys.readouterr().out.splitlines()] == expected[:2]
 
 
 def test_a_server_greets_with_a_call_that_the_model_answers(folder: Path) -> None:

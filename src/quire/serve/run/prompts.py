@@ -11,7 +11,7 @@ from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import longest, longest_text
 from quire.engine.text.chat_template import validate_messages, validate_tools
-from quire.engine.text.prompts import ChatOptions, Message, Prompt
+from quire.engine.text.prompts import ChatOptions, Message, Prompt, with_special
 from quire.engine.text.scores import AS_PAIR
 from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN, Tokenizer
 from quire.serve.answer_form import AnswerForm
@@ -58,21 +58,8 @@ async def ready_prompt(
         return ReadyPrompt(ids, request.sampling, prompt)
     if cut is not None and request.pooling is not None and special:
         plain = await encoded(services, context, tokenizer, prompt, add_special_tokens=False)
-        kept = _with_special(ids, plain, kept, keeps_start=cut.keeps_start)
+        kept = with_special(ids, plain, kept, keeps_start=cut.keeps_start)
     return ReadyPrompt(kept, request.sampling)
-
-
-def _with_special(ids: list[int], plain: list[int], kept: list[int], *, keeps_start: bool) -> list[int]:
-    """Return `len(kept)` tokens of `ids`, including all special ones: a vector may be that of the last special token.
-
-    `plain`: the tokens of the text alone.
-    """
-    num_special = len(ids) - len(plain)
-    places = (count for count in range(num_special + 1) if ids[count : count + len(plain)] == plain)
-    num_before, room = next(places, None), len(kept) - num_special
-    if num_before is None or room < 1:
-        return kept
-    return ids[:num_before] + (plain[:room] if keeps_start else plain[-room:]) + ids[num_before + len(plain) :]
 
 
 async def _ready_conversation(
