@@ -134,7 +134,11 @@ def test_packed_files_take_the_memory_that_a_plan_expects(kind: str, tmp_path: P
 REFUSED: dict[str, tuple[str, Any, str]] = {  # the setting, its value, and what the error says
     "positions": ("rope.scaling.finetuned", True, r"finetuned is True; allowed: false: of Bamba, only folders are run"),
     "too few layers": ("attention.head_count_kv", [0, 2], r"is \[0, 2\]; allowed: .* of the 8 layers, 0 for mamba"),
-    "no attention": ("attention.head_count_kv", [0] * 8, r"is \[\]; allowed: heads whose rows make up the 32"),
+    "no attention": (
+        "attention.head_count_kv",
+        [0] * 8,
+        r"head_count_kv is \[\]; allowed: heads whose rows make up the 32",
+    ),
     "odd heads": ("ssm.time_step_rank", 7, r"inner_size is 128; allowed: a multiple of ssm\.time_step_rank, 7"),
     "inner size": ("ssm.inner_size", 96, r"inner_size is 96; allowed: a multiple of embedding_length, 64"),
     "groups": ("ssm.group_count", None, r"group_count is None; allowed: an integer from 1"),

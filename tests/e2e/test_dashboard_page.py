@@ -28,6 +28,7 @@ from support.browser import CHROMIUM, CONTRAST, OVERFLOW, Browser, Page
 from support.prometheus_text import parse
 from support.served_process import ServedProcess, served_process
 from support.server import JSON, RunningServer, running_server
+from support.tiny_bert import write_tiny_bert
 
 pytestmark = [
     pytest.mark.browser,
@@ -309,6 +310,16 @@ def test_a_model_without_a_chat_template_writes_on(open_page: Callable[..., Page
         assert page.evaluate("quire.chat.messages[3].content")
         assert len(page.complaints) == 1 and "400" in page.complaints[0]  # it was asked for a chat once
         page.complaints.clear()
+
+
+def test_a_model_of_vectors_is_not_asked_for_texts(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    is_shown = "id => document.getElementById(id).checkVisibility()"
+    with running_server(model=write_tiny_bert(tmp_path)) as server:
+        page = open_page(server.url)
+        page.wait_for(IS_LIVE)
+        shown = page.evaluate(f"['chat-form', 'transcript', 'no-chat'].map({is_shown})")
+        assert shown == [False, False, True]
+        assert "/v1/embeddings" in page.text("#call-terminal")
 
 
 def test_the_calls_that_are_shown_work_as_printed(open_page: Callable[..., Page]) -> None:

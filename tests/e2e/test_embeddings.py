@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, AsyncLLM, SamplingParams
+from quire.compute.models import read_model
 from quire.compute.models.pooling import POOLING_FILE, pooling_of
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
@@ -222,6 +223,36 @@ def test_a_layer_after_the_pooling_that_does_not_fit_is_refused(
     write_dense(tmp_path, 2, shape, IDENTITY, **settings)
     with pytest.raises(CheckpointError, match=message):
         make(tmp_path)
+
+
+def test_the_steps_are_those_that_the_folder_lists(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    write_dense(tmp_path, 2, (64, 64), TANH)
+    write_dense(tmp_path, 3, (10, 64), IDENTITY)
+
+    def steps(*listed: Any) -> list[str]:
+        (tmp_path / "modules.json").write_text(json.dumps(listed))
+        return [step.folder for step in read_model(ModelFolder(tmp_path)).dense]
+
+    kinds = {"": "models.Transformer", "1_Pooling": "models.Pooling", "4_Normalize": "models.Normalize"}
+    usual = [{"type": f"sentence_transformers.{kind}", "path": path} for path, kind in kinds.items()]
+    dense = {"type": "sentence_transformers.models.Dense", "path": "3_Dense"}
+    assert steps(*usual) == []
+    assert steps(*usual, dense) == ["3_Dense"]
+    assert steps(*usual, {**dense, "path": "2_Dense"}, dense) == ["2_Dense", "3_Dense"]
+    for wrong, message in (
+        ({"type": "sentence_transformers.models.LayerNorm", "path": "2_LayerNorm"}, "type is '.*LayerNorm'; allowed"),
+        ({"path": "2_Dense"}, "type is None; allowed: one of Transformer, Pooling, Dense"),
+        ({**dense, "path": "../other"}, "path is '../other'; allowed: 2_Dense to 9_Dense"),
+        ({**dense, "path": ["2_Dense"]}, "path is"),
+        ("2_Dense", "allowed: a list of steps"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            steps(wrong)
+    for text in ("[", "{}", "[" * 100_000):
+        (tmp_path / "modules.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"modules\.json"):
+            read_model(ModelFolder(tmp_path))
 
 
 @pytest.fixture

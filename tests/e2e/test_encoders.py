@@ -101,6 +101,41 @@ def test_a_step_takes_the_longest_text_or_the_step_is_the_limit(folder: Path) ->
     engine.close()
 
 
+def test_the_makers_limit_of_a_text_is_the_context_unless_the_user_names_another(folder: Path, tmp_path: Path) -> None:
+    limited = shutil.copytree(folder, tmp_path / "limited")
+    limit = limited / "sentence_bert_config.json"
+    limit.write_text(json.dumps({"max_seq_length": 32, "do_lower_case": False}))
+    with LLM(limited, num_threads=1) as llm:
+        assert llm.report.plan.max_model_len == 32
+        with pytest.raises(InvalidRequestError, match="maximum context length is 32 tokens"):
+            llm.embed([[5] * 33])
+    assert vectors(limited, [[5] * 32]) == vectors(folder, [[5] * 32])
+    assert vectors(limited, [[5] * 64], max_model_len=64) == vectors(folder, [[5] * 64])
+    with pytest.raises(InvalidConfigError, match=f"max_model_len is 97; allowed: at most {LONGEST}, the model's"):
+        LLM(limited, max_model_len=97)
+    for value, longest in ((4096, LONGEST), (None, LONGEST)):
+        limit.write_text(json.dumps({"max_seq_length": value}))
+        assert plan_engine(EngineConfig(model=str(limited))).report.plan.max_model_len == longest
+    for value in (0, -1, "32", 1e9, True):
+        limit.write_text(json.dumps({"max_seq_length": value}))
+        with pytest.raises(CheckpointError, match=r"sentence_bert_config.json: max_seq_length"):
+            plan_engine(EngineConfig(model=str(limited)))
+
+
+def test_layers_after_the_model_are_in_the_plan_of_its_memory(folder: Path, tmp_path: Path) -> None:
+    def planned(model: Path, backend: str) -> int:
+        return plan_engine(EngineConfig(model=str(model), backend=backend)).report.plan.needs.weight_bytes
+
+    dense = shutil.copytree(folder, tmp_path / "dense") / "2_Dense"
+    dense.mkdir()
+    settings = {"in_features": 64, "out_features": 1000, "activation_function": "torch.nn.modules.linear.Identity"}
+    (dense / "config.json").write_text(json.dumps(settings))
+    scores = write_tiny_reranker(tmp_path / "scores", labels=7)
+    for backend in ("native", "reference"):
+        assert planned(dense.parent, backend) - planned(folder, backend) == 1000 * 65 * 4
+        assert planned(scores, backend) - planned(folder, backend) == (64 + 7) * 65 * 8
+
+
 def test_what_an_encoder_cannot_do_is_said(folder: Path, tmp_path: Path) -> None:
     for settings in ({"disk_cache": str(tmp_path / "disk")}, {"host_cache": "1MiB"}):
         with pytest.raises(InvalidConfigError, match="cannot reuse blocks"):
@@ -147,11 +182,31 @@ def test_commands_say_what_the_model_is_for(
     assert plan_engine(EngineConfig(model=str(folder))).report.notices == (said,)
     assert main(["plan", str(folder)]) == 2
     assert f"{said}; quire plan is for models that generate text" in capsys.readouterr().err
+    for machine in ([], ["--hardware", "here"]):
+        assert main(["simulate", str(folder), *machine]) == 2
+        assert f"{said}; quire simulate is for models that generate text" in capsys.readouterr().err
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     shutil.copytree(folder, tmp_path / "hub" / "models--tiny--bert" / "snapshots" / ("0" * 40))
     assert main(["models"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny/bert")]
     assert line.endswith("  yes, for vectors or scores only")
+
+
+def test_texts_that_are_too_long_are_cut_if_the_user_asks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "block " * 5000
+    ids = [2, *[6] * (LONGEST - 2), 3]
+    with LLM(folder, num_threads=1) as llm:
+        with pytest.raises(InvalidRequestError, match=f"maximum context length is {LONGEST} tokens"):
+            llm.embed([TEXT, "block " * LONGEST])
+        prompts = [long, TEXT, [5, *[6] * LONGEST], {"prompt": TEXT}]
+        outputs = llm.embed(prompts, truncate=True, use_tqdm=False)
+    expected = vectors(folder, [ids, IDS, [5, *[6] * (LONGEST - 1)], IDS])
+    assert [output.embedding for output in outputs] == expected
+    command = ["embed", str(folder), "--quiet", "-p", "block " * LONGEST, "-p", TEXT]
+    assert main(command) == 2
+    assert "--truncate cuts the end of texts that are too long" in capsys.readouterr().err
+    assert main([*command, "--truncate"]) == 0
+    assert [json.loads(line)["embedding"] for line in capsys.readouterr().out.splitlines()] == expected[:2]
 
 
 def test_a_server_greets_with_a_call_that_the_model_answers(folder: Path) -> None:
@@ -185,6 +240,9 @@ def test_a_server_makes_vectors_of_whole_texts_and_no_texts(served: Any, folder:
     for path, fields in (
         ("/v1/completions", {"prompt": TEXT}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}], "truncate_prompt_tokens": 9}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 3}),
+        ("/v1/responses", {"input": TEXT}),
         ("/api/generate", {"model": folder.name, "prompt": TEXT}),
         ("/classify", {"input": TEXT}),
     ):
@@ -192,6 +250,27 @@ def test_a_server_makes_vectors_of_whole_texts_and_no_texts(served: Any, folder:
         assert answer.status == 400 and any(
             words in str(answer.error) for words in ("cannot generate text", "no labels")
         ), (path, answer.error)
+
+
+def test_a_long_text_is_named_by_its_field_and_cut_for_coheres_clients(served: Any) -> None:
+    long, texts = "block " * 200, ["a", "table", "a"]
+    for path, fields, place in (
+        ("/rerank", {"query": "a", "documents": ["table", long]}, "documents[1]"),
+        ("/rerank", {"query": "a", "documents": ["a", long]}, "documents[1]"),
+        ("/rerank", {"query": long, "documents": texts}, "query"),
+        ("/score", {"text_1": "a", "text_2": ["a", "table", long]}, "text_2[2]"),
+        ("/score", {"text_1": [*texts, long], "text_2": [*texts, "page"]}, "text_1[3]"),
+        ("/score", {"text_1": [long], "text_2": texts}, "text_1[0]"),
+        ("/score", {"text_1": texts, "text_2": long}, "text_2"),
+    ):
+        answer = served(path, **fields)
+        assert (answer.status, answer.error["param"]) == (400, place)
+    ranked = served("/v2/rerank", query="a", documents=[long, "table"], max_tokens_per_doc=4096)
+    cut = served("/rerank", query="a", documents=[long, "table"], truncate_prompt_tokens=-1, return_documents=False)
+    assert (ranked.status, ranked.value["results"]) == (200, cut.value["results"])
+    assert served("/v2/rerank", query="a", documents=["table"], max_tokens_per_doc=None).status == 200
+    answer = served("/v2/rerank", query="a", documents=["table"], max_tokens_per_doc=LONGEST - 1)
+    assert (answer.status, answer.error["param"]) == (400, "max_tokens_per_doc")
 
 
 PAIRS = [("what a block", "tables"), ("what a block", "a river page " * 8), ("rivers", "a"), ("a", "what is a page")]
@@ -239,6 +318,36 @@ def test_a_pair_is_joined_as_the_tokenizer_does_it_and_special_tokens_stay_text(
     library.save(str(folder / "tokenizer.json"))
     with pytest.raises(InvalidRequestError, match="does not join two"):
         Tokenizer.open(ModelFolder(folder), vocab_size=128).encode_chat(messages, template_name=PAIR_TEMPLATE)
+
+
+def test_a_pair_that_is_too_long_is_cut_as_transformers_cuts_it(tmp_path: Path) -> None:
+    folder = write_tiny_reranker(tmp_path)
+    ours = Tokenizer.open(ModelFolder(folder), vocab_size=128)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pairs = [(("block " * one).strip(), ("page " * two).strip()) for one, two in ((9, 9), (2, 30), (30, 2), (20, 21))]
+    for pair in pairs:
+        for most in range(5, 60):
+            library.enable_truncation(most)
+            assert ours.encode_pair(pair, most) == library.encode(*pair).ids
+        assert ours.encode_pair(pair, 2) == [2, 6]
+    with running_server(model=folder) as server:
+        query, document = "what a block", "a river page " * 500
+        fields = {"text_1": query, "text_2": document, "truncate_prompt_tokens": -1}
+        cut = server.post("/score", fields).value["data"][0]["score"]
+        ids = ours.encode_pair((query, document), LONGEST)
+        assert (len(ids), ids[-1], ids.count(3)) == (LONGEST, 3, 2)
+        assert cut == scores(folder, [(query, ours.decode(ids[ids.index(3) :]))])[0]
+        assert server.post("/score", {**fields, "truncate_prompt_tokens": None}).status == 400
+        ranked = server.post("/v2/rerank", {"query": query, "documents": [document, "a"]}).value["results"]
+        assert {each["relevance_score"] for each in ranked} == {cut, scores(folder, [(query, "a")])[0]}
+
+
+def test_a_tokenizer_that_makes_no_token_of_an_example_joins_no_pair(tmp_path: Path) -> None:
+    folder, text = write_tiny_bert(tmp_path), tokenizer_json()
+    text["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": ""}
+    (folder / "tokenizer.json").write_text(json.dumps(text))
+    with pytest.raises(InvalidRequestError, match="does not join two"):
+        Tokenizer.open(ModelFolder(folder), vocab_size=128).encode_pair(("a", "block"))
 
 
 def test_a_classifier_that_does_not_fit_is_refused(tmp_path: Path) -> None:

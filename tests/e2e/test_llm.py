@@ -688,3 +688,35 @@ def test_who_asks_is_told_how_far_the_weights_are(capfd: pytest.CaptureFixture[s
     assert noted[0][0] == 0
     assert noted[-1][0] == noted[-1][1] > 0 and noted[-1][2] == "weights"
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_request_chooses_tokens_that_the_makers_forbid(
+    shared: LLM, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[5, 6, 7], SYSTEM]
+    favourites = {output.outputs[0].token_ids[0] for output in shared.generate(prompts, GREEDY, use_tqdm=False)}
+    assert favourites
+    settings = {"suppress_tokens": sorted(favourites), "do_sample": False}
+    (write_model(tmp_path) / "generation_config.json").write_text(json.dumps(settings))
+    with make(tmp_path, backend=backend) as llm:
+        for sampling in (
+            GREEDY,
+            llm.get_default_sampling_params(),
+            SamplingParams(n=3, temperature=1.5, seed=1, max_tokens=30),
+            replace(GREEDY, logit_bias=dict.fromkeys(favourites, 100.0)),
+            replace(GREEDY, logit_bias={9: 1.0}, max_tokens=30),
+        ):
+            for output in llm.generate(prompts, replace(sampling, max_tokens=20), use_tqdm=False):
+                assert all(favourites.isdisjoint(text.token_ids) and text.token_ids for text in output.outputs)
+        monkeypatch.setattr("quire.engine.door.MAX_BIASES", len(favourites) + 1)
+        with pytest.raises(
+            InvalidRequestError, match="logit_bias is '2 entries'; allowed: at most 1: the model itself"
+        ):
+            llm.generate([[5]], replace(GREEDY, logit_bias={9: 1.0, 11: 1.0}), use_tqdm=False)
+        search = SamplingParams(beam_search=True, n=2, temperature=0.0, max_tokens=4)
+        assert len(llm.generate(prompts, search, use_tqdm=False)) == 2
+    for value in ([VOCAB_SIZE], [-1], ["1"], 1.5):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"suppress_tokens": value}))
+        with pytest.raises(CheckpointError, match="suppress_tokens"):
+            make(tmp_path)

@@ -131,6 +131,7 @@ def test_biases_in_both_forms(server: RunningServer) -> None:
         ({"n_cmpl": 2}, "n_cmpl is not supported: call /v1/completions with n"),
         ({"n_predict": 0}, "n_predict"),
         ({"grammar": "root ::= b"}, "the rule b is not defined"),
+        ({"grammar": "root ::= root"}, "grammar is 'root ::= root'; allowed: a grammar that can be compiled: no text"),
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "none, because json_schema is set"),
         ({"logit_bias": [[1]]}, "logit_bias is [1]"),
         ({"logit_bias": [["1", 2.0]]}, "logit_bias"),

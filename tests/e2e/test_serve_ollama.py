@@ -261,6 +261,12 @@ def test_a_name_has_a_tag(thinker: RunningServer, name: str, is_known: bool) -> 
             assert answer.error.startswith(f"model '{name}' not found")
 
 
+@pytest.mark.parametrize("fields", [{"model": ""}, {"name": ""}, {"model": "", "name": ""}])
+def test_an_empty_name_is_the_name_of_no_model(server: RunningServer, fields: dict[str, str]) -> None:
+    answer = server.post("/api/show", fields)
+    assert (answer.status, answer.error.startswith("model '' not found")) == (404, True)
+
+
 def test_no_tag_is_the_latest(server: RunningServer) -> None:
     for name in ("guide", "guide:latest"):
         answer = server.post("/api/show", {"name": name})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -245,3 +247,35 @@ def test_a_sequence_that_is_ended_takes_no_more_steps(command: Any) -> None:
     before = client.stats().steps_total
     assert run(client).tokens == {}
     assert client.stats().steps_total - before <= 2
+
+
+@pytest.mark.parametrize(
+    ("end", "beams"),
+    [(end, beams) for end in ("its tokens", "an abort", "a failure", "stops") for beams in (False, True)][:-1],
+)
+def test_a_group_is_freed_when_it_ends_and_not_at_a_collection(beams: bool, end: str) -> None:
+    client = client_of()
+    search = {"beam_search": True, "temperature": 0.0} if beams else {}
+    gc.disable()
+    try:
+        client.send(add("r", max_tokens=6, n=3, **search))
+        for _ in range(2):
+            client.receive()
+        members = [weakref.ref(member.tokens) for member in client._members("r")]
+        assert len(members) == 3
+        match end:
+            case "an abort":
+                client.send(Abort("r"))
+            case "a failure":
+                client.send(Fail("r", "broken"))
+            case "stops":
+                for branch in range(3):
+                    client.send(Stop("r", branch))
+        while not client.is_idle:
+            client.receive()
+        client.send(add("next", max_tokens=1))  # the engine's last step is another one
+        while not client.is_idle:
+            client.receive()
+        assert [member() for member in members] == [None] * 3
+    finally:
+        gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any
@@ -18,7 +19,7 @@ from quire.serve.errors import ApiError, overloaded
 from quire.serve.render.events import error_event
 from quire.serve.schemas.common import StreamFields
 from quire.serve.schemas.ollama import OllamaChatRequest
-from quire.serve.sse import PING, EventStream, deadline, gone, unless
+from quire.serve.sse import JSON_PING, PING, EventStream, deadline, gone, unless
 
 Message = MutableMapping[str, Any]
 FAILED = b"data: failed\n\n"
@@ -200,10 +201,10 @@ def test_a_stream_that_fails_to_be_sent_is_closed() -> None:
     assert source.num_closed == 1
 
 
-async def pinged(client: Client, *events: bytes | Exception) -> AsyncGenerator[bytes, None]:
+async def pinged(client: Client, *events: bytes | Exception, ping: bytes = PING) -> AsyncGenerator[bytes, None]:
     """Events, each after one more comment has been sent."""
     for index, event in enumerate(events):
-        while client.messages[1:].count({"type": "http.response.body", "body": PING, "more_body": True}) <= index:
+        while client.messages[1:].count({"type": "http.response.body", "body": ping, "more_body": True}) <= index:
             await asyncio.sleep(0.001)
         if isinstance(event, Exception):
             raise event
@@ -252,19 +253,19 @@ def test_an_event_waits_while_a_comment_begins_the_stream() -> None:
     assert client.messages[1]["body"] == PING
 
 
-def test_lines_of_json_get_no_comments() -> None:
+def test_lines_of_json_are_kept_open_by_spaces_before_the_next_line() -> None:
     client = Client()
-
-    async def late() -> AsyncGenerator[bytes, None]:
-        await asyncio.sleep(0.05)
-        yield b"{}\n"
+    kind = OllamaChatRequest.stream_type
+    events = pinged(client, b'{"n": 1}\n', b'{"n": 2}\n', ping=JSON_PING)
 
     async def test() -> None:
-        kind = OllamaChatRequest.stream_type
-        await EventStream(late(), ServerConfig(), error_event, kind, ping_s=0.001)({}, client.receive, client.send)
+        await EventStream(events, ServerConfig(), error_event, kind, ping_s=0.01)({}, client.receive, client.send)
 
     during(test)
-    assert client.body == b"{}\n"
+    lines = client.body.splitlines()
+    assert [json.loads(line) for line in lines] == [{"n": 1}, {"n": 2}]
+    assert client.body.endswith(b"}\n")
+    assert all(line.startswith(b" ") for line in lines)
 
 
 # ---- unless, gone and deadline --------------------------------------------------------------------------------------

@@ -214,13 +214,14 @@ def test_the_end_of_a_message_ends_no_answer_of_gpt_oss(tmp_path: Path) -> None:
         assert file.json_object("generation_config.json") == {"eos_token_id": [begin + end for end in ends]}
 
 
-def test_a_call_ends_an_answer_of_gemma_4(tmp_path: Path) -> None:
+def test_a_call_ends_an_answer_of_gemma_4_and_no_text_has_its_marks_of_images(tmp_path: Path) -> None:
     """Files declare the mark of a result as a token that clients see, and name one end."""
     merges, begin = [" ".join(merge) for merge in MERGES], len(TOKENS)
     marks, kinds = ["<eos>", "<|tool_response>", "<turn|>"], [CONTROL, USER_DEFINED, CONTROL]
-    settings: Any = {"pre": "llama-bpe", "merges": merges, "eos_token_id": begin}
+    settings: Any = {"pre": "llama-bpe", "merges": merges, "eos_token_id": begin, "suppress_tokens": [9, 5]}
     file = write(tmp_path / "gemma.gguf", "gpt2", [*TOKENS, *marks], [1] * begin + kinds, **settings)
-    assert file.json_object("generation_config.json") == {"eos_token_id": [begin, begin + 1, begin + 2]}
+    ends = [begin, begin + 1, begin + 2]
+    assert file.json_object("generation_config.json") == {"eos_token_id": ends, "suppress_tokens": [9, 5]}
 
 
 @pytest.mark.parametrize(

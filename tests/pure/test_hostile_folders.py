@@ -282,7 +282,9 @@ def test_an_expression_that_takes_too_long_fails_the_text_and_not_the_process(fo
 # --- what is there instead -------------------------------------------------------------------------------------------
 
 
-def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path) -> None:
+@pytest.mark.parametrize("length", [0, 200])  # as in the hub's cache
+def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path, length: int) -> None:
+    folder = folder.rename(folder.with_name("model" + "s" * length))
     (folder / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
     with pytest.raises(ModelError, match="a model of the family 'MambaForCausalLM', which quire cannot run") as caught:
         read_model(ModelFolder(folder))

@@ -329,6 +329,27 @@ def test_the_time_of_a_swap_that_no_step_has_shown_is_added(tmp_path: Path) -> N
     assert added_s == pytest.approx(3 * 1024 / 4e9)
 
 
+def test_int8_is_tried_with_the_blocks_that_a_model_with_states_would_get() -> None:
+    spec = KVCacheSpec(
+        4, 1, 8, "float32", (KVGroup((0,)), KVGroup((1,), window=2, recurrent=True)), recurrent_bytes=900
+    )
+    spec = spec.with_block_size(spec.usual_block_size)
+    narrow = replace(spec, dtype="int8")
+    assert (spec.block_size, narrow.usual_block_size) == (32, 80)
+    requests = [OfferedRequest(str(number), 0.0, array("i", [number] * 60), 60) for number in range(12)]
+    for setup, block_size in (
+        (replace(SHORT_OF_BLOCKS, spec=spec), 80),
+        (replace(SHORT_OF_BLOCKS, spec=spec.with_block_size(64)), 64),  # as its user chose
+    ):
+        reader = read(run_and_log(setup, requests)[1])
+        (trial,) = (each for each in trials(reader.run, setup) if each.setting == "--kv-dtype int8")
+        assert trial.setup.spec == narrow.with_block_size(block_size)
+        num_blocks = 14 * setup.spec.bytes_per_block // trial.setup.spec.bytes_per_block
+        assert trial.setup.memory.num_blocks == num_blocks
+        sizes = (" of 80 tokens", " of 32 tokens") if block_size == 80 else ("", "")
+        assert trial.evidence.endswith(f"; {num_blocks} blocks{sizes[0]} would fit, not 14{sizes[1]}")
+
+
 def test_a_rule_speaks_only_where_there_is_something_to_say() -> None:
     requests = [OfferedRequest(str(number), 9.0 * number, array("i", [number] * 20), 20) for number in range(12)]
     roomy = replace(SHORT_OF_BLOCKS, memory=MemoryConfig(num_blocks=100))

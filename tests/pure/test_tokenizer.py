@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 import subprocess
 import sys
 import threading
@@ -588,6 +590,52 @@ def test_a_panic_of_the_library_is_a_broken_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
+
+
+def table_of_characters(letter: str, text: str) -> str:
+    """A table that replaces a letter with a text, as tokenizer.json has it: a trie of bytes as a double array."""
+    units, node = [256 << 10] + [0] * 767, 256 ^ ord(letter)
+    units[node] = ord(letter) | 1 << 8 | (node ^ 512) << 10  # the letter ends here; its text begins at number 0
+    return base64.b64encode(struct.pack("<I768I", 4 * 768, *units) + text.encode() + b"\0").decode()
+
+
+@pytest.mark.parametrize(("length", "is_read"), [(33, True), (192, True), (193, False), (200_000, False)])
+def test_a_table_that_makes_a_text_much_longer_is_refused(tmp_path, length, is_read):
+    write_chatml(tmp_path)
+    table = {"type": "Precompiled", "precompiled_charsmap": table_of_characters("a", "b" * length)}
+    settings = json.loads((tmp_path / "tokenizer.json").read_text()) | {"normalizer": table}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
+    library = Library.from_file(str(tmp_path / "tokenizer.json"))
+    assert library.normalizer.normalize_str("xay") == f"x{'b' * length}y"
+    if is_read:
+        assert Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE).encode("a")
+        return
+    with pytest.raises(CheckpointError, match=r"normalizer is '1 steps that make a text .* times as long'"):
+        Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("length", [256, 257, 10**9])
+def test_a_word_and_a_piece_have_a_length_that_can_be_split_soon(tmp_path, length):
+    """A word of one letter takes the cube of its length, up to `max_input_chars_per_word`: hours for a long text."""
+    words = {"unk_token": "a", "continuing_subword_prefix": "##", "vocab": {"a": 0, "##a": 1}}
+    pieces = [["a", 0.0], ["a" * min(length, 300), -1.0]]
+    for name, model, field in (
+        ("words", {"type": "WordPiece", **words, "max_input_chars_per_word": length}, "max_input_chars_per_word"),
+        ("pieces", {"type": "Unigram", "vocab": pieces, "unk_id": 0, "byte_fallback": False}, "characters of a piece"),
+    ):
+        write_chatml(tmp_path / name)
+        settings = json.loads((tmp_path / name / "tokenizer.json").read_text())
+        settings |= {"model": model, "added_tokens": [], "pre_tokenizer": None, "post_processor": None}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(settings))
+        (tmp_path / name / "tokenizer_config.json").write_text("{}")
+        source = ModelFolder(tmp_path / name)
+        if length == 256:
+            assert Tokenizer.open(source, vocab_size=VOCAB_SIZE).encode("aa")
+        else:
+            with pytest.raises(
+                CheckpointError, match=rf"{field} is {min(length, 300 if name == 'pieces' else length)};"
+            ):
+                Tokenizer.open(source, vocab_size=VOCAB_SIZE)
 
 
 def test_a_folder_without_a_tokenizer_says_how_to_make_one(tmp_path):

@@ -13,7 +13,7 @@ from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.session import chosen_adapter, in_utf8, load, remark, stderr_terminal
 from quire.cli.terminal import add_color_option
 from quire.core.config import EngineConfig
-from quire.core.errors import ExecutionError, InvalidRequestError, ModelError
+from quire.core.errors import ExecutionError, InvalidRequestError, ModelError, RequestTooLargeError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,6 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     source.add_argument("--prompt", "-p", metavar="TEXT", action="append", help="a text; repeat it for several")
     source.add_argument("--file", metavar="FILE", help="file with a text in each line; -: stdin, which is the default")
     parser.add_argument("--dimensions", type=int, default=0, metavar="N", help="numbers to keep of each vector; 0: all")
+    parser.add_argument("--truncate", action="store_true", help="cut the end of texts that are too long for the model")
     parser.add_argument("--out", metavar="FILE.npy", help="write the vectors here, as an array of float32")
     parser.add_argument("--quiet", "-q", action="store_true", help="print only the vectors and errors")
     add_engine_options(parser)
@@ -41,7 +42,16 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             remark(str(llm.report), terminal)
         dimensions, adapter = arguments.dimensions, chosen_adapter(llm)
-        outputs = llm.embed(texts, dimensions=dimensions, adapter=adapter, use_tqdm=not arguments.quiet)
+        try:
+            outputs = llm.embed(
+                texts,
+                dimensions=dimensions,
+                truncate=arguments.truncate,
+                adapter=adapter,
+                use_tqdm=not arguments.quiet,
+            )
+        except RequestTooLargeError as error:
+            raise error.saying(f"{error} --truncate cuts the end of texts that are too long.") from None
     failed = next((output.error for output in outputs if output.error), "")
     if failed:
         raise ExecutionError(failed)

@@ -37,9 +37,9 @@ def grammar(arguments: argparse.Namespace) -> Grammar | None:
     if arguments.choice is not None:
         return Grammar.choice(arguments.choice)
     if arguments.grammar is not None:
-        from quire.serve.translate.grammar import grammar_of
+        from quire.serve.translate.grammar import held_to_grammar
 
-        return grammar_of(_text(arguments.grammar), "grammar")
+        return held_to_grammar(_text(arguments.grammar), "grammar").grammar
     return None
 
 

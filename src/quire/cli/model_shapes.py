@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quire.compute.backend import BackendFacts
 from quire.compute.gguf.source import is_gguf
-from quire.compute.models import ModelDescription, read_model
+from quire.compute.models import ENCODER, ModelDescription, read_model
 from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.hub import GUIDE, HubName, find_kept, resolve_model, resolve_settings
 from quire.compute.models.packaged import PACKAGES
@@ -53,6 +53,13 @@ def find_settings(model: str) -> ModelSource:
         advice = f"Give a model folder, a config.json, a hub id, or one of {GUIDE}, {', '.join(known_models())}"
         raise ModelError(model, f'No folder named "{model}". {advice}')
     return resolve_settings(model)
+
+
+def require_texts(model: ModelDescription, name: str, command: str) -> None:
+    """Raise unless a model continues texts, for which a command is."""
+    if model.spec.attention.bidirectional:
+        advice = f"{command} is for models that generate text. For memory: quire doctor {name}"
+        raise ModelError(name, f"{name} is {ENCODER}; {advice}")
 
 
 def find_shape(model: str) -> ModelShape:

@@ -38,9 +38,11 @@ def _in_one_step(resolved: ResolvedConfig, config: EngineConfig, model: ModelDes
     for cache in ("disk_cache", "host_cache"):
         if getattr(config, cache):
             raise InvalidConfigError(cache, getattr(config, cache), "none: this model cannot reuse blocks of a prompt")
-    longest = min(config.max_model_len or MAX_LENGTH, model.spec.context_length)
+    longest = min(config.max_model_len or model.longest_text or MAX_LENGTH, model.spec.context_length)
     tokens = resolved.max_num_batched_tokens
     resolved = replace(resolved, enable_prefix_caching=False, one_step=True)
+    if longest < model.spec.context_length:
+        resolved = replace(resolved, max_model_len=longest)
     if config.max_num_batched_tokens is None:
         return replace(resolved, max_num_batched_tokens=max(tokens, longest))
     return resolved if longest <= tokens else replace(resolved, max_model_len=tokens)

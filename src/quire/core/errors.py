@@ -35,6 +35,9 @@ MAX_SHOWN: Final = 80
 MAX_PRINTED: Final = 1000
 """The limit of each text in an error about a model folder; it is higher, for paths and for commands to copy."""
 
+MAX_SENTENCE: Final = 2000
+"""The limit of a sentence about a model folder: it can have a path and the names of all families."""
+
 
 def shortened(text: str) -> str:
     """Return a text, cut to the length that an error may show. Does not mutate."""
@@ -72,10 +75,10 @@ def _joined(pieces: Iterator[str], room: int) -> str:
     return ", ".join(taken)
 
 
-def _printable(text: str) -> str:
+def _printable(text: str, most: int = MAX_PRINTED) -> str:
     """Return a text as one printable line, without the middle if it is long."""
-    if len(text) > MAX_PRINTED:
-        text = f"{text[: MAX_PRINTED // 2]} … {text[-MAX_PRINTED // 2 :]}"
+    if len(text) > most:
+        text = f"{text[: most // 2]} … {text[-most // 2 :]}"
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -165,7 +168,7 @@ class ModelError(CheckpointError):
 
     def __init__(self, model: str, sentence: str) -> None:
         super().__init__("model", model, sentence)
-        self.sentence = self.allowed
+        self.sentence = self.allowed = _printable(sentence, MAX_SENTENCE)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.value, self.allowed)

@@ -33,6 +33,8 @@ MAX_INT32: Final = (1 << 31) - 1
 MAX_SEED: Final = (1 << 63) - 1
 MAX_LOGPROBS: Final = 20
 MAX_BIASES: Final = 1024
+FORBIDDEN: Final = -100.0
+"""The bias against a token that must not be chosen."""
 MAX_STOP_STRING_LENGTH: Final = 1024
 MAX_STOP_STRINGS: Final = 64
 MAX_BAD_WORDS: Final = 128

@@ -17,6 +17,7 @@ A client belongs to one thread. An engine that has failed or is closed is not us
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -113,12 +114,16 @@ class EngineClient:
                 if command.sampling.num_beams == 1:
                     self._num_sent[self._core.scheduler.requests[request_id]] = len(command.output_token_ids)
             case Abort(request_id) | Fail(request_id):
+                members = self._members(request_id)
                 if self._forget(request_id):
                     self._core.send(command)
+                _release(members)
             case Stop(request_id, branch):
-                for member in self._members(request_id):
+                members = self._members(request_id)
+                for member in members:
                     if member.branch == branch and self._num_sent.pop(member, None) is not None:
                         self._core.send(command)
+                _release(members)
             case _:
                 self._core.send(command)
 
@@ -180,6 +185,7 @@ class EngineClient:
         updates: list[SequenceUpdate] = []
         for request in dict.fromkeys([*grown, *samples, *ended]):
             updates += self._update(request, self._num_sent.get(request, 0))
+        _release(outcome.finished)
         return updates
 
     def _update(self, request: Request, num_sent: int) -> list[SequenceUpdate]:
@@ -227,3 +233,10 @@ class EngineClient:
     def _require_engine(self) -> None:
         if self._failure:
             raise ExecutionError(self._failure)
+
+
+def _release(requests: Iterable[Request]) -> None:
+    """Part groups that have ended from their sequences, so that they are freed at once and not at a collection."""
+    for request in requests:
+        if request.group is not None and all(member.is_finished for member in request.group.members):
+            request.group.members = []

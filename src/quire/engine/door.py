@@ -22,7 +22,7 @@ from quire.core.executor import NoteLoaded
 from quire.core.grammar import Grammar, GrammarChecker
 from quire.core.pooling import Pooling
 from quire.core.request import DEFAULT_SCOPE, CacheScope
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import FORBIDDEN, MAX_BIASES, SamplingParams
 from quire.core.validate import RequestLimits, validate, validate_sampling
 from quire.engine.commands import Add
 from quire.engine.core import EngineCore
@@ -91,6 +91,7 @@ class Door:
         self.report = blueprint.report
         self.default_sampling = blueprint.default_sampling
         self.pooling = blueprint.pooling
+        self._suppressed = blueprint.model.suppressed
         self.adapters = AdapterSet(blueprint.adapters, blueprint.check_adapter, blueprint.adapter_budget)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
@@ -187,7 +188,7 @@ class Door:
             request = replace(request, sampling=with_bad_words(wanted, self.tokenizer))
             validate(request.to_request(), limits)
         self._num_prepared += 1
-        request = replace(request, sampling=self._internal(request.sampling, ticket.scope.tenant))
+        request = replace(request, sampling=self._internal(request.sampling, ticket))
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
 
     def close(self) -> None:
@@ -222,10 +223,19 @@ class Door:
             for prompt, wanted in zip(prompts, each, strict=True)
         ]
 
-    def _internal(self, wanted: SamplingParams, tenant: str) -> SamplingParams:
-        """Return the parameters with a seed, and with log-probabilities if they rank the sequences."""
+    def _internal(self, wanted: SamplingParams, ticket: Ticket) -> SamplingParams:
+        """Return the parameters with a seed, biases against suppressed tokens, and log-probabilities that rank.
+
+        A beam search has no biases, and ranks texts by the model's own probabilities.
+        """
         if wanted.seed is None:
-            wanted = replace(wanted, seed=self._seeds.take(tenant))
+            wanted = replace(wanted, seed=self._seeds.take(ticket.scope.tenant))
+        if self._suppressed and ticket.pooling is None and not wanted.beam_search:
+            biases = dict(wanted.biases) | dict.fromkeys(self._suppressed, FORBIDDEN)
+            if len(biases) > MAX_BIASES:
+                allowed = f"at most {MAX_BIASES - len(self._suppressed)}: the model itself forbids tokens"
+                raise InvalidRequestError("logit_bias", f"{len(wanted.biases)} entries", allowed)
+            wanted = replace(wanted, logit_bias=biases)
         is_ranked = wanted.beam_search or wanted.num_sequences > wanted.n
         if is_ranked and wanted.num_beams == 1 and wanted.logprobs is None:
             wanted = replace(wanted, logprobs=0)

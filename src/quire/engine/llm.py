@@ -18,6 +18,7 @@ from quire.core.config import EngineConfig, EngineSettings
 from quire.core.executor import NoteLoaded
 from quire.core.pooling import LABELS, Pooling
 from quire.core.sampling_params import SamplingParams
+from quire.core.validate import longest_text
 from quire.engine.client import EngineClient
 from quire.engine.commands import AnyCommand, OperatorVerbs
 from quire.engine.door import FOR_VECTORS, LocalModel, Ticket, make_config, open_engine
@@ -26,7 +27,7 @@ from quire.engine.process.ownership import Turn
 from quire.engine.progress import ProgressBar
 from quire.engine.records.stats import EngineStats
 from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
-from quire.engine.text.prompts import Message, Prompts, chat_options, split_conversations, split_prompts
+from quire.engine.text.prompts import Message, Prompts, chat_options, cut_to, split_conversations, split_prompts
 from quire.engine.text.scores import pair_prompts, scored_texts
 
 
@@ -112,13 +113,14 @@ class LLM(LocalModel, OperatorVerbs):
         *,
         dimensions: int = 0,
         pooling: str | None = None,
+        truncate: bool = False,
         use_tqdm: bool = True,
         adapter: str | None = None,
     ) -> list[EmbeddingOutput]:
         """Return the vectors of prompts, each of length 1, in their order.
 
         `dimensions`: keep this many; 0: all. `pooling`: last, mean, or cls for an encoder; None: as set, or as
-        the model's folder says.
+        the model's folder says. `truncate`: a text that is too long loses its end, instead of being refused.
 
         >>> with LLM("guide", kv_memory="4MiB", pooling="mean") as llm:
         ...     outputs = llm.embed(["The memory", "A block table"], dimensions=8, use_tqdm=False)
@@ -127,7 +129,10 @@ class LLM(LocalModel, OperatorVerbs):
         """
         with self._turn:
             ticket = Ticket(pooling=self._door.pooling_for(pooling, dimensions), adapter=adapter)
-            prepared = self._door.prepare_all(split_prompts(prompts), self._client.limits, FOR_VECTORS, ticket=ticket)
+            texts, limits = split_prompts(prompts), self._client.limits
+            if truncate:
+                texts = [cut_to(longest_text(limits), text, self.tokenizer) for text in texts]
+            prepared = self._door.prepare_all(texts, limits, FOR_VECTORS, ticket=ticket)
             return [each.embedding() for each in self._finished(prepared, use_tqdm)]
 
     def classify(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[ClassificationOutput]:

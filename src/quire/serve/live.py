@@ -226,6 +226,7 @@ class Live:
             "scope": "operator" if reader.name is None else "tenant",
             "tenant": reader.tenant.name,
             "max_num_seqs": config.max_num_seqs,
+            "generates": not config.one_step,
             "facts": replace(report, model=name, disk_cache=disk_cache).facts(),
             "calls": {where: "\n".join(each) for where, each in calls.items()},
             "history": self._history.rows() if reader.name is None else [],

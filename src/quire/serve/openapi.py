@@ -53,6 +53,7 @@ from quire.serve.schemas.scores import (
     ClassifyAnswer,
     ClassifyRequest,
     CohereRerankAnswer,
+    CohereRerankRequest,
     RerankAnswer,
     RerankRequest,
     ScoreAnswer,
@@ -76,6 +77,7 @@ REQUESTS: Final = (
     ClassifyRequest,
     CohereEmbedRequest,
     LoadAdapterRequest,
+    CohereRerankRequest,
     RerankRequest,
     ScoreRequest,
     UnloadAdapterRequest,
@@ -278,7 +280,7 @@ def _paths() -> Schema:
     for path in RERANK_PATHS:
         paths[path] = _post("Rank documents by how well they answer a query.", RerankRequest, RerankAnswer)
     for path in COHERE_PATHS:
-        paths[path] = _post("Rank documents, as Cohere does.", RerankRequest, CohereRerankAnswer)
+        paths[path] = _post("Rank documents, as Cohere does.", CohereRerankRequest, CohereRerankAnswer)
     for path in CLASSIFY_PATHS:
         paths[path] = _post("Classify texts.", ClassifyRequest, ClassifyAnswer)
     paths["/v1/load_lora_adapter"] = _post("Load a LoRA adapter. For operators.", LoadAdapterRequest, AdapterAnswer)

@@ -6,7 +6,8 @@
 
 The status is sent with the first event, not before: an earlier error (a full queue, a lost engine) is an answer with
 its own status, which clients know how to retry. A later error is an event, which ends the stream. While a long prompt
-is computed, comments keep the connection open: many clients and proxies give up after a silent minute.
+is computed, comments keep the connection open: many clients and proxies give up after a silent minute. Lines of JSON
+cannot have comments, but a space before a line changes nothing for those who read it.
 
 The message "http.disconnect" reports a client that leaves at once. The guard disconnects a client that stays and reads
 nothing; until then, the socket's buffer bounds the waiting data, because unread deltas of a text are merged into one.
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
@@ -38,7 +38,10 @@ PING_S: Final = 20.0
 
 PING: Final = b": still working\n\n"
 EVENTS: Final = "text/event-stream"
-"""The type of streams that may have comments; lines of JSON may not."""
+"""The type of streams that may have comments."""
+
+JSON_PING: Final = b" "
+"""For lines of JSON: the beginning of the next one. An empty line would be an error to clients that read every line."""
 
 Result = TypeVar("Result")
 
@@ -78,7 +81,7 @@ class EventStream(LongAnswer):
         self._config = config
         self._error_event = error_event
         self._headers = [(b"content-type", media_type.encode()), *HEADERS]
-        self._ping_s = ping_s if media_type.startswith(EVENTS) else math.inf
+        self._ping, self._ping_s = PING if media_type.startswith(EVENTS) else JSON_PING, ping_s
         self._num_sent = 0
         self._turn = asyncio.Lock()
 
@@ -115,7 +118,7 @@ class EventStream(LongAnswer):
                 num_sent = self._num_sent
                 await asyncio.sleep(self._ping_s)
                 if self._num_sent == num_sent:
-                    await self._pass_on(send, PING)
+                    await self._pass_on(send, self._ping)
 
         task = asyncio.create_task(ping())
         try:

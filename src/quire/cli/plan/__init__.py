@@ -20,7 +20,7 @@ from quire.cli.options import DEFAULT, Setting
 from quire.cli.terminal import detect
 from quire.cli.text import line
 from quire.core.byte_sizes import parse_bytes
-from quire.core.errors import InvalidConfigError, ModelError
+from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import USUAL_BLOCK_SIZE
 from quire.simulate.estimate import Objective
 from quire.simulate.hardware import Hardware, known_hardware
@@ -104,13 +104,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> PlanReport:
     """Return the report; raises an error that names the nearest possible values if no machine meets the request."""
-    from quire.cli.model_shapes import find_settings
+    from quire.cli.model_shapes import find_settings, require_texts
     from quire.cli.plan.here import HERE
     from quire.cli.plan.report import PlanReport
     from quire.cli.plan.sizing import EngineSizer
     from quire.cli.plan.study import Planner
     from quire.compute.choice import usual_block_size
-    from quire.compute.models import ENCODER
     from quire.core.memory_needs import KV_SHARE
 
     config, settings = engine_config(arguments, environ), engine_settings(arguments, environ)
@@ -118,9 +117,7 @@ def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Pl
     memory = None if arguments.memory is None else parse_bytes(arguments.memory, "memory")
     source = find_settings(config.model)
     sizer = EngineSizer(config, source)
-    if sizer.model.spec.attention.bidirectional:
-        advice = f"quire plan is for models that generate text. For memory: quire doctor {config.model}"
-        raise ModelError(config.model, f"{config.model} is {ENCODER}; {advice}")
+    require_texts(sizer.model, config.model, "quire plan")
     on_here = EngineSizer(config, source, KV_SHARE) if memory is None else sizer
     choices = _choices(settings, usual_block_size(sizer.model, config))
     requests, lengths = _requests(arguments, config.max_model_len or sizer.model.spec.context_length)

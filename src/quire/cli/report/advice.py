@@ -131,15 +131,20 @@ def more_memory(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
 
 def int8_numbers(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
     """In the same cases, try a narrower KV type: more blocks in the same bytes."""
-    narrow = replace(setup.spec, dtype="int8")
-    if narrow.bytes_per_block < setup.spec.bytes_per_block:
+    spec, narrow = setup.spec, replace(setup.spec, dtype="int8")
+    if spec.has_recurrent_layers and spec.block_size == spec.usual_block_size:  # chosen by the engine, so it will again
+        narrow = narrow.with_block_size(narrow.usual_block_size)
+    if narrow.bytes_per_block * spec.block_size < spec.bytes_per_block * narrow.block_size:
         for goal, evidence in _shortage(run):
             blocks, host_blocks = (
-                count * setup.spec.bytes_per_block // narrow.bytes_per_block
+                count * spec.bytes_per_block // narrow.bytes_per_block
                 for count in (setup.memory.num_blocks, setup.memory.num_host_blocks)
             )
             memory = replace(setup.memory, num_blocks=blocks, num_host_blocks=host_blocks)
-            room = f"{evidence}; {blocks:,} blocks would fit, not {setup.memory.num_blocks:,}"
+            sizes = [
+                f" of {each.block_size} tokens" * (narrow.block_size != spec.block_size) for each in (narrow, spec)
+            ]
+            room = f"{evidence}; {blocks:,} blocks{sizes[0]} would fit, not {setup.memory.num_blocks:,}{sizes[1]}"
             yield Trial("--kv-dtype int8", room, goal, replace(setup, spec=narrow, memory=memory), INT8_CAVEAT)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from quire.cli.engine_options import NOT_STARTED, engine_config
-from quire.cli.model_shapes import find_settings, shape_of
+from quire.cli.model_shapes import find_settings, require_texts, shape_of
 from quire.cli.options import options_of
 from quire.cli.plan.here import find_machine
 from quire.cli.plan.sizing import AnyBlockSizer, SizedEngine, resolved_on
@@ -80,6 +80,7 @@ class Study:
         _require(arguments)
         config = engine_config(arguments, environ)
         self._sizer = AnyBlockSizer(config, find_settings(config.model))
+        require_texts(self._sizer.model, config.model, "quire simulate")
         self._hardware = find_machine(arguments.hardware, config)
         if arguments.link_bandwidth is not None:
             self._hardware = replace(self._hardware, link_bandwidth=arguments.link_bandwidth * 1e9)

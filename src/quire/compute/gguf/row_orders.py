@@ -94,6 +94,7 @@ def order_of(header: GgufHeader, architecture: str, part: str, tensor: GgufTenso
     kv_heads = same_number([each for each in kv_heads if each != 0] if isinstance(kv_heads, list) else kv_heads)
     if architecture in INTERLEAVED and part in ("attn_q", "attn_k"):
         counts = [kv_heads if part == "attn_k" else heads]
+        key = f"{key}_kv" if part == "attn_k" and f"{key}_kv" in header.settings else key
     elif architecture in APART and part == "attn_qkv":
         counts = [heads, kv_heads]
     else:

@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file, and the tokens that end a text, as generation_config.json has them."""
+"""The vocabulary of a GGUF file, and the tokens that end a text or that no text may have, as generation_config.json."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ GEMMA4_ENDS: Final = ("<turn|>", "<|tool_response>")
 """Those of Gemma 4, whatever their type: after a call a model writes the second, which files declare user-defined."""
 
 CONTROL: Final = 3  # of tokenizer.ggml.token_type
+SUPPRESSED: Final = "tokenizer.ggml.suppress_tokens"
 END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
 
 def generation_config_of(header: GgufHeader) -> dict[str, object]:
-    """Return generation_config.json for a file: the tokens that end a text. Does not mutate."""
+    """Return generation_config.json for a file: the tokens that end a text, or may not be in one. Does not mutate."""
     file = ConfigFile(str(header.path), dict(header.settings))
     tokens, kinds = vocabulary(file)
     ends = {file.size(name, low=0, high=len(tokens) - 1) for name in END_IDS if file.is_set(name)}
@@ -30,7 +31,9 @@ def generation_config_of(header: GgufHeader) -> dict[str, object]:
     ends |= {place for place, text in enumerate(tokens) if kinds[place] == CONTROL and text in texts}
     if all(end in tokens for end in GEMMA4_ENDS):
         ends |= {tokens.index(end) for end in GEMMA4_ENDS}
-    return {"eos_token_id": sorted(ends)} if ends else {}
+    found: dict[str, object] = {"eos_token_id": sorted(ends)} if ends else {}
+    forbidden = file.fields.get(SUPPRESSED)
+    return found if forbidden is None else {**found, "suppress_tokens": forbidden}
 
 
 def vocabulary(file: ConfigFile) -> tuple[Sequence[str], Sequence[Any]]:

@@ -18,7 +18,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
 from quire.compute.models.labels import CLASSIFIES, SCORE_TENSOR, WITHOUT_LABELS, Labels, labels_of
-from quire.compute.models.pooling import DenseStep, dense_steps
+from quire.compute.models.pooling import DenseStep, dense_steps, longest_text
 from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
@@ -104,6 +104,7 @@ FAMILIES: Final = MappingProxyType(
 """The first of `architectures` in config.json → the module of its family."""
 
 ENCODER: Final = "an encoder: it makes vectors or scores of texts, and generates no text"
+MAX_SUPPRESSED: Final = 256
 TEXT_ONLY: Final = "a multimodal model: only its text model is served"
 TYPES: Final = MappingProxyType({"float32": "F32", "bfloat16": "BF16", "float16": "F16"})
 
@@ -116,7 +117,8 @@ class ModelDescription:
     start, one line each. `quantization`: how the weights of a folder are quantised, empty if they are not. `draft`: the
     smaller model that guesses tokens for this one. `adapters`: the adapters that requests may name, by name. `labels`:
     of a model that classifies texts. `generates`: whether the model can continue a text. `dense`: the layers after the
-    pooling of vectors.
+    pooling of vectors. `longest_text`: the makers' limit of the tokens of a text; None: the context. `suppressed`: the
+    tokens that no text may have.
     """
 
     source: ModelSource
@@ -132,11 +134,22 @@ class ModelDescription:
     labels: Labels | None = None
     generates: bool = True
     dense: tuple[DenseStep, ...] = ()
+    longest_text: int | None = None
+    suppressed: tuple[int, ...] = ()
 
     @property
     def vector_size(self) -> int:
         """The numbers of a vector."""
         return self.dense[-1].num_outputs if self.dense else self.spec.hidden_size
+
+    @property
+    def scorer_bytes(self) -> int:
+        """The bytes of the layers after the pooling, in float32, and of those that score labels, in float64."""
+        size = sum((step.num_inputs + step.bias) * step.num_outputs * 4 for step in self.dense)
+        if self.labels is None:
+            return size
+        rows = len(self.labels.names) + self.spec.hidden_size * self.spec.attention.bidirectional
+        return size + rows * (self.spec.hidden_size + 1) * 8
 
     @property
     def weight_type(self) -> str:
@@ -176,6 +189,8 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         labels=labels_of(config) if classifies else None,
         generates=not classifies and not spec.attention.bidirectional,
         dense=() if classifies else tuple(dense_steps(source, spec.hidden_size)),
+        longest_text=longest_text(source) if spec.attention.bidirectional and not classifies else None,
+        suppressed=_suppressed(generation, spec.vocab_size),
     )
 
 
@@ -215,6 +230,14 @@ def _dtype(config: ConfigFile) -> str:
     if name not in TYPES:
         raise config.error(field, f"one of {', '.join(TYPES)}")
     return name
+
+
+def _suppressed(generation: ConfigFile, vocab_size: int) -> tuple[int, ...]:
+    """Return the tokens that the generation settings forbid, each once."""
+    found = tuple(dict.fromkeys(generation.token_ids("suppress_tokens", vocab_size)))
+    if len(found) > MAX_SUPPRESSED:
+        raise generation.error("suppress_tokens", f"at most {MAX_SUPPRESSED} token ids")
+    return found
 
 
 def _eos_token_ids(generation: ConfigFile, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +12,11 @@ from quire.core.errors import CheckpointError
 from quire.core.model_files import ModelFiles
 
 POOLING_FILE: Final = "1_Pooling/config.json"
+MODULES_FILE: Final = "modules.json"
+MODULES: Final = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
+"""The steps of sentence-transformers that quire knows, by the last part of their types."""
+
+LIMIT_FILE: Final = "sentence_bert_config.json"
 KINDS: Final = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
@@ -42,16 +48,46 @@ class DenseStep:
 
 def dense_steps(files: ModelFiles, size: int) -> Iterator[DenseStep]:
     """Yield the dense layers of a model for vectors of a size; raises `CheckpointError` if they do not fit."""
-    for number in STEPS:
-        folder = f"{number}_Dense"
-        if files.has(f"{folder}/config.json"):
-            config = ConfigFile.read(files, f"{folder}/config.json")
-            if config.size("in_features") != size:
-                raise config.error("in_features", f"{size}, the size of the vectors before it")
-            config.require("activation_function", IDENTITY, TANH)
-            num_inputs, size = size, config.size("out_features")
-            has_tanh = config.fields["activation_function"] == TANH
-            yield DenseStep(folder, num_inputs, size, config.flag("bias", True), has_tanh)
+    for folder in _dense_folders(files):
+        config = ConfigFile.read(files, f"{folder}/config.json")
+        if config.size("in_features") != size:
+            raise config.error("in_features", f"{size}, the size of the vectors before it")
+        config.require("activation_function", IDENTITY, TANH)
+        num_inputs, size = size, config.size("out_features")
+        has_tanh = config.fields["activation_function"] == TANH
+        yield DenseStep(folder, num_inputs, size, config.flag("bias", True), has_tanh)
+
+
+def _dense_folders(files: ModelFiles) -> list[str]:
+    """Return the folders of dense layers in their order; refuses other steps that would change a vector."""
+    folders = [f"{number}_Dense" for number in STEPS]
+    if not files.has(MODULES_FILE):
+        return [folder for folder in folders if files.has(f"{folder}/config.json")]
+    where = files.where(MODULES_FILE)
+    try:
+        steps = json.loads(files.text(MODULES_FILE))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(where, f"broken: {error}", "a list of steps, in JSON") from error
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise CheckpointError(where, steps, "a list of steps")
+    found = []
+    for step in steps:
+        kind = str(step.get("type")).rpartition(".")[2]
+        if kind not in MODULES:
+            raise CheckpointError(f"{where}: type", step.get("type"), f"one of {', '.join(MODULES)}")
+        if kind == "Dense":
+            if step.get("path") not in folders:
+                raise CheckpointError(f"{where}: path", step.get("path"), f"{folders[0]} to {folders[-1]}")
+            found.append(step["path"])
+    return found
+
+
+def longest_text(files: ModelFiles) -> int | None:
+    """Return the makers' limit of the tokens of a text; None if the folder specifies none."""
+    if not files.has(LIMIT_FILE):
+        return None
+    config = ConfigFile.read(files, LIMIT_FILE)
+    return config.size("max_seq_length") if config.is_set("max_seq_length") else None
 
 
 def pooling_of(files: ModelFiles) -> str:

@@ -74,7 +74,7 @@ class NativeBackend:
             instruction_set=kernels_for(None).name,
             num_threads=settings.num_threads,
             kv_spec=block_spec(model, settings),
-            weight_bytes=sum(_weight_bytes(each, dtype, config) for each in models),
+            weight_bytes=sum(_weight_bytes(each, dtype, config) for each in models) + model.scorer_bytes,
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
             block_types=tuple(sorted(set(block_types.values()))),

@@ -49,7 +49,8 @@ class ReferenceBackend:
             instruction_set="numpy",
             num_threads=1,
             kv_spec=block_spec(model, config.block_size),
-            weight_bytes=sum(weight_bytes(spec, weights=in_groups(config.weights)) for spec in specs),
+            weight_bytes=sum(weight_bytes(spec, weights=in_groups(config.weights)) for spec in specs)
+            + model.scorer_bytes,
             activation_bytes=sum(_activation_bytes(spec, config) for spec in specs),
             makes_vectors=True,
             adapter_bytes=adapter_bytes(model, config, "float32"),

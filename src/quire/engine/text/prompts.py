@@ -20,7 +20,7 @@ from quire.core.errors import InvalidRequestError, QuireError, shortened
 from quire.core.request import token_array
 from quire.core.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from quire.engine.near_names import keyword_meant_by
-from quire.engine.text.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN, Tokenizer
 
 Message = Mapping[str, object]
 Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Message]
@@ -179,6 +179,35 @@ def with_options(sampling: SamplingParams, options: Mapping[str, Any]) -> Sampli
             sentence = f"{shortened(name)!r} is not a sampling parameter; {hint}"
             raise InvalidRequestError(name, value, "the name of a sampling parameter").saying(sentence)
     return replace(sampling, **changes) if changes else sampling
+
+
+def with_special(ids: list[int], plain: list[int], kept: list[int], *, keeps_start: bool) -> list[int]:
+    """Return `len(kept)` tokens of `ids`, including all special ones: a vector may be that of the last special token.
+
+    `plain`: the tokens of the text alone.
+
+    >>> with_special([2, 5, 6, 7, 3], [5, 6, 7], [2, 5, 6, 7], keeps_start=True)
+    [2, 5, 6, 3]
+    """
+    num_special = len(ids) - len(plain)
+    places = (count for count in range(num_special + 1) if ids[count : count + len(plain)] == plain)
+    num_before, room = next(places, None), len(kept) - num_special
+    if num_before is None or room < 1:
+        return kept
+    return ids[:num_before] + (plain[:room] if keeps_start else plain[-room:]) + ids[num_before + len(plain) :]
+
+
+def cut_to(length: int, prompt: Prompt, tokenizer: Tokenizer | None) -> Prompt:
+    """Return a prompt whose text lost its end if it has more tokens; only texts and token ids are cut. Pure."""
+    if not isinstance(prompt, str) or tokenizer is None:
+        is_ids = isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt)
+        return cast(Sequence[int], prompt)[:length] if is_ids else prompt
+    text = prompt.encode(errors="replace")[: TEXT_BYTES_PER_TOKEN * length].decode(errors="ignore")
+    ids = tokenizer.encode(text)
+    if len(ids) <= length:
+        return text
+    plain = tokenizer.encode(text, add_special_tokens=False)
+    return with_special(ids, plain, ids[:length], keeps_start=True)
 
 
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:

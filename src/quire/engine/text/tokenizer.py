@@ -61,6 +61,19 @@ def _ids_end(library: tokenizers.Tokenizer) -> int:
     return max(library.get_vocab(with_added_tokens=True).values()) + 1
 
 
+def _cut_longer(ids: Sequence[list[int]], room: int) -> list[list[int]]:
+    """Return two lists that together have at most `room` tokens: the longer one loses its end, or both do.
+
+    >>> _cut_longer([[1, 2], [3, 4, 5, 6]], 5), _cut_longer([[1, 2, 3], [4, 5, 6]], 5)
+    ([[1, 2], [3, 4, 5]], [[1, 2], [3, 4, 5]])
+    """
+    shorter = min(*map(len, ids), room // 2)
+    lengths = [shorter, room - shorter]
+    if len(ids[0]) > len(ids[1]):
+        lengths.reverse()
+    return [each[:length] for each, length in zip(ids, lengths, strict=True)]
+
+
 class Tokenizer:
     """The tokenizer of a model, with its chat templates. Immutable except for caches; threads can share it."""
 
@@ -197,7 +210,7 @@ class Tokenizer:
         """
         conversation, plain_tools = validate_messages(messages), validate_tools(tools)
         if template_name == PAIR_TEMPLATE and PAIR_TEMPLATE not in self._templates:
-            return self._encode_pair([str(message["content"]) for message in conversation])
+            return self.encode_pair([str(message["content"]) for message in conversation])
         variables = plain_object(template_variables or {}, "template_variables")
         template = self._template(with_tools=plain_tools is not None, name=template_name)
         end = random_mark() if continue_final_message else ""
@@ -214,20 +227,28 @@ class Tokenizer:
         require_unicode(text, "messages")
         return self._control.encode(text)
 
-    def _encode_pair(self, texts: Sequence[str]) -> list[int]:
-        """Return the ids of two texts, joined as the tokenizer does it; special tokens in them are ordinary text."""
+    def encode_pair(self, texts: Sequence[str], max_tokens: int | None = None) -> list[int]:
+        """Return the ids of two texts, joined as the tokenizer does it; special tokens in them are ordinary text.
+
+        With `max_tokens`, the longer text loses its end, or both do, as in `transformers`; the tokens around them stay.
+        """
         with panics_as_errors():
             example = self._library.encode("a", "a")
         places = [2 if place is None else place for place in example.sequence_ids]
-        if set(places) <= {0, 1}:
+        if set(places) != {0, 1, 2}:
             raise InvalidRequestError("prompt", "a pair of texts", "one text: this tokenizer does not join two")
+        if max_tokens is not None:
+            texts = [text.encode(errors="replace")[: self._max_bytes].decode(errors="ignore") for text in texts]
         first, second = places.index(0), places.index(1)
         ends = len(places) - places[::-1].index(0), len(places) - places[::-1].index(1)
         for text in texts:
             self._require_short(text, "prompt")
             require_unicode(text, "prompt")
         ids = [self._control.encode(from_client(text)) for text in texts]
-        return [*example.ids[:first], *ids[0], *example.ids[ends[0] : second], *ids[1], *example.ids[ends[1] :]]
+        around = example.ids[:first], example.ids[ends[0] : second], example.ids[ends[1] :]
+        if max_tokens is not None:
+            ids = _cut_longer(ids, max(2, max_tokens - sum(map(len, around))))
+        return [*around[0], *ids[0], *around[1], *ids[1], *around[2]][:max_tokens]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that the tokenizer does not have are skipped. Does not mutate."""

@@ -6,6 +6,7 @@ file and the remedy.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -34,6 +35,8 @@ SLOW_SPACE: Final = re.compile(r'("Regex"\s*+:\s*+)"\\\\s\+\$"')
 MAX_TEMPLATES: Final = 16
 MAX_STEPS: Final = 32  # steps of a normalizer or a decoder; published ones have five
 MAX_GROWTH: Final = 64
+USUAL_KEY_BYTES: Final = 3
+"""Of a character that a table of characters replaces with a long text, such as U+FDFA; a table can do so for others."""
 MAX_TOKEN_CHARACTERS: Final = 256
 MAX_TOKENS_AROUND: Final = 64
 SPLITS: Final = MappingProxyType(  # how classes of byte-level BPE split words; None: as in GPT-2
@@ -99,13 +102,14 @@ def _with_fast_space(pattern: re.Match[str]) -> str:
 
 
 def _require_bounded(library: tokenizers.Tokenizer, where: str) -> None:
-    """Raise if normalizing, decoding or post-processing can make a text much larger."""
+    """Raise if normalizing, decoding or post-processing can make a text much larger, or splitting it take long."""
     for name, part in (("normalizer", library.normalizer), ("decoder", library.decoder)):
         steps = list(_steps_of(json.loads(part.__getstate__()))) if part is not None else []
         growth = math.prod(map(_growth, steps))
         if len(steps) > MAX_STEPS or growth > MAX_GROWTH:
             found = f"{len(steps)} steps that make a text {growth:.0f} times as long"
             raise CheckpointError(f"{where}: {name}", found, f"at most {MAX_STEPS} steps, {MAX_GROWTH} times as long")
+    _require_short_pieces(library, where)
     longest = max((len(token.content) for token in library.get_added_tokens_decoder().values()), default=0)
     if longest > MAX_TOKEN_CHARACTERS:
         raise CheckpointError(f"{where}: an added token", f"{longest} characters", f"at most {MAX_TOKEN_CHARACTERS}")
@@ -113,6 +117,20 @@ def _require_bounded(library: tokenizers.Tokenizer, where: str) -> None:
     if count > MAX_TOKENS_AROUND:
         found, allowed = f"{count} tokens around each text", f"at most {MAX_TOKENS_AROUND}"
         raise CheckpointError(f"{where}: post_processor", found, allowed)
+
+
+def _require_short_pieces(library: tokenizers.Tokenizer, where: str) -> None:
+    """Raise if the time to split a word grows with the cube of its length, or a piece begins with very many others."""
+    model: Any = library.model
+    if (kind := type(model).__name__) == "WordPiece":
+        field, longest = "max_input_chars_per_word", model.max_input_chars_per_word
+    elif kind == "Unigram":
+        ids = range(library.get_vocab_size(with_added_tokens=False))
+        field, longest = "characters of a piece", max((len(library.id_to_token(each) or "") for each in ids), default=0)
+    else:
+        return
+    if longest > MAX_TOKEN_CHARACTERS:
+        raise CheckpointError(f"{where}: {field}", longest, f"at most {MAX_TOKEN_CHARACTERS}")
 
 
 def _steps_of(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -127,6 +145,10 @@ def _growth(step: Mapping[str, Any]) -> float:
     """Return the factor by which a step can lengthen a text, without additions at its ends."""
     if step.get("type") == "ByteLevel":
         return 2
+    if step.get("type") == "Precompiled":  # the size of a table, the table, and what it names: texts that end in a zero
+        data = base64.b64decode(step["precompiled_charsmap"])
+        texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
+        return max(max(map(len, texts)) / USUAL_KEY_BYTES, 1)
     if step.get("type") != "Replace":
         return 1
     pattern = step["pattern"].get("String")

@@ -16,10 +16,11 @@ from quire.serve.schemas.scores import (
     RERANK_PATHS,
     SCORE_PATHS,
     ClassifyRequest,
+    CohereRerankRequest,
     RerankRequest,
     ScoreRequest,
 )
-from quire.serve.translate.scores import classify_request, rerank_request, score_request
+from quire.serve.translate.scores import classify_request, cohere_rerank_request, rerank_request, score_request
 
 
 async def score(request: Request) -> Response:
@@ -34,7 +35,7 @@ async def rerank(request: Request) -> Response:
 
 async def cohere_rerank(request: Request) -> Response:
     """Answer as Cohere does."""
-    return await answer_vectors(request, RerankRequest, rerank_request, cohere_rerank_answer)
+    return await answer_vectors(request, CohereRerankRequest, cohere_rerank_request, cohere_rerank_answer)
 
 
 async def classify(request: Request) -> Response:

@@ -11,7 +11,8 @@ from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import longest, longest_text
 from quire.engine.text.chat_template import validate_messages, validate_tools
-from quire.engine.text.prompts import ChatOptions, Message, Prompt
+from quire.engine.text.prompts import ChatOptions, Message, Prompt, with_special
+from quire.engine.text.scores import AS_PAIR
 from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN, Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.context import RequestContext
@@ -57,21 +58,8 @@ async def ready_prompt(
         return ReadyPrompt(ids, request.sampling, prompt)
     if cut is not None and request.pooling is not None and special:
         plain = await encoded(services, context, tokenizer, prompt, add_special_tokens=False)
-        kept = _with_special(ids, plain, kept, keeps_start=cut.keeps_start)
+        kept = with_special(ids, plain, kept, keeps_start=cut.keeps_start)
     return ReadyPrompt(kept, request.sampling)
-
-
-def _with_special(ids: list[int], plain: list[int], kept: list[int], *, keeps_start: bool) -> list[int]:
-    """Return `len(kept)` tokens of `ids`, including all special ones: a vector may be that of the last special token.
-
-    `plain`: the tokens of the text alone.
-    """
-    num_special = len(ids) - len(plain)
-    places = (count for count in range(num_special + 1) if ids[count : count + len(plain)] == plain)
-    num_before, room = next(places, None), len(kept) - num_special
-    if num_before is None or room < 1:
-        return kept
-    return ids[:num_before] + (plain[:room] if keeps_start else plain[-room:]) + ids[num_before + len(plain) :]
 
 
 async def _ready_conversation(
@@ -82,6 +70,9 @@ async def _ready_conversation(
     The grammar depends on the end of the prompt, where the template may have opened the reasoning.
     """
     form, sampling = request.form, request.sampling
+    if services.model.limits.one_step:  # the door refuses conversations that are no pair of texts to score
+        cuts = request.chat == AS_PAIR and request.truncation is not None
+        return ReadyPrompt(await _pair_ids(services, context, request, messages) if cuts else messages, sampling)
     is_plain = form is None or not (form.tools or form.adapt or sampling.grammar)
     if is_plain and request.truncation is None and not request.cuts_output:
         return ReadyPrompt(messages, sampling)
@@ -94,6 +85,17 @@ async def _ready_conversation(
     return ReadyPrompt(ids, sampling)
 
 
+async def _pair_ids(
+    services: Services, context: RequestContext, request: GenerationRequest, messages: Sequence[Message]
+) -> list[int]:
+    """Return the tokens of a pair of texts, cut so that the tokens around both texts stay."""
+    tokenizer, most = services.model.tokenizer, _length(request, services)
+    if tokenizer is None:
+        raise InvalidRequestError("prompt", "a pair of texts", "token ids, because this server has no tokenizer")
+    encode = partial(tokenizer.encode_pair, [str(message["content"]) for message in messages], most)
+    return await off_loop_if_long(services, context, encode)
+
+
 def truncated(token_ids: list[int], request: GenerationRequest, services: Services) -> list[int]:
     """Return a prompt cut to the requested length, at its start or its end. Does not mutate.
 
@@ -102,15 +104,20 @@ def truncated(token_ids: list[int], request: GenerationRequest, services: Servic
     cut = request.truncation
     if cut is None:
         return token_ids
-    length = cut.length
-    if length is None:
-        limits = services.model.limits
-        length = max(1, limits.max_model_len - (request.sampling.max_tokens or 1))
-        if request.pooling is not None:
-            length = longest_text(limits)
+    length = _length(request, services)
     if cut.refuses and len(token_ids) > length:
         raise InvalidRequestError("prompt", f"{len(token_ids):,} tokens", f"at most {length:,} (max_tokens)")
     return token_ids[:length] if cut.keeps_start else token_ids[-length:]
+
+
+def _length(request: GenerationRequest, services: Services) -> int:
+    """Return the tokens to which a request's prompts are cut."""
+    limits = services.model.limits
+    if request.truncation is not None and request.truncation.length is not None:
+        return request.truncation.length
+    if request.pooling is not None:
+        return longest_text(limits)
+    return max(1, limits.max_model_len - (request.sampling.max_tokens or 1))
 
 
 async def encoded(

@@ -32,7 +32,8 @@ class GenerationRequest:
     fields of the engine. `form` is the answers' form; None: plain text. With `prompts_only`, generated texts are not
     shown and their tokens are not counted. `stream_usage`: whether a stream reports usage at its end, and whether in
     every chunk. With `pooling`, each prompt becomes a vector. With `cuts_output`, `max_tokens` may be more than the
-    context has left, where the text then ends; otherwise such a call is refused.
+    context has left, where the text then ends; otherwise such a call is refused. `sent_grammar`: the
+    client's text of a grammar, which `sampling` has in another form.
     """
 
     prompts: Sequence[Prompt]
@@ -50,6 +51,7 @@ class GenerationRequest:
     stream_usage: tuple[bool, bool] = (False, False)
     pooling: Pooling | None = None
     cuts_output: bool = False
+    sent_grammar: str = ""
 
 
 class RefusedPrompt(Exception):

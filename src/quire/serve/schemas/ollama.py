@@ -201,7 +201,8 @@ class OllamaShowRequest(OllamaModelFields, kw_only=True, forbid_unknown_fields=T
     options: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        self.model = self.model or self.name
+        if not self.model and self.name is not None:
+            self.model = self.name
 
 
 class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):

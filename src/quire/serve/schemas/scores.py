@@ -47,6 +47,11 @@ class ScoreRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
         count = max(len(ones), len(others)) if ones and others else 0
         return list(zip(ones * (count // max(len(ones), 1)), others * (count // max(len(others), 1)), strict=True))
 
+    def place(self, index: int, side: int) -> str:
+        """Return the name of a text of a pair, for errors; `side` is 0 or 1. Does not mutate."""
+        name, texts = (("text_1", self.text_1), ("text_2", self.text_2))[side]
+        return name if isinstance(texts, str) else f"{name}[{index if len(texts) > 1 else 0}]"
+
 
 class Score(msgspec.Struct, frozen=True):
     """How well the texts of a pair match."""
@@ -92,6 +97,16 @@ class RerankRequest(_Texts, kw_only=True, forbid_unknown_fields=True):
                 raise InvalidRequestError(f"documents[{index}]", each, "a text, or an object with a text")
             texts.append(text)
         return texts
+
+    def place(self, index: int, side: int) -> str:
+        """Return the name of a text of a pair, for errors: the query, which is `side` 0, or a document. Pure."""
+        return f"documents[{index}]" if side else "query"
+
+
+class CohereRerankRequest(RerankRequest, kw_only=True, forbid_unknown_fields=True):
+    """The same in Cohere's form: a too long text loses its end."""
+
+    max_tokens_per_doc: Ranked | None = None
 
 
 class Document(msgspec.Struct, frozen=True):

@@ -60,6 +60,7 @@ def chat_request(fields: ChatRequest, services: Services) -> GenerationRequest:
         num_tokens=estimated_tokens([fields.messages, choice.shown], model.limits.max_model_len),
         sampling=sampling,
         names=names,
+        sent_grammar=held.sent,
         chat=options,
         form=form,
         truncation=truncation_of(fields),

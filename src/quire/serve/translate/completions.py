@@ -46,6 +46,7 @@ def completion_request(fields: CompletionRequest, services: Services) -> Generat
         num_tokens=sum(estimated_tokens(prompt, longest) for prompt in prompts),
         sampling=sampling,
         names={"beam_search": "use_beam_search", "grammar": held.field},
+        sent_grammar=held.sent,
         truncation=truncation_of(fields),
         add_special_tokens=fields.add_special_tokens is not False,
         cache_salt=fields.cache_salt,

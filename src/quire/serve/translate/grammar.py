@@ -32,10 +32,11 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The grammar of a text, or None, and the request's field for it."""
+    """The grammar of a text, or None, and the request's field for it; `sent`: the client's text of a grammar."""
 
     grammar: Grammar | None = None
     field: str = "grammar"
+    sent: str = ""
 
 
 def held_to(
@@ -53,7 +54,7 @@ def held_to(
         for name, other in (("response_format", response_format), ("structured_outputs", structured_outputs)):
             if other is not None and not isinstance(other, TextFormat):
                 raise InvalidRequestError("grammar", grammar, f"none, because {name} is set")
-        return Held(grammar_of(grammar, "grammar"), "grammar")
+        return held_to_grammar(grammar, "grammar")
     if response_format is None or isinstance(response_format, TextFormat):
         return Held() if structured_outputs is None else _structured(structured_outputs)
     if structured_outputs is not None:
@@ -95,16 +96,16 @@ def _structured(wanted: StructuredOutputs) -> Held:
         return Held(Grammar.regex(wanted.regex), field)
     if wanted.grammar is None:
         return Held(Grammar.json_object(), field)
-    return Held(grammar_of(wanted.grammar, field), field)
+    return held_to_grammar(wanted.grammar, field)
 
 
-def grammar_of(text: str, field: str) -> Grammar:
-    """Return a client's grammar, in Lark or GBNF, which its rules tell apart. Does not mutate.
+def held_to_grammar(text: str, field: str) -> Held:
+    """Return the constraint of a client's grammar, in Lark or GBNF, which its rules tell apart. Does not mutate.
 
-    >>> grammar_of('root ::= "a"', "grammar").text
+    >>> held_to_grammar('root ::= "a"', "grammar").grammar.text
     'start: /a/'
     """
-    return Grammar.lark(lark_of(text, field) if _GBNF_RULE.search(text) else text)
+    return Held(Grammar.lark(lark_of(text, field) if _GBNF_RULE.search(text) else text), field, text)
 
 
 def _given(wanted: StructuredOutputs) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec.structs import replace as replace_fields
 
 from quire.core.errors import InvalidRequestError
-from quire.core.sampling_params import MAX_BIASES, SamplingParams
+from quire.core.sampling_params import FORBIDDEN, MAX_BIASES, SamplingParams
 from quire.engine.text.infill import OtherFile
 from quire.engine.text.prompts import estimated_tokens
 from quire.serve.errors import unsupported
@@ -28,7 +28,7 @@ from quire.serve.schemas.llama_server import (
 from quire.serve.schemas.sampling import TOKEN_ID
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
-from quire.serve.translate.grammar import Held, grammar_of, held_to_schema
+from quire.serve.translate.grammar import Held, held_to_grammar, held_to_schema
 from quire.serve.translate.infill import ended_by, required_infill
 from quire.serve.translate.sampling import with_penalty_window
 
@@ -37,7 +37,6 @@ NAMES: Final = {**OPTION_NAMES, "logprobs": "n_probs"}
 
 NO_LIMIT: Final = (None, -1, -2)
 RANDOM_SEED: Final = (-1, 0xFFFFFFFF)
-FORBIDDEN: Final = -100.0
 BIAS_FORMS: Final = 'a list of [token id, bias], or an object {"token id": bias}'
 
 
@@ -73,6 +72,7 @@ def _request(fields: LlamaTextFields, services: Services, prompt: str | list[int
         num_tokens=estimated_tokens(prompt, services.model.limits.max_model_len),
         sampling=_sampling(fields, services.model.get_default_sampling_params(), held),
         names={**NAMES, "grammar": held.field},
+        sent_grammar=held.sent,
     )
 
 
@@ -81,7 +81,7 @@ def _held(fields: LlamaTextFields) -> Held:
         raise InvalidRequestError("grammar", fields.grammar, "none, because json_schema is set")
     if fields.json_schema is not None:
         return held_to_schema(fields.json_schema, "json_schema")
-    return Held(grammar_of(fields.grammar, "grammar"), "grammar") if fields.grammar else Held()
+    return held_to_grammar(fields.grammar, "grammar") if fields.grammar else Held()
 
 
 def _sampling(fields: LlamaTextFields, defaults: SamplingParams, held: Held) -> SamplingParams:

@@ -18,6 +18,8 @@ def named(refused: RefusedPrompt, request: GenerationRequest) -> ApiError:
     if refused.error.field == "adapter":  # unloaded since it was found: for the client, an adapter is a model
         return model_not_found(str(refused.error.value))
     error = refused.error if request.form is None else request.form.blame(refused.error)
+    if error.field == "grammar" and request.sent_grammar and (request.form is None or request.form.tools is None):
+        error = InvalidRequestError(error.field, request.sent_grammar, error.allowed)
     return renamed(error, request.names, refused.prompt_index)
 
 
@@ -27,7 +29,8 @@ def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: 
     >>> renamed(InvalidRequestError("prompt[4]", -1, "a token id"), {}, 2).detail.param
     'prompt[2][4]'
     """
-    place = names.get("prompt", "prompt") + ("" if prompt_index is None else f"[{prompt_index}]")
+    index = "" if prompt_index is None else f"[{prompt_index}]"
+    place = names.get(f"prompt{index}", names.get("prompt", "prompt") + index)
     if isinstance(error, RequestTooLargeError):
         theirs = names.get("max_tokens", "max_tokens")
         return context_length_exceeded(error.saying(error.sentence.replace("max_tokens", theirs)), place)

@@ -10,10 +10,10 @@ from quire.core.pooling import LABELS, Pooling
 from quire.core.validate import NO_LABELS
 from quire.engine.text.scores import pair_prompts
 from quire.serve.run.request import GenerationRequest
-from quire.serve.schemas.scores import ClassifyRequest, Pairs, RerankRequest, ScoreRequest
+from quire.serve.schemas.scores import ClassifyRequest, CohereRerankRequest, Pairs, RerankRequest, ScoreRequest
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
-from quire.serve.translate.embeddings import pooling_of, require_count, start_of, unsampled_request
+from quire.serve.translate.embeddings import WITHOUT_END, pooling_of, require_count, start_of, unsampled_request
 
 NO_SCORES: Final = (
     "this server was started without --pooling and --score-tokens, and the model names neither, so it cannot score "
@@ -23,14 +23,26 @@ NO_SCORES: Final = (
 
 def score_request(fields: ScoreRequest, services: Services) -> GenerationRequest:
     """Return the engine's request for a request of /score; raises if a field is not valid. Does not mutate."""
-    made = _pairs_request(services, fields.pairs(), fields.instruction, "text_2")
-    return _with_common(made, fields)
+    return _with_common(_pairs_request(services, fields, fields.pairs(), "text_2"), fields)
 
 
 def rerank_request(fields: RerankRequest, services: Services) -> GenerationRequest:
     """Return the engine's request for a request of /rerank; raises if a field is not valid. Does not mutate."""
     pairs = [(fields.query, text) for text in fields.texts()]
-    return _with_common(_pairs_request(services, pairs, fields.instruction, "documents"), fields)
+    return _with_common(_pairs_request(services, fields, pairs, "documents"), fields)
+
+
+def cohere_rerank_request(fields: CohereRerankRequest, services: Services) -> GenerationRequest:
+    """Return the engine's request for a request of /v2/rerank; raises if a field is not valid. Does not mutate.
+
+    A conversation cannot be cut: its end asks for the score.
+    """
+    made, context = rerank_request(fields, services), services.model.limits.max_model_len
+    if fields.max_tokens_per_doc is not None and fields.max_tokens_per_doc < context:
+        allowed = f"{context} or more, or not set: a document loses only what the context of {context} tokens lacks"
+        raise InvalidRequestError("max_tokens_per_doc", fields.max_tokens_per_doc, allowed)
+    can_cut = made.chat is None or services.model.limits.one_step
+    return replace(made, truncation=WITHOUT_END) if can_cut and made.truncation is None else made
 
 
 def classify_request(fields: ClassifyRequest, services: Services) -> GenerationRequest:
@@ -44,17 +56,24 @@ def classify_request(fields: ClassifyRequest, services: Services) -> GenerationR
     return _with_common(replace(made, pooling=Pooling(LABELS), add_special_tokens=special), fields)
 
 
-def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, place: str) -> GenerationRequest:
+def _pairs_request(
+    services: Services, fields: ScoreRequest | RerankRequest, pairs: Pairs, place: str
+) -> GenerationRequest:
     require_count(len(pairs), place)
     if any(not text for pair in pairs for text in pair):
         raise InvalidRequestError(place, "an empty text", "texts of at least one character")
     model = services.model
     if not model.report.labels:
         # Each text once: the query's vector serves all pairs.
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        return replace(unsampled_request(services, texts, place), pooling=pooling_of(services, 0, NO_SCORES))
-    _require_room(services, pairs, instruction, place)
-    prompts, chat = pair_prompts(pairs, instruction, model.tokenizer, plain=model.limits.one_step)
+        places: dict[str, str] = {}
+        for index, pair in enumerate(pairs):
+            for side, text in enumerate(pair):
+                places.setdefault(text, fields.place(index, side))
+        made = unsampled_request(services, list(places), place)
+        names = {f"prompt[{index}]": name for index, name in enumerate(places.values())}
+        return replace(made, pooling=pooling_of(services, 0, NO_SCORES), names={**made.names, **names})
+    _require_room(services, pairs, fields.instruction, place)
+    prompts, chat = pair_prompts(pairs, fields.instruction, model.tokenizer, plain=model.limits.one_step)
     return replace(unsampled_request(services, prompts, place), pooling=Pooling(LABELS), chat=chat)
 
 

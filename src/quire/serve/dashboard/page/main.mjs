@@ -114,6 +114,8 @@ class Page {
         for (const span of document.querySelectorAll(".of-replica"))
             span.textContent = hello.num_replicas > 1 ? ` · replica ${hello.replica}` : "";
         this.describeModel(hello);
+        find("no-chat").hidden = hello.generates;
+        for (const id of ["chat-form", "transcript"]) find(id).hidden = !hello.generates;
         if (!before || WHOSE.some((name) => before[name] !== hello[name])) {
             this.history = this.plots.history = new History();
             this.history.fill(hello.history, hello.num_blocks * hello.num_replicas, Date.now() / 1000);
