@@ -40,6 +40,7 @@ GEMMA: dict[str, object] = {
 FORMS: dict[str, dict[str, object]] = {
     "bert": {},
     "xlm-roberta": {"architectures": ["XLMRobertaModel"], "type_vocab_size": 1, "pad_token_id": 1},
+    "distil-bert": {"architectures": ["DistilBertModel"]},
     "nomic": {"architectures": ["NomicBertModel"], "rope_parameters": ROPE},
     "gemma": GEMMA,
 }
@@ -172,9 +173,15 @@ def test_an_encoder_is_not_causal(tmp_path: Path) -> None:
         LLM(tmp_path / "m.gguf", host_cache="1MiB")
 
 
-def test_a_reranker_of_xlm_roberta_scores_as_its_folder(tmp_path: Path) -> None:
-    settings: dict[str, object] = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
-    folder = write_tiny_reranker(tmp_path / "model", family="XLMRoberta", **settings)
+RERANKERS: dict[str, dict[str, object]] = {
+    "DistilBert": {"layer_norm_eps": 1e-12},
+    "XLMRoberta": {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1},
+}
+
+
+@pytest.mark.parametrize("family", RERANKERS)
+def test_a_reranker_scores_as_its_folder(family: str, tmp_path: Path) -> None:
+    folder = write_tiny_reranker(tmp_path / "model", family=family, **RERANKERS[family])
     writing = written(folder, tmp_path / "m.gguf")
     writing.writer.add_pooling_type(gguf.PoolingType.RANK)
     writing.close()

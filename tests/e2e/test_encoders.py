@@ -220,6 +220,22 @@ def test_a_score_of_a_pair_has_the_same_bits_alone_and_among_others(tmp_path: Pa
         assert "a query and a document only" in str(server.ask("POST", "/score", body, JSON).error)
 
 
+@pytest.mark.parametrize("family", ["Bert", "DistilBert", "XLMRoberta"])
+def test_labels_have_the_same_bits_alone_and_among_others(family: str, tmp_path: Path) -> None:
+    folder = write_tiny_reranker(tmp_path / "model", 3, family, type_vocab_size=1)
+    texts = ["what a block", TEXT, "rivers " * 20, "a"]
+    with LLM(folder, num_threads=1) as llm:
+        alone = [llm.classify([text], use_tqdm=False)[0].shares for text in texts]
+    assert len({shares["label 0"] for shares in alone}) == len(texts)
+    with LLM(folder, backend="reference") as llm:
+        for output, shares in zip(llm.classify(texts, use_tqdm=False), alone, strict=True):
+            assert output.shares == pytest.approx(shares, abs=1e-5)
+    with running_server(model=folder) as server:
+        answer = server.ask("POST", "/classify", json.dumps({"input": texts * 10}).encode(), JSON)
+        found = [each["probs"] for each in answer.value["data"]]
+    assert found == [[shares[f"label {number}"] for number in range(3)] for shares in alone] * 10
+
+
 def test_a_pair_is_joined_as_the_tokenizer_does_it_and_special_tokens_stay_text(tmp_path: Path) -> None:
     folder = write_tiny_bert(tmp_path)
     ours = Tokenizer.open(ModelFolder(folder), vocab_size=128)

@@ -60,7 +60,7 @@ def test_a_folder_of_transformers_gives_its_vectors(name: str, tmp_path: Path) -
 @pytest.mark.transformers
 @pytest.mark.filterwarnings("ignore")  # of models that are not trained
 @pytest.mark.parametrize("num_labels", [1, 3])
-@pytest.mark.parametrize("family", ["Bert", "XLMRoberta"])
+@pytest.mark.parametrize("family", ["Bert", "DistilBert", "XLMRoberta"])
 def test_scores_of_pairs_are_those_of_transformers(family: str, num_labels: int, tmp_path: Path) -> None:
     """The second text of a pair has the second token type, if the model has one."""
     import tokenizers

@@ -721,6 +721,14 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         109_482_240 - 590_592,  # without the pooler
     ),
+    "distilbert-base-uncased": (
+        {
+            **{"architectures": ["DistilBertModel"], "activation": "gelu", "dim": 768, "hidden_dim": 3072},
+            **{"max_position_embeddings": 512, "n_heads": 12, "n_layers": 6, "sinusoidal_pos_embds": False},
+            **{"vocab_size": 30522, "pad_token_id": 0, "model_type": "distilbert", "tie_weights_": True},
+        },
+        66_362_880,
+    ),
     "xlm-roberta-base": (
         {
             **{"architectures": ["XLMRobertaModel"], "hidden_act": "gelu", "hidden_size": 768},
@@ -1170,6 +1178,7 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ),
         ("bert-base-uncased", {"is_decoder": True}, "is_decoder is True; allowed: false"),
         ("bert-base-uncased", {"position_embedding_type": "relative_key"}, "is 'relative_key'; allowed: 'absolute'"),
+        ("distilbert-base-uncased", {"activation": "tanh"}, "hidden_act is 'tanh'; allowed: one of silu"),
         ("xlm-roberta-base", {"max_position_embeddings": 2}, "is 2; allowed: more than the 2 rows without a position"),
         ("nomic-embed-text-v1.5", {"prenorm": True}, "prenorm is True; allowed: false"),
         ("nomic-embed-text-v1.5", {"num_experts": 8}, "num_experts is 8; allowed: null"),
@@ -1357,7 +1366,7 @@ def test_the_tokens_that_end_a_text(
         ),
         (
             {"architectures": ["GPT7"]},
-            "SmolLM3, StableLm, Starcoder2 (each followed by ForCausalLM), Gemma3, Gemma4, Gemma4Unified",
+            "SmolLM3, StableLm, Starcoder2 (each + ForCausalLM), Gemma3, Gemma4, Gemma4Unified",
         ),
         ({"architectures": []}, "a model that names no family, which quire cannot run. Use a model of"),
         ({"dtype": "int8"}, "dtype is 'int8'; allowed: one of float32, bfloat16, float16"),

@@ -362,7 +362,7 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the tensors of a model: their names and dimensions, fastest first."""
     yield "token_embd.weight", [SIZE, len(VOCABULARY)]
     if name in BERTS:
-        yield from _bert_shapes(name)
+        yield from _bert_shapes(draw, name)
         return
     norms = ["output_norm"] if name in ("exaone4", "olmo2") else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
     if name in ("command-r", "cohere2", "falcon", "glm4moe", "gpt-oss", "phi2", "seed_oss", *RECURRENT):
@@ -394,11 +394,12 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
             yield f"{divisors}.weight", [SIZE // HEADS // 2]
 
 
-def _bert_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
+def _bert_shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     for norm in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
         yield f"{norm}.weight", [SIZE]
         yield f"{norm}.bias", [SIZE]
-    yield "token_types.weight", [SIZE, 2]
+    if name != "bert" or draw.random() < 0.5:  # else a DistilBERT
+        yield "token_types.weight", [SIZE, 2]
     if name == "bert":
         yield "position_embd.weight", [SIZE, 64]
     yield from _attention_shapes(name)

@@ -18,6 +18,8 @@ from support.gguf_mamba import add_mamba, add_nemotron, as_mamba
 
 ARCHITECTURES = {
     "BertModel": gguf.MODEL_ARCH.BERT,
+    "DistilBertModel": gguf.MODEL_ARCH.BERT,
+    "DistilBertForSequenceClassification": gguf.MODEL_ARCH.BERT,
     "Gemma3TextModel": gguf.MODEL_ARCH.GEMMA_EMBEDDING,
     "NomicBertModel": gguf.MODEL_ARCH.NOMIC_BERT,
     "XLMRobertaModel": gguf.MODEL_ARCH.BERT,
@@ -440,7 +442,9 @@ class GgufWriting:
         known = name
         for ours, theirs in RENAMED.items():
             known = known.replace(ours, theirs)
-        known = known.removeprefix("roberta.").removeprefix("bert.")
+        known = known.removeprefix("roberta.").removeprefix("distilbert.").removeprefix("bert.")
+        if self.config["architectures"][0].startswith("DistilBert") and name.startswith("classifier."):
+            known = known.replace("classifier", "classifier.out_proj")
         if self.architecture is gguf.MODEL_ARCH.LFM2MOE and ".experts." in name:
             known = known.removeprefix("model.")
         if self.architecture in NEMOTRONS and ".experts." in name:

@@ -375,6 +375,13 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", SIZES),
     "xlm-roberta": ("XLMRobertaModel", {**SIZES, "type_vocab_size": 1, "pad_token_id": 1}),
+    "distil-bert": (
+        "DistilBertModel",
+        {
+            **{"vocab_size": 64, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4},
+            "max_position_embeddings": 256,
+        },
+    ),
     "nomic-bert": ("NomicBertModel", SIZES),
     "embedding-gemma": (
         "Gemma3TextModel",

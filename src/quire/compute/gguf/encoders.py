@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from quire.compute.gguf.header import GgufTensor
 from quire.compute.gguf.named_settings import Settings
+from quire.compute.gguf.names import TOKEN_TYPES
 from quire.compute.models.config_file import ConfigFile
 
 ENCODERS: Final = frozenset({"bert", "gemma-embedding", "nomic-bert"})
@@ -40,8 +41,10 @@ def encoder_settings(settings: Settings, tensors: Mapping[str, GgufTensor]) -> d
             **{"head_dim": size, "query_pre_attn_scalar": size, "rms_norm_unit_offset": False},
             **{"sliding_window": settings.size("attention.sliding_window"), "use_bidirectional_attention": True},
         }
-    tables = {"token_types.weight": "type_vocab_size", "position_embd.weight": "max_position_embeddings"}
-    return {ours: tensors[theirs].shape[0] for theirs, ours in tables.items() if theirs in tensors}
+    tables = {TOKEN_TYPES: "type_vocab_size", "position_embd.weight": "max_position_embeddings"}
+    sizes = {ours: tensors[theirs].shape[0] for theirs, ours in tables.items() if theirs in tensors}
+    is_distilled = settings.architecture == "bert" and TOKEN_TYPES not in tensors
+    return {**sizes, "architectures": ["DistilBertModel"]} if is_distilled else {**sizes}
 
 
 def is_encoder(settings: Settings) -> bool:

@@ -347,6 +347,30 @@ BERT_LAYER: Final = MappingProxyType(
         "layer_output_norm": "output.LayerNorm",
     }
 )
+TOKEN_TYPES: Final = "token_types.weight"
+"""A BERT without them is a DistilBERT."""
+
+DISTIL_BERT_ONCE: Final = MappingProxyType(
+    {
+        "token_embd": "distilbert.embeddings.word_embeddings",
+        "position_embd": "distilbert.embeddings.position_embeddings",
+        "token_embd_norm": "distilbert.embeddings.LayerNorm",
+        "cls": "pre_classifier",
+        "cls.output": "classifier",
+    }
+)
+DISTIL_BERT_LAYER: Final = MappingProxyType(
+    {
+        "attn_q": "attention.q_lin",
+        "attn_k": "attention.k_lin",
+        "attn_v": "attention.v_lin",
+        "attn_output": "attention.out_lin",
+        "attn_output_norm": "sa_layer_norm",
+        "ffn_up": "ffn.lin1",
+        "ffn_down": "ffn.lin2",
+        "layer_output_norm": "output_layer_norm",
+    }
+)
 NOMIC_ONCE: Final = MappingProxyType(
     {
         "token_embd": "embeddings.word_embeddings",
@@ -397,6 +421,8 @@ class Names:
     @classmethod
     def of(cls, architecture: str, tensors: Collection[str]) -> Names:
         """Return the names of an architecture, in a file with these tensors."""
+        if architecture == "bert" and TOKEN_TYPES not in tensors:
+            return cls(architecture, DISTIL_BERT_ONCE, DISTIL_BERT_LAYER, "distilbert.transformer.layer.")
         if architecture in OWN:
             return cls(architecture, *OWN[architecture])
         match architecture:

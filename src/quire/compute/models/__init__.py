@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
+from quire.compute.models.heads import head_of
 from quire.compute.models.labels import CLASSIFIES, SCORE_TENSOR, WITHOUT_LABELS, Labels, labels_of
 from quire.compute.models.pooling import DenseStep, dense_steps
 from quire.compute.models.refusals import family_refusal
@@ -37,6 +38,7 @@ FAMILIES: Final = MappingProxyType(
         "CohereForCausalLM": "quire.compute.models.cohere",
         "DeepseekV2ForCausalLM": "quire.compute.models.deepseek",
         "DeepseekV3ForCausalLM": "quire.compute.models.deepseek",
+        "DistilBertModel": "quire.compute.models.distil_bert",
         "Ernie4_5ForCausalLM": "quire.compute.models.ernie4_5",
         "Ernie4_5_MoeForCausalLM": "quire.compute.models.ernie4_5_moe",
         "Exaone4ForCausalLM": "quire.compute.models.exaone4",
@@ -160,6 +162,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
     generation = ConfigFile(source.where(GENERATION_CONFIG_FILE), {})
     if source.has(GENERATION_CONFIG_FILE):
         generation = ConfigFile.read(source, GENERATION_CONFIG_FILE)
+    head = head_of(_family(architecture), config) if classifies and spec.attention.bidirectional else None
     dtype, quantization = _dtype(config), quantization_of(config)
     reads_images = config.is_set("text_config") or config.is_set("vision_config")
     notices = (TEXT_ONLY,) if reads_images else rope_notices(config, max_length)
@@ -173,7 +176,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         generation=GenerationDefaults.read(generation),
         notices=notices,
         quantization="" if quantization is None else quantization.name,
-        labels=labels_of(config) if classifies else None,
+        labels=labels_of(config, head) if classifies else None,
         generates=not classifies and not spec.attention.bidirectional,
         dense=() if classifies else tuple(dense_steps(source, spec.hidden_size)),
     )
