@@ -53,3 +53,5 @@ def test_an_encoder_has_plain_heads_and_one_group_of_blocks_and_runs_on_cpus() -
     broken: dict[str, Any] = {"layers": (RECURRENT,), "convolution": ConvolutionSpec(32, 3)}
     with pytest.raises(CheckpointError, match="in an encoder"):
         replace(spec, **broken)
+    with pytest.raises(CheckpointError, match="without a shared norm"):
+        replace(ENCODERS["modern"], parallel=True, shared_norm=True)

@@ -37,10 +37,15 @@ GEMMA: dict[str, object] = {
     **{"num_key_value_heads": 2, "sliding_window": 24, "query_pre_attn_scalar": 16, "num_hidden_layers": 6},
     "rope_parameters": {FAR: {**ROPE, "rope_theta": 1e6}, NEAR: {**ROPE, "rope_theta": 1e4}},
 }
+MODERN: dict[str, object] = {
+    **{"norm_eps": 1e-5, "local_attention": 24, "global_attn_every_n_layers": 2, "hidden_activation": "silu"},
+    "rope_parameters": {FAR: {**ROPE, "rope_theta": 1.6e5}, NEAR: {**ROPE, "rope_theta": 1e4}},
+}
 FORMS: dict[str, dict[str, object]] = {
     "bert": {},
     "xlm-roberta": {"architectures": ["XLMRobertaModel"], "type_vocab_size": 1, "pad_token_id": 1},
     "distil-bert": {"architectures": ["DistilBertModel"]},
+    "modern-bert": {"architectures": ["ModernBertModel"], **MODERN},
     "nomic": {"architectures": ["NomicBertModel"], "rope_parameters": ROPE},
     "gemma": GEMMA,
 }
@@ -69,7 +74,7 @@ def embedded(model: Path, **settings: Any) -> list[list[float]]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_vectors_are_those_of_the_folder(form: str, tmp_path: Path) -> None:
-    epsilon = {} if form == "gemma" else {"layer_norm_eps": 1e-12}
+    epsilon = {} if form in ("gemma", "modern-bert") else {"layer_norm_eps": 1e-12}
     folder = write_tiny_bert(tmp_path / "model", **{**epsilon, **FORMS[form]})
     written(folder, tmp_path / "m.gguf").close()
     for backend in ("native", "reference"):
@@ -139,6 +144,29 @@ def test_pieces_with_scores_are_the_best_ones(tmp_path: Path) -> None:
     assert '"precompiled_charsmap": "/8gD"' in tokenizer_json_of(broken)
 
 
+def test_a_byte_level_bpe_has_a_token_on_both_sides(tmp_path: Path) -> None:
+    """As ModernBERT's: composed letters, and no second token type."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "\u0120", "ab", "\u00c3", "\u00a9"]
+    settings: dict[str, Any] = {"model": "gpt2", "pre": "modern-bert", "tokens": tokens, "merges": ["a b"]}
+    settings |= {"token_type": [3] * 5 + [1] * 6, "add_bos_token": True, "add_sep_token": True}
+    header = header_of(tmp_path, **settings)
+    library = tokenizers.Tokenizer.from_str(tokenizer_json_of(header))
+    assert library.encode("ab b").ids == [2, 8, 7, 6, 3]
+    assert library.encode("a", "[MASK]e\u0301").ids == [2, 5, 3, 4, 9, 10, 3]
+    assert tokenizer_config_of(header)["add_bos_token"] is False
+    plain = replace(header, settings={**header.settings, "tokenizer.ggml.add_sep_token": False})
+    assert tokenizers.Tokenizer.from_str(tokenizer_json_of(plain)).encode("ab b").ids == [8, 7, 6]
+    assert tokenizer_config_of(plain)["add_bos_token"] is True
+
+
+def test_a_modern_bert_has_no_scaled_positions(tmp_path: Path) -> None:
+    written(write_tiny_bert(tmp_path / "model", **{**FORMS["modern-bert"]}), tmp_path / "m.gguf").close()
+    header = GgufHeader.read(tmp_path / "m.gguf")
+    scaled = replace(header, settings={**header.settings, "modern-bert.rope.scaling.type": "yarn"})
+    with pytest.raises(CheckpointError, match="'yarn'; allowed: none"):
+        config_of(scaled, GgufTensors(scaled).setting)
+
+
 def test_capital_letters_are_kept_by_a_vocabulary_that_has_some(tmp_path: Path) -> None:
     real = "\u2581\u211d"  # which is a capital letter in vocabularies of lower case too
     for tokens, has_capitals in (([*MARKED, real], False), ([*MARKED[:-1], "\u2581What"], True)):
@@ -175,6 +203,7 @@ def test_an_encoder_is_not_causal(tmp_path: Path) -> None:
 
 RERANKERS: dict[str, dict[str, object]] = {
     "DistilBert": {"layer_norm_eps": 1e-12},
+    "ModernBert": {**MODERN, "classifier_pooling": "mean"},
     "XLMRoberta": {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1},
 }
 

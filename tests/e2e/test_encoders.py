@@ -220,9 +220,20 @@ def test_a_score_of_a_pair_has_the_same_bits_alone_and_among_others(tmp_path: Pa
         assert "a query and a document only" in str(server.ask("POST", "/score", body, JSON).error)
 
 
-@pytest.mark.parametrize("family", ["Bert", "DistilBert", "XLMRoberta"])
-def test_labels_have_the_same_bits_alone_and_among_others(family: str, tmp_path: Path) -> None:
-    folder = write_tiny_reranker(tmp_path / "model", 3, family, type_vocab_size=1)
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Bert", {}),
+        ("DistilBert", {}),
+        ("ModernBert", {"local_attention": 8}),
+        ("ModernBert", {"classifier_pooling": "mean"}),
+        ("XLMRoberta", {"type_vocab_size": 1}),
+    ],
+)
+def test_labels_have_the_same_bits_alone_and_among_others(
+    family: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    folder = write_tiny_reranker(tmp_path / "model", 3, family, **settings)
     texts = ["what a block", TEXT, "rivers " * 20, "a"]
     with LLM(folder, num_threads=1) as llm:
         alone = [llm.classify([text], use_tqdm=False)[0].shares for text in texts]

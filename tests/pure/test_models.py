@@ -729,6 +729,17 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         66_362_880,
     ),
+    "ModernBERT-base": (
+        {
+            **{"architectures": ["ModernBertModel"], "attention_bias": False, "classifier_pooling": "mean"},
+            **{"global_attn_every_n_layers": 3, "global_rope_theta": 160_000.0, "hidden_activation": "gelu"},
+            **{"hidden_size": 768, "intermediate_size": 1152, "layer_norm_eps": 1e-5, "local_attention": 128},
+            **{"local_rope_theta": 10_000.0, "max_position_embeddings": 8192, "mlp_bias": False, "norm_bias": False},
+            **{"norm_eps": 1e-5, "num_attention_heads": 12, "num_hidden_layers": 22, "vocab_size": 50368},
+            **{"position_embedding_type": "absolute", "pad_token_id": 50283, "model_type": "modernbert"},
+        },
+        149_014_272,
+    ),
     "xlm-roberta-base": (
         {
             **{"architectures": ["XLMRobertaModel"], "hidden_act": "gelu", "hidden_size": 768},
@@ -1178,6 +1189,9 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ),
         ("bert-base-uncased", {"is_decoder": True}, "is_decoder is True; allowed: false"),
         ("bert-base-uncased", {"position_embedding_type": "relative_key"}, "is 'relative_key'; allowed: 'absolute'"),
+        ("ModernBERT-base", {"head_dim": 32}, "head_dim is 32; allowed: 64, the hidden size divided by"),
+        ("ModernBERT-base", {"local_rope_theta": None}, "local_rope_theta is None; allowed: a number"),
+        ("ModernBERT-base", {"rope_scaling": {"factor": 2.0}}, "and no rope_scaling"),
         ("distilbert-base-uncased", {"activation": "tanh"}, "hidden_act is 'tanh'; allowed: one of silu"),
         ("xlm-roberta-base", {"max_position_embeddings": 2}, "is 2; allowed: more than the 2 rows without a position"),
         ("nomic-embed-text-v1.5", {"prenorm": True}, "prenorm is True; allowed: false"),

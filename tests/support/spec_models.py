@@ -420,6 +420,16 @@ ENCODERS = {
         tied_head=True,
         norm_after=True,
     ),
+    # As in ModernBERT: other positions in layers with windows, and no norm before the first attention.
+    "modern": replace(
+        PLAIN,
+        norm=NormSpec(NormKind.LAYER, 1e-6, bias=False),
+        attention=replace(PLAIN.attention, bidirectional=True),
+        mlp=MLPSpec(48, Activation.GELU),
+        layers=(replace(FULL, attention_norm=False), NEAR, FULL),
+        tied_head=True,
+        embedding_norm=True,
+    ),
 }
 """Specs whose texts must be computed in one step."""
 

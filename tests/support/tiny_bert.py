@@ -26,6 +26,7 @@ IDS = [2, 12, 5, 6, 7, 10, 3]
 HEADS = {
     "Bert": ("bert.pooler.dense", "classifier"),
     "DistilBert": ("pre_classifier", "classifier"),
+    "ModernBert": ("head.dense", "classifier"),
     "XLMRoberta": ("classifier.dense", "classifier.out_proj"),
 }
 """The layer before the rows of labels, and these rows, by family."""
@@ -40,6 +41,9 @@ def write_tiny_reranker(folder: Path, labels: int = 1, family: str = "Bert", **s
     for name, shape in zip(HEADS[family], ((64, 64), (labels, 64)), strict=True):
         tensors[f"{name}.weight"] = random.standard_normal(shape, np.float32) / 4
         tensors[f"{name}.bias"] = random.standard_normal(shape[:1], np.float32)
+    if family == "ModernBert":
+        del tensors["head.dense.bias"]
+        tensors["head.norm.weight"] = random.standard_normal(64, np.float32) / 4 + 1
     write_model_weights(folder, tensors)
     return folder
 

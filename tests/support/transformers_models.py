@@ -382,6 +382,10 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": 256,
         },
     ),
+    "modern-bert": (
+        "ModernBertModel",
+        {**SIZES, "num_hidden_layers": 4, "local_attention": 40, "cls_token_id": 1, "sep_token_id": 63},
+    ),
     "nomic-bert": ("NomicBertModel", SIZES),
     "embedding-gemma": (
         "Gemma3TextModel",

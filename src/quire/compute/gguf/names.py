@@ -371,6 +371,26 @@ DISTIL_BERT_LAYER: Final = MappingProxyType(
         "layer_output_norm": "output_layer_norm",
     }
 )
+MODERN_BERT_ONCE: Final = MappingProxyType(
+    {
+        "token_embd": "model.embeddings.tok_embeddings",
+        "token_embd_norm": "model.embeddings.norm",
+        "output_norm": "model.final_norm",
+        "cls": "head.dense",
+        "cls.norm": "head.norm",
+        "cls.output": "classifier",
+    }
+)
+MODERN_BERT_LAYER: Final = MappingProxyType(
+    {
+        "attn_norm": "attn_norm",
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.Wo",
+        "ffn_norm": "mlp_norm",
+        "ffn_up": "mlp.Wi",
+        "ffn_down": "mlp.Wo",
+    }
+)
 NOMIC_ONCE: Final = MappingProxyType(
     {
         "token_embd": "embeddings.word_embeddings",
@@ -396,6 +416,7 @@ OWN: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str], str]]] = Map
         "gemma3": (GEMMA3_ONCE, GEMMA, "model.layers."),
         "gpt2": (GPT2_ONCE, GPT2_LAYER, "transformer.h."),
         "gptneox": (GPTNEOX_ONCE, GPTNEOX_LAYER, "gpt_neox.layers."),
+        "modern-bert": (MODERN_BERT_ONCE, MODERN_BERT_LAYER, "model.layers."),
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), (NEMOTRON_ONCE, NEMOTRON, "backbone.layers.")),
         "nomic-bert": (NOMIC_ONCE, NOMIC_LAYER, "encoder.layers."),
         "phi2": (MappingProxyType({**ONCE, "output_norm": "model.final_layernorm"}), PHI2, "model.layers."),

@@ -53,6 +53,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "minicpm3": "MiniCPM3ForCausalLM",
         "mistral3": "Ministral3ForCausalLM",  # also Mistral Small 3, without a growth of queries
+        "modern-bert": "ModernBertModel",
         "nemotron_h": "NemotronHForCausalLM",
         "nemotron_h_moe": "NemotronHForCausalLM",
         "nomic-bert": "NomicBertModel",
@@ -86,7 +87,7 @@ LAYER_NORMS: Final = MappingProxyType(
     {
         **dict.fromkeys(("bert", "cohere2", "command-r", "gptneox", "nomic-bert"), "layer_norm_eps"),
         **dict.fromkeys(("phi2", "stablelm"), "layer_norm_eps"),
-        **{"falcon": "layer_norm_epsilon", "starcoder2": "norm_epsilon"},
+        **{"falcon": "layer_norm_epsilon", "modern-bert": "norm_eps", "starcoder2": "norm_epsilon"},
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "layer_norm_epsilon"),  # of RMS norms
     }
 )

@@ -72,6 +72,7 @@ FAMILIES: Final = MappingProxyType(
         "Mistral3ForConditionalGeneration": "quire.compute.models.mistral3",
         "MistralForCausalLM": "quire.compute.models.mistral",
         "MixtralForCausalLM": "quire.compute.models.mixtral",
+        "ModernBertModel": "quire.compute.models.modern_bert",
         "NemotronHForCausalLM": "quire.compute.models.nemotron_h",
         "NomicBertModel": "quire.compute.models.nomic_bert",
         "OPTForCausalLM": "quire.compute.models.opt",

@@ -67,7 +67,8 @@ class LayerSpec:
 
     `heads`: its key-value heads, None: those of the model. `keys_of`: it attends to the keys and values of this earlier
     layer, and has none. `keys_are_values`: it has no VALUE; values are the rows of KEY, before norms and positions.
-    `intermediate_size`: that of its MLP, None: that of the model. `attends`: whether it has attention or
+    `intermediate_size`: that of its MLP, None: that of the model. `attention_norm`: whether it has the norm before
+    attention that other layers have. `attends`: whether it has attention or
     states; `transforms`: whether it has an MLP or experts. It has at least one of both.
     """
 
@@ -81,6 +82,7 @@ class LayerSpec:
     intermediate_size: int | None = None
     attends: bool = True
     transforms: bool = True
+    attention_norm: bool = True
 
     @property
     def has_keys(self) -> bool:
@@ -331,7 +333,7 @@ class DecoderSpec:
         before = both if self.norm_before else ()
         after = (Part.AFTER_ATTENTION_NORM, Part.AFTER_MLP_NORM) if self.norm_after else ()
         joined = (Part.JOINED_ATTENTION_NORM, Part.JOINED_MLP_NORM) if self.norm_joined else ()
-        absent = set() if layer.attends else {Part.ATTENTION_NORM}
+        absent = set() if layer.attends and layer.attention_norm else {Part.ATTENTION_NORM}
         absent |= set() if layer.transforms else {Part.MLP_NORM}
         names = [part for part in before + after + joined if part not in absent]
         return dict.fromkeys(names, self.norm.shape(self.hidden_size))
@@ -368,6 +370,8 @@ def _check_mixed(spec: DecoderSpec) -> None:
             raise CheckpointError("layers", "without attention and states", "at least one that has either")
         if spec.parallel or spec.shared_norm or spec.norm_after or spec.norm_joined or not spec.norm_before:
             raise CheckpointError("norms", "around a missing sublayer", "one before each sublayer")
+    if spec.shared_norm and not all(layer.attention_norm for layer in spec.layers):
+        raise CheckpointError("layers", "without a shared norm", "a norm for attention and MLP in each")
     if attention.latent is not None and any(layer.heads or layer.keys_are_values for layer in spec.layers):
         raise CheckpointError("layers", "other heads next to latents", "one latent for all layers")
     if attention.bidirectional and (attention.latent is not None or any(layer.recurrent for layer in spec.layers)):

@@ -29,6 +29,12 @@ ACTIVATIONS: Final[Mapping[Activation | None, Callable[[Numbers], Numbers]]] = M
     {
         None: np.tanh,
         Activation.RELU: lambda numbers: np.maximum(numbers, 0.0),
+        Activation.RELU_SQUARED: lambda numbers: np.maximum(numbers, 0.0) ** 2,
+        Activation.SILU: lambda numbers: numbers / (1 + np.exp(-numbers)),
+        Activation.GELU: lambda numbers: 0.5 * numbers * (1 + ERF(numbers * math.sqrt(0.5))),
+        Activation.GELU_TANH: lambda numbers: (
+            0.5 * numbers * (1 + np.tanh(math.sqrt(2 / math.pi) * (numbers + 0.044715 * numbers**3)))
+        ),
     }
 )
 """Those of the layer before the rows, in float64."""
@@ -40,11 +46,19 @@ class ClassifierLayer:
 
     spec: HeadSpec
     weight: Numbers  # [hidden_size, hidden_size]
-    bias: Numbers  # [hidden_size]
+    bias: Numbers | float = 0.0  # [hidden_size]
+    norm_weight: Numbers | float = 1.0  # [hidden_size]
+    norm_bias: Numbers | float = 0.0  # [hidden_size]
 
     def __call__(self, state: Numbers) -> Numbers:
         """Return the output for a hidden state."""
-        return ACTIVATIONS[self.spec.activation](np.add.reduce(self.weight * state, axis=1) + self.bias)
+        output = ACTIVATIONS[self.spec.activation](np.add.reduce(self.weight * state, axis=1) + self.bias)
+        if self.spec.norm is None:
+            return output
+        centred = output - np.add.reduce(output) / len(output)
+        variance = float(np.add.reduce(centred * centred)) / len(output)
+        normed: Numbers = centred / math.sqrt(variance + self.spec.norm.epsilon) * self.norm_weight + self.norm_bias
+        return normed
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +125,10 @@ def _read_encoder(labels: Labels, head: HeadSpec, spec: DecoderSpec, checkpoint:
     stored = (stems for stems in head.stems if all(f"{stem}.weight" in checkpoint.entries for stem in stems))
     layer, rows = next(stored, head.stems[-1])
     hidden, count = spec.hidden_size, len(labels.names)
-    shapes = {f"{layer}.weight": (hidden, hidden), f"{layer}.bias": (hidden,)}
-    shapes |= {f"{rows}.weight": (count, hidden), f"{rows}.bias": (count,)}
+    shapes = {f"{layer}.weight": (hidden, hidden), f"{rows}.weight": (count, hidden), f"{rows}.bias": (count,)}
+    shapes |= {f"{layer}.bias": (hidden,)} if head.bias else {}
+    if head.norm is not None:
+        shapes |= {f"{head.norm_stem}.{kind}": (hidden,) for kind in ("weight", "bias")[: 1 + head.norm.bias]}
     read = dict[str, Numbers]()
     for name, shape in shapes.items():
         found = list(checkpoint.entries[name].shape) if name in checkpoint.entries else "missing"
@@ -121,7 +137,13 @@ def _read_encoder(labels: Labels, head: HeadSpec, spec: DecoderSpec, checkpoint:
             raise CheckpointError(where, found, f"{list(shape)}, for {count} label{'s' * (count != 1)}")
         checkpoint.require_floats(name)
         read[name] = _finite(checkpoint.tensor(name), checkpoint)
-    before = ClassifierLayer(head, read[f"{layer}.weight"], read[f"{layer}.bias"])
+    before = ClassifierLayer(
+        head,
+        read[f"{layer}.weight"],
+        read.get(f"{layer}.bias", 0.0),
+        read.get(f"{head.norm_stem}.weight", 1.0),
+        read.get(f"{head.norm_stem}.bias", 0.0),
+    )
     return Classifier(read[f"{rows}.weight"], labels.is_one_of, bias=read[f"{rows}.bias"], layer=before)
 
 
