@@ -22,6 +22,7 @@ from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
 from quire.compute.models import read_model
 from quire.compute.models.pooling import IDENTITY
+from quire.compute.models.source import ModelFolder
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.core.errors import CheckpointError, InvalidConfigError
 from support.gguf_answers import spec_of
@@ -82,6 +83,19 @@ def test_vectors_are_those_of_the_folder(form: str, tmp_path: Path) -> None:
     written(folder, tmp_path / "packed.gguf", "Q8_0").close()
     near = embedded(tmp_path / "packed.gguf")
     assert near == [pytest.approx(vector, abs=0.05) for vector in embedded(folder)]
+
+
+def test_the_epsilon_of_a_distil_bert_is_that_of_its_file(tmp_path: Path) -> None:
+    settings: dict[str, object] = {"architectures": ["DistilBertModel"], "layer_norm_eps": 1e-12}
+    written(write_tiny_bert(tmp_path / "model", **settings), tmp_path / "m.gguf").close()
+    header = GgufHeader.read(tmp_path / "m.gguf")
+    other = replace(header, settings={**header.settings, "bert.attention.layer_norm_epsilon": 0.25})
+    assert [spec_of(each, tmp_path / name).norm.epsilon for name, each in (("a", header), ("b", other))] == [
+        1e-12,
+        0.25,
+    ]
+    folder = write_tiny_bert(tmp_path / "folder", **{**settings, "dim": 64, "layer_norm_eps": 0.25})
+    assert read_model(ModelFolder(folder)).spec.norm.epsilon == 1e-12
 
 
 def test_a_file_says_how_texts_are_cut_into_words_and_pooled(tmp_path: Path) -> None:

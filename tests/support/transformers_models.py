@@ -386,6 +386,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "ModernBertModel",
         {**SIZES, "num_hidden_layers": 4, "local_attention": 40, "cls_token_id": 1, "sep_token_id": 63},
     ),
+    "mpnet": ("MPNetModel", {**SIZES, "pad_token_id": 1}),
     "nomic-bert": ("NomicBertModel", SIZES),
     "embedding-gemma": (
         "Gemma3TextModel",

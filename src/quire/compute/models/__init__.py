@@ -18,7 +18,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
 from quire.compute.models.heads import head_of
-from quire.compute.models.labels import CLASSIFIES, SCORE_TENSOR, WITHOUT_LABELS, Labels, labels_of
+from quire.compute.models.labels import CLASSIFIES, MASKED, SCORE_TENSOR, WITHOUT_LABELS, Labels, labels_of
 from quire.compute.models.pooling import DenseStep, dense_steps
 from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
@@ -68,6 +68,7 @@ FAMILIES: Final = MappingProxyType(
         "Lfm2MoeForCausalLM": "quire.compute.models.lfm2_moe",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",
+        "MPNetModel": "quire.compute.models.mpnet",
         "Ministral3ForCausalLM": "quire.compute.models.ministral3",
         "Mistral3ForConditionalGeneration": "quire.compute.models.mistral3",
         "MistralForCausalLM": "quire.compute.models.mistral",
@@ -204,8 +205,9 @@ def _architecture(config: ConfigFile) -> str:
 
 
 def _family(architecture: str) -> str:
-    """Return the name of a family in `FAMILIES`, also for its classifying models."""
+    """Return the name of a family in `FAMILIES`, also for its classifying models and those with another head."""
     names = [architecture.replace(CLASSIFIES, ending) for ending in WITHOUT_LABELS]
+    names.append(architecture.replace(MASKED, "Model"))
     return next((name for name in names if name in FAMILIES), architecture)
 
 

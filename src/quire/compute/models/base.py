@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from quire.compute.models.distances import NUM_BUCKETS
 from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape, WeightSource
 from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec, check_recurrence
 from quire.compute.models.sublayers import (
@@ -232,6 +233,8 @@ class DecoderSpec:
             parts[Part.TOKEN_TYPES] = PartShape((self.token_types, self.hidden_size))
         if self.embedding_norm:
             parts[Part.EMBEDDING_NORM] = self.norm.shape(self.hidden_size)
+        if self.attention.distance_bias:
+            parts[Part.DISTANCE_BIAS] = PartShape((NUM_BUCKETS, self.attention.num_heads))
         if self.layer_inputs is not None:
             of_layers = self.layer_inputs.size * len(self.layers)
             parts[Part.LAYER_EMBEDDING] = PartShape((self.vocab_size, of_layers))
@@ -376,6 +379,8 @@ def _check_mixed(spec: DecoderSpec) -> None:
         raise CheckpointError("layers", "other heads next to latents", "one latent for all layers")
     if attention.bidirectional and (attention.latent is not None or any(layer.recurrent for layer in spec.layers)):
         raise CheckpointError("layers", "recurrent or with latents in an encoder", "heads with keys and values")
+    if attention.distance_bias and not attention.bidirectional:
+        raise CheckpointError("biases by distance", "in a decoder", "an encoder")
     if attention.value_norm and attention.qk_norm is None:
         raise CheckpointError("norms of values", "without norms of keys", "both, or only those of keys")
     if spec.layer_inputs is not None and (spec.layer_inputs.size % 16 or not spec.mlp.gated):

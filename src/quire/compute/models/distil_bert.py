@@ -48,6 +48,6 @@ STEMS: Final = MappingProxyType(
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
     """Return the spec of a DistilBERT model. Sinusoidal positions are a table in the checkpoint, as learned ones."""
     named = {ours: config.fields[theirs] for theirs, ours in NAMES.items() if theirs in config.fields}
-    same = {"layer_norm_eps": 1e-12, "position_embedding_type": None}  # which transformers does not read
-    spec = bert_like(ConfigFile(config.where, {**config.fields, **named, **same}), PREFIX, 0)
+    fixed = {"layer_norm_eps": 1e-12, "position_embedding_type": None} if named else {}  # transformers reads neither
+    spec = bert_like(ConfigFile(config.where, {**config.fields, **named, **fixed}), PREFIX, 0)
     return replace(spec, token_types=0, sources=stem_sources(STEMS), ignored_prefixes=HEADS)

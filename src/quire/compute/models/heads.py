@@ -1,7 +1,7 @@
 """The head of an encoder that classifies texts: a layer between its states and the rows of its labels.
 
     BERT                    tanh(pooler.dense x) ─► classifier
-    RoBERTa, XLM-RoBERTa    tanh(classifier.dense x) ─► classifier.out_proj
+    RoBERTa, XLM-, MPNet    tanh(classifier.dense x) ─► classifier.out_proj
     DistilBERT              relu(pre_classifier x) ─► classifier
     ModernBERT              norm(gelu(head.dense x)) ─► classifier
 

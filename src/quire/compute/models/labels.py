@@ -20,6 +20,9 @@ CLASSIFIES: Final = "ForSequenceClassification"
 WITHOUT_LABELS: Final = ("ForCausalLM", "LMHeadModel", "Model")
 """What the names of families have in the place of `CLASSIFIES`."""
 
+MASKED: Final = "ForMaskedLM"
+"""The end of the name of an encoder whose folder may have a head for masked tokens, which is not used."""
+
 SCORE_TENSOR: Final = "score.weight"
 MAX_LABELS: Final = 10_000
 NUM_LABELS: Final = 2

@@ -24,6 +24,7 @@ FROM_PICKLE: Final = "from transformers import {name} as M; M.from_pretrained({f
 CLASSES: Final = (
     ("LMHeadModel", "AutoModelForCausalLM"),
     ("ForSequenceClassification", "AutoModelForSequenceClassification"),
+    ("ForMaskedLM", "AutoModelForMaskedLM"),
     ("Model", "AutoModel"),
 )
 """The end of the name of a family → the class of transformers that reads its folders; of others, the first one."""
