@@ -82,9 +82,8 @@ class PooledRows:
 
     def _kind_of(self, pooling: Pooling) -> str:
         """Return the tokens whose states count."""
-        if pooling.kind != LABELS:
-            return pooling.kind
-        return "last" if self._classifier is None else self._classifier.pooling
+        of_labels = "last" if self._classifier is None else self._classifier.pooling
+        return of_labels if pooling.kind == LABELS else pooling.kind
 
     def with_states(self, plan: StepPlan, inputs: StepInputs) -> StepInputs:
         """Return the inputs of a step with the tokens whose hidden states are needed. Does not mutate."""
