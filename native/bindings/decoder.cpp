@@ -156,21 +156,23 @@ void set_norm_bias(Decoder& decoder, const std::string& part, int layer, const A
 void set_vector(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& numbers) {
     struct Place {
         std::vector<float> LayerWeights::* of_layer;
-        int size;
+        std::int64_t size;
+        std::vector<float> DecoderWeights::* of_model = nullptr;
     };
     const DecoderShape& shape = decoder.shape();
     const std::map<std::string, Place> places = {
-        {"token_types", {nullptr, (shape.separator < 0 ? 1 : 2) * shape.hidden_size}},
+        {"token_types", {nullptr, (shape.separator < 0 ? 1 : 2) * shape.hidden_size, &DecoderWeights::token_types}},
+        {"distance_bias", {nullptr, shape.num_heads * shape.num_distances(), &DecoderWeights::distance_bias}},
         {"sinks", {&LayerWeights::sinks, shape.num_heads}},
         {"router_offset", {&LayerWeights::router_offset, shape.num_experts}},
         {"expert_factors", {&LayerWeights::expert_factors, shape.num_experts}}};
     const Place& place = places.at(part);
-    if (static_cast<int>(numbers.shape(0)) != place.size) {
+    if (static_cast<std::int64_t>(numbers.shape(0)) != place.size) {
         throw std::invalid_argument(part + ": the decoder has " + std::to_string(place.size) + " numbers");
     }
     DecoderWeights& weights = decoder.weights;
     const bool is_of_model = place.of_layer == nullptr;
-    (is_of_model ? weights.token_types : weights.layers.at(layer).*place.of_layer) = vector_of(numbers);
+    (is_of_model ? weights.*place.of_model : weights.layers.at(layer).*place.of_layer) = vector_of(numbers);
 }
 
 // The filter is [filter_width, num_inputs]; for each value head, what is added to its decays, and their logarithm's

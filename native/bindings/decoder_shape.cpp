@@ -116,6 +116,7 @@ DecoderShape shape_of(const nb::dict& fields) {
     }
     shape.gated_attention = field<bool>(fields, "gated_attention");
     shape.bidirectional = field<bool>(fields, "bidirectional");
+    shape.biased_length = field<int>(fields, "biased_length");
     shape.value_norm = field<bool>(fields, "value_norm");
     shape.attention_scale = field<float>(fields, "attention_scale");
     shape.score_soft_cap = field<float>(fields, "score_soft_cap");

@@ -260,6 +260,10 @@ class Decoder::Step : private Products {
         task.window = layer.window;
         task.soft_cap = shape_.score_soft_cap;
         task.sinks = weights.sinks.empty() ? nullptr : weights.sinks.data();
+        if (!weights_.distance_bias.empty()) {
+            task.distance_bias = weights_.distance_bias.data() + shape_.biased_length;
+            task.num_distances = shape_.num_distances();
+        }
         kernels_.attention(task, scratch());
     }
 

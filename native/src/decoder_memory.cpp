@@ -33,7 +33,9 @@ std::size_t Decoder::weight_bytes() const {
         if (rows->data != nullptr) total += shape_.vocab_size * rows->bytes_of_row();
     }
     const auto norm = [](const NormWeights& norm) { return (norm.weight.size() + norm.bias.size()) * sizeof(float); };
-    total += (weights.positions.size() + weights.token_types.size()) * sizeof(float);
+    for (const auto* table : {&weights.positions, &weights.token_types, &weights.distance_bias}) {
+        total += table->size() * sizeof(float);
+    }
     total += norm(weights.embedding_norm) + norm(weights.final_norm) + norm(weights.layer_inputs_norm);
     for (const LayerWeights& layer : weights.layers) {
         for (const NormWeights* each :

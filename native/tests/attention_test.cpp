@@ -39,10 +39,19 @@ struct Bend {
     std::int64_t window;
     float soft_cap;
     bool sinks = false;
+    bool biases = false;
 };
 
-constexpr Bend kBends[] = {{0, 0.0F},   {1, 0.0F}, {17, 2.0F},      {64, 0.0F},
-                           {100, 0.0F}, {0, 5.0F}, {0, 0.0F, true}, {17, 2.0F, true}};
+constexpr Bend kBends[] = {{0, 0.0F},
+                           {1, 0.0F},
+                           {17, 2.0F},
+                           {64, 0.0F},
+                           {100, 0.0F},
+                           {0, 5.0F},
+                           {0, 0.0F, true},
+                           {17, 2.0F, true},
+                           {0, 2.0F, false, true},
+                           {17, 0.0F, true, true}};
 
 // Sinks for the largest number of heads in any shape; some are far above all scores, and some far below.
 std::vector<float> make_sinks() {
@@ -54,6 +63,21 @@ std::vector<float> make_sinks() {
 }
 
 const std::vector<float> kSinks = make_sinks();
+
+// Biases by distance of as many heads: those of positions that no query sees are NaN.
+constexpr int kNumDistances = 2 * kLongest + quire::kAttentionTile;
+
+std::vector<float> make_biases() {
+    Random random(12);
+    std::vector<float> biases = random.numbers(
+        static_cast<std::size_t>(kNumKvHeads) * (quire::kAttentionQueries + 7) * kNumDistances, -4.0F, 4.0F);
+    for (std::size_t i = 0; i < biases.size(); ++i) {
+        if (static_cast<int>(i % kNumDistances) > kLongest) biases[i] = kNan;
+    }
+    return biases;
+}
+
+const std::vector<float> kBiases = make_biases();
 
 // Queries, keys and values of the longest sequence; shorter sequences are its prefixes.
 struct Sequence {
@@ -164,6 +188,11 @@ class Cache {
     std::vector<std::int64_t> table_;
 };
 
+void bias(const Bend& bend, AttentionTask& task) {
+    task.distance_bias = bend.biases ? kBiases.data() + kLongest : nullptr;
+    task.num_distances = kNumDistances;
+}
+
 // The attention of positions first … end - 1, `tokens_at_once` in each task, as rows of query_width. With
 // `heads_together`, a task has all heads if their queries fit.
 std::vector<float> attend(const Kernels& kernels, const Sequence& sequence, const Cache& cache, const Bend& bend,
@@ -190,6 +219,7 @@ std::vector<float> attend(const Kernels& kernels, const Sequence& sequence, cons
             task.window = bend.window;
             task.soft_cap = bend.soft_cap;
             task.sinks = bend.sinks ? kSinks.data() : nullptr;
+            bias(bend, task);
             kernels.attention(task, scratch.data());
         }
     }
@@ -222,6 +252,7 @@ class Oracle {
             double score = 0.0;
             for (int d = 0; d < shape.head_dim; ++d) score += query[d] * key[d];
             score *= scale_of(shape);
+            if (bend.biases) score += kBiases[query_head * kNumDistances + kLongest + other - position];
             weights.push_back(bend.soft_cap == 0.0F ? score : bend.soft_cap * std::tanh(score / bend.soft_cap));
         }
         double highest = *std::max_element(weights.begin(), weights.end());
@@ -367,7 +398,7 @@ void test_members(const Kernels& kernels, KvType type, int group) {
     const Sequence sequence({.head_dim = 24, .group = group, .type = type}, 9);
     const Cache cache(kernels, sequence, 16, kLongest);
     const int width = sequence.query_width();
-    for (const Bend& bend : {kBends[0], kBends[5], kBends[6]}) {
+    for (const Bend& bend : {kBends[0], kBends[5], kBends[6], kBends[8]}) {
         const std::vector<float> alone = attend(kernels, sequence, cache, bend, 0, kLongest, 1);
         std::vector<quire::AttentionMember> members;
         for (const int position : {127, 128, 63, 100, 129, 64, 127}) {
@@ -393,6 +424,7 @@ void test_members(const Kernels& kernels, KvType type, int group) {
                     task.scale = scale_of(sequence.shape);
                     task.soft_cap = bend.soft_cap;
                     task.sinks = bend.sinks ? kSinks.data() : nullptr;
+                    bias(bend, task);
                     kernels.attention(task, scratch.data());
                 }
                 for (const quire::AttentionMember& member : members) {

@@ -22,6 +22,7 @@ from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
 from quire.compute.models import read_model
 from quire.compute.models.pooling import IDENTITY
+from quire.compute.models.source import ModelFolder
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.core.errors import CheckpointError, InvalidConfigError
 from support.gguf_answers import spec_of
@@ -37,9 +38,15 @@ GEMMA: dict[str, object] = {
     **{"num_key_value_heads": 2, "sliding_window": 24, "query_pre_attn_scalar": 16, "num_hidden_layers": 6},
     "rope_parameters": {FAR: {**ROPE, "rope_theta": 1e6}, NEAR: {**ROPE, "rope_theta": 1e4}},
 }
+MODERN: dict[str, object] = {
+    **{"norm_eps": 1e-5, "local_attention": 24, "global_attn_every_n_layers": 2, "hidden_activation": "silu"},
+    "rope_parameters": {FAR: {**ROPE, "rope_theta": 1.6e5}, NEAR: {**ROPE, "rope_theta": 1e4}},
+}
 FORMS: dict[str, dict[str, object]] = {
     "bert": {},
     "xlm-roberta": {"architectures": ["XLMRobertaModel"], "type_vocab_size": 1, "pad_token_id": 1},
+    "distil-bert": {"architectures": ["DistilBertModel"]},
+    "modern-bert": {"architectures": ["ModernBertModel"], **MODERN},
     "nomic": {"architectures": ["NomicBertModel"], "rope_parameters": ROPE},
     "gemma": GEMMA,
 }
@@ -68,7 +75,7 @@ def embedded(model: Path, **settings: Any) -> list[list[float]]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_vectors_are_those_of_the_folder(form: str, tmp_path: Path) -> None:
-    epsilon = {} if form == "gemma" else {"layer_norm_eps": 1e-12}
+    epsilon = {} if form in ("gemma", "modern-bert") else {"layer_norm_eps": 1e-12}
     folder = write_tiny_bert(tmp_path / "model", **{**epsilon, **FORMS[form]})
     written(folder, tmp_path / "m.gguf").close()
     for backend in ("native", "reference"):
@@ -76,6 +83,19 @@ def test_vectors_are_those_of_the_folder(form: str, tmp_path: Path) -> None:
     written(folder, tmp_path / "packed.gguf", "Q8_0").close()
     near = embedded(tmp_path / "packed.gguf")
     assert near == [pytest.approx(vector, abs=0.05) for vector in embedded(folder)]
+
+
+def test_the_epsilon_of_a_distil_bert_is_that_of_its_file(tmp_path: Path) -> None:
+    settings: dict[str, object] = {"architectures": ["DistilBertModel"], "layer_norm_eps": 1e-12}
+    written(write_tiny_bert(tmp_path / "model", **settings), tmp_path / "m.gguf").close()
+    header = GgufHeader.read(tmp_path / "m.gguf")
+    other = replace(header, settings={**header.settings, "bert.attention.layer_norm_epsilon": 0.25})
+    assert [spec_of(each, tmp_path / name).norm.epsilon for name, each in (("a", header), ("b", other))] == [
+        1e-12,
+        0.25,
+    ]
+    folder = write_tiny_bert(tmp_path / "folder", **{**settings, "dim": 64, "layer_norm_eps": 0.25})
+    assert read_model(ModelFolder(folder)).spec.norm.epsilon == 1e-12
 
 
 def test_a_file_says_how_texts_are_cut_into_words_and_pooled(tmp_path: Path) -> None:
@@ -138,6 +158,29 @@ def test_pieces_with_scores_are_the_best_ones(tmp_path: Path) -> None:
     assert '"precompiled_charsmap": "/8gD"' in tokenizer_json_of(broken)
 
 
+def test_a_byte_level_bpe_has_a_token_on_both_sides(tmp_path: Path) -> None:
+    """As ModernBERT's: composed letters, and no second token type."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "\u0120", "ab", "\u00c3", "\u00a9"]
+    settings: dict[str, Any] = {"model": "gpt2", "pre": "modern-bert", "tokens": tokens, "merges": ["a b"]}
+    settings |= {"token_type": [3] * 5 + [1] * 6, "add_bos_token": True, "add_sep_token": True}
+    header = header_of(tmp_path, **settings)
+    library = tokenizers.Tokenizer.from_str(tokenizer_json_of(header))
+    assert library.encode("ab b").ids == [2, 8, 7, 6, 3]
+    assert library.encode("a", "[MASK]e\u0301").ids == [2, 5, 3, 4, 9, 10, 3]
+    assert tokenizer_config_of(header)["add_bos_token"] is False
+    plain = replace(header, settings={**header.settings, "tokenizer.ggml.add_sep_token": False})
+    assert tokenizers.Tokenizer.from_str(tokenizer_json_of(plain)).encode("ab b").ids == [8, 7, 6]
+    assert tokenizer_config_of(plain)["add_bos_token"] is True
+
+
+def test_a_modern_bert_has_no_scaled_positions(tmp_path: Path) -> None:
+    written(write_tiny_bert(tmp_path / "model", **{**FORMS["modern-bert"]}), tmp_path / "m.gguf").close()
+    header = GgufHeader.read(tmp_path / "m.gguf")
+    scaled = replace(header, settings={**header.settings, "modern-bert.rope.scaling.type": "yarn"})
+    with pytest.raises(CheckpointError, match="'yarn'; allowed: none"):
+        config_of(scaled, GgufTensors(scaled).setting)
+
+
 def test_capital_letters_are_kept_by_a_vocabulary_that_has_some(tmp_path: Path) -> None:
     real = "\u2581\u211d"  # which is a capital letter in vocabularies of lower case too
     for tokens, has_capitals in (([*MARKED, real], False), ([*MARKED[:-1], "\u2581What"], True)):
@@ -172,9 +215,16 @@ def test_an_encoder_is_not_causal(tmp_path: Path) -> None:
         LLM(tmp_path / "m.gguf", host_cache="1MiB")
 
 
-def test_a_reranker_of_xlm_roberta_scores_as_its_folder(tmp_path: Path) -> None:
-    settings: dict[str, object] = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
-    folder = write_tiny_reranker(tmp_path / "model", family="XLMRoberta", **settings)
+RERANKERS: dict[str, dict[str, object]] = {
+    "DistilBert": {"layer_norm_eps": 1e-12},
+    "ModernBert": {**MODERN, "classifier_pooling": "mean"},
+    "XLMRoberta": {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1},
+}
+
+
+@pytest.mark.parametrize("family", RERANKERS)
+def test_a_reranker_scores_as_its_folder(family: str, tmp_path: Path) -> None:
+    folder = write_tiny_reranker(tmp_path / "model", family=family, **RERANKERS[family])
     writing = written(folder, tmp_path / "m.gguf")
     writing.writer.add_pooling_type(gguf.PoolingType.RANK)
     writing.close()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 
@@ -15,6 +16,7 @@ from quire import LLM
 from quire.cli import main
 from quire.compute.models.labels import separator_of
 from quire.compute.models.source import ModelFolder
+from quire.compute.weights.checkpoint import Checkpoint
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError, ModelError
 from quire.core.failpoints import FAILPOINTS_VARIABLE
@@ -25,6 +27,7 @@ from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.greeting import greeting, use_of
 from support.server import JSON, running_server
 from support.tiny_bert import IDS, TEXT, tokenizer_json, write_tiny_bert, write_tiny_reranker
+from support.tiny_checkpoint import write_model_weights
 
 LONGEST = 96  # tokens of a text, and by default of a step at least
 PROMPTS = [
@@ -164,6 +167,7 @@ def test_a_pickle_is_converted_by_the_class_that_reads_it(tmp_path: Path) -> Non
     """As bge-m3 is published."""
     for name, expected in (
         ("XLMRobertaModel", "AutoModel as M"),
+        ("BertForMaskedLM", "AutoModelForMaskedLM as M"),
         ("BertForSequenceClassification", "AutoModelForSequenceClassification as M"),
         ("GPT2LMHeadModel", "AutoModelForCausalLM as M"),
     ):
@@ -297,6 +301,49 @@ def test_a_score_of_a_pair_has_the_same_bits_alone_and_among_others(tmp_path: Pa
         assert answer.status == 200 and len(answer.value["data"][0]["embedding"]) == 64
         body = json.dumps({"text_1": "a", "text_2": "b", "instruction": "find"}).encode()
         assert "a query and a document only" in str(server.ask("POST", "/score", body, JSON).error)
+
+
+def test_a_head_for_masked_tokens_changes_no_vector(folder: Path, tmp_path: Path) -> None:
+    """As all-mpnet-base-v2 names its family."""
+    shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    checkpoint = Checkpoint.open(folder)
+    tensors = {name: np.array(checkpoint.tensor(name)) for name in checkpoint.entries}
+    tensors["cls.predictions.bias"] = np.zeros(128, np.float32)
+    write_model_weights(tmp_path / "model", tensors)
+    assert vectors(tmp_path / "model", PROMPTS[:3]) == vectors(folder, PROMPTS[:3])
+    with running_server(model=tmp_path / "model") as server:
+        shown = server.ask("POST", "/api/show", json.dumps({"model": "model"}).encode(), JSON).value
+    assert shown["details"]["family"] == "bert"
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Bert", {}),
+        ("DistilBert", {}),
+        ("MPNet", {"max_position_embeddings": 98}),
+        ("ModernBert", {"local_attention": 8}),
+        ("ModernBert", {"classifier_pooling": "mean"}),
+        ("XLMRoberta", {"type_vocab_size": 1}),
+    ],
+)
+def test_labels_have_the_same_bits_alone_and_among_others(
+    family: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    folder = write_tiny_reranker(tmp_path / "model", 3, family, **settings)
+    texts = ["what a block", TEXT, "rivers " * 20, "a"]
+    with LLM(folder, num_threads=1) as llm:
+        alone = [llm.classify([text], use_tqdm=False)[0].shares for text in texts]
+    assert len({shares["label 0"] for shares in alone}) == len(texts)
+    with LLM(folder, backend="reference") as llm:
+        for output, shares in zip(llm.classify(texts, use_tqdm=False), alone, strict=True):
+            assert output.shares == pytest.approx(shares, abs=1e-5)
+    with running_server(model=folder) as server:
+        answer = server.ask("POST", "/classify", json.dumps({"input": texts * 10}).encode(), JSON)
+        found = [each["probs"] for each in answer.value["data"]]
+    assert found == [[shares[f"label {number}"] for number in range(3)] for shares in alone] * 10
 
 
 def test_a_pair_is_joined_as_the_tokenizer_does_it_and_special_tokens_stay_text(tmp_path: Path) -> None:

@@ -58,10 +58,41 @@ def test_a_folder_of_transformers_gives_its_vectors(name: str, tmp_path: Path) -
 
 
 @pytest.mark.transformers
+@pytest.mark.parametrize("name", ["bert", "distil-bert", "modern-bert", "mpnet", "xlm-roberta"])
+def test_a_folder_with_a_head_for_masked_tokens_gives_its_vectors(name: str, tmp_path: Path) -> None:
+    import transformers
+
+    from support import transformers_models
+
+    config = transformers_models.small_encoder(name).config
+    config.architectures = [config.architectures[0].replace("Model", "ForMaskedLM")]
+    model = transformers_models.tiny_model(config.architectures[0], config)
+    assert isinstance(model, transformers.PreTrainedModel)
+    text = [2 + (5 * i * i + 3 * i) % 61 for i in range(100)]
+    with LLM(transformers_models.save(model, tmp_path), **SETTINGS) as llm:
+        (output,) = llm.embed([text], pooling="mean", use_tqdm=False)
+    states = transformers_models.hidden_states(model.base_model, text)
+    assert_near(output.embedding, states.mean(axis=0).tolist())
+
+
+@pytest.mark.transformers
 @pytest.mark.filterwarnings("ignore")  # of models that are not trained
 @pytest.mark.parametrize("num_labels", [1, 3])
-@pytest.mark.parametrize("family", ["Bert", "XLMRoberta"])
-def test_scores_of_pairs_are_those_of_transformers(family: str, num_labels: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [
+        ("Bert", {}),
+        ("DistilBert", {}),
+        ("MPNet", {"max_position_embeddings": 258}),
+        ("ModernBert", {"local_attention": 4, "num_hidden_layers": 4}),
+        ("ModernBert", {"classifier_pooling": "mean", "classifier_activation": "silu", "classifier_bias": True}),
+        ("ModernBert", {"classifier_activation": "gelu_pytorch_tanh", "norm_bias": True, "mlp_bias": True}),
+        ("XLMRoberta", {}),
+    ],
+)
+def test_scores_of_pairs_are_those_of_transformers(
+    family: str, own: dict[str, object], num_labels: int, tmp_path: Path
+) -> None:
     """The second text of a pair has the second token type, if the model has one."""
     import tokenizers
     import torch
@@ -71,7 +102,7 @@ def test_scores_of_pairs_are_those_of_transformers(family: str, num_labels: int,
 
     settings = {**CASES["forms"]["bert"]["config"], "type_vocab_size": 2 if family == "Bert" else 1}
     settings |= {"pad_token_id": 0, "id2label": {number: f"label {number}" for number in range(num_labels)}}
-    config = getattr(transformers, f"{family}Config")(**settings)
+    config = getattr(transformers, f"{family}Config")(**settings | own)
     config.architectures = [f"{family}ForSequenceClassification"]
     model = transformers_models.tiny_model(config.architectures[0], config)
     folder = transformers_models.save(model, tmp_path)

@@ -289,10 +289,10 @@ def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path, le
     with pytest.raises(ModelError, match="a model of the family 'MambaForCausalLM', which quire cannot run") as caught:
         read_model(ModelFolder(folder))
     listed, found = str(caught.value).partition("Use a model of one of these: ")[2], []
-    for ending in ("ForCausalLM", "ForConditionalGeneration"):
-        names, _, listed = listed.partition(f" (each followed by {ending}), ")
-        found += [name + ending for name in names.split(", ")]
-    assert sorted(found + listed.split(", ")) == sorted(FAMILIES)
+    for ending in ("ForCausalLM", "ForConditionalGeneration", "Model"):
+        names, _, listed = listed.partition(f" (each + {ending})")
+        found += [name + ending for name in names.removeprefix(", ").split(", ")]
+    assert sorted(found) == sorted(FAMILIES) and not listed
 
 
 @pytest.mark.parametrize(

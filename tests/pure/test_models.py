@@ -721,6 +721,34 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         109_482_240 - 590_592,  # without the pooler
     ),
+    "distilbert-base-uncased": (
+        {
+            **{"architectures": ["DistilBertModel"], "activation": "gelu", "dim": 768, "hidden_dim": 3072},
+            **{"max_position_embeddings": 512, "n_heads": 12, "n_layers": 6, "sinusoidal_pos_embds": False},
+            **{"vocab_size": 30522, "pad_token_id": 0, "model_type": "distilbert", "tie_weights_": True},
+        },
+        66_362_880,
+    ),
+    "ModernBERT-base": (
+        {
+            **{"architectures": ["ModernBertModel"], "attention_bias": False, "classifier_pooling": "mean"},
+            **{"global_attn_every_n_layers": 3, "global_rope_theta": 160_000.0, "hidden_activation": "gelu"},
+            **{"hidden_size": 768, "intermediate_size": 1152, "layer_norm_eps": 1e-5, "local_attention": 128},
+            **{"local_rope_theta": 10_000.0, "max_position_embeddings": 8192, "mlp_bias": False, "norm_bias": False},
+            **{"norm_eps": 1e-5, "num_attention_heads": 12, "num_hidden_layers": 22, "vocab_size": 50368},
+            **{"position_embedding_type": "absolute", "pad_token_id": 50283, "model_type": "modernbert"},
+        },
+        149_014_272,
+    ),
+    "all-mpnet-base-v2": (
+        {
+            **{"architectures": ["MPNetModel"], "hidden_act": "gelu", "hidden_size": 768},
+            **{"intermediate_size": 3072, "layer_norm_eps": 1e-5, "max_position_embeddings": 514},
+            **{"num_attention_heads": 12, "num_hidden_layers": 12, "relative_attention_num_buckets": 32},
+            **{"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "vocab_size": 30527},
+        },
+        109_486_464 - 590_592,
+    ),
     "xlm-roberta-base": (
         {
             **{"architectures": ["XLMRobertaModel"], "hidden_act": "gelu", "hidden_size": 768},
@@ -803,6 +831,16 @@ def test_hunyuan_stretches_the_base_of_its_positions_by_alpha(tmp_path: Path) ->
     assert (model.notices, model.spec.context_length) == ((), 262144)
 
 
+def test_layers_of_modern_bert_with_a_window_have_another_base(tmp_path: Path) -> None:
+    changes = {"global_rope_theta": 80_000.0, "local_rope_theta": 20_000.0}
+    for settings, (full, near) in ((changes, (80_000.0, 20_000.0)), ({}, (160_000.0, 10_000.0))):
+        layers = read(tmp_path, published("ModernBERT-base", **settings)).spec.layers
+        for index, base in ((0, full), (1, near), (3, full)):
+            found = layers[index].rope
+            assert found is not None and found.inverse_frequencies[1] == pytest.approx(base ** (-2 / 64))
+        assert [layer.attention_norm for layer in layers] == [False, *[True] * 21]
+
+
 def test_exaone_4_has_32_key_value_heads_unless_its_settings_say_otherwise(tmp_path: Path) -> None:
     without = {name: value for name, value in published("EXAONE-4.0-32B").items() if name != "num_key_value_heads"}
     assert read(tmp_path, {**without, "num_attention_heads": 64}).spec.attention.num_kv_heads == 32
@@ -875,6 +913,9 @@ def test_every_family_is_listed_and_each_module_is_there() -> None:
         ("Mistral-7B-v0.1", {"sliding_window": None}, {0: None, 31: None}),
         ("Mistral-7B-v0.1", {"layer_types": ["sliding_attention"] * 32}, {0: 4096}),
         ("Qwen2.5-0.5B", {}, {0: None, 23: None}),
+        ("ModernBERT-base", {}, {0: None, 1: 65, 2: 65, 3: None, 20: 65, 21: None}),
+        ("ModernBERT-base", {"global_attn_every_n_layers": 2, "local_attention": 64}, {0: None, 1: 33, 2: None}),
+        ("ModernBERT-base", {"layer_types": ["sliding_attention"] * 22}, {0: 65, 21: 65}),
         ("Qwen2.5-0.5B", {"use_sliding_window": True, "max_window_layers": 21}, {20: None, 21: 32768}),
         ("Qwen3-30B-A3B", {}, {0: None, 47: None}),
         (
@@ -1170,6 +1211,11 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ),
         ("bert-base-uncased", {"is_decoder": True}, "is_decoder is True; allowed: false"),
         ("bert-base-uncased", {"position_embedding_type": "relative_key"}, "is 'relative_key'; allowed: 'absolute'"),
+        ("all-mpnet-base-v2", {"relative_attention_num_buckets": 64}, "num_buckets is 64; allowed: 32"),
+        ("ModernBERT-base", {"head_dim": 32}, "head_dim is 32; allowed: 64, the hidden size divided by"),
+        ("ModernBERT-base", {"local_rope_theta": None}, "local_rope_theta is None; allowed: a number"),
+        ("ModernBERT-base", {"rope_scaling": {"factor": 2.0}}, "and no rope_scaling"),
+        ("distilbert-base-uncased", {"activation": "tanh"}, "hidden_act is 'tanh'; allowed: one of silu"),
         ("xlm-roberta-base", {"max_position_embeddings": 2}, "is 2; allowed: more than the 2 rows without a position"),
         ("nomic-embed-text-v1.5", {"prenorm": True}, "prenorm is True; allowed: false"),
         ("nomic-embed-text-v1.5", {"num_experts": 8}, "num_experts is 8; allowed: null"),
@@ -1357,7 +1403,7 @@ def test_the_tokens_that_end_a_text(
         ),
         (
             {"architectures": ["GPT7"]},
-            "SmolLM3, StableLm, Starcoder2 (each followed by ForCausalLM), Gemma3, Gemma4, Gemma4Unified",
+            "SmolLM3, StableLm, Starcoder2 (each + ForCausalLM), Gemma3, Gemma4, Gemma4Unified",
         ),
         ({"architectures": []}, "a model that names no family, which quire cannot run. Use a model of"),
         ({"dtype": "int8"}, "dtype is 'int8'; allowed: one of float32, bfloat16, float16"),

@@ -216,8 +216,13 @@ class DenseOracle:
             key, value = self._keys_and_values[index if layer.keys_of is None else layer.keys_of]
             group = shape.num_heads // shape.num_kv_heads
             key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
-        scores = _cap(np.einsum("qhd,khd->hqk", query, key) * shape.scale, shape.score_soft_cap)
+        scores = np.einsum("qhd,khd->hqk", query, key) * shape.scale
         distance = np.arange(len(x))[:, None] - np.arange(len(x))
+        if shape.distance_bias:
+            starts = [*range(1, 9), 12, 16, 23, 32, 46, 64, 91]  # of the buckets after the first one
+            buckets = np.searchsorted(starts, np.abs(distance), side="right") + 16 * (distance < 0)
+            scores = scores + self._matrix(Part.DISTANCE_BIAS)[buckets].transpose(2, 0, 1)
+        scores = _cap(scores, shape.score_soft_cap)
         distance = np.abs(distance) if shape.bidirectional else distance
         hidden = (distance < 0) | (distance >= (layer.window or len(x)))
         scores[:, hidden] = -np.inf

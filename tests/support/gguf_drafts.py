@@ -139,9 +139,9 @@ ARCHITECTURES = (
     *("arcee", "exaone4", "hunyuan-dense"),
     *("qwen35", "qwen35moe", "qwen3next"),
     *("gemma4", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h"),
-    *("bert", "nomic-bert", "gemma-embedding"),
+    *("bert", "nomic-bert", "gemma-embedding", "modern-bert"),
 )
-BERTS = ("bert", "nomic-bert")
+BERTS = ("bert", "modern-bert", "nomic-bert")
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
 LFM2 = ("lfm2", "lfm2moe")
 MAMBA = ("granitehybrid", "nemotron_h")
@@ -155,6 +155,7 @@ LAYER_NORMS = (
         "cohere2",
         "falcon",
         "gptneox",
+        "modern-bert",
         "nemotron_h",
         "nomic-bert",
         "phi2",
@@ -190,6 +191,8 @@ def _tokenizer(draw: random.Random) -> list[Pair]:
         pairs.append(Pair(b"tokenizer.chat_template.tool_use", STRING, b"{{ tools }}{{ bos_token }}"))
     if draw.random() < 0.1:
         pairs.append(Pair(b"tokenizer.ggml.add_eos_token", BOOL, draw.random() < 0.5))
+    if draw.random() < 0.1:
+        pairs.append(Pair(b"tokenizer.ggml.add_sep_token", BOOL, draw.random() < 0.5))
     if pieces and draw.random() < 0.1:
         pairs.append(Pair(b"tokenizer.ggml.precompiled_charsmap", ARRAY, [1, 2, 255], draw.choice([U8, F32])))
     if pieces:
@@ -271,7 +274,7 @@ def _gemma4_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]
 def _lfm2_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
     """Yield the settings of LFM2, sometimes some that are refused."""
     yield "shortconv.l_cache", U32, 3
-    if draw.random() < 0.1:
+    if draw.random() < 0.3:
         yield "attention.sliding_window", U32, draw.choice([0, 16])
     if draw.random() < 0.1:
         yield "attention.causal", BOOL, draw.random() < 0.5
@@ -282,12 +285,16 @@ def _mamba_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]
     yield "rope.scaling.finetuned", BOOL, draw.random() < 0.05
     sizes = {"conv_kernel": 3, "state_size": STATE, "group_count": 1, "inner_size": INNER, "time_step_rank": 2}
     for key, size in sizes.items():
-        yield f"ssm.{key}", U32, size if draw.random() < 0.97 else draw.choice([1, 4, 12])
+        yield f"ssm.{key}", U32, size if draw.random() < 0.94 else draw.choice([1, 4, 12])
 
 
 def _bert_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the setting of BERT that is refused in one of ten files."""
+    """Yield the setting of BERT that is refused in one of ten files, and the windows of ModernBERT."""
     yield "attention.causal", BOOL, draw.random() < 0.1
+    if name == "modern-bert":
+        yield "attention.sliding_window", U32, 16
+        yield "attention.sliding_window_pattern", U32, 3
+        yield "hidden_act", STRING, draw.choice([b"gelu", b"silu"])
 
 
 def _scaling_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int, Any]]:
@@ -362,7 +369,7 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the tensors of a model: their names and dimensions, fastest first."""
     yield "token_embd.weight", [SIZE, len(VOCABULARY)]
     if name in BERTS:
-        yield from _bert_shapes(name)
+        yield from _bert_shapes(draw, name)
         return
     norms = ["output_norm"] if name in ("exaone4", "olmo2") else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
     if name in ("command-r", "cohere2", "falcon", "glm4moe", "gpt-oss", "phi2", "seed_oss", *RECURRENT):
@@ -394,11 +401,19 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
             yield f"{divisors}.weight", [SIZE // HEADS // 2]
 
 
-def _bert_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
+def _bert_shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
+    if name == "modern-bert":
+        for norm in ("token_embd_norm", "blk.0.ffn_norm", "output_norm"):
+            yield f"{norm}.weight", [SIZE]
+        yield from _attention_shapes(name)
+        yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED]
+        yield "blk.0.ffn_down.weight", [FEED, SIZE]
+        return
     for norm in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
         yield f"{norm}.weight", [SIZE]
         yield f"{norm}.bias", [SIZE]
-    yield "token_types.weight", [SIZE, 2]
+    if name != "bert" or draw.random() < 0.5:  # else a DistilBERT
+        yield "token_types.weight", [SIZE, 2]
     if name == "bert":
         yield "position_embd.weight", [SIZE, 64]
     yield from _attention_shapes(name)
@@ -430,7 +445,7 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         yield "blk.0.attn_v_b.weight", [RANK, RANK, HEADS]
         yield "blk.0.attn_output.weight", [HEADS * RANK, SIZE]
         return
-    if name in ("chatglm", "falcon", "gpt2", "gptneox", "nomic-bert", "phi3"):
+    if name in ("chatglm", "falcon", "gpt2", "gptneox", "modern-bert", "nomic-bert", "phi3"):
         yield "blk.0.attn_qkv.weight", [SIZE, 3 * SIZE]
         if name == "gptneox":
             yield "blk.0.attn_qkv.bias", [3 * SIZE]

@@ -18,7 +18,11 @@ from support.gguf_mamba import add_mamba, add_nemotron, as_mamba
 
 ARCHITECTURES = {
     "BertModel": gguf.MODEL_ARCH.BERT,
+    "DistilBertModel": gguf.MODEL_ARCH.BERT,
+    "DistilBertForSequenceClassification": gguf.MODEL_ARCH.BERT,
     "Gemma3TextModel": gguf.MODEL_ARCH.GEMMA_EMBEDDING,
+    "ModernBertModel": gguf.MODEL_ARCH.MODERN_BERT,
+    "ModernBertForSequenceClassification": gguf.MODEL_ARCH.MODERN_BERT,
     "NomicBertModel": gguf.MODEL_ARCH.NOMIC_BERT,
     "XLMRobertaModel": gguf.MODEL_ARCH.BERT,
     "XLMRobertaForSequenceClassification": gguf.MODEL_ARCH.BERT,
@@ -94,7 +98,7 @@ GEMMAS = (
     *(gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3),
     gguf.MODEL_ARCH.GEMMA_EMBEDDING,
 )
-BERTS = (gguf.MODEL_ARCH.BERT, gguf.MODEL_ARCH.NOMIC_BERT)
+BERTS = (gguf.MODEL_ARCH.BERT, gguf.MODEL_ARCH.MODERN_BERT, gguf.MODEL_ARCH.NOMIC_BERT)
 
 
 class GgufWriting:
@@ -159,7 +163,8 @@ class GgufWriting:
             writer.add_feed_forward_length(config.get("ffn_hidden_size") or config["intermediate_size"])
         writer.add_head_count(config["num_attention_heads"])
         self._kv_heads()
-        named = ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
+        named: tuple[str, ...] = ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
+        named += ("norm_eps",) if self.architecture is gguf.MODEL_ARCH.MODERN_BERT else ()
         epsilon = next((config[name] for name in named if name in config), None)
         if epsilon:
             writer.add_layer_norm_eps(epsilon)
@@ -280,6 +285,8 @@ class GgufWriting:
         if self.architecture is gguf.MODEL_ARCH.BERT:
             return
         rope, writer = self.config["rope_parameters"], self.writer
+        if self.architecture is gguf.MODEL_ARCH.MODERN_BERT:
+            self._modern_bert(rope["sliding_attention"]["rope_theta"])
         rope = rope.get("full_attention", rope)
         kind = rope["rope_type"]
         head_dim = self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"]
@@ -310,6 +317,14 @@ class GgufWriting:
                 writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
         if kind == "llama3":
             writer.add_tensor("rope_freqs.weight", np.array(self._llama3(rope, turned), np.float32))
+
+    def _modern_bert(self, local_base: float) -> None:
+        writer, name = self.writer, gguf.MODEL_ARCH_NAMES[self.architecture]
+        writer.add_sliding_window(self.config["local_attention"])
+        writer.add_uint32(f"{name}.attention.sliding_window_pattern", self.config["global_attn_every_n_layers"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_float32(f"{name}.rope.freq_base_swa", local_base)
+        writer.add_string(f"{name}.hidden_act", self.config["hidden_activation"])
 
     def _llama3(self, rope: dict[str, Any], turned: int) -> list[float]:
         """By what each frequency is divided."""
@@ -440,7 +455,11 @@ class GgufWriting:
         known = name
         for ours, theirs in RENAMED.items():
             known = known.replace(ours, theirs)
-        known = known.removeprefix("roberta.").removeprefix("bert.")
+        known = known.removeprefix("roberta.").removeprefix("distilbert.").removeprefix("bert.")
+        if self.architecture is gguf.MODEL_ARCH.MODERN_BERT:
+            known = known.removeprefix("model.")
+        if name.startswith("classifier.") and "RobertaFor" not in self.config["architectures"][0]:
+            known = known.replace("classifier", "classifier.out_proj")
         if self.architecture is gguf.MODEL_ARCH.LFM2MOE and ".experts." in name:
             known = known.removeprefix("model.")
         if self.architecture in NEMOTRONS and ".experts." in name:

@@ -30,6 +30,7 @@ from support.tiny_checkpoint import write_model_weights
 ONCE = (
     *(Part.EMBEDDING, Part.EMBEDDING_IN, Part.POSITIONS, Part.FINAL_NORM, Part.EMBEDDING_OUT, Part.HEAD),
     *(Part.LAYER_EMBEDDING, Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM, Part.TOKEN_TYPES, Part.EMBEDDING_NORM),
+    Part.DISTANCE_BIAS,
 )
 HEAD_NORMS = (Part.QUERY_NORM, Part.KEY_NORM)
 OF_EXPERTS = (Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
@@ -419,6 +420,23 @@ ENCODERS = {
         layers=(NEAR, FULL, NEAR),
         tied_head=True,
         norm_after=True,
+    ),
+    # As in ModernBERT: other positions in layers with windows, and no norm before the first attention.
+    "modern": replace(
+        PLAIN,
+        norm=NormSpec(NormKind.LAYER, 1e-6, bias=False),
+        attention=replace(PLAIN.attention, bidirectional=True),
+        mlp=MLPSpec(48, Activation.GELU),
+        layers=(replace(FULL, attention_norm=False), NEAR, FULL),
+        tied_head=True,
+        embedding_norm=True,
+    ),
+    # As in MPNet: biases by distance; here also with windows, soft caps and fewer key-value heads.
+    "distances": replace(
+        PLAIN,
+        attention=replace(PLAIN.attention, bidirectional=True, distance_bias=True, score_soft_cap=4.0),
+        layers=(FULL, NEAR),
+        tied_head=True,
     ),
 }
 """Specs whose texts must be computed in one step."""

@@ -23,17 +23,28 @@ TEXT = "what a block tables"
 IDS = [2, 12, 5, 6, 7, 10, 3]
 """The tokens of `TEXT`."""
 
+HEADS = {
+    "Bert": ("bert.pooler.dense", "classifier"),
+    "DistilBert": ("pre_classifier", "classifier"),
+    "MPNet": ("classifier.dense", "classifier.out_proj"),
+    "ModernBert": ("head.dense", "classifier"),
+    "XLMRoberta": ("classifier.dense", "classifier.out_proj"),
+}
+"""The layer before the rows of labels, and these rows, by family."""
+
 
 def write_tiny_reranker(folder: Path, labels: int = 1, family: str = "Bert", **settings: object) -> Path:
-    """Write a tiny BERT, or XLMRoberta, with a classifier for pairs of texts, and return its folder."""
+    """Write a tiny BERT, or another family of `HEADS`, with a classifier for texts, and return its folder."""
     names = {str(number): f"label {number}" for number in range(labels)}
     write_tiny_bert(folder, **{"architectures": [f"{family}ForSequenceClassification"], "id2label": names, **settings})
     checkpoint, random = Checkpoint.open(folder), np.random.default_rng(1)
     tensors = {name: np.array(checkpoint.tensor(name)) for name in checkpoint.entries}
-    stems = ("bert.pooler.dense", "classifier") if family == "Bert" else ("classifier.dense", "classifier.out_proj")
-    for name, shape in zip(stems, ((64, 64), (labels, 64)), strict=True):
+    for name, shape in zip(HEADS[family], ((64, 64), (labels, 64)), strict=True):
         tensors[f"{name}.weight"] = random.standard_normal(shape, np.float32) / 4
         tensors[f"{name}.bias"] = random.standard_normal(shape[:1], np.float32)
+    if family == "ModernBert":
+        del tensors["head.dense.bias"]
+        tensors["head.norm.weight"] = random.standard_normal(64, np.float32) / 4 + 1
     write_model_weights(folder, tensors)
     return folder
 

@@ -375,6 +375,18 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", SIZES),
     "xlm-roberta": ("XLMRobertaModel", {**SIZES, "type_vocab_size": 1, "pad_token_id": 1}),
+    "distil-bert": (
+        "DistilBertModel",
+        {
+            **{"vocab_size": 64, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4},
+            "max_position_embeddings": 256,
+        },
+    ),
+    "modern-bert": (
+        "ModernBertModel",
+        {**SIZES, "num_hidden_layers": 4, "local_attention": 40, "cls_token_id": 1, "sep_token_id": 63},
+    ),
+    "mpnet": ("MPNetModel", {**SIZES, "pad_token_id": 1}),
     "nomic-bert": ("NomicBertModel", SIZES),
     "embedding-gemma": (
         "Gemma3TextModel",

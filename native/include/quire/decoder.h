@@ -129,6 +129,7 @@ struct DecoderShape {
     LayerInputsShape layer_inputs;
     bool gated_attention = false;  // the output of attention is multiplied by the sigmoid of a gate
     bool bidirectional = false;    // tokens attend to later ones too, all of which are in their step
+    int biased_length = 0;         // of the longest text, if scores have biases by distance; 0: none
     bool value_norm = false;       // value heads are normalised as keys are, without weights
     float attention_scale = 1.0F;
     float score_soft_cap = 0.0F;
@@ -142,6 +143,10 @@ struct DecoderShape {
     std::vector<RopeShape> ropes;
     std::vector<LayerShape> layers;
 
+    // Those of the biases of a head: the first one is -biased_length, the last ones are after the end of any text.
+    std::int64_t num_distances() const {
+        return biased_length == 0 ? 0 : 2 * static_cast<std::int64_t>(biased_length) + kAttentionTile;
+    }
     int kv_heads_of(const LayerShape& layer) const {
         return layer.num_kv_heads > 0 ? layer.num_kv_heads : num_kv_heads;
     }
@@ -243,8 +248,9 @@ struct DecoderWeights {
     EmbeddingRows layer_embedding;  // a row has the inputs of all layers
     PackedMatrix layer_inputs;
     NormWeights layer_inputs_norm;
-    std::vector<float> positions;    // [rows, hidden_size]
-    std::vector<float> token_types;  // a row is added to each embedded token; may be empty
+    std::vector<float> positions;      // [rows, hidden_size]
+    std::vector<float> distance_bias;  // [num_heads, num_distances]; empty: none
+    std::vector<float> token_types;    // a row is added to each embedded token; may be empty
     NormWeights embedding_norm, final_norm;
     std::vector<LayerWeights> layers;
 };

@@ -251,6 +251,11 @@ struct AttentionTask {
     float soft_cap = 0.0F;    // 0: none
     // [num_heads]: scores that take part in the softmax like a position without a value; null: none.
     const float* sinks = nullptr;
+    // [num_heads, num_distances]: biases of scores, before they are capped, by the position of a key minus that of the
+    // query; the pointer is to the bias of distance 0 of the first head. It is read for all positions of a tile. Null:
+    // none.
+    const float* distance_bias = nullptr;
+    std::int64_t num_distances = 0;
 
     QUIRE_INLINE int heads_in_group() const { return num_in_group > 0 ? num_in_group : group; }
 };

@@ -120,6 +120,16 @@ void round_weights(Query* query, const Part<Value>& part) {
     }
 }
 
+// Adds the biases of a tile's positions to the scores of some queries.
+void add_biases(Query* queries, int count, std::int64_t start) {
+    for (int q = 0; q < count; ++q) {
+        const float* biases = queries[q].biases + start;
+        for (int i = 0; i < kAttentionTile; i += kLanes) {
+            store(queries[q].scores + i, load(queries[q].scores + i) + load(biases + i));
+        }
+    }
+}
+
 // Turns the scores of a tile into weights, and rescales the sums of kCount queries. Weights of unseen tokens are zero,
 // even if their scores are NaN.
 template <int kCount, typename Value>
@@ -328,6 +338,9 @@ void attend_tile(const AttentionTask& task, Query* queries, int count, int strid
                      [&](Query* some, auto number) { score<number.value>(some, part, task.kv); });
         }
     }
+    if (task.distance_bias != nullptr) {
+        for (int head = 0; head < task.num_kv_heads; ++head) add_biases(queries + head * stride, count, tile.start());
+    }
     for (int head = 0; head < task.num_kv_heads; ++head) {
         Query* own = queries + head * stride;
         int q = 0;
@@ -398,12 +411,15 @@ class Queries {
                 row = own;
             }
             Input* rounded = reinterpret_cast<Input*>(own + value_stride);
+            const float* biases = nullptr;
+            if (task_.distance_bias != nullptr) biases = task_.distance_bias + of_all * task_.num_distances - position;
             float scale = task_.scale;
             queries_[count_] = {.vector = rounded_vector(row, head_dim, rounded, &scale),
                                 .scores = scores,
                                 .sums = own,
                                 .output = task_.output.row(token) + of_all * task_.kv.value_dim(),
                                 .position = position,
+                                .biases = biases,
                                 .sink = task_.sinks == nullptr ? kNothing : task_.sinks[of_all],
                                 .score_scale = scale,
                                 .weight_scale = 0.0F,

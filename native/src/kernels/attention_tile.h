@@ -23,7 +23,8 @@ struct Query {
     float* sums;         // [value_stride]
     float* output;       // [head_dim]
     std::int64_t position;
-    float sink;  // kNothing: none
+    const float* biases;  // by position, from 0 on; null: none
+    float sink;           // kNothing: none
     float score_scale;
     float weight_scale;  // for integers, in the current tile
     float centres;       // for int4: the weighted sum of the centres of the values
@@ -58,7 +59,7 @@ template <typename Key, typename Value>
 class Tile {
   public:
     Tile(const AttentionTask& task, std::int64_t start, int first, int end)
-        : first_(first / kLanes), end_(pieces_of(end, kLanes)), num_heads_(task.num_kv_heads) {
+        : start_(start), first_(first / kLanes), end_(pieces_of(end, kLanes)), num_heads_(task.num_kv_heads) {
         const PagedKv& kv = task.kv;
         key_head_bytes_ = kv.block_size * kv.key_bytes();
         value_head_bytes_ = kv.block_size * kv.value_bytes();
@@ -76,6 +77,7 @@ class Tile {
         }
     }
 
+    std::int64_t start() const { return start_; }
     int first() const { return first_; }
     int end() const { return end_; }
 
@@ -137,6 +139,7 @@ class Tile {
         }
     }
 
+    std::int64_t start_;
     int first_;  // groups that any query sees
     int end_;
     int num_heads_;

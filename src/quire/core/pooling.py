@@ -3,7 +3,7 @@
     last    the state of the last token, which has read the whole text
     mean    the mean over all tokens: every token is computed, without prefix cache hits
     cls     the state of the first token, if its model is an encoder: it has read the whole text too
-    labels  for a model that classifies: the share of each label, from the state of the last token, or of the first
+    labels  for a model that classifies: the share of each label, from one of these states
 
 The states are those after the final norm. A vector of the first two kinds is cut to its first dimensions if fewer are
 requested, and then scaled to length 1.

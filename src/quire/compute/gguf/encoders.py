@@ -14,9 +14,11 @@ from typing import Any, Final
 
 from quire.compute.gguf.header import GgufTensor
 from quire.compute.gguf.named_settings import Settings
+from quire.compute.gguf.names import TOKEN_TYPES
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.rope import FULL, SLIDING
 
-ENCODERS: Final = frozenset({"bert", "gemma-embedding", "nomic-bert"})
+ENCODERS: Final = frozenset({"bert", "gemma-embedding", "modern-bert", "nomic-bert"})
 """Architectures whose tokens attend to later ones."""
 
 SPACE: Final = "\u2581"
@@ -40,8 +42,28 @@ def encoder_settings(settings: Settings, tensors: Mapping[str, GgufTensor]) -> d
             **{"head_dim": size, "query_pre_attn_scalar": size, "rms_norm_unit_offset": False},
             **{"sliding_window": settings.size("attention.sliding_window"), "use_bidirectional_attention": True},
         }
-    tables = {"token_types.weight": "type_vocab_size", "position_embd.weight": "max_position_embeddings"}
-    return {ours: tensors[theirs].shape[0] for theirs, ours in tables.items() if theirs in tensors}
+    if settings.architecture == "modern-bert":
+        return _modern_bert(settings)
+    tables = {TOKEN_TYPES: "type_vocab_size", "position_embd.weight": "max_position_embeddings"}
+    sizes = {ours: tensors[theirs].shape[0] for theirs, ours in tables.items() if theirs in tensors}
+    is_distilled = settings.architecture == "bert" and TOKEN_TYPES not in tensors
+    return {**sizes, "architectures": ["DistilBertModel"]} if is_distilled else {**sizes}
+
+
+def _modern_bert(settings: Settings) -> dict[str, object]:
+    """Return the settings of ModernBERT. Files do not say which states a head reads: llama.cpp takes their mean."""
+    if settings.word("rope.scaling.type") not in (None, "none"):
+        raise settings.file.error(settings.key("rope.scaling.type"), "none")
+    bases = {FULL: ("rope.freq_base", 160_000.0), SLIDING: ("rope.freq_base_swa", 10_000.0)}
+    ropes = {kind: {"rope_type": "default", "rope_theta": settings.number(*each)} for kind, each in bases.items()}
+    return {
+        "classifier_pooling": "mean",
+        "global_attn_every_n_layers": settings.size("attention.sliding_window_pattern", 3),
+        "hidden_activation": settings.word("hidden_act"),
+        "local_attention": settings.size("attention.sliding_window"),
+        "rope_parameters": ropes,
+        "rope_scaling": None,
+    }
 
 
 def is_encoder(settings: Settings) -> bool:

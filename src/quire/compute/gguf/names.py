@@ -347,6 +347,50 @@ BERT_LAYER: Final = MappingProxyType(
         "layer_output_norm": "output.LayerNorm",
     }
 )
+TOKEN_TYPES: Final = "token_types.weight"
+"""A BERT without them is a DistilBERT."""
+
+DISTIL_BERT_ONCE: Final = MappingProxyType(
+    {
+        "token_embd": "distilbert.embeddings.word_embeddings",
+        "position_embd": "distilbert.embeddings.position_embeddings",
+        "token_embd_norm": "distilbert.embeddings.LayerNorm",
+        "cls": "pre_classifier",
+        "cls.output": "classifier",
+    }
+)
+DISTIL_BERT_LAYER: Final = MappingProxyType(
+    {
+        "attn_q": "attention.q_lin",
+        "attn_k": "attention.k_lin",
+        "attn_v": "attention.v_lin",
+        "attn_output": "attention.out_lin",
+        "attn_output_norm": "sa_layer_norm",
+        "ffn_up": "ffn.lin1",
+        "ffn_down": "ffn.lin2",
+        "layer_output_norm": "output_layer_norm",
+    }
+)
+MODERN_BERT_ONCE: Final = MappingProxyType(
+    {
+        "token_embd": "model.embeddings.tok_embeddings",
+        "token_embd_norm": "model.embeddings.norm",
+        "output_norm": "model.final_norm",
+        "cls": "head.dense",
+        "cls.norm": "head.norm",
+        "cls.output": "classifier",
+    }
+)
+MODERN_BERT_LAYER: Final = MappingProxyType(
+    {
+        "attn_norm": "attn_norm",
+        "attn_qkv": "attn.Wqkv",
+        "attn_output": "attn.Wo",
+        "ffn_norm": "mlp_norm",
+        "ffn_up": "mlp.Wi",
+        "ffn_down": "mlp.Wo",
+    }
+)
 NOMIC_ONCE: Final = MappingProxyType(
     {
         "token_embd": "embeddings.word_embeddings",
@@ -372,6 +416,7 @@ OWN: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str], str]]] = Map
         "gemma3": (GEMMA3_ONCE, GEMMA, "model.layers."),
         "gpt2": (GPT2_ONCE, GPT2_LAYER, "transformer.h."),
         "gptneox": (GPTNEOX_ONCE, GPTNEOX_LAYER, "gpt_neox.layers."),
+        "modern-bert": (MODERN_BERT_ONCE, MODERN_BERT_LAYER, "model.layers."),
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), (NEMOTRON_ONCE, NEMOTRON, "backbone.layers.")),
         "nomic-bert": (NOMIC_ONCE, NOMIC_LAYER, "encoder.layers."),
         "phi2": (MappingProxyType({**ONCE, "output_norm": "model.final_layernorm"}), PHI2, "model.layers."),
@@ -397,6 +442,8 @@ class Names:
     @classmethod
     def of(cls, architecture: str, tensors: Collection[str]) -> Names:
         """Return the names of an architecture, in a file with these tensors."""
+        if architecture == "bert" and TOKEN_TYPES not in tensors:
+            return cls(architecture, DISTIL_BERT_ONCE, DISTIL_BERT_LAYER, "distilbert.transformer.layer.")
         if architecture in OWN:
             return cls(architecture, *OWN[architecture])
         match architecture:

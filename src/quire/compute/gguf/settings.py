@@ -25,7 +25,7 @@ from quire.core.errors import ModelError
 ARCHITECTURES: Final = MappingProxyType(
     {
         "arcee": "ArceeForCausalLM",
-        "bert": "BertModel",  # also XLM-RoBERTa, without the unused rows of its positions
+        "bert": "BertModel",  # also XLM-RoBERTa, without the unused rows of its positions, and DistilBERT
         "chatglm": "GlmForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
         "command-r": "CohereForCausalLM",
@@ -53,6 +53,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "minicpm3": "MiniCPM3ForCausalLM",
         "mistral3": "Ministral3ForCausalLM",  # also Mistral Small 3, without a growth of queries
+        "modern-bert": "ModernBertModel",
         "nemotron_h": "NemotronHForCausalLM",
         "nemotron_h_moe": "NemotronHForCausalLM",
         "nomic-bert": "NomicBertModel",
@@ -86,7 +87,7 @@ LAYER_NORMS: Final = MappingProxyType(
     {
         **dict.fromkeys(("bert", "cohere2", "command-r", "gptneox", "nomic-bert"), "layer_norm_eps"),
         **dict.fromkeys(("phi2", "stablelm"), "layer_norm_eps"),
-        **{"falcon": "layer_norm_epsilon", "starcoder2": "norm_epsilon"},
+        **{"falcon": "layer_norm_epsilon", "modern-bert": "norm_eps", "starcoder2": "norm_epsilon"},
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "layer_norm_epsilon"),  # of RMS norms
     }
 )
@@ -155,10 +156,11 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
         config |= encoder_settings(settings, header.tensors)
     if architecture == "lfm2" and len(header.tensors[GATE].shape if GATE in header.tensors else ()) == 2:
         config["intermediate_size"] = header.tensors[GATE].shape[0]  # files of Ollama have it before its adjustment
-    return config | _labels(settings, header.tensors.get(CLASSIFIER))
+    (family,) = ConfigFile(settings.file.where, config).texts("architectures")
+    return config | _labels(settings, family, header.tensors.get(CLASSIFIER))
 
 
-def _labels(settings: Settings, classifier: GgufTensor | None) -> dict[str, object]:
+def _labels(settings: Settings, family: str, classifier: GgufTensor | None) -> dict[str, object]:
     """Return the settings of a model that classifies texts, with rows for labels instead of a head."""
     if classifier is None:
         return {}
@@ -168,7 +170,7 @@ def _labels(settings: Settings, classifier: GgufTensor | None) -> dict[str, obje
     )
     if len(names) != classifier.shape[0]:
         raise settings.file.error(key, f"a name for each of the {classifier.shape[0]} rows of {CLASSIFIER}")
-    stem = ARCHITECTURES[settings.architecture]
+    stem = family
     for ending in WITHOUT_LABELS:
         stem = stem.removesuffix(ending)
     labels = {str(place): name for place, name in enumerate(names)}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from quire.compute.gguf.encoders import template, unigram_parts, word_piece_parts, word_pieces
+from quire.compute.gguf.encoders import around, template, unigram_parts, word_piece_parts, word_pieces
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.vocabulary import CONTROL, vocabulary
 from quire.compute.models.config_file import ConfigFile
@@ -103,6 +103,7 @@ SPLITTERS: Final = MappingProxyType(
         "exaone4": GPT2,
         "falcon": Splitter((r"[\p{P}\$\+<=>\^~\|`]+", WORDS, r"[0-9][0-9][0-9]")),
         "mellum": GPT2,
+        "modern-bert": Splitter(then_gpt2=True, composes=True),
         "olmo": GPT2,
         **dict.fromkeys(("command-r", "minerva-7b", "refact", "smollm", "starcoder"), DIGITS),  # Granite has refact
         **dict.fromkeys(
@@ -155,7 +156,9 @@ def tokenizer_json_of(header: GgufHeader) -> str:
     else:
         known = "gpt2 (byte-level BPE), llama (SentencePiece), bert (word pieces), t5 (pieces with scores) or gemma4"
         raise file.error("tokenizer.ggml.model", known)
-    if kind not in OF_ENCODERS and file.flag("tokenizer.ggml.add_eos_token", False):
+    if _is_in_tokens(file):
+        parts["post_processor"] = around(file, tokens)
+    elif kind not in OF_ENCODERS and file.flag("tokenizer.ggml.add_eos_token", False):
         last = file.size("tokenizer.ggml.eos_token_id", low=0, high=len(tokens) - 1)
         parts["post_processor"] = template(tokens, ["A", last], ["A", last, "B", last])
     added = [
@@ -176,10 +179,17 @@ def tokenizer_config_of(header: GgufHeader) -> dict[str, object]:
         if file.is_set(key):
             settings[name] = tokens[file.size(key, low=0, high=len(tokens) - 1)]
     begins = file.flag("tokenizer.ggml.add_bos_token", _begins(file)) or _is_gemma4(file)  # whose first files say false
-    settings["add_bos_token"] = begins and file.fields.get("tokenizer.ggml.model") not in OF_ENCODERS
+    is_step = _is_in_tokens(file) or file.fields.get("tokenizer.ggml.model") in OF_ENCODERS  # of tokenizer.json
+    settings["add_bos_token"] = begins and not is_step
     if templates := _templates(file):
         settings["chat_template"] = templates
     return settings
+
+
+def _is_in_tokens(file: ConfigFile) -> bool:
+    """Return whether a text is between two tokens, as ModernBERT's byte-level BPE has it."""
+    is_byte_level = file.fields.get("tokenizer.ggml.model") == "gpt2"
+    return is_byte_level and file.flag("tokenizer.ggml.add_sep_token", False)
 
 
 def _begins(file: ConfigFile) -> bool:

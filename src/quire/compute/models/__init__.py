@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
-from quire.compute.models.labels import CLASSIFIES, SCORE_TENSOR, WITHOUT_LABELS, Labels, labels_of
+from quire.compute.models.heads import head_of
+from quire.compute.models.labels import CLASSIFIES, MASKED, SCORE_TENSOR, WITHOUT_LABELS, Labels, labels_of
 from quire.compute.models.pooling import DenseStep, dense_steps, longest_text
 from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
@@ -37,6 +38,7 @@ FAMILIES: Final = MappingProxyType(
         "CohereForCausalLM": "quire.compute.models.cohere",
         "DeepseekV2ForCausalLM": "quire.compute.models.deepseek",
         "DeepseekV3ForCausalLM": "quire.compute.models.deepseek",
+        "DistilBertModel": "quire.compute.models.distil_bert",
         "Ernie4_5ForCausalLM": "quire.compute.models.ernie4_5",
         "Ernie4_5_MoeForCausalLM": "quire.compute.models.ernie4_5_moe",
         "Exaone4ForCausalLM": "quire.compute.models.exaone4",
@@ -66,10 +68,12 @@ FAMILIES: Final = MappingProxyType(
         "Lfm2MoeForCausalLM": "quire.compute.models.lfm2_moe",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",
+        "MPNetModel": "quire.compute.models.mpnet",
         "Ministral3ForCausalLM": "quire.compute.models.ministral3",
         "Mistral3ForConditionalGeneration": "quire.compute.models.mistral3",
         "MistralForCausalLM": "quire.compute.models.mistral",
         "MixtralForCausalLM": "quire.compute.models.mixtral",
+        "ModernBertModel": "quire.compute.models.modern_bert",
         "NemotronHForCausalLM": "quire.compute.models.nemotron_h",
         "NomicBertModel": "quire.compute.models.nomic_bert",
         "OPTForCausalLM": "quire.compute.models.opt",
@@ -173,6 +177,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
     generation = ConfigFile(source.where(GENERATION_CONFIG_FILE), {})
     if source.has(GENERATION_CONFIG_FILE):
         generation = ConfigFile.read(source, GENERATION_CONFIG_FILE)
+    head = head_of(_family(architecture), config) if classifies and spec.attention.bidirectional else None
     dtype, quantization = _dtype(config), quantization_of(config)
     reads_images = config.is_set("text_config") or config.is_set("vision_config")
     notices = (TEXT_ONLY,) if reads_images else rope_notices(config, max_length)
@@ -186,7 +191,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         generation=GenerationDefaults.read(generation),
         notices=notices,
         quantization="" if quantization is None else quantization.name,
-        labels=labels_of(config) if classifies else None,
+        labels=labels_of(config, head) if classifies else None,
         generates=not classifies and not spec.attention.bidirectional,
         dense=() if classifies else tuple(dense_steps(source, spec.hidden_size)),
         longest_text=longest_text(source) if spec.attention.bidirectional and not classifies else None,
@@ -215,8 +220,9 @@ def _architecture(config: ConfigFile) -> str:
 
 
 def _family(architecture: str) -> str:
-    """Return the name of a family in `FAMILIES`, also for its classifying models."""
+    """Return the name of a family in `FAMILIES`, also for its classifying models and those with another head."""
     names = [architecture.replace(CLASSIFIES, ending) for ending in WITHOUT_LABELS]
+    names.append(architecture.replace(MASKED, "Model"))
     return next((name for name in names if name in FAMILIES), architecture)
 
 

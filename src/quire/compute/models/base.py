@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from quire.compute.models.distances import NUM_BUCKETS
 from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape, WeightSource
 from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec, check_recurrence
 from quire.compute.models.sublayers import (
@@ -67,7 +68,8 @@ class LayerSpec:
 
     `heads`: its key-value heads, None: those of the model. `keys_of`: it attends to the keys and values of this earlier
     layer, and has none. `keys_are_values`: it has no VALUE; values are the rows of KEY, before norms and positions.
-    `intermediate_size`: that of its MLP, None: that of the model. `attends`: whether it has attention or
+    `intermediate_size`: that of its MLP, None: that of the model. `attention_norm`: whether it has the norm before
+    attention that other layers have. `attends`: whether it has attention or
     states; `transforms`: whether it has an MLP or experts. It has at least one of both.
     """
 
@@ -81,6 +83,7 @@ class LayerSpec:
     intermediate_size: int | None = None
     attends: bool = True
     transforms: bool = True
+    attention_norm: bool = True
 
     @property
     def has_keys(self) -> bool:
@@ -230,6 +233,8 @@ class DecoderSpec:
             parts[Part.TOKEN_TYPES] = PartShape((self.token_types, self.hidden_size))
         if self.embedding_norm:
             parts[Part.EMBEDDING_NORM] = self.norm.shape(self.hidden_size)
+        if self.attention.distance_bias:
+            parts[Part.DISTANCE_BIAS] = PartShape((NUM_BUCKETS, self.attention.num_heads))
         if self.layer_inputs is not None:
             of_layers = self.layer_inputs.size * len(self.layers)
             parts[Part.LAYER_EMBEDDING] = PartShape((self.vocab_size, of_layers))
@@ -331,7 +336,7 @@ class DecoderSpec:
         before = both if self.norm_before else ()
         after = (Part.AFTER_ATTENTION_NORM, Part.AFTER_MLP_NORM) if self.norm_after else ()
         joined = (Part.JOINED_ATTENTION_NORM, Part.JOINED_MLP_NORM) if self.norm_joined else ()
-        absent = set() if layer.attends else {Part.ATTENTION_NORM}
+        absent = set() if layer.attends and layer.attention_norm else {Part.ATTENTION_NORM}
         absent |= set() if layer.transforms else {Part.MLP_NORM}
         names = [part for part in before + after + joined if part not in absent]
         return dict.fromkeys(names, self.norm.shape(self.hidden_size))
@@ -368,10 +373,14 @@ def _check_mixed(spec: DecoderSpec) -> None:
             raise CheckpointError("layers", "without attention and states", "at least one that has either")
         if spec.parallel or spec.shared_norm or spec.norm_after or spec.norm_joined or not spec.norm_before:
             raise CheckpointError("norms", "around a missing sublayer", "one before each sublayer")
+    if spec.shared_norm and not all(layer.attention_norm for layer in spec.layers):
+        raise CheckpointError("layers", "without a shared norm", "a norm for attention and MLP in each")
     if attention.latent is not None and any(layer.heads or layer.keys_are_values for layer in spec.layers):
         raise CheckpointError("layers", "other heads next to latents", "one latent for all layers")
     if attention.bidirectional and (attention.latent is not None or any(layer.recurrent for layer in spec.layers)):
         raise CheckpointError("layers", "recurrent or with latents in an encoder", "heads with keys and values")
+    if attention.distance_bias and not attention.bidirectional:
+        raise CheckpointError("biases by distance", "in a decoder", "an encoder")
     if attention.value_norm and attention.qk_norm is None:
         raise CheckpointError("norms of values", "without norms of keys", "both, or only those of keys")
     if spec.layer_inputs is not None and (spec.layer_inputs.size % 16 or not spec.mlp.gated):

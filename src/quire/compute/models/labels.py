@@ -1,7 +1,7 @@
 """The labels of a model that classifies texts: their names, and how their scores become probabilities.
 
 ...ForSequenceClassification    a row of `score.weight` for each label, on the state of the last token
-of an encoder                   two layers, on the state of the first token
+of an encoder                   two layers, on the state of the first token or the mean of all (heads.py)
 two tokens of any model         their rows of the head: Qwen3-Reranker answers yes or no
 """
 
@@ -13,11 +13,15 @@ from itertools import pairwise
 from typing import Any, Final
 
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.heads import HeadSpec
 from quire.core.errors import CheckpointError, InvalidConfigError
 
 CLASSIFIES: Final = "ForSequenceClassification"
 WITHOUT_LABELS: Final = ("ForCausalLM", "LMHeadModel", "Model")
 """What the names of families have in the place of `CLASSIFIES`."""
+
+MASKED: Final = "ForMaskedLM"
+"""The end of the name of an encoder whose folder may have a head for masked tokens, which is not used."""
 
 SCORE_TENSOR: Final = "score.weight"
 MAX_LABELS: Final = 10_000
@@ -29,16 +33,21 @@ NUM_LABELS: Final = 2
 class Labels:
     """The labels of a model. `is_one_of`: exactly one applies (softmax); otherwise each applies or not (sigmoid).
 
-    `token_ids`: the rows of the head that score them; empty: the rows of `score.weight` do.
+    `token_ids`: the rows of the head that score them; empty: the rows of `score.weight` do, or those of the `head` of
+    an encoder.
     """
 
     names: tuple[str, ...]
     is_one_of: bool
     token_ids: tuple[int, ...] = ()
+    head: HeadSpec | None = None
 
 
-def labels_of(config: ConfigFile) -> Labels:
-    """Return the labels in the settings of a ...ForSequenceClassification; raises `CheckpointError`."""
+def labels_of(config: ConfigFile, head: HeadSpec | None = None) -> Labels:
+    """Return the labels in the settings of a ...ForSequenceClassification; raises `CheckpointError`.
+
+    `head`: that of an encoder.
+    """
     section = config.section("id2label")
     count = len(section.fields) or config.size("num_labels", NUM_LABELS, high=MAX_LABELS)
     if count > MAX_LABELS:
@@ -48,7 +57,7 @@ def labels_of(config: ConfigFile) -> Labels:
         raise config.error("id2label", "a text for each label")
     config.require("problem_type", "single_label_classification", "multi_label_classification", None)
     is_one_of = count > 1 and config.fields.get("problem_type") != "multi_label_classification"
-    return Labels(tuple(map(str, names)), is_one_of)
+    return Labels(tuple(map(str, names)), is_one_of, head=head)
 
 
 def labels_of_tokens(score_tokens: str, tokenizer: Mapping[str, Any]) -> Labels:

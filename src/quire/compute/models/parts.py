@@ -29,6 +29,7 @@ class Part(Enum):
     POSITIONS = "positions"
     TOKEN_TYPES = "token_types"
     EMBEDDING_NORM = "embedding_norm"
+    DISTANCE_BIAS = "distance_bias"
     LAYER_EMBEDDING = "layer_embedding"
     LAYER_INPUTS = "layer_inputs"
     LAYER_INPUTS_NORM = "layer_inputs_norm"

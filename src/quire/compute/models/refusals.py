@@ -15,7 +15,7 @@ from quire.core.errors import CheckpointError, ModelError
 from quire.core.model_files import read_json_object
 
 MAX_NAMES: Final = 10_000
-ENDINGS: Final = ("ForCausalLM", "ForConditionalGeneration")
+ENDINGS: Final = ("ForCausalLM", "ForConditionalGeneration", "Model")
 TAGGED: Final = re.compile(r"[^:]+:[^:/]+")
 MAX_STORED: Final = 6
 """Models on this machine that an error names."""
@@ -24,6 +24,7 @@ FROM_PICKLE: Final = "from transformers import {name} as M; M.from_pretrained({f
 CLASSES: Final = (
     ("LMHeadModel", "AutoModelForCausalLM"),
     ("ForSequenceClassification", "AutoModelForSequenceClassification"),
+    ("ForMaskedLM", "AutoModelForMaskedLM"),
     ("Model", "AutoModel"),
 )
 """The end of the name of a family → the class of transformers that reads its folders; of others, the first one."""
@@ -69,12 +70,12 @@ def family_refusal(where: str, architecture: str | None, known: Iterable[str], *
 
 def _listed(known: Iterable[str]) -> str:
     """Return the families, without the ends that most names have: an error has room for no more."""
-    left, said = list(known), []
+    left, said = list(known), list[str]()
     for ending in ENDINGS:
         short = [name.removesuffix(ending) for name in left if name.endswith(ending)]
-        said.append(f"{', '.join(short)} (each followed by {ending})")
+        said.append(f"{', '.join(short)} (each + {ending})")
         left = [name for name in left if not name.endswith(ending)]
-    return ", ".join([*said, *left])
+    return ", ".join(said)
 
 
 def folder_refusal(folder: Path, missing: str) -> ModelError:

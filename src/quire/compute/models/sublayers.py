@@ -102,7 +102,8 @@ class AttentionSpec:
     without a value. `latent`: heads share one latent of `head_dim` numbers; `bias` then applies to the matrices that
     compute the latents. `gated`: the output of attention is multiplied by the sigmoid of ATTENTION_GATE.
     `value_norm`: each value head is normalised like keys, without weights. `bidirectional`: a token attends to later
-    tokens as well, so a text is computed in one step; windows extend to both sides.
+    tokens as well, so a text is computed in one step; windows extend to both sides. `distance_bias`: each score has a
+    bias, before it is capped, by the distance of two tokens (distances.py).
     """
 
     num_heads: int
@@ -120,6 +121,7 @@ class AttentionSpec:
     gated: bool = False
     value_norm: bool = False
     bidirectional: bool = False
+    distance_bias: bool = False
 
     @property
     def output_dim(self) -> int:

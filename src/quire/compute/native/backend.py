@@ -10,6 +10,8 @@ from typing import Final
 
 from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, needs_on_host
 from quire.compute.models import ModelDescription
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.distances import num_distances
 from quire.compute.models.parts import Part
 from quire.compute.native.load import (
     NativeSettings,
@@ -105,7 +107,16 @@ def _weight_bytes(model: ModelDescription, dtype: str, config: ResolvedConfig) -
     """Return the bytes of the weights in memory."""
     block_types = _block_types(model, config)
     num_bytes = weight_bytes(model.spec, dtype, in_groups(config.weights), block_types)
-    return num_bytes - _table_bytes(model, dtype, block_types)
+    return num_bytes - _table_bytes(model, dtype, block_types) + _bias_bytes(model.spec)
+
+
+def _bias_bytes(spec: DecoderSpec) -> int:
+    """Return the bytes of the biases of all distances beyond those of the table that they come from."""
+    shape = spec.model_parts().get(Part.DISTANCE_BIAS)
+    if shape is None:
+        return 0
+    num_buckets, num_heads = shape.weight
+    return num_heads * (num_distances(spec.context_length) - num_buckets) * NUMBER_BYTES["float32"]
 
 
 def _table_bytes(model: ModelDescription, dtype: str, block_types: Mapping[str, str]) -> int:

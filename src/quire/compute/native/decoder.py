@@ -13,6 +13,7 @@ from quire.compute.adapters.folder import Adapter, LowRank
 from quire.compute.adapters.places import BY_HEAD
 from quire.compute.arrays import FloatArray, HalfArray, IntArray
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.distances import biases_by_distance
 from quire.compute.models.parts import Part
 from quire.compute.models.recurrent import MambaSpec
 from quire.compute.weights.bfloat16 import narrowed
@@ -203,6 +204,9 @@ class NativeDecoder:
         if Part.TOKEN_TYPES in parts:
             rows = parts[Part.TOKEN_TYPES].weight[: 1 if self.spec.separator is None else 2]
             self._decoder.set_vector(Part.TOKEN_TYPES.value, -1, _as_float32(rows.ravel()))
+        if Part.DISTANCE_BIAS in parts:
+            biases = biases_by_distance(_as_float32(parts[Part.DISTANCE_BIAS].weight), self.spec.context_length)
+            self._decoder.set_vector(Part.DISTANCE_BIAS.value, -1, biases.ravel())
         rest = {Part.EMBEDDING_IN, Part.EMBEDDING_NORM, Part.EMBEDDING_OUT, Part.FINAL_NORM, Part.HEAD}
         rest |= {Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM}
         self._set_parts({part: piece for part, piece in parts.items() if part in rest}, -1)

@@ -27,6 +27,7 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import BoolArray, FloatArray, IntArray
+from quire.compute.models.distances import buckets_of
 from quire.compute.reference.operations import exponential, soft_cap
 from quire.compute.worker.cache_engine import LayerCache
 from quire.compute.worker.model_runner import StepInputs
@@ -46,6 +47,9 @@ class AttentionRule:
 
     bidirectional: bool = False
     """Whether queries see later positions, all of which are in their step."""
+
+    distance_bias: FloatArray | None = None
+    """The bias of scores for each bucket of distances and each query head, float32 `[NUM_BUCKETS, num_heads]`."""
 
     def seen(self, positions: IntArray, tile: int, end: int) -> BoolArray:
         """Return whether each query sees each position of the tile, before the `end`: `[queries, TILE]`."""
@@ -94,8 +98,13 @@ def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -
         high = count if rule.window is None else min(count, tile + TILE - 1 + rule.window - first)
         keys, values = kv.gather(tile, max(tile, start), min(tile + TILE, first + count))
         scores = np.einsum("qkgd,tkd->qkgt", query[low:high], keys) * np.float32(rule.scale)
+        positions = np.arange(first + low, first + high)
+        if rule.distance_bias is not None:
+            distances = np.arange(tile, tile + TILE) - positions[:, None]
+            biases = rule.distance_bias[buckets_of(distances)]  # [queries, TILE, num_heads]
+            scores = scores + biases.transpose(0, 2, 1).reshape(scores.shape)
         scores = soft_cap(scores, rule.soft_cap)  # [queries, num_kv_heads, group, TILE]
-        seen = rule.seen(np.arange(first + low, first + high), tile, first + count)
+        seen = rule.seen(positions, tile, first + count)
         scores = np.where(seen[:, None, None, :], scores, np.float32(-np.inf))
         state.add(slice(low, high), scores, values)
     if rule.sinks is not None:

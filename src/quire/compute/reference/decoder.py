@@ -144,6 +144,8 @@ class ReferenceDecoder:
         shape = self.spec.attention_of(layer)
         if shape.latent is not None:
             return LatentAttention(shape, shape.latent, layer.window, parts, angles)
+        if shape.distance_bias:
+            parts = {**parts, Part.DISTANCE_BIAS: self.weights.parts[Part.DISTANCE_BIAS]}
         return _Attention(shape, layer.window, parts, angles, _Rounding(self.kv_dtype, self._centres.get(index)))
 
     def _attend(
@@ -226,7 +228,8 @@ class _Attention:
         self._shape = shape
         self._angles = angles
         sinks = parts[Part.SINKS].weight if shape.sinks else None
-        self._rule = AttentionRule(shape.scale, window, shape.score_soft_cap, sinks, shape.bidirectional)
+        biases = parts[Part.DISTANCE_BIAS].weight if shape.distance_bias else None
+        self._rule = AttentionRule(shape.scale, window, shape.score_soft_cap, sinks, shape.bidirectional, biases)
 
     def attend(self, hidden: FloatArray, cache: LayerCache, inputs: StepInputs) -> FloatArray:
         """Store the step's keys and values and return the attention: `[num_tokens, hidden_size]`. Mutates."""

@@ -1,44 +1,84 @@
 """Classifier: the rows that score the labels of a text, on the hidden state of its last token.
 
-An encoder has them on the state of the first token, after another layer:
-
-    BERT                    tanh(pooler.dense x + bias) ─► classifier
-    RoBERTa, XLM-RoBERTa    tanh(classifier.dense x + bias) ─► classifier.out_proj
+An encoder has them on the state of the first token, or on the mean of all, after another layer (`HeadSpec`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.heads import HeadSpec
 from quire.compute.models.labels import SCORE_TENSOR, Labels, require_width
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import Activation
 from quire.compute.weights.weight_file import WeightFile
 from quire.core.errors import CheckpointError
+
+Numbers = NDArray[np.float64]
+ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
+ACTIVATIONS: Final[Mapping[Activation | None, Callable[[Numbers], Numbers]]] = MappingProxyType(
+    {
+        None: np.tanh,
+        Activation.RELU: lambda numbers: np.maximum(numbers, 0.0),
+        Activation.RELU_SQUARED: lambda numbers: np.maximum(numbers, 0.0) ** 2,
+        Activation.SILU: lambda numbers: numbers / (1 + np.exp(-numbers)),
+        Activation.GELU: lambda numbers: 0.5 * numbers * (1 + ERF(numbers * math.sqrt(0.5))),
+        Activation.GELU_TANH: lambda numbers: (
+            0.5 * numbers * (1 + np.tanh(math.sqrt(2 / math.pi) * (numbers + 0.044715 * numbers**3)))
+        ),
+    }
+)
+"""Those of the layer before the rows, in float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierLayer:
+    """The layer before the rows of an encoder."""
+
+    spec: HeadSpec
+    weight: Numbers  # [hidden_size, hidden_size]
+    bias: Numbers | float = 0.0  # [hidden_size]
+    norm_weight: Numbers | float = 1.0  # [hidden_size]
+    norm_bias: Numbers | float = 0.0  # [hidden_size]
+
+    def __call__(self, state: Numbers) -> Numbers:
+        """Return the output for a hidden state."""
+        output = ACTIVATIONS[self.spec.activation](np.add.reduce(self.weight * state, axis=1) + self.bias)
+        if self.spec.norm is None:
+            return output
+        centred = output - np.add.reduce(output) / len(output)
+        variance = float(np.add.reduce(centred * centred)) / len(output)
+        normed: Numbers = centred / math.sqrt(variance + self.spec.norm.epsilon) * self.norm_weight + self.norm_bias
+        return normed
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
     """A row for each label. Sums are in float64 and in a fixed order, so every engine gets the same bits for a text.
 
-    `dense`: the layer before the rows, if there is one; then the state is that of the first token.
+    `layer`: the layer before the rows of an encoder.
     """
 
-    rows: NDArray[np.float64]  # [labels, hidden_size]
+    rows: Numbers  # [labels, hidden_size]
     is_one_of: bool
-    bias: NDArray[np.float64] | None = None  # [labels]
-    dense: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # [hidden_size, hidden_size], [hidden_size]
+    bias: Numbers | None = None  # [labels]
+    layer: ClassifierLayer | None = None
 
     @property
-    def reads_first(self) -> bool:
-        """Whether the state is that of the first token."""
-        return self.dense is not None
+    def pooling(self) -> str:
+        """The tokens whose states count."""
+        return "last" if self.layer is None else self.layer.spec.pooling
 
-    def shares(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
+    def shares(self, state: Numbers) -> Numbers:
         """Return the probability of each label for a hidden state.
 
         >>> Classifier(np.array([[1.0, 0.0], [0.0, 1.0]]), True).shares(np.array([2.0, 2.0])).tolist()
@@ -46,22 +86,21 @@ class Classifier:
         >>> Classifier(np.array([[0.0]]), False).shares(np.array([7.0])).tolist()
         [0.5]
         """
-        if self.dense is not None:
-            state = np.tanh(np.add.reduce(self.dense[0] * state, axis=1) + self.dense[1])
-        scores: NDArray[np.float64] = np.add.reduce(self.rows * state, axis=1)
+        state = state if self.layer is None else self.layer(state)
+        scores: Numbers = np.add.reduce(self.rows * state, axis=1)
         scores = scores if self.bias is None else scores + self.bias
         if not self.is_one_of:
-            each: NDArray[np.float64] = 1 / (1 + np.exp(-scores))
+            each: Numbers = 1 / (1 + np.exp(-scores))
             return each
-        powers: NDArray[np.float64] = np.exp(scores - scores.max())
+        powers: Numbers = np.exp(scores - scores.max())
         total: np.float64 = np.add.reduce(powers)
         return powers / total
 
 
 def read_classifier(labels: Labels, spec: DecoderSpec, checkpoint: WeightFile) -> Classifier:
     """Read the rows of a model's labels; raises `CheckpointError` if they do not match its settings."""
-    if spec.attention.bidirectional and not labels.token_ids:
-        return _read_encoder(labels, spec, checkpoint)
+    if labels.head is not None:
+        return _read_encoder(labels, labels.head, spec, checkpoint)
     if not labels.token_ids:
         stored = checkpoint.stored_name(SCORE_TENSOR)
         if SCORE_TENSOR not in checkpoint.entries:
@@ -81,28 +120,34 @@ def read_classifier(labels: Labels, spec: DecoderSpec, checkpoint: WeightFile) -
     return Classifier(_finite(rows, checkpoint) * scale, labels.is_one_of)
 
 
-def _read_encoder(labels: Labels, spec: DecoderSpec, checkpoint: WeightFile) -> Classifier:
+def _read_encoder(labels: Labels, head: HeadSpec, spec: DecoderSpec, checkpoint: WeightFile) -> Classifier:
     """Read the classifier of an encoder, with the layer before it."""
-    stems = ("classifier.dense", "classifier.out_proj")
-    if f"{stems[1]}.weight" not in checkpoint.entries:
-        name = f"{spec.optional_prefix}pooler.dense"
-        stems = (name if f"{name}.weight" in checkpoint.entries else "pooler.dense", "classifier")
+    stored = (stems for stems in head.stems if all(f"{stem}.weight" in checkpoint.entries for stem in stems))
+    layer, rows = next(stored, head.stems[-1])
     hidden, count = spec.hidden_size, len(labels.names)
-    shapes = {(stems[0], "weight"): (hidden, hidden), (stems[0], "bias"): (hidden,)}
-    shapes |= {(stems[1], "weight"): (count, hidden), (stems[1], "bias"): (count,)}
-    read = list[NDArray[np.float64]]()
-    for (stem, kind), shape in shapes.items():
-        name = f"{stem}.{kind}"
+    shapes = {f"{layer}.weight": (hidden, hidden), f"{rows}.weight": (count, hidden), f"{rows}.bias": (count,)}
+    shapes |= {f"{layer}.bias": (hidden,)} if head.bias else {}
+    if head.norm is not None:
+        shapes |= {f"{head.norm_stem}.{kind}": (hidden,) for kind in ("weight", "bias")[: 1 + head.norm.bias]}
+    read = dict[str, Numbers]()
+    for name, shape in shapes.items():
         found = list(checkpoint.entries[name].shape) if name in checkpoint.entries else "missing"
         if found != list(shape):
             where = f"{checkpoint.name}: {checkpoint.stored_name(name)}: shape"
             raise CheckpointError(where, found, f"{list(shape)}, for {count} label{'s' * (count != 1)}")
         checkpoint.require_floats(name)
-        read.append(_finite(checkpoint.tensor(name), checkpoint))
-    return Classifier(read[2], labels.is_one_of, bias=read[3], dense=(read[0], read[1]))
+        read[name] = _finite(checkpoint.tensor(name), checkpoint)
+    before = ClassifierLayer(
+        head,
+        read[f"{layer}.weight"],
+        read.get(f"{layer}.bias", 0.0),
+        read.get(f"{head.norm_stem}.weight", 1.0),
+        read.get(f"{head.norm_stem}.bias", 0.0),
+    )
+    return Classifier(read[f"{rows}.weight"], labels.is_one_of, bias=read[f"{rows}.bias"], layer=before)
 
 
-def _finite(numbers: FloatArray, checkpoint: WeightFile) -> NDArray[np.float64]:
+def _finite(numbers: FloatArray, checkpoint: WeightFile) -> Numbers:
     if not np.isfinite(numbers).all():
         raise CheckpointError(f"{checkpoint.name}: rows of labels", "NaN or infinity", "finite numbers")
     return numbers.astype(np.float64)

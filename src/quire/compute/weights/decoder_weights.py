@@ -53,7 +53,9 @@ OF_LATENTS: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 ROUTERS: Final = frozenset({Part.ROUTER, Part.SHARED_ROUTER})
 """Matrices that choose and weigh experts: a small change can send a token to others, so they are not rounded."""
 
-NOT_MATRICES: Final = frozenset({Part.DELTA_FILTER, Part.MAMBA_FILTER, Part.CONVOLUTION_FILTER})
+NOT_MATRICES: Final = frozenset(
+    {Part.DELTA_FILTER, Part.MAMBA_FILTER, Part.CONVOLUTION_FILTER, Part.DISTANCE_BIAS},
+)
 """Weights with several dimensions that are always float32, because no product reads them."""
 
 HEAD_NORMS: Final = frozenset({Part.QUERY_NORM, Part.KEY_NORM})

@@ -51,10 +51,11 @@ class _Row:
         """Return the vector, if all tokens were added."""
         if self.sum is None or self.num_added < self.num_tokens:
             return None
+        num_summed = self.num_tokens if self.kind == "mean" else 1
         if self.pooling.kind == LABELS and classifier is not None:
-            return classifier.shares(self.sum).astype("<f4").tobytes()
+            return classifier.shares(self.sum / num_summed).astype("<f4").tobytes()
         if dense:
-            vector = (self.sum / (self.num_tokens if self.kind == "mean" else 1)).astype(np.float32)
+            vector = (self.sum / num_summed).astype(np.float32)
             for layer in dense:
                 vector = layer(vector)
             self.sum = vector.astype(np.float64)
@@ -81,9 +82,8 @@ class PooledRows:
 
     def _kind_of(self, pooling: Pooling) -> str:
         """Return the tokens whose states count."""
-        if pooling.kind != LABELS:
-            return pooling.kind
-        return FIRST if self._classifier is not None and self._classifier.reads_first else "last"
+        of_labels = "last" if self._classifier is None else self._classifier.pooling
+        return of_labels if pooling.kind == LABELS else pooling.kind
 
     def with_states(self, plan: StepPlan, inputs: StepInputs) -> StepInputs:
         """Return the inputs of a step with the tokens whose hidden states are needed. Does not mutate."""
