@@ -484,8 +484,7 @@ void bind_decoder(nb::module_& module) {
         .def("set", &set_low_rank, nb::arg("part"), nb::arg("layer"), nb::arg("index"), nb::arg("a"), nb::arg("b"),
              nb::arg("scale"),
              "Pack A, [rank, in], and B, [out, rank], of a matrix, by the head or expert that has it; the rank is a "
-             "multiple of 16. A head after the first may share a matrix of the first: then it has no rows.")
-        .def("num_bytes", &Adapter::num_bytes, "Bytes of the matrices, as they lie in memory.");
+             "multiple of 16. A head after the first may share a matrix of the first: then it has no rows.");
 }
 
 }  // namespace quire::bindings

@@ -48,7 +48,7 @@ NB_MODULE(_native, module) {
     module.doc() = "The compiled core of quire.";
     module.def("cpu_features", &cpu_features, "What the processor and the operating system let a kernel use, by name.");
     module.def("instruction_set", &instruction_set,
-               "The best form of the kernels here: portable, avx2, avx512, avx512_bf16 or amx.");
+               "The best form of the kernels here: portable, avx2, avx2_vnni, avx512, avx512_bf16 or amx.");
     module.def("crc32", &crc32, nb::arg("data"), nb::arg("before") = 0,
                "The checksum of bytes that zlib.crc32 gives, behind bytes whose checksum is `before`.");
     quire::bindings::bind_decoder(module);

@@ -68,7 +68,6 @@ void Adapter::set(int layer, Adapted which, int index, const MatrixRows& a, cons
 MatrixView Adapter::packed(const MatrixRows& rows) {
     PackedMatrix matrix;
     matrix.pack(decoder_.kernels(), nullptr, memory_, rows, rows.type);
-    num_bytes_ += matrix.num_bytes();
     return matrix.view();
 }
 

@@ -104,7 +104,6 @@ class Adapter:
         b: NDArray[np.float32] | NDArray[np.uint16],
         scale: float,
     ) -> None: ...
-    def num_bytes(self) -> int: ...
 
 def uniform(seed: int, position: int) -> float:
     """The uniform number in [0, 1) of a seed and a position."""

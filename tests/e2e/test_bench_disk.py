@@ -10,7 +10,7 @@ import pytest
 from quire import cli
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
-from quire.instruments.bench.disk_turns import TurnProcess
+from quire.instruments.bench.disk_turns import run_turns
 
 
 def test_each_tier_answers_and_a_full_store_is_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,4 +48,4 @@ def test_engines_take_turns_and_one_part_can_be_measured_alone(tmp_path: Path) -
 
 def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ExecutionError, match=r"a process ended with status 1: .*nothing"):
-        TurnProcess(EngineConfig(model="guide"), str(tmp_path / "nothing"), 0)
+        run_turns({"one": EngineConfig(model="guide")}, str(tmp_path / "nothing"), 0, range(1))

@@ -104,7 +104,7 @@ def test_weights_are_looked_at_and_not_read(
     def fail(*_: object) -> None:
         raise AssertionError("weights were mapped")
 
-    monkeypatch.setattr("quire.compute.weights.checkpoint.Checkpoint._mapped", fail)
+    monkeypatch.setattr("quire.compute.weights.mapped_files.MappedFiles.bytes_of", fail)
     assert doctor(folder, capsys)[0] == 0
 
 

@@ -254,7 +254,7 @@ def standing_batch(size: int, num_ids: int, device: str, longest_query: int = 1)
     places = torch.zeros(size, dtype=torch.int32, device=device)
     tables = torch.zeros(num_ids, dtype=torch.int32, device=device)
     empty = np.empty(0, np.int64)
-    shape = StepShape(0, min(size, 5), longest_query, 1, empty, empty, ())
+    shape = StepShape(0, min(size, 5), longest_query, empty, empty, ())
     return StepBatch(places, places, places, places, (places,), (tables,), places, shape)
 
 

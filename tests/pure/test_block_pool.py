@@ -109,12 +109,6 @@ def test_free_blocks_are_taken_before_a_cached_one_is_evicted() -> None:
     assert subject.evict(1) == "a"
 
 
-@pytest.mark.parametrize("num_blocks", [0, -1, 1.0, True, None, "8"])
-def test_a_pool_has_at_least_one_block(num_blocks: object) -> None:
-    with pytest.raises(InvalidConfigError, match=r"num_blocks is .*; allowed: an integer, 1 or more"):
-        BlockPool(num_blocks, create_eviction_policy("lru"), on_evict=print)  # type: ignore[arg-type]
-
-
 # ---- which cached block goes first ----------------------------------------------------------------------------------
 
 

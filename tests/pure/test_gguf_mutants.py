@@ -34,7 +34,6 @@ NOT_REACHED = {
     "raise unreadable": "a file that the system does not let us read",
     "without what {file} says": "a mistake of ours",
     "{len(text)} bytes": "a vocabulary that is larger than its file",
-    "as when it was checked": "a file that changes while it is read",
     "scales that do not fit into float16": "weights, which the trials do not read",
     "from 2^-24 to 2^15": "the same",
     "pieces of at most {MAX_CHARACTERS}": "a vocabulary of 4 MiB",

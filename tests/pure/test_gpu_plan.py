@@ -14,8 +14,8 @@ import pytest
 from quire import EngineConfig, InvalidConfigError, cli
 from quire.cli.doctor import examine
 from quire.compute.adapters.folder import read_adapter
-from quire.compute.adapters.places import ADAPTED
-from quire.compute.adapters.room import MOST_SLOTS, OF_EXPERTS, AdapterRoom, room_for
+from quire.compute.adapters.places import ADAPTED, OF_EXPERTS
+from quire.compute.adapters.room import MOST_SLOTS, AdapterRoom, room_for
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.torch.backend import GPU_KV_SHARE, TorchBackend

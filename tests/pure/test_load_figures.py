@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.errors import InvalidValueError
+from quire.core.errors import ExecutionError, InvalidValueError
 from quire.instruments.bench.load_figures import (
     BETWEEN_TOKENS,
     FIRST_TOKEN,
@@ -61,6 +61,26 @@ def test_each_measure_is_a_time_since_the_request_was_due(
     changes: dict[str, Any], measure: str, times: list[float]
 ) -> None:
     assert times_of(replace(DONE, **changes), measure) == pytest.approx(times)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_tokens", "problem"),
+    [
+        ({"error": "lost"}, None, "a request has failed: lost"),
+        ({"error": "lost"}, 6, "a request has failed: lost"),
+        ({}, 7, "the server sent 6 tokens, not 7"),
+    ],
+)
+def test_a_result_that_must_be_complete(changes: dict[str, Any], num_tokens: int | None, problem: str) -> None:
+    complete, other = LoadResult([DONE], 10.0, 0.5), LoadResult([DONE, replace(DONE, **changes)], 10.0, 0.5)
+    complete.require_done()
+    complete.require_done(6)
+    with pytest.raises(ExecutionError, match=f"^{problem}$"):
+        other.require_done(num_tokens)
+
+
+def test_a_request_without_tokens_counts_until_its_end() -> None:
+    assert (DONE.first_s, replace(DONE, events_s=[]).first_s) == (1.0, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from quire.core.errors import InvariantError
-from quire.core.request import CacheScope, Request
+from quire.core.request import CacheScope
 from quire.core.step import NO_BLOCK
 from quire.memory.block_hash import BlockHasher
 from quire.memory.eviction.lru import LRUEviction
@@ -580,8 +580,3 @@ def test_the_manager_asks_each_part() -> None:
 def test_an_empty_eviction_order_yields_nothing() -> None:
     with pytest.raises(InvariantError, match="popleft of an empty list"):
         LRUEviction().pop()
-
-
-def test_a_request_that_holds_nothing_has_no_ledger() -> None:
-    with pytest.raises(KeyError):
-        Memory().manager.request_ledger(Request("stranger", [1]))

@@ -559,7 +559,7 @@ class MemoryMachine(RuleBasedStateMachine):
         assert self.pool.num_available < num_groups
         one_more = Request("one more", unheard)
         before = self.books()
-        assert not self.manager.allocate_slots(one_more, 1, PrefixMatch([], 0, 0, None))
+        assert not self.manager.allocate_slots(one_more, 1, PrefixMatch([], 0, None))
         assert self.books() == before
 
     # ---- what the rules do ----------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_a_hit_needs_every_block_that_is_still_read(
 )
 def test_a_match_ends_within_a_block_or_at_its_border(num_tokens: int, num_blocks: int, expected: bool) -> None:
     entries = [PrefixEntry(None, b"", 1)] * num_blocks
-    assert PrefixMatch(entries, num_tokens, num_blocks, None).ends_within_block(4) is expected
+    assert PrefixMatch(entries, num_tokens, None).ends_within_block(4) is expected
 
 
 # ---- what the plan is told ------------------------------------------------------------------------------------------

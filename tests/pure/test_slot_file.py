@@ -266,10 +266,10 @@ def test_every_nth_call_fails(tmp_path: Path, error: int, in_part: bool) -> None
 def test_a_second_engine_takes_another_folder(tmp_path: Path) -> None:
     first, second = opened(tmp_path), opened(tmp_path)
     chain(first)
-    assert second.num_kept == 0
+    assert second.kept == []
     first.close()
     third = opened(tmp_path)
-    assert third.num_kept == 4
+    assert len(third.kept) == 4
     for store in (second, third):
         store.close()
 

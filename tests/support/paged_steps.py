@@ -128,9 +128,7 @@ class Step:
         positions = np.concatenate([np.arange(length - count, length) for length, count in self.sequences])
         num_decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
         num_short = int((counts <= MOST_SHORT).sum())
-        shape = StepShape(
-            num_decodes, num_short, int(counts.max()), int(lengths.max()), starts, lengths, (self._tables,)
-        )
+        shape = StepShape(num_decodes, num_short, int(counts.max()), starts, lengths, (self._tables,))
         tensors = [
             torch.from_numpy(array.astype(np.int32)).to(self.device)
             for array in (positions, starts, lengths, *shape.needed_tables(self.model.block_size), starts[1:] - 1)

@@ -64,7 +64,6 @@ class Adapter {
         return index < static_cast<int>(found.size()) ? found[index] : kNone;
     }
     NumberType number_type() const { return number_type_; }
-    std::size_t num_bytes() const { return num_bytes_; }
 
   private:
     MatrixView packed(const MatrixRows& rows);
@@ -72,7 +71,6 @@ class Adapter {
     const Decoder& decoder_;
     NumberType number_type_ = NumberType::kFloat32;
     Arena memory_;
-    std::size_t num_bytes_ = 0;
     std::vector<std::array<std::vector<LowRank>, kNumAdapted>> layers_;
 };
 

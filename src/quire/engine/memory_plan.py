@@ -98,7 +98,7 @@ def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, 
         in_a_step = config.max_num_batched_tokens // spec.block_size + config.max_num_seqs
         most_blocks = min(most_blocks, len(spec.groups) * in_a_step * config.max_steps_under_way)
     budget = _kv_budget(config, spec, needs, most_blocks)
-    num_blocks = min(size_pool(budget, spec).num_blocks, (1 << 31) - 1)
+    num_blocks = min(size_pool(budget, spec), (1 << 31) - 1)
     stored = max_sequence_tokens(num_blocks, spec, longest_chunk=longest_chunk)
     fits = min(wanted, stored + 1)
     if fits < (config.max_model_len or min(context_length, USEFUL_TOKENS)):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Protocol
 
-from quire.core.errors import InvalidConfigError, InvariantError
+from quire.core.errors import InvariantError
 from quire.core.request import Request
 from quire.core.step import NO_BLOCK
 from quire.memory.block import Block, BlockState
@@ -64,8 +64,6 @@ class BlockPool:
         quota: TenantQuota | None = None,
         places: Callable[[PrefixEntry], list[int]] = attrgetter("block_ids"),
     ) -> None:
-        if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 1:
-            raise InvalidConfigError("num_blocks", num_blocks, "an integer, 1 or more")
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._free_list = FreeList(num_blocks)
         self._cached = eviction
@@ -177,30 +175,24 @@ class BlockPool:
 
     def publish(self, block_id: int, entry: PrefixEntry, request: Request, *, group: int) -> None:
         """Note that a block in use holds the content of an entry, which the request computed. Mutates; O(1)."""
-        block = self.blocks[block_id]
-        if not block.ref_count or block.entry is not None:
-            raise InvariantError(f"block {block_id} cannot be published: it is {block.state.value}, or published")
-        self._num_published += 1
-        block.entry = entry
-        block.group = group
-        block.request_id = request.request_id
-        block.tenant = request.scope.tenant
-        block.priority = request.priority
-        block.published_at = self._num_published
-        self._places(entry)[group] = block_id
-        self._note_entry(block_id, entry)
+        block = self._attach(block_id, entry, group)
+        block.request_id, block.tenant, block.priority = request.request_id, request.scope.tenant, request.priority
 
     def adopt(self, block_id: int, original: Block) -> None:
         """Note that a block in use becomes a copy of a published block of another pool. Mutates; O(1)."""
-        block, entry = self.blocks[block_id], original.entry
-        if entry is None or not block.ref_count or block.entry is not None:
-            raise InvariantError(f"block {block_id} cannot become a copy: it is {block.state.value}, or published")
-        self._num_published += 1
-        block.entry, block.group = entry, original.group
+        block = self._attach(block_id, original.entry, original.group)
         block.request_id, block.tenant, block.priority = original.request_id, original.tenant, original.priority
-        block.published_at = self._num_published
-        self._places(entry)[block.group] = block_id
+
+    def _attach(self, block_id: int, entry: PrefixEntry | None, group: int) -> Block:
+        """Put a block in use under an entry, and return it. Mutates; O(1)."""
+        block = self.blocks[block_id]
+        if entry is None or not block.ref_count or block.entry is not None:
+            raise InvariantError(f"block {block_id} cannot be published: it is {block.state.value}, or published")
+        self._num_published += 1
+        block.entry, block.group, block.published_at = entry, group, self._num_published
+        self._places(entry)[group] = block_id
         self._note_entry(block_id, entry)
+        return block
 
     def _note_entry(self, block_id: int, entry: PrefixEntry) -> None:
         """Note in the journals that a block has changed, and whether its entry can be hit. Mutates them."""

@@ -15,7 +15,7 @@ from quire.core.request import Request
 from quire.core.step import NO_BLOCK
 from quire.memory.block_hash import BlockHasher
 from quire.memory.block_pool import BlockPool
-from quire.memory.ledger import MemoryLedger, RequestLedger
+from quire.memory.ledger import MemoryLedger
 from quire.memory.prefix.base import PrefixEntry, PrefixIndex, digest_of
 from quire.memory.sequence import MissReason, PrefixMatch, SequenceMemory
 
@@ -70,7 +70,7 @@ class MemoryBooks:
             return MissReason.NOT_ASKED
         if match.frontier is None:
             return MissReason.NOT_FULL
-        if match.num_known_blocks > len(match.entries):
+        if len(match.known) > len(match.entries):
             return MissReason.EVICTED
         after, tokens = match.frontier
         parent = self._hasher.root(after) if isinstance(after, bytes) else digest_of(after, self._hasher)
@@ -82,21 +82,6 @@ class MemoryBooks:
             if len(index.match(root, beginning)) == missed:
                 return MissReason.OTHER_SALT
         return MissReason.NEVER_CACHED
-
-    def request_ledger(self, pool: BlockPool, request: Request, memory: SequenceMemory) -> RequestLedger:
-        """Return the memory of one request, as its tenant may see it. Does not mutate."""
-        held = [block_id for table in memory.tables for block_id in table.held]
-        reason = memory.miss_reason
-        return RequestLedger(
-            request_id=request.request_id,
-            branch=request.branch,
-            num_blocks=len(held),
-            num_shared_blocks=sum(pool.blocks[block_id].ref_count > 1 for block_id in held),
-            num_computed_tokens=request.num_computed,
-            num_cached_tokens=request.num_cached_tokens,
-            num_host_blocks=sum(map(len, memory.host_blocks or ())),
-            miss_reason=MissReason.NEVER_CACHED if reason is MissReason.OTHER_SALT else reason,
-        )
 
     def ledger(
         self,

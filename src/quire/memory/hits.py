@@ -54,7 +54,7 @@ class PrefixHits:
         self._groups = spec.groups
         self._has_states = spec.has_recurrent_layers
         self.windows = [group for group, kind in enumerate(spec.groups) if kind.window is not None]
-        self._full_groups = [group for group, kind in enumerate(spec.groups) if kind.window is None]
+        self.full_groups = [group for group, kind in enumerate(spec.groups) if kind.window is None]
         self._index = index
         self._pool = pool
         self._host = host
@@ -66,7 +66,7 @@ class PrefixHits:
         The match is empty if every position of the prompt must be computed.
         """
         if request.reads_whole_prompt:
-            return PrefixMatch([], 0, 0, None)
+            return PrefixMatch([], 0, None)
         size, tokens = self._block_size, request.tokens
         # A state after the last token does not contain the state before it, which computing that token needs.
         num_full = (len(tokens) - self._has_states) // size
@@ -78,7 +78,7 @@ class PrefixHits:
         if hits < num_full:
             after = known[hits - 1] if hits else root
             frontier = (after, tokens[hits * size : (hits + 1) * size].tobytes())
-        return PrefixMatch(known[:hits], num_tokens, len(known), frontier, known)
+        return PrefixMatch(known[:hits], num_tokens, frontier, known)
 
     def places(self, entries: Sequence[PrefixEntry]) -> list[list[int]]:
         """Return for each entry the block of each group: on the device, or else on the host."""
@@ -98,7 +98,7 @@ class PrefixHits:
         `places`: for each entry, the block of each group.
         """
         hits = len(places)
-        for group in self._full_groups:
+        for group in self.full_groups:
             for index in range(hits):
                 if places[index][group] == NO_BLOCK:
                     hits = index

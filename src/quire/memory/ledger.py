@@ -19,20 +19,6 @@ from quire.memory.sequence import MissReason
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLedger:
-    """The memory of one request. `miss_reason` never reveals to its tenant that another tenant has the same prompt."""
-
-    request_id: str
-    branch: int
-    num_blocks: int
-    num_shared_blocks: int
-    num_computed_tokens: int
-    num_cached_tokens: int
-    num_host_blocks: int
-    miss_reason: MissReason
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryLedger:
     """The use of the KV memory at one moment; see the module for the sums."""
 

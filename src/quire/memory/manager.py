@@ -38,7 +38,7 @@ from quire.memory.copy_on_write import CopyOnWrite
 from quire.memory.eviction import EvictionPolicy, create_eviction_policy
 from quire.memory.hits import PrefixHits
 from quire.memory.journal import MemoryJournal
-from quire.memory.ledger import MemoryLedger, RequestLedger
+from quire.memory.ledger import MemoryLedger
 from quire.memory.prefix import PrefixEntry, create_prefix_index
 from quire.memory.publisher import Publisher
 from quire.memory.quota import TenantQuota
@@ -83,7 +83,6 @@ class KVCacheManager:
         self.config = config
         self._block_size = spec.block_size
         self._groups = spec.groups
-        self._full_groups = [group for group, kind in enumerate(spec.groups) if kind.window is None]
         self._hasher = hasher = BlockHasher(config.hash_key, config.hash_bits)
         self.index = create_prefix_index(
             config.prefix_index, block_bytes=4 * spec.block_size, num_groups=len(spec.groups), hasher=hasher
@@ -504,12 +503,8 @@ class KVCacheManager:
         return changes
 
     def miss_reason(self, request: Request) -> MissReason:
-        """Return why the first missed block was missed, for operators: a tenant may not see "other salt"."""
+        """Return why the first missed block was missed, for operators only: "other salt" tells about other tenants."""
         return self.memories[request].miss_reason
-
-    def request_ledger(self, request: Request) -> RequestLedger:
-        """Return the memory of one request, as its tenant may see it. Does not mutate."""
-        return self._books.request_ledger(self.pool, request, self.memories[request])
 
     def ledger(self) -> MemoryLedger:
         """Return the use of the memory. Does not mutate; O(requests)."""
@@ -532,7 +527,8 @@ class KVCacheManager:
     def survey(self, at_once: int = SURVEYED_AT_ONCE) -> None:
         """Report from now on which blocks can be hit, starting with those already cached. Mutates; O(1)."""
         if self.cache_journal is None:
-            self.cache_journal = CacheJournal(self.pool, self._hasher, tuple(self._full_groups or self._windows))
+            groups = tuple(self._hits.full_groups or self._windows)
+            self.cache_journal = CacheJournal(self.pool, self._hasher, groups)
             self.pool.cache_journal = self.cache_journal
         self.cache_journal.survey(at_once)
 

@@ -35,21 +35,19 @@ class MissReason(Enum):
 class PrefixMatch:
     """The tokens of a request that are cached. Valid only until the next change of the memory."""
 
-    __slots__ = ("entries", "num_tokens", "num_known_blocks", "frontier", "known", "num_host_tokens")
+    __slots__ = ("entries", "num_tokens", "frontier", "known", "num_host_tokens")
 
     def __init__(
         self,
         entries: list[PrefixEntry],
         num_tokens: int,
-        num_known_blocks: int,
         frontier: Frontier | None,
         known: Sequence[PrefixEntry] = (),
     ) -> None:
         self.entries = entries  # of the blocks that are hit; of the last one perhaps only the first tokens
         self.num_tokens = num_tokens
-        self.num_known_blocks = num_known_blocks  # entries in the index, including those whose blocks are evicted
         self.frontier = frontier  # the first full block that is not hit, if there is one
-        self.known = known  # all entries of the index along the tokens: a disk may have the blocks that are not hit
+        self.known = known  # all entries along the tokens, also without blocks: a disk may have those that are not hit
         self.num_host_tokens = 0  # how many of num_tokens were moved from the host; set when the request is admitted
 
     def ends_within_block(self, block_size: int) -> bool:

@@ -2,14 +2,12 @@
 
     num_blocks = budget // bytes_per_block
 
-All KV groups share one pool, so one division is enough. The bytes that do not fill a block are reported as the
-remainder.
+All KV groups share one pool, so one division is enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import USUAL_BLOCK_SIZE, KVCacheSpec
@@ -18,32 +16,18 @@ MAX_TOKENS = 1 << 30
 """Longer than any sequence: the result if every layer stores only its window."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSize:
-    """How a budget divides into blocks."""
-
-    num_blocks: int
-    bytes_per_block: int
-    remainder_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes that the blocks take."""
-        return self.num_blocks * self.bytes_per_block
-
-
-def size_pool(budget_bytes: int, spec: KVCacheSpec) -> PoolSize:
+def size_pool(budget_bytes: int, spec: KVCacheSpec) -> int:
     """Return how many blocks fit into a budget; raises `InvalidConfigError` if not even one fits.
 
     >>> from quire.core.kv_spec import KVGroup
     >>> spec = KVCacheSpec(16, num_kv_heads=8, head_dim=128, dtype="float16", groups=(KVGroup(tuple(range(32))),))
-    >>> spec.bytes_per_block, size_pool(4 << 30, spec).num_blocks      # Llama-3.1-8B: 2 MiB a block
+    >>> spec.bytes_per_block, size_pool(4 << 30, spec)      # Llama-3.1-8B: 2 MiB a block
     (2097152, 2048)
     """
     needed = spec.bytes_per_block
     if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int) or budget_bytes < needed:
         raise InvalidConfigError("kv_memory", budget_bytes, f"{needed} bytes (one block) or more")
-    return PoolSize(budget_bytes // needed, needed, budget_bytes % needed)
+    return budget_bytes // needed
 
 
 def slots_to_grow_into(spec: KVCacheSpec) -> int:

@@ -90,6 +90,6 @@ class Preemption:
             return False  # its row holds a sum over computed tokens, which starts again with a new row
         if self._config.preemption != "auto":
             return self._config.preemption == "swap"
-        blocks = self._memory.request_ledger(request).num_blocks
-        swap_s = 2 * blocks * self._memory.spec.bytes_per_block / self._config.swap_bytes_per_s
+        num_blocks = self._memory.memories[request].num_held
+        swap_s = 2 * num_blocks * self._memory.spec.bytes_per_block / self._config.swap_bytes_per_s
         return swap_s < request.num_planned / self._config.recompute_tokens_per_s

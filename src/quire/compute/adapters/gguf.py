@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from quire.compute.adapters.settings import AdapterSettings
@@ -67,9 +66,8 @@ class GgufAdapter:
             of_a = ours if _is_of_experts(stem) else OF_A + stem
             if of_a in self._a.entries:
                 self._of_a[f"{module}.lora_A.weight"] = of_a
-        for name in sorted(
-            self._a.entries.keys() - self._of_a.values()
-        ):  # without B: refused later, by the name of its module
+        # Without B: refused later, by the name of its module.
+        for name in sorted(self._a.entries.keys() - self._of_a.values()):
             self._of_a[f"{name.removeprefix(OF_A).removesuffix('.weight')}.lora_A.weight"] = name
 
     @property
@@ -99,8 +97,3 @@ def gguf_settings(header: GgufHeader) -> AdapterSettings:
 
 def _is_of_experts(stem: str) -> bool:
     return stem.removesuffix(".weight").rpartition(".")[2] in EXPERTS
-
-
-def is_gguf(path: Path) -> bool:
-    """Return whether an adapter is a GGUF file, not a folder."""
-    return path.suffix.lower() == ".gguf"

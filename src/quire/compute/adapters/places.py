@@ -21,7 +21,8 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part, WeightSource
 from quire.compute.models.sublayers import Activation
 
-ADAPTED: Final = frozenset(
+OF_EXPERTS: Final = frozenset({Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN})
+ADAPTED: Final = OF_EXPERTS | frozenset(
     {Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}
     | {Part.QUERY_DOWN, Part.LATENT, Part.KEY_UP, Part.VALUE_UP}
     | {Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN}
@@ -29,7 +30,6 @@ ADAPTED: Final = frozenset(
     | {Part.DELTA_RATE, Part.DELTA_DECAY, Part.DELTA_OUTPUT}
     | {Part.MAMBA_GATE, Part.MAMBA_VALUE, Part.MAMBA_KEY, Part.MAMBA_QUERY, Part.MAMBA_STEP, Part.MAMBA_OUTPUT}
     | {Part.CONVOLUTION_GATE, Part.CONVOLUTION_VALUE, Part.CONVOLUTION_OUTPUT_GATE, Part.CONVOLUTION_OUTPUT}
-    | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN}
 )
 IN_TURNS: Final = frozenset({Part.DELTA_GATE, Part.DELTA_OUTPUT})
 """Matrices whose value heads a GGUF file can have in another order than adapters."""

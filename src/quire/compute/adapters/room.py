@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quire.compute.adapters.folder import Adapter, padded
-from quire.compute.adapters.places import ADAPTED, places_of
+from quire.compute.adapters.places import ADAPTED, OF_EXPERTS, places_of
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
@@ -19,7 +19,6 @@ from quire.core.byte_sizes import format_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import CheckpointError, InvalidConfigError
 
-OF_EXPERTS: Final = frozenset({Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN})
 MOST_SLOTS: Final = 64
 MOST_MATRICES: Final = 1024
 """The most matrices of one part in one layer, over all slots: sorting rows by matrix counts the rows of each."""

@@ -165,9 +165,8 @@ def _q5_k(blocks: ByteArray) -> FloatArray:
 
 
 def _q6_k(blocks: ByteArray) -> FloatArray:
-    low, high = blocks[:, :128].reshape(-1, 2, 2, 32), blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    low, two = blocks[:, :128].reshape(-1, 2, 2, 32), _two_bits(blocks[:, 128:192])
     four = np.concatenate([low & 15, low >> 4], axis=2)  # [num_blocks, 2, 4, 32]
-    two = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
     codes = (four | two << 4).astype(np.float32) - np.float32(32)
     scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
     return _by_sixteens(_float16(blocks, 208) * scales, codes)

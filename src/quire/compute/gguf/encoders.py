@@ -15,6 +15,7 @@ from typing import Any, Final
 from quire.compute.gguf.header import GgufTensor
 from quire.compute.gguf.named_settings import Settings
 from quire.compute.gguf.names import TOKEN_TYPES
+from quire.compute.gguf.vocabulary import CONTROL, scores_of
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.rope import FULL, SLIDING
 
@@ -23,7 +24,6 @@ ENCODERS: Final = frozenset({"bert", "gemma-embedding", "modern-bert", "nomic-be
 
 SPACE: Final = "\u2581"
 CONTINUES: Final = "##"
-CONTROL: Final = 3  # of tokenizer.ggml.token_type
 CAPITAL: Final = re.compile(r"(##)?[A-Z]")  # lower case leaves some others as they are, such as that of real numbers
 FIRST: Final = ("cls", "bos")
 LAST: Final = ("seperator", "eos")  # with the typo of the format
@@ -108,9 +108,7 @@ def word_piece_parts(file: ConfigFile, ids: Mapping[str, int]) -> dict[str, Any]
 
 def unigram_parts(file: ConfigFile, ids: Mapping[str, int]) -> dict[str, Any]:
     """Return the parts of tokenizer.json for pieces with scores, of which the best ones are chosen."""
-    pieces, scores = list(ids), file.fields.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(ids) or not {int, float}.issuperset(map(type, scores)):
-        raise file.error("tokenizer.ggml.scores", f"a list of {len(ids)} numbers, one for each token")
+    pieces, scores = list(ids), scores_of(file, len(ids))
     normalizers: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]
     if (table := file.fields.get("tokenizer.ggml.precompiled_charsmap")) is not None:
         if not isinstance(table, list) or len(table) > MOST_BYTES or set(map(type, table)) - {int}:

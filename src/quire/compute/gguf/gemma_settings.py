@@ -12,7 +12,7 @@ WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
 """The number of layers of the Gemmas (27B) that scale scores by hidden size / heads, not by the size of a head."""
 
 CAP: Final = "final_logit_softcapping"
-SIZE, NEAR_SIZE = "attention.key_length", "attention.key_length_swa"
+SIZE: Final = "attention.key_length"
 
 
 def gemma(settings: Settings) -> dict[str, object]:

@@ -6,11 +6,8 @@ another order are reordered (row_orders.py). MXFP4 blocks are returned as Q5_0, 
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -24,9 +21,9 @@ from quire.compute.gguf.rope_settings import DIVISORS
 from quire.compute.gguf.row_orders import Order, Turns, order_of
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.weights.bfloat16 import narrowed
+from quire.compute.weights.mapped_files import MappedFiles
 from quire.compute.weights.weight_file import EVERYTHING
 from quire.core.errors import CheckpointError
-from quire.core.model_files import open_model_file
 
 SETTINGS: Final = (DIVISORS, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are settings: the divisors of the frequencies of positions."""
@@ -116,7 +113,7 @@ class GgufTensors:
             {name: KEPT_AS.get(entry.dtype, entry.dtype) for name, entry in self.entries.items() if entry.has_blocks}
         )
         self._header = header
-        self._mappings: dict[Path, mmap.mmap] = {}
+        self._files = MappedFiles(header.file_bytes)
 
     @property
     def name(self) -> str:
@@ -141,8 +138,7 @@ class GgufTensors:
             bits = narrowed(data.view("<f2")) if is_half else np.require(data.view("<u2"), np.uint16, ["ALIGNED"])
             bits = bits.reshape(shape)
         else:
-            found = self._numbers(entry, rows)
-            bits = narrowed(found.reshape(-1)).reshape(found.shape)
+            bits = narrowed(self._numbers(entry, rows))
         bits.flags.writeable = False
         return bits
 
@@ -173,9 +169,7 @@ class GgufTensors:
 
     def release(self) -> None:
         """Free the memory of the mapped files."""
-        for mapping in self._mappings.values():
-            if hasattr(mmap, "MADV_DONTNEED"):
-                mapping.madvise(mmap.MADV_DONTNEED)
+        self._files.release()
 
     def _numbers(self, entry: GgufEntry, rows: slice) -> FloatArray:
         tensor, shape = entry.tensor, entry.shape
@@ -207,17 +201,7 @@ class GgufTensors:
         return _numbers_in(tensor, self._bytes(tensor, 0, tensor.num_bytes)).reshape(tensor.shape)
 
     def _bytes(self, tensor: GgufTensor, start: int, stop: int) -> ByteArray:
-        if tensor.file not in self._mappings:
-            self._mappings[tensor.file] = self._mapped(tensor.file)
-        return np.frombuffer(self._mappings[tensor.file], np.uint8, stop - start, tensor.start + start)
-
-    def _mapped(self, path: Path) -> mmap.mmap:
-        """Return the mapping of a file; raises if the file's size has changed since its header was checked."""
-        with open_model_file(path) as file:
-            size, checked = os.fstat(file.fileno()).st_size, self._header.file_bytes[path]
-            if size != checked:
-                raise CheckpointError(f"{path}: size", size, f"{checked} bytes, as when it was checked")
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        return self._files.bytes_of(tensor.file, tensor.start + start, tensor.start + stop)
 
 
 def _numbers_in(tensor: GgufTensor, data: ByteArray) -> FloatArray:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from quire.compute.gguf.encoders import around, template, unigram_parts, word_piece_parts, word_pieces
+from quire.compute.gguf.encoders import SPACE, around, template, unigram_parts, word_piece_parts, word_pieces
 from quire.compute.gguf.header import GgufHeader
-from quire.compute.gguf.vocabulary import CONTROL, vocabulary
+from quire.compute.gguf.vocabulary import CONTROL, scores_of, vocabulary
 from quire.compute.models.config_file import ConfigFile
 from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, SPACE_AT_END
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE
@@ -29,7 +29,6 @@ OF_ENCODERS: Final = (WORD_PIECES, UNIGRAM)
 
 RERANK: Final = "rerank"  # the name of a template that is not Jinja: {query} and {document} are replaced
 USER_DEFINED: Final = 4  # of tokenizer.ggml.token_type
-SPACE: Final = "\u2581"
 NAMED: Final = MappingProxyType(
     {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
 )
@@ -276,9 +275,7 @@ def _listed_merges(file: ConfigFile) -> Sequence[Sequence[str]]:
 
 def _sentence_pieces(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
     """Return the parts of a BPE that is equivalent to SentencePiece with these pieces."""
-    scores = file.fields.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(ids) or not {int, float}.issuperset(map(type, scores)):
-        raise file.error("tokenizer.ggml.scores", f"a list of {len(ids)} numbers, one for each token")
+    scores = scores_of(file, len(ids))
     has_prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
     if max(map(len, ids), default=0) > MAX_PIECE_CHARACTERS:
         raise file.error("tokenizer.ggml.tokens", f"pieces of at most {MAX_PIECE_CHARACTERS} characters")

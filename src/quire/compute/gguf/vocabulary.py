@@ -43,3 +43,11 @@ def vocabulary(file: ConfigFile) -> tuple[Sequence[str], Sequence[Any]]:
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise file.error("tokenizer.ggml.token_type", f"a list of {len(tokens)} types, one for each token")
     return tokens, kinds
+
+
+def scores_of(file: ConfigFile, count: int) -> Sequence[float]:
+    """Return the scores of `count` tokens."""
+    scores = file.fields.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != count or not {int, float}.issuperset(map(type, scores)):
+        raise file.error("tokenizer.ggml.scores", f"a list of {count} numbers, one for each token")
+    return scores

@@ -11,11 +11,16 @@ apply to such work: `trial` limits compiling, and `mask_service` following a tex
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
+
+
+MEMORY_BYTES: Final = 1 << 30
+"""The limit of memory of a process that compiles grammars, in addition to its memory at the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +54,10 @@ class GrammarLimits:
             max_lexer_states=self.max_states,
             verbose_errors=False,
         )
+
+
+def limit_memory() -> None:
+    """Limit the memory of this process to `MEMORY_BYTES` more than it has now. Mutates."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        num_bytes = int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))

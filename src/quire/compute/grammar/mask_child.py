@@ -22,10 +22,10 @@ import time
 from collections.abc import Iterator
 
 from quire.compute.grammar.compiler import GrammarCompiler
-from quire.compute.grammar.limits import GrammarLimits
+from quire.compute.grammar.limits import GrammarLimits, limit_memory
 from quire.compute.grammar.mask_messages import BEGUN, MaskAnswer, MaskJob, take_frames
 from quire.compute.grammar.matcher import TextMatcher
-from quire.compute.grammar.trial import BUDGET_S, MEMORY_BYTES
+from quire.compute.grammar.trial import BUDGET_S
 from quire.compute.grammar.vocabulary import Vocabulary
 from quire.core.errors import InvalidRequestError
 
@@ -129,9 +129,7 @@ def _become_worker(connection: socket.socket, compiler: GrammarCompiler, failure
     """Work, and never return to the parent's loop."""
     status = 1
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            num_bytes = int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+        limit_memory()
         work(connection, compiler, failure, niceness)
         status = 0
     finally:

@@ -40,8 +40,6 @@ BUDGET_S: Final = 0.4
 ANSWER_S: Final = 20.0
 STACK_BYTES: Final = 1 << 20
 """The stack size of the child's compiling thread; threads of the server usually have 8 MiB."""
-MEMORY_BYTES: Final = 1 << 30
-"""The limit of memory, in addition to the child's memory at its start."""
 MAX_DEATHS: Final = 2
 """The limit of deaths during the trial of a grammar; the same limit applies outside of trials."""
 TOO_MUCH: Final = "one that takes less to compile: make it smaller, or nest and combine less"

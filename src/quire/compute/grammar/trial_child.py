@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.compute.grammar.compilation import compile_grammar
-from quire.compute.grammar.limits import GrammarLimits
-from quire.compute.grammar.trial import MEMORY_BYTES, STACK_BYTES
+from quire.compute.grammar.limits import GrammarLimits, limit_memory
+from quire.compute.grammar.trial import STACK_BYTES
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 
@@ -68,9 +68,7 @@ def serve() -> None:
 
 def main() -> None:
     """Serve in a thread with a small stack: a grammar that fits there fits everywhere."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        num_bytes = int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+    limit_memory()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)

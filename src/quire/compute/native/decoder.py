@@ -11,12 +11,12 @@ from quire._native import Adapter as NativeAdapter
 from quire._native import Decoder
 from quire.compute.adapters.folder import Adapter, LowRank
 from quire.compute.adapters.places import BY_HEAD
-from quire.compute.arrays import FloatArray, HalfArray, IntArray
+from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.distances import biases_by_distance
 from quire.compute.models.parts import Part
 from quire.compute.models.recurrent import MambaSpec
-from quire.compute.weights.bfloat16 import narrowed
+from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.decoder_weights import Parts, PartWeights, WeightReader
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine
 from quire.compute.worker.key_centres import key_centres, num_blocks
@@ -127,7 +127,7 @@ class NativeDecoder:
         for each in adapter.read():
             heads = self._heads_of(each) if each.part in BY_HEAD else [(each.expert, each.a, each.b)]
             for index, *matrices in heads:
-                a, b = (_as_bfloat16(rows) if self._dtype == "bfloat16" else rows for rows in matrices)
+                a, b = (narrowed(rows) if self._dtype == "bfloat16" else rows for rows in matrices)
                 packed.set(each.part.value, each.layer, index, a, b, each.scale)
         self._adapters[adapter.digest] = packed
 
@@ -277,12 +277,5 @@ class NativeDecoder:
         self._decoder.set_matrix(name, layer, expert, rows, blocks=piece.blocks, codes=self._codes[part])
 
 
-def _as_bfloat16(rows: FloatArray) -> HalfArray:
-    """Return a matrix as bfloat16."""
-    return narrowed(rows.ravel()).reshape(rows.shape)
-
-
 def _as_float32(rows: np.ndarray) -> FloatArray:
-    if rows.dtype == np.uint16:
-        return (rows.astype(np.uint32) << 16).view(np.float32)
-    return np.ascontiguousarray(rows, np.float32)
+    return widened(rows) if rows.dtype == np.uint16 else np.ascontiguousarray(rows, np.float32)

@@ -14,13 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.compute.gguf.blocks import MXFP4_SCALES, TWICE_E2M1
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.quantized.matrix import Groups, MatrixParts, optional_texts
 
 SIZE: Final = 32
-TWICE_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-HALF_E8M0: Final = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
-HALF_E8M0[255] = np.nan
+HALF_E8M0: Final = np.where(np.arange(256) < 255, MXFP4_SCALES, np.float32(np.nan))
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class QuantizedTensors:
             return self._checkpoint.bfloat16_bits(name, rows)
         result = np.empty(self._shape(name, rows), np.uint16)
         for start, codes, groups in self._pieces(name, rows):
-            result[start : start + len(codes)] = narrowed(groups.scaled(codes).reshape(-1)).reshape(codes.shape)
+            result[start : start + len(codes)] = narrowed(groups.scaled(codes))
         result.flags.writeable = False
         return result
 

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import groupby
-from typing import Final
 
 import numpy as np
 
 from quire.compute.adapters.folder import Adapter, LowRank
-from quire.compute.models.parts import Part
+from quire.compute.adapters.places import OF_EXPERTS
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.weights.decoder_weights import DecoderWeights, PartWeights
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
-
-OF_EXPERTS: Final = frozenset({Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN})
 
 
 class AdaptedDecoder:

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from quire.compute.adapters.folder import Adapter, LowRank
-from quire.compute.adapters.places import places_of
-from quire.compute.adapters.room import OF_EXPERTS, AdapterRoom
+from quire.compute.adapters.places import OF_EXPERTS, places_of
+from quire.compute.adapters.room import AdapterRoom
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
 from quire.compute.torch.products import Matrix

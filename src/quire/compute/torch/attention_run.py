@@ -157,7 +157,6 @@ class AttentionRun:
             num_decodes=len(lengths) if step.num_queries == 1 else 0,
             num_short=len(lengths) if step.num_queries <= MOST_SHORT else 0,
             longest_query=step.num_queries,
-            longest_context=int(lengths.max()),
             query_starts=starts,
             lengths=lengths,
             block_tables=(self._tables,),

@@ -26,10 +26,7 @@ def coded(kind: str, rows: torch.Tensor) -> Coded:
     """Return rows of blocks of a type, uint8 `[out, bytes]`, as codes and scales. Does not mutate."""
     size, convert = CONVERT[kind]
     pieces = [_flat(*convert(piece.unflatten(-1, (-1, size)))) for piece in rows.split(ROWS_AT_ONCE)]
-    inputs = zip(*(inputs for _, inputs in pieces), strict=True)
-    return torch.cat([codes for codes, _ in pieces]), InputScales(
-        *(None if each[0] is None else torch.cat(each) for each in inputs)
-    )
+    return torch.cat([codes for codes, _ in pieces]), InputScales.joined(inputs for _, inputs in pieces)
 
 
 def _flat(codes: torch.Tensor, inputs: InputScales) -> Coded:

@@ -118,9 +118,7 @@ class TorchCache:
         """Start the plan's moves out, then copies, then moves in. Mutates the memory, perhaps later."""
         if not (plan.moves_out or plan.copies or plan.moves_in):
             return
-        if self._tiers is None:
-            raise ExecutionError("the KV memory is not allocated, or was released")
-        blocks, host = self._tiers
+        blocks, host = self._allocated()
         with self._moving():
             host.take(blocks, plan.moves_out)
             blocks.take(blocks, plan.copies)
@@ -165,9 +163,12 @@ class TorchCache:
             self.draft.write_block(block, group, buffer[content.numel() :])
 
     def _content(self, block: int, group: int) -> torch.Tensor:
+        return self._allocated()[0].pool.content[: self.spec.places_of(self.spec.groups[group]), block]
+
+    def _allocated(self) -> tuple[_Tier, _Tier]:
         if self._tiers is None:
             raise ExecutionError("the KV memory is not allocated, or was released")
-        return self._tiers[0].pool.content[: self.spec.places_of(self.spec.groups[group]), block]
+        return self._tiers
 
     def _moving(self) -> AbstractContextManager[Any]:
         """Return the context for moves of blocks: after earlier launches, in parallel with later ones."""

@@ -246,7 +246,7 @@ class _Memory:
             slots=tuple(slots),
             block_tables=self.block_tables,
             logit_indices=nothing,
-            shape=StepShape(size, size, size if kind.has_prompts else 1, 1, no_sequence, no_sequence, ()),
+            shape=StepShape(size, size, size if kind.has_prompts else 1, no_sequence, no_sequence, ()),
             adapted=adapted,
         )
         return columns, batch

@@ -169,19 +169,24 @@ def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: No
     Calls `note_loaded` with the progress of the model. Raises `ExecutionError` for a device that cannot be opened,
     `OutOfMemoryError` for weights that do not fit.
     """
-    checkpoint = model.source.tensors()
+    reader = weight_reader(model, settings, note_loaded)
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     device = open_device(settings.device)
     cache = TorchCache(block_spec(model, settings), create_attention(model.spec, settings), device, num_blocks=0)
-    # The reader supports bfloat16 and float32; float16 is converted from float32 while loading.
-    dtype = "float32" if settings.dtype == "float16" else settings.dtype
-    kept = kept_blocks(model.spec, checkpoint.block_types, settings)
-    reader = WeightReader(model.spec, checkpoint, dtype, settings.weights, note_loaded, block_types=kept)
     draft = None if model.draft is None else load_model(model.draft, settings.of_draft())
     cache.draft = None if draft is None else draft.cache
     decoder = load_decoder(model.spec, reader, settings, cache)
     return LoadedModel(decoder, cache, settings, frozenset(model.eos_token_ids), draft=draft)
+
+
+def weight_reader(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None) -> WeightReader:
+    """Return the reader of a model's checkpoint, which is checked here."""
+    checkpoint = model.source.tensors()
+    # The reader supports bfloat16 and float32; float16 is converted from float32 while loading.
+    dtype = "float32" if settings.dtype == "float16" else settings.dtype
+    kept = kept_blocks(model.spec, checkpoint.block_types, settings)
+    return WeightReader(model.spec, checkpoint, dtype, settings.weights, note_loaded, block_types=kept)
 
 
 def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings, cache: TorchCache) -> TorchDecoder:

@@ -56,6 +56,12 @@ class InputScales(NamedTuple):
         """Return the same scales with each tensor changed."""
         return InputScales(*(None if each is None else change(each) for each in self))
 
+    @classmethod
+    def joined(cls, pieces: Iterable[InputScales]) -> InputScales:
+        """Return the scales of matrices of one form as those of one matrix, outputs of the first one first."""
+        columns = zip(*pieces, strict=True)
+        return cls(*(None if each[0] is None else torch.cat(each) for each in columns))
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:

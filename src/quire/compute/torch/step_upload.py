@@ -42,7 +42,6 @@ def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
         num_decodes=_num_first(counts == 1),
         num_short=int(np.count_nonzero(counts <= MOST_SHORT)),
         longest_query=int(counts.max()),
-        longest_context=longest,
         query_starts=inputs.query_starts,
         lengths=lengths,
         block_tables=tuple(table[:, : -(-longest // block_size)] for table in inputs.block_tables),

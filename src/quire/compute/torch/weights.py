@@ -150,8 +150,8 @@ class TorchWeights:
             dtype=dtype,
             embedding=embedding,
             head=embedding if spec.tied_head else loader.fused((Part.HEAD,), parts),
-            embedding_in=loader.fused((Part.EMBEDDING_IN,), parts) if Part.EMBEDDING_IN in parts else None,
-            embedding_out=loader.fused((Part.EMBEDDING_OUT,), parts) if Part.EMBEDDING_OUT in parts else None,
+            embedding_in=loader.matrix(Part.EMBEDDING_IN, parts),
+            embedding_out=loader.matrix(Part.EMBEDDING_OUT, parts),
             positions=loader.fused((Part.POSITIONS,), parts).weight if Part.POSITIONS in parts else None,
             final_norm=loader.norm(parts[Part.FINAL_NORM], spec.norm) if Part.FINAL_NORM in parts else None,
             layer_inputs=loader.inputs(parts),
@@ -200,16 +200,16 @@ class _Loader:
         weights = LayerWeights(
             norms={part: self.norm(parts[part], spec.norm) for part in LAYER_NORMS if part in parts},
             form=self._head_form(spec.layers[index], parts),
-            sinks=self._moved(parts[Part.SINKS].weight, torch.float32) if Part.SINKS in parts else None,
+            sinks=self._numbers(parts.get(Part.SINKS)),
             projection=self.fused(heads, parts),
             output=self.fused((Part.OUTPUT,), parts),
             mlp=self._mlp(parts),
-            router_offset=self._of_experts(parts.get(Part.ROUTER_OFFSET)),
-            factors=self._of_experts(parts.get(Part.EXPERT_FACTORS)),
+            router_offset=self._numbers(parts.get(Part.ROUTER_OFFSET)),
+            factors=self._numbers(parts.get(Part.EXPERT_FACTORS)),
             router=self._router(parts) if Part.ROUTER in parts else None,
             experts=self._experts(index) if Part.ROUTER in parts else None,
-            input_gate=self.fused((Part.INPUT_GATE,), parts) if Part.INPUT_GATE in parts else None,
-            input_output=self.fused((Part.INPUT_OUTPUT,), parts) if Part.INPUT_OUTPUT in parts else None,
+            input_gate=self.matrix(Part.INPUT_GATE, parts),
+            input_output=self.matrix(Part.INPUT_OUTPUT, parts),
             scale=float(parts[Part.LAYER_SCALE].weight[0]) if Part.LAYER_SCALE in parts else 1.0,
         )
         self._reader.release()
@@ -225,6 +225,10 @@ class _Loader:
             self.norm(parts[Part.LAYER_INPUTS_NORM], self._spec.norm),
         )
 
+    def matrix(self, name: Part, parts: Parts) -> Matrix | None:
+        """Return the matrix of a part; None: the model has none."""
+        return self.fused((name,), parts) if name in parts else None
+
     def fused(self, names: tuple[Part, ...], parts: Parts) -> Matrix:
         """Return the matrices of some parts as one, rows of the first part first."""
         if parts[names[0]].blocks:
@@ -238,16 +242,14 @@ class _Loader:
         moved = (_tensor(parts[name].weight).to(self._device) for name in names)
         pieces = [coded(parts[name].blocks, rows) for name, rows in zip(names, moved, strict=True)]
         biases = [self._moved(bias, self._dtype) for name in names if (bias := parts[name].bias) is not None]
-        inputs = (
-            None if each[0] is None else torch.cat(each) for each in zip(*(inputs for _, inputs in pieces), strict=True)
-        )
         return Matrix(
             torch.cat([codes for codes, _ in pieces]),
             torch.cat(biases) if biases else None,
-            inputs=InputScales(*inputs),
+            inputs=InputScales.joined(inputs for _, inputs in pieces),
         )
 
-    def _of_experts(self, piece: PartWeights | None) -> torch.Tensor | None:
+    def _numbers(self, piece: PartWeights | None) -> torch.Tensor | None:
+        """Return the numbers of a part that is no matrix; None: the layer has none."""
         return None if piece is None else self._moved(piece.weight, torch.float32)
 
     def _router(self, parts: Parts) -> Matrix:

@@ -26,21 +26,22 @@ def widened(bits: HalfArray) -> FloatArray:
 
 
 def narrowed(numbers: WeightArray) -> HalfArray:
-    """Return a one-dimensional array of float32 or float16 as bfloat16.
+    """Return an array of float32 or float16 as bfloat16.
 
     >>> [hex(bits) for bits in narrowed(np.array([1.0, -2.0, 3.4e38], np.float32))]
     ['0x3f80', '0xc000', '0x7f80']
     """
-    result = np.empty(len(numbers), np.uint16)
-    if numbers.dtype == np.float16 and len(numbers) > len(HALVES):
+    flat = numbers.reshape(-1)
+    result = np.empty(len(flat), np.uint16)
+    if flat.dtype == np.float16 and len(flat) > len(HALVES):
         of_halves = narrowed(HALVES.view(np.float16))
-        for start in range(0, len(numbers), CHUNK):
-            part = numbers[start : start + CHUNK]
+        for start in range(0, len(flat), CHUNK):
+            part = flat[start : start + CHUNK]
             # "wrap" changes nothing here; with "raise", numpy would fill a copy of the result first.
             np.take(of_halves, part.view(np.uint16), out=result[start : start + CHUNK], mode="wrap")
-        return result
-    for start in range(0, len(numbers), CHUNK):
-        part = numbers[start : start + CHUNK].astype(np.float32, copy=False)
+        return result.reshape(numbers.shape)
+    for start in range(0, len(flat), CHUNK):
+        part = flat[start : start + CHUNK].astype(np.float32, copy=False)
         bits = part.view(np.uint32)
         rounded = bits >> 16
         rounded &= 1
@@ -50,4 +51,4 @@ def narrowed(numbers: WeightArray) -> HalfArray:
         if (nan := np.isnan(part)).any():
             rounded[nan] = bits[nan] >> 16 | 0x40
         result[start : start + CHUNK] = rounded
-    return result
+    return result.reshape(numbers.shape)

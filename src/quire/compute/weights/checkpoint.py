@@ -16,8 +16,6 @@ the model would depend on the order of a folder's listing.
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeVar
@@ -27,10 +25,11 @@ import numpy as np
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.models.refusals import folder_refusal
 from quire.compute.weights.bfloat16 import narrowed, widened
+from quire.compute.weights.mapped_files import MappedFiles
 from quire.compute.weights.safetensors import TensorEntry, read_header
 from quire.compute.weights.weight_file import EVERYTHING
 from quire.core.errors import CheckpointError, InvariantError
-from quire.core.model_files import MAX_TENSOR_NAMES_BYTES, is_there, open_model_file, read_json_object
+from quire.core.model_files import MAX_TENSOR_NAMES_BYTES, is_there, read_json_object
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -46,10 +45,10 @@ class Checkpoint:
     def __init__(self, folder: Path, entries: Mapping[str, TensorEntry]) -> None:
         self.folder = folder
         self.entries = entries
-        self._mappings: dict[Path, mmap.mmap] = {}
-        self._checked_sizes: dict[Path, int] = {}  # per file: tensors fill it to its end
+        sizes: dict[Path, int] = {}  # tensors fill each file to its end
         for entry in entries.values():
-            self._checked_sizes[entry.file] = max(entry.stop, self._checked_sizes.get(entry.file, 0))
+            sizes[entry.file] = max(entry.stop, sizes.get(entry.file, 0))
+        self._files = MappedFiles(sizes)
 
     @property
     def name(self) -> str:
@@ -108,9 +107,7 @@ class Checkpoint:
 
     def release(self) -> None:
         """Free the memory of the mapped files; views stay valid, and are read again when used."""
-        for mapping in self._mappings.values():
-            if hasattr(mmap, "MADV_DONTNEED"):
-                mapping.madvise(mmap.MADV_DONTNEED)
+        self._files.release()
 
     def stored(self, name: str) -> ByteArray:
         """Return the bytes of a tensor of any dtype, read-only."""
@@ -125,25 +122,12 @@ class Checkpoint:
     def _bytes(self, name: str, rows: slice) -> tuple[ByteArray, tuple[int, ...]]:
         """Return bytes and shape of the rows of a tensor."""
         entry = self.entries[name]
-        if entry.file not in self._mappings:
-            self._mappings[entry.file] = self._mapped(entry.file)
         start, stop, shape = entry.start, entry.stop, entry.shape
         if rows != EVERYTHING:
             row_bytes = (stop - start) // shape[0]
             start, stop = start + rows.start * row_bytes, start + rows.stop * row_bytes
             shape = (rows.stop - rows.start, *shape[1:])
-        return np.frombuffer(self._mappings[entry.file], np.uint8, stop - start, start), shape
-
-    def _mapped(self, path: Path) -> mmap.mmap:
-        """Return the mapping of a file; raises if the file's size has changed since its header was checked.
-
-        If a file is truncated later, reading the missing part ends this process with SIGBUS.
-        """
-        with open_model_file(path) as file:
-            size, checked = os.fstat(file.fileno()).st_size, self._checked_sizes[path]
-            if size != checked:
-                raise CheckpointError(f"{path}: size", size, f"{checked} bytes, as when it was checked")
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        return self._files.bytes_of(entry.file, start, stop), shape
 
 
 Array = TypeVar("Array", FloatArray, HalfArray)

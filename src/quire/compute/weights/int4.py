@@ -76,7 +76,7 @@ def rounded_to_int4(heads: FloatArray, group: int | None = None) -> FloatArray:
 
 
 def _as_bfloat16(numbers: FloatArray) -> FloatArray:
-    return widened(narrowed(numbers.ravel())).reshape(numbers.shape)
+    return widened(narrowed(numbers))
 
 
 KV_ROUNDINGS: Final[Mapping[str, tuple[Rounding, Rounding]]] = MappingProxyType(

@@ -32,7 +32,7 @@ import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.models.sublayers import MAX_EXPERTS
-from quire.compute.weights.checkpoint import FLOAT_DTYPES, Checkpoint
+from quire.compute.weights.checkpoint import FLOAT_DTYPES, Array, Checkpoint
 from quire.compute.weights.safetensors import TensorEntry
 from quire.compute.weights.weight_file import EVERYTHING
 from quire.core.errors import CheckpointError
@@ -74,6 +74,18 @@ class ExpertEntry(TensorEntry):
     expert: int
     outputs: slice
     transposed: bool
+
+    @property
+    def place(self) -> slice:
+        """The expert's place in the stack."""
+        return slice(self.expert, self.expert + 1)
+
+    def rows_in(self, stored: Array, rows: slice) -> Array:
+        """Return rows of the part, read-only, from the numbers at its place in the stack."""
+        outputs = stored[0][..., self.outputs].T if self.transposed else stored[0][self.outputs]
+        found = np.ascontiguousarray(outputs[rows])
+        found.flags.writeable = False
+        return found
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
@@ -137,20 +149,14 @@ class StackedCheckpoint(Checkpoint):
             return self._whole.tensor(entry.name).reshape(entry.shape)[rows]
         if not isinstance(entry, ExpertEntry):
             return self._whole.tensor(self.stored_name(name), rows)
-        stored = self._whole.tensor(entry.stack, slice(entry.expert, entry.expert + 1))[0]
-        outputs = stored[..., entry.outputs].T if entry.transposed else stored[entry.outputs]
-        return _read_only(np.ascontiguousarray(outputs[rows]))
+        return entry.rows_in(self._whole.tensor(entry.stack, entry.place), rows)
 
     def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
         """Return rows of a tensor as bfloat16, read-only."""
         entry = self.entries[name]
         if not isinstance(entry, ExpertEntry):
             return self._whole.bfloat16_bits(self.stored_name(name), rows)
-        stored = self._whole.bfloat16_bits(entry.stack, slice(entry.expert, entry.expert + 1))[0]
-        outputs = stored[..., entry.outputs].T if entry.transposed else stored[entry.outputs]
-        bits: HalfArray = np.ascontiguousarray(outputs[rows])
-        bits.flags.writeable = False
-        return bits
+        return entry.rows_in(self._whole.bfloat16_bits(entry.stack, entry.place), rows)
 
     def stored(self, name: str) -> ByteArray:
         """Return the bytes of a tensor, read-only; an expert's bytes have its shape."""
@@ -218,8 +224,3 @@ def _experts_of(entry: TensorEntry, parts: Mapping[str, tuple[slice, bool]]) -> 
             name = f"{prefix}{expert}.{part}"
             place = entry.start, entry.stop
             yield ExpertEntry(entry.file, name, entry.dtype, shape, *place, entry.name, expert, outputs, transposed)
-
-
-def _read_only(array: FloatArray) -> FloatArray:
-    array.flags.writeable = False
-    return array

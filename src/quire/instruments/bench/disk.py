@@ -8,10 +8,8 @@ device    an earlier request had the same prefix     disk         the store, aft
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -23,9 +21,9 @@ from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
 from quire.core.kept_block import KeptBlock, num_slots_within
-from quire.core.python_process import start_python
 from quire.core.request import CacheScope
 from quire.engine.factory import plan_engine
+from quire.instruments.bench.asked_process import AskedProcess
 from quire.instruments.bench.disk_probe import first_token_s, wait_stored
 from quire.instruments.bench.disk_turns import run_turns
 from quire.instruments.bench.disturbance import disturbed_run
@@ -40,6 +38,7 @@ from quire.reporting.samples import percentile, ratios, summarize
 
 TAIL: Final = 16
 """Tokens of each prompt after the shared prefix."""
+PROBE: Final = "quire.instruments.bench.disk_probe"
 TIERS: Final = ("cold", "device", "page cache", "disk", "killed")
 MOST_TO_COLD: Final = {"device": 0.01, "page cache": 0.06, "disk": 0.10}
 MOST_KILLED_TO_DISK: Final = 1.1
@@ -277,21 +276,11 @@ def _answers(
     config: EngineConfig, prompts: Sequence[Sequence[int]], to_store: int, *, is_killed: bool = False
 ) -> Answers:
     """Answer prompts in a new process, which then ends normally or is killed."""
-    wanted = {"settings": asdict(config), "prompts": prompts, "to_store": to_store}
-    pipe = subprocess.PIPE
-    with start_python(
-        *("-m", "quire.instruments.bench.disk_probe"), stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        print(json.dumps(wanted), file=process.stdin, flush=True)
-        line = process.stdout.readline()
-        if is_killed and line:
+    with AskedProcess(PROBE) as process:
+        answers = Answers(**process.ask({"settings": asdict(config), "prompts": prompts, "to_store": to_store}))
+        if is_killed:
             process.kill()
-        _, errors = process.communicate()
-    if not line:
-        last = errors.splitlines()[-1:] or ["it printed nothing"]
-        raise ExecutionError(f"a process ended with status {process.returncode}: {last[0]}")
-    return Answers(**json.loads(line))
+    return answers
 
 
 def _drop(config: EngineConfig) -> None:

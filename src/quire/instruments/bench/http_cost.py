@@ -13,7 +13,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from quire.core.errors import ExecutionError
 from quire.core.granted import usable_cores
 from quire.instruments.bench.load_run import LoadResult, run_batch
 from quire.instruments.bench.measured_engine import MeasuredEngine
@@ -79,7 +78,7 @@ def _over_http(server: MeasuredServer, requests: list[WorkloadRequest]) -> OneWa
     result = _run(server, requests)
     after_s = server.process.processor_s()
     alone = [_run(server, [each]).outcomes[0] for each in _first_tokens(requests)]
-    first_s = [outcome.first_token_s or outcome.whole_s for outcome in alone]
+    first_s = [outcome.first_s for outcome in alone]
     front_s = None if before_s is None or after_s is None else after_s - before_s
     return OneWay(result.wall_s, summarize(first_s).median, result.processor_s, front_s)
 
@@ -91,11 +90,7 @@ def _first_tokens(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
 
 def _run(server: MeasuredServer, requests: list[WorkloadRequest]) -> LoadResult:
     result = run_batch(server.target, requests)
-    for outcome in result.outcomes:
-        if not outcome.is_done:
-            raise ExecutionError(f"a request over HTTP has failed: {outcome.error}")
-        if outcome.num_output_tokens != requests[0].max_tokens:
-            raise ExecutionError(f"the server sent {outcome.num_output_tokens} tokens, not {requests[0].max_tokens}")
+    result.require_done(requests[0].max_tokens)
     return result
 
 

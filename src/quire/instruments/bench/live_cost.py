@@ -106,9 +106,7 @@ def measure_live_cost(server: MeasuredServer, options: argparse.Namespace, tell:
 
 def _run(target: Target, requests: list[WorkloadRequest]) -> Watched:
     result = run_batch(target, requests)
-    failed = [outcome.error for outcome in result.outcomes if not outcome.is_done]
-    if failed:
-        raise ExecutionError(f"a request has failed: {failed[0]}")
+    result.require_done()
     return Watched(result.wall_s)
 
 

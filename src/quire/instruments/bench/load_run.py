@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.core.errors import ExecutionError
 from quire.instruments.bench.offered_load import PATHS, request_body
 from quire.instruments.bench.streams import Outcome, StreamReading
 from quire.instruments.bench.workload_file import WorkloadRequest
@@ -50,6 +51,14 @@ class LoadResult:
     def wall_s(self) -> float:
         """Seconds from the start to the last end."""
         return max((outcome.end_s for outcome in self.outcomes), default=0.0)
+
+    def require_done(self, num_tokens: int | None = None) -> None:
+        """Raise `ExecutionError` if a request has failed, or does not have this many output tokens."""
+        for outcome in self.outcomes:
+            if not outcome.is_done:
+                raise ExecutionError(f"a request has failed: {outcome.error}")
+            if num_tokens not in (None, outcome.num_output_tokens):
+                raise ExecutionError(f"the server sent {outcome.num_output_tokens} tokens, not {num_tokens}")
 
 
 def run_open(

@@ -57,10 +57,8 @@ class Figures:
     def measured(cls, result: LoadResult) -> Figures:
         """Return the figures of requests to a real server; raises `ExecutionError` if one has failed."""
         outcomes = result.outcomes
-        for outcome in outcomes:
-            if not outcome.is_done:
-                raise ExecutionError(f"a request has failed: {outcome.error}")
-        first_s = [outcome.first_token_s or outcome.whole_s for outcome in outcomes]
+        result.require_done()
+        first_s = [outcome.first_s for outcome in outcomes]
         return cls(
             sum(outcome.num_output_tokens for outcome in outcomes) / (result.wall_s - outcomes[0].due_s),
             statistics.median(first_s),

@@ -261,10 +261,8 @@ def _two_engines(config: EngineConfig) -> ServerProcess:
 def _speed(server: ServerProcess, requests: Sequence[WorkloadRequest]) -> Turn:
     before_s = server.processor_s() or 0.0
     result: LoadResult = run_batch(Target(server.url, first_model(server.url), COMPLETIONS), requests)
-    for outcome in result.outcomes:
-        if not outcome.is_done:
-            raise ExecutionError(f"a request has failed: {outcome.error}")
-    first_s = [outcome.first_token_s or outcome.whole_s for outcome in result.outcomes]
+    result.require_done()
+    first_s = [outcome.first_s for outcome in result.outcomes]
     return Turn(result.wall_s, (server.processor_s() or 0.0) - before_s, summarize(first_s).median)
 
 

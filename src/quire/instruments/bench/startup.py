@@ -18,6 +18,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
 from quire.core.granted import usable_cores
 from quire.core.python_process import start_python
+from quire.instruments.bench.asked_process import ended
 from quire.instruments.bench.flags import add_count, add_model_options, add_size
 from quire.instruments.bench.installation import installed_bytes
 from quire.instruments.bench.shapes import measured_config
@@ -146,6 +147,5 @@ def _run(arguments: Sequence[str]) -> tuple[float, str, float]:
         text = (begin + process.stdout.read()).decode(errors="replace")
         errors = process.stderr.read().decode(errors="replace")
     if process.returncode:
-        last = errors.splitlines()[-1:] or ["it printed nothing"]
-        raise ExecutionError(f"a process ended with status {process.returncode}: {last[0]}")
+        raise ended(process.returncode, errors)
     return first_s, text, time.perf_counter() - started

@@ -116,6 +116,11 @@ class Outcome:
         """Seconds from when the request was due to its end."""
         return self.end_s - self.due_s
 
+    @property
+    def first_s(self) -> float:
+        """Seconds from when the request was due to its first token, or to its end if it has none."""
+        return self.first_token_s or self.whole_s
+
 
 class StreamReading:
     """Reads the events of one answer into its outcome."""

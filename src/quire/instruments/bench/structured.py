@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.core.errors import InvalidConfigError
 from quire.engine.factory import plan_engine
 from quire.instruments.bench.flags import add_count, add_model_options
 from quire.instruments.bench.load_run import Target, run_batch
@@ -174,13 +174,8 @@ class StructuredBench:
 
     def _run(self, requests: Sequence[WorkloadRequest]) -> tuple[float, float]:
         result = run_batch(self._target, requests)
-        for outcome, request in zip(result.outcomes, requests, strict=True):
-            if not outcome.is_done:
-                raise ExecutionError(f"a request has failed: {outcome.error}")
-            if outcome.num_output_tokens != request.max_tokens:
-                raise ExecutionError(f"the server sent {outcome.num_output_tokens} tokens, not {request.max_tokens}")
-        first = result.outcomes[0]
-        return result.wall_s, first.first_token_s or first.whole_s
+        result.require_done(requests[0].max_tokens)
+        return result.wall_s, result.outcomes[0].first_s
 
     def _section(self, pairs: Sequence[Pair], very_first_s: float) -> Section:
         options = self._options

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +21,12 @@ class Answer:
     headers: Mapping[str, str]  # names in lower case
     body: bytes
     seconds: float
+
+    @classmethod
+    def read(cls, response: HTTPResponse, started_s: float) -> Answer:
+        """Read the body of a response; return the answer to a request that began at this time."""
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return cls(response.status, headers, response.read(), time.perf_counter() - started_s)
 
     def json(self) -> Any:
         """Return the body as JSON; raises `ExecutionError` if it is not JSON."""
@@ -50,11 +56,8 @@ def ask(url: str, body: object = None, *, headers: Mapping[str, str] | None = No
     try:
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         connection.request("GET" if body is None else "POST", target or "/", payload, {**fields, **(headers or {})})
-        response = connection.getresponse()
-        content = response.read()
+        return Answer.read(connection.getresponse(), started)
     except HTTPException as error:
         raise ConnectionResetError(f"the reply is not HTTP: {error!r}") from error
     finally:
         connection.close()
-    found = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(response.status, found, content, time.perf_counter() - started)

@@ -39,13 +39,11 @@ def read_answer(connection: socket.socket, started_s: float) -> Answer:
     response = HTTPResponse(connection)
     try:
         response.begin()
-        content = response.read()
+        return Answer.read(response, started_s)
     except HTTPException as error:
         raise ConnectionResetError(f"no answer: {error!r}") from error
     finally:
         response.close()
-    found = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(response.status, found, content, time.perf_counter() - started_s)
 
 
 class Stream:

@@ -49,9 +49,10 @@ class ServerSpec:
         return EngineConfig(**{"model": "guide", "kv_memory": "16MiB", "num_threads": 1, **dict(self.engine)})
 
     @property
-    def has_keys(self) -> bool:
-        """Whether the server requires a key."""
-        return not {"QUIRE_API_KEY", "QUIRE_API_KEYS_FILE"}.isdisjoint(dict(self.environment))
+    def headers(self) -> dict[str, str]:
+        """The headers of a request: with a key, if the server requires one."""
+        has_keys = not {"QUIRE_API_KEY", "QUIRE_API_KEYS_FILE"}.isdisjoint(dict(self.environment))
+        return {"Authorization": f"Bearer {KEY}"} if has_keys else {}
 
 
 VOCAB_SIZE = 2048
@@ -84,7 +85,7 @@ class TortureServer:
         self.spec = spec
         self.process = process
         self.model = model
-        self.headers = {"Authorization": f"Bearer {KEY}"} if spec.has_keys else {}
+        self.headers = spec.headers
         self.expected: Sequence[Outcome] = ()  # the outcomes of its bystanders
         self.is_spoiled = False
         self.may_lose_bystanders = False
@@ -217,11 +218,10 @@ class Stage:
         if found is not None:
             return found
         process = ServerProcess(spec.config, environment=dict(spec.environment), start_timeout_s=60.0).start()
-        headers = {"Authorization": f"Bearer {KEY}"} if spec.has_keys else {}
-        model = str(ask(f"{process.url}/v1/models", headers=headers).json()["data"][0]["id"])
+        model = str(ask(f"{process.url}/v1/models", headers=spec.headers).json()["data"][0]["id"])
         server = self._servers[spec] = TortureServer(spec, process, model)
         is_guide = spec.config.model == "guide"
-        server.expected = self._expected if is_guide else expected_outcomes(server.url, model, headers)
+        server.expected = self._expected if is_guide else expected_outcomes(server.url, model, spec.headers)
         return server
 
     def _stop(self, server: TortureServer) -> None:

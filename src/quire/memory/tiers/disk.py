@@ -236,7 +236,7 @@ class DiskTier:
         """Forget everything on disk, and abandon all loads: the index is about to be cleared. Mutates."""
         self.give_up()
         self._backlog.clear()
-        for _, entry, _ in self.slots.holders():
+        for entry in self.slots.entries():
             self.forget(entry)
 
     # ---- up: loads --------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ class DiskTier:
                 raise InvariantError("a block is written to a slot that its entry lost")
         if frontiers != self._frontiers:
             raise InvariantError("the blocks being loaded differ from the awaited ones")
-        for _, entry, _ in self.slots.holders():
+        for entry in self.slots.entries():
             if entry.kept is not None and entry.kept.num_pins != pins[entry]:
                 raise InvariantError("an entry is pinned by no transfer, or a transfer does not pin its entry")
 

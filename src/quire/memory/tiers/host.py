@@ -46,12 +46,8 @@ class HostTier:
         self.keeps = on_evict is not None and num_blocks > 0
         self.num_hit_tokens = 0
         self._changes = changes
-        self._pool: BlockPool | None = None
-        if num_blocks:
-            self._pool = BlockPool(
-                num_blocks, LRUEviction(), on_evict=on_evict or _ignore, quota=quota, places=_host_places
-            )
         self._on_evict = on_evict or _ignore
+        self._pool = BlockPool(num_blocks, LRUEviction(), on_evict=self._on_evict, quota=quota, places=_host_places)
         self._after_plan: list[int] = []
         self._used: list[int] = []  # copies that the plan being built reads or fills, the most recently used last
         self._filling: set[int] = set()  # blocks that the plan being built fills
@@ -59,12 +55,12 @@ class HostTier:
     @property
     def num_in_use(self) -> int:
         """Blocks that cannot be taken now."""
-        return 0 if self._pool is None else self._pool.num_in_use
+        return self._pool.num_in_use
 
     @property
     def num_cached(self) -> int:
         """Blocks that hold a copy and may be taken."""
-        return 0 if self._pool is None else self._pool.num_cached
+        return self._pool.num_cached
 
     def figures(self) -> dict[str, Any]:
         """Return the counters for monitoring, by their names in `EngineStats`. Does not mutate."""
@@ -76,7 +72,6 @@ class HostTier:
 
     def block(self, block_id: int) -> Block:
         """Return a block of the host."""
-        assert self._pool is not None  # a tier without blocks has no ids
         return self._pool.blocks[block_id]
 
     def place(self, entry: PrefixEntry, group: int) -> int:
@@ -87,14 +82,11 @@ class HostTier:
 
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Take blocks, evicting cached copies if necessary; None, without changes, if there are too few. Mutates."""
-        if self._pool is None:
-            return None if num_blocks else []
         return self._pool.allocate(num_blocks)
 
     def free(self, block_ids: list[int]) -> None:
         """Free blocks whose content no plan reads any more; copies of published blocks stay cached. Mutates."""
-        if self._pool is not None:
-            self._pool.free_all(reversed(block_ids))
+        self._pool.free_all(reversed(block_ids))
 
     def free_after_plan(self, block_ids: list[int]) -> None:
         """Free blocks once the plan being built, which still reads them, is complete. Mutates."""
@@ -106,7 +98,7 @@ class HostTier:
         if self._after_plan:
             self.free(self._after_plan)
             self._after_plan = []
-        if self._used and self._pool is not None:
+        if self._used:
             self._pool.free_all(self._used)
             self._used = []
 
@@ -115,7 +107,7 @@ class HostTier:
     def copy_down(self, block: Block) -> None:
         """Copy a published block of the device that lost its last holder, or mark its copy as used. Mutates."""
         entry, pool = block.entry, self._pool
-        if entry is None or pool is None:
+        if entry is None:
             return
         host_id = NO_BLOCK if entry.host_ids is None else entry.host_ids[block.group]
         if host_id != NO_BLOCK:
@@ -131,7 +123,7 @@ class HostTier:
     def _taken_back(self) -> list[int]:
         """Cancel this plan's first copy and return its block: blocks freed later are nearer the root. Mutates."""
         pool, copies = self._pool, self._changes.copies_down
-        if pool is None or not copies or pool.blocks[copies[0].host_block].ref_count > 1:
+        if not copies or pool.blocks[copies[0].host_block].ref_count > 1:
             return []
         host_id = copies.popleft().host_block
         self._used.remove(host_id)
@@ -142,9 +134,8 @@ class HostTier:
 
     def fill(self, host_id: int, block: Block) -> None:
         """Note that the plan being built moves a published block of the device here. Mutates."""
-        if self._pool is not None:
-            self._pool.adopt(host_id, block)
-            self.note_filled(host_id)
+        self._pool.adopt(host_id, block)
+        self.note_filled(host_id)
 
     def note_filled(self, host_id: int) -> None:
         """Note that the plan being built fills this block. Mutates."""
@@ -156,9 +147,8 @@ class HostTier:
 
     def share(self, host_ids: list[int]) -> None:
         """Keep copies from being evicted. Mutates."""
-        if self._pool is not None:
-            for host_id in host_ids:
-                self._pool.share(host_id)
+        for host_id in host_ids:
+            self._pool.share(host_id)
 
     def read_by_plan(self, host_ids: list[int]) -> None:
         """Note that the plan being built moves these copies to the device, parents first. Mutates."""
@@ -172,19 +162,17 @@ class HostTier:
 
     def forget(self, entry: PrefixEntry) -> None:
         """Drop the copies of an entry. Mutates."""
-        if self._pool is not None:
-            for host_id in entry.host_ids or ():
-                if host_id != NO_BLOCK:
-                    self._pool.unpublish(host_id)
+        for host_id in entry.host_ids or ():
+            if host_id != NO_BLOCK:
+                self._pool.unpublish(host_id)
 
     def copies(self) -> Iterator[Block]:
         """Walk the blocks that hold a copy."""
-        return iter(()) if self._pool is None else (block for block in self._pool.blocks if block.entry is not None)
+        return (block for block in self._pool.blocks if block.entry is not None)
 
     def check(self) -> None:
         """Raise `InvariantError` unless every block is accounted for once."""
-        if self._pool is not None:
-            self._pool.check()
+        self._pool.check()
 
 
 def _host_places(entry: PrefixEntry) -> list[int]:

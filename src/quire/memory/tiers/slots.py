@@ -9,7 +9,7 @@ leaves, the one used longest ago is evicted. The order is a heap that also has o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from quire.core.errors import InvariantError
 from quire.core.step import NO_BLOCK
@@ -146,19 +146,17 @@ class SlotBooks:
         self._num_opened = num_opened
         self._free = [slot for slot in range(num_opened) if slot not in self._holders]
 
-    def holders(self) -> Iterator[tuple[int, PrefixEntry, int]]:
-        """Walk the slots that are taken: slot, entry, group."""
-        for slot, (entry, group) in list(self._holders.items()):
-            yield slot, entry, group
+    def entries(self) -> dict[PrefixEntry, None]:
+        """Return the entries that hold slots, each once. Does not mutate; O(slots)."""
+        return dict.fromkeys(entry for entry, _ in self._holders.values())
 
     def _note_leaf(self, entry: PrefixEntry) -> None:
         if entry.kept is None or not _is_leaf(entry):
             return
         heapq.heappush(self._leaves, (entry.kept.used_at, entry.kept.serial, entry))
         if len(self._leaves) > 64 + 4 * len(self._holders):
-            entries = dict.fromkeys(entry for entry, _ in self._holders.values())
             self._leaves = [
-                (each.kept.used_at, each.kept.serial, each) for each in entries if each.kept and _is_leaf(each)
+                (each.kept.used_at, each.kept.serial, each) for each in self.entries() if each.kept and _is_leaf(each)
             ]
             heapq.heapify(self._leaves)
 

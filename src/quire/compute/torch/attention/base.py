@@ -143,13 +143,12 @@ class StepShape:
     """The facts about a step that determine its launches, on the host, so that nothing is read from the device.
 
     The first `num_decodes` sequences compute one token each; `num_short` of all compute at most `MOST_SHORT`.
-    `longest_query` and `longest_context` are bounds: a step captured as a graph has the largest values of its replays.
+    `longest_query` is a bound: a step captured as a graph has the largest value of its replays.
     """
 
     num_decodes: int
     num_short: int
     longest_query: int
-    longest_context: int
     query_starts: IntArray  # [num_sequences + 1]
     lengths: IntArray  # [num_sequences]
     block_tables: tuple[IntArray, ...]  # per KV group: [num_sequences, max_blocks]

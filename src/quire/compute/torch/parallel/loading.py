@@ -19,6 +19,7 @@ from quire.compute.torch.load import (
     implementations_for,
     load_model,
     open_device,
+    weight_reader,
     with_key_centres,
 )
 from quire.compute.torch.parallel.group import RankGroup, RanksExperts, RanksProduct
@@ -27,7 +28,6 @@ from quire.compute.torch.parallel.split import FIELD, Rank, shard_of
 from quire.compute.torch.products import Matrix, Product
 from quire.compute.torch.settings import TorchSettings, block_spec
 from quire.compute.torch.weights import DTYPES, TorchWeights
-from quire.compute.weights.decoder_weights import WeightReader
 from quire.core.errors import InvalidConfigError, OutOfMemoryError
 from quire.core.executor import NoteLoaded
 
@@ -54,9 +54,7 @@ def load_shard(
     draft = None if model.draft is None else load_model(model.draft, settings.of_draft())
     if settings.num_threads:
         torch.set_num_threads(max(1, settings.num_threads // rank.count))
-    dtype = "float32" if settings.dtype == "float16" else settings.dtype
-    whole = WeightReader(model.spec, model.source.tensors(), dtype, settings.weights, note_loaded)
-    reader = ShardReader(whole, model.spec, rank, sums=sums)
+    reader = ShardReader(weight_reader(model, settings, note_loaded), model.spec, rank, sums=sums)
     try:
         weights = marked(TorchWeights.load(spec, reader, DTYPES[settings.dtype], device), spec, rank, sums=sums)
     except torch.OutOfMemoryError as error:

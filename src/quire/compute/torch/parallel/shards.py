@@ -12,9 +12,8 @@ their products: half as many exchanges, and other bits for another number of ran
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models.base import DecoderSpec
@@ -89,11 +88,10 @@ class ShardReader:
         self._reader.release()
 
     def _split(self, parts: Parts, of_keys: Rank | None = None) -> Parts:
-        split: Mapping[Part, PartWeights] = {
+        return {
             name: self._shard(name, piece, of_keys or self._rank) if name in self._split_parts else piece
             for name, piece in parts.items()
         }
-        return MappingProxyType(dict(split))
 
     def _shard(self, name: Part, piece: PartWeights, of_keys: Rank) -> PartWeights:
         if name in self._summed:

@@ -123,11 +123,6 @@ class SlotFile:
         """The folder."""
         return str(self._folder.path)
 
-    @property
-    def num_kept(self) -> int:
-        """The number of slots that hold a block."""
-        return len(self._checksums)
-
     def write(self, block: KeptBlock, data: memoryview) -> None:
         """Put a block into a slot, and replace the block in it.
 
