@@ -32,8 +32,7 @@ from quire.engine.commands import Add
 from quire.engine.records.stats import EngineStats
 from quire.serve.bundles import Bundles
 from quire.serve.context import RequestContext
-from quire.serve.endpoints.line import admitted, fields_of, require_ready
-from quire.serve.errors import operator_required
+from quire.serve.endpoints.line import admitted, fields_of, require_operator, require_ready
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.management_errors import (
     disk_cache_is_off,
@@ -163,7 +162,8 @@ async def import_(request: Request) -> Response:
     """Import a bundle; answer when its blocks are in the stores of all engines."""
     _require_access(request)
     _require_near(request)
-    models, context = require_ready(request), _context(request)
+    models = require_ready(request)
+    context: RequestContext = request.state.context
     services = models.find(request.query_params.get("model"), context.tenant)
     scope = context.tenant.scope_for(request.query_params.get("cache_salt"))
     _require_disk(services, scope)
@@ -194,18 +194,11 @@ def _limits(services: Services, engines: Sequence[EngineStats]) -> IntakeLimits:
     return IntakeLimits(meta_of(Path(engines[0].disk_store)), num_slots, services.model.limits.vocab_size)
 
 
-def _context(request: Request) -> RequestContext:
-    context: RequestContext = request.state.context
-    return context
-
-
 def _require_access(request: Request) -> None:
     """Raise `ApiError` if the caller may not use these paths, before the body is read."""
+    require_operator(request)
     models: ModelSet = request.app.state.models
-    tenant = _context(request).tenant
-    if not tenant.is_operator:
-        raise operator_required(request.url.path)
-    models.require_place(tenant)
+    models.require_place(request.state.context.tenant)
 
 
 def _require_near(request: Request) -> None:

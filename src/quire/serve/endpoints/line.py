@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.serve.context import RequestContext
+from quire.serve.errors import operator_required
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.read.body import BodyLimits, read_json_body
 from quire.serve.render.answer import Answer, whole_answer
@@ -95,6 +96,12 @@ def require_ready(request: Request) -> ModelSet:
     if models.closed() is not None:
         models.first.gate.require_ready()  # raises, and counts the refusal
     return models
+
+
+def require_operator(request: Request) -> None:
+    """Raise `ApiError` unless the caller is an operator."""
+    if not request.state.context.tenant.is_operator:
+        raise operator_required(request.scope["path"])
 
 
 async def until_loaded(request: Request, services: Services) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 from starlette.responses import Response
@@ -59,7 +59,7 @@ async def off_loop_if_many(generation: Generation, count: int, write: Callable[[
     return await generation.services.model.text_pool.run(generation.context.tenant.name, write)
 
 
-def json_answer(value: msgspec.Struct) -> Response:
+def json_answer(value: msgspec.Struct | dict[str, Any]) -> Response:
     """Return an answer in one piece."""
     return Response(msgspec.json.encode(value), media_type="application/json")
 
