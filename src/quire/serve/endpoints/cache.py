@@ -30,7 +30,6 @@ from quire.core.kept_block import KeptBlock, may_be_kept
 from quire.core.request import CacheScope
 from quire.engine.commands import Add
 from quire.engine.records.stats import EngineStats
-from quire.serve.bundles import Bundles
 from quire.serve.context import RequestContext
 from quire.serve.endpoints.line import admitted, fields_of, require_operator, require_ready
 from quire.serve.loading.model_set import ModelSet
@@ -98,7 +97,6 @@ async def export(request: Request) -> BundleAnswer:
     _require_near(request)
     fields, services = await fields_of(request, CacheExportRequest)
     _require_disk(services, request.state.context.tenant.scope_for(fields.cache_salt))
-    bundles = services.bundles
 
     async def work() -> Add:
         generation, _ = await _computed(request, fields, services)
@@ -118,7 +116,7 @@ async def export(request: Request) -> BundleAnswer:
     if kept.job.num_stored_tokens < num_full:
         _require_on([kept.engine])
         raise prompt_not_kept(kept.job.num_stored_tokens, num_full)
-    return BundleAnswer(services, bundles, prompt, kept)
+    return BundleAnswer(services, prompt, kept)
 
 
 class BundleAnswer(LongAnswer):
@@ -127,25 +125,24 @@ class BundleAnswer(LongAnswer):
     A bundle that cannot be read to its end breaks off before its announced length.
     """
 
-    def __init__(self, services: Services, bundles: Bundles, prompt: Add, kept: Kept) -> None:
+    def __init__(self, services: Services, prompt: Add, kept: Kept) -> None:
         self._services = services
-        self._bundles = bundles
         self._prompt = prompt
         self._path, self._slots = Path(kept.engine.disk_store), kept.job.slots
 
     async def write(self, send: Send) -> None:
         """Send the bundle."""
-        path, run = self._path, self._bundles.run
+        path, bundles = self._path, self._services.bundles
         async with deadline(self._services.config.request_timeout_s):
-            async with self._bundles.opened(lambda: RunningStore(path)) as store:
-                blocks = await run(lambda: self._chain(store))
+            async with bundles.opened(lambda: RunningStore(path)) as store:
+                blocks = await bundles.run(lambda: self._chain(store))
                 headers = [(b"content-type", MEDIA_TYPE.encode())]
                 headers.append((b"content-length", b"%d" % store.bundle_bytes(len(blocks))))
                 pieces = store.pieces(blocks)
-                piece = await run(lambda: next(pieces, b""))
+                piece = await bundles.run(lambda: next(pieces, b""))
                 self.has_begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                while following := await run(lambda: next(pieces, b"")):
+                while following := await bundles.run(lambda: next(pieces, b"")):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     piece = following
             # The last piece is sent after the turn ends, so a client that has the whole bundle can request another.
@@ -176,7 +173,7 @@ async def import_(request: Request) -> Response:
         require_bundle(request, limits)
         async with bundles.opened(lambda: Spool(Path(services.model.config.disk_cache or ""))) as spool:
             intake = Intake(spool, limits)
-            await read_bundle(request, services, intake, bundles)
+            await read_bundle(request, services, intake)
             jobs = CacheCommands(services.model, context.request_id)
 
             async def read(first: int, end: int) -> tuple[KeptBlock, ...]:
