@@ -31,7 +31,7 @@ from quire.serve.errors import (
     overloaded,
     too_many_requests,
 )
-from quire.serve.gate import DRAINING_RETRY_S, ENGINE_RETRY_S, MIN_RETRY_S
+from quire.serve.gate import MIN_RETRY_S
 from quire.serve.loading.residency import MIN_RESIDENCY_S, Load, Phase, Residency, Unload
 from quire.serve.loading.stay import Stay
 from quire.serve.model_names import same_model
@@ -146,10 +146,10 @@ class ModelSet:
     def closed(self) -> ApiError | None:
         """Return the error answer if the server can serve no model at the moment, else None. Does not mutate."""
         if self.is_draining:
-            return draining(DRAINING_RETRY_S)
+            return draining()
         if len(self.models) > 1 or self.first.gate.is_ready:
             return None
-        return engine_unavailable(ENGINE_RETRY_S)
+        return engine_unavailable()
 
     def require_place(self, tenant: Tenant) -> None:
         """Refuse a call that no model can take, before its body is read, which names the model."""
@@ -200,7 +200,7 @@ class ModelSet:
         self.is_draining = True
         for each in self.models:
             each.gate.drain()
-            self._refuse_all(each.name, draining(DRAINING_RETRY_S))
+            self._refuse_all(each.name, draining())
 
     # ---- the task ---------------------------------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class ModelSet:
     def _require_alive(self, services: Services) -> None:
         """Raise `ApiError` if the server drains, or if loading the model failed recently. Mutates."""
         if self.is_draining:
-            raise draining(DRAINING_RETRY_S)
+            raise draining()
         until_s, reason = self._failures.get(services.name, (-math.inf, ""))
         if self.server.clock.now() < until_s:
             raise model_not_loadable(services.name, reason)
