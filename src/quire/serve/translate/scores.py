@@ -13,7 +13,8 @@ from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.scores import ClassifyRequest, Pairs, RerankRequest, ScoreRequest
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
-from quire.serve.translate.embeddings import pooling_of, require_count, start_of, unsampled_request
+from quire.serve.translate.embeddings import pooling_of, require_count, unsampled_request
+from quire.serve.translate.sampling import truncation_to
 
 NO_SCORES: Final = (
     "this server was started without --pooling and --score-tokens, and the model names neither, so it cannot score "
@@ -68,5 +69,5 @@ def _require_room(services: Services, pairs: Pairs, instruction: str | None, pla
 
 
 def _with_common(made: GenerationRequest, fields: ScoreRequest | RerankRequest | ClassifyRequest) -> GenerationRequest:
-    cut = start_of(fields.truncate_prompt_tokens)
+    cut = truncation_to(fields.truncate_prompt_tokens)
     return replace(made, truncation=cut, cache_salt=fields.cache_salt, priority=fields.priority)
