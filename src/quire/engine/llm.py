@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from operator import mul
-from types import TracebackType
 from typing import Any, Unpack
 
 from quire.core.adapters import AdapterFacts
@@ -235,9 +234,7 @@ class LLM(LocalModel, OperatorVerbs):
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _prepare(
