@@ -97,9 +97,7 @@ def make_report(path: str, progress: ProgressLine | None = None, limit: int | No
     except InvalidValueError as error:
         return Report(path, recorded, None, (), str(error))
     simulated = traffic.try_on(setup, "the same settings")
-    findings = []
-    for trial in trials(recorded, setup):
-        findings.append(finding(trial, simulated, traffic.try_on(trial.setup, trial.setting)))
-    findings = [found for found in findings if found.is_told]
-    findings.sort(key=lambda found: found.verdict)  # gains, then gains at a price, then no gain
+    found = [finding(each, simulated, traffic.try_on(each.setup, each.setting)) for each in trials(recorded, setup)]
+    # Gains, then gains at a price, then no gain.
+    findings = sorted((each for each in found if each.is_told), key=lambda each: each.verdict)
     return Report(path, recorded, simulated, tuple(findings))
