@@ -7,6 +7,7 @@ length); a value outside them is still answered with 400.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import Final
 
@@ -20,6 +21,7 @@ from quire.serve.schemas.adapters import AdapterAnswer, LoadAdapterRequest, Unlo
 from quire.serve.schemas.cache import CacheExportRequest, CacheImportAnswer, CacheWarmAnswer, CacheWarmRequest
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.serve.schemas.cohere import CohereEmbedAnswer, CohereEmbedRequest
+from quire.serve.schemas.common import ModelFields
 from quire.serve.schemas.completions import Completion, CompletionRequest
 from quire.serve.schemas.embeddings import (
     EmbeddingAnswer,
@@ -67,65 +69,6 @@ from quire.serve.schemas.tokens import (
     TokenizeRequest,
 )
 
-REQUESTS: Final = (
-    CacheExportRequest,
-    CacheWarmRequest,
-    ClassifyRequest,
-    CohereEmbedRequest,
-    LoadAdapterRequest,
-    RerankRequest,
-    ScoreRequest,
-    UnloadAdapterRequest,
-    CompletionRequest,
-    ChatRequest,
-    ResponseRequest,
-    CountTokensRequest,
-    MessagesRequest,
-    OllamaChatRequest,
-    OllamaGenerateRequest,
-    OllamaShowRequest,
-    OllamaEmbedRequest,
-    OllamaEmbeddingsRequest,
-    EmbeddingRequest,
-    LlamaCompletionRequest,
-    LlamaInfillRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-)
-ANSWERS: Final = (
-    AdapterAnswer,
-    CacheImportAnswer,
-    CacheWarmAnswer,
-    ClassifyAnswer,
-    CohereEmbedAnswer,
-    CohereRerankAnswer,
-    RerankAnswer,
-    ScoreAnswer,
-    Completion,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ResponseAnswer,
-    MessageAnswer,
-    TokensCounted,
-    OllamaChatAnswer,
-    OllamaGenerateAnswer,
-    ListedModels,
-    LoadedModels,
-    ShownModel,
-    OllamaVersion,
-    OllamaEmbedAnswer,
-    OllamaEmbeddingsAnswer,
-    EmbeddingAnswer,
-    LlamaCompletion,
-    LlamaProps,
-    TokenizeAnswer,
-    DetokenizeAnswer,
-    ModelCard,
-    ModelList,
-    ErrorBody,
-    MessagesErrorBody,
-    OllamaErrorBody,
-)
 OPEN: Final = {
     "/livez": "Check that the process is alive.",
     "/readyz": "Check that the server admits requests.",
@@ -140,6 +83,13 @@ ANY_JSON: Final[Schema] = {"application/json": {"schema": OBJECT}}
 @cache
 def openapi_document() -> bytes:
     """Return the document, as JSON. Does not mutate."""
+    kinds: dict[type, None] = {}
+
+    def refer(kind: type) -> Schema:
+        kinds[kind] = None
+        return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+    paths = msgspec.json.encode(_paths(), enc_hook=refer)
     return msgspec.json.encode(
         {
             "openapi": "3.2.0",  # the first version with event streams
@@ -148,9 +98,9 @@ def openapi_document() -> bytes:
                 "version": quire.__version__,
                 "description": "APIs that are compatible with OpenAI, Anthropic and Ollama, and quire's extensions.",
             },
-            "paths": _paths(),
+            "paths": msgspec.Raw(paths),
             "components": {
-                "schemas": _schemas(),
+                "schemas": _schemas(kinds),
                 "securitySchemes": {
                     "key": {"type": "http", "scheme": "bearer"},
                     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -161,9 +111,9 @@ def openapi_document() -> bytes:
     )
 
 
-def _schemas() -> Schema:
-    _, found = msgspec.json.schema_components((*REQUESTS, *ANSWERS), ref_template="#/components/schemas/{name}")
-    for kind in REQUESTS:
+def _schemas(kinds: Collection[type]) -> Schema:
+    _, found = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for kind in filter(lambda each: issubclass(each, ModelFields), kinds):
         properties = found[kind.__name__]["properties"]
         for name in sorted(IGNORED - properties.keys()):
             properties[name] = {"description": "Accepted, and ignored."}
@@ -176,6 +126,7 @@ def _schemas() -> Schema:
 
 
 def _paths() -> Schema:
+    """Return the paths; a struct stands for a reference to its schema."""
     paths: Schema = {
         "/v1/completions": _post("Continue prompts.", CompletionRequest, Completion, _chunks(Completion)),
         "/v1/chat/completions": _post(
@@ -300,7 +251,7 @@ def _post(summary: str, request: type, answer: type, stream: Schema | None = Non
 
 def _chunks(kind: type) -> Schema:
     """Return the form of a stream of chunks, which ends with the event [DONE]."""
-    chunk = {**JSON_TEXT, "contentSchema": _ref(kind)}
+    chunk = {**JSON_TEXT, "contentSchema": kind}
     return _event(any_of(chunk, {"const": "[DONE]"}))
 
 
@@ -309,7 +260,7 @@ def _event(data: Schema) -> Schema:
 
 
 def _lines(kind: type) -> Schema:
-    return {"application/x-ndjson": {"itemSchema": _ref(kind)}}
+    return {"application/x-ndjson": {"itemSchema": kind}}
 
 
 def _answers(content: Schema) -> Schema:
@@ -319,8 +270,4 @@ def _answers(content: Schema) -> Schema:
 
 
 def _json(kind: type) -> Schema:
-    return {"application/json": {"schema": _ref(kind)}}
-
-
-def _ref(kind: type) -> Schema:
-    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"application/json": {"schema": kind}}
