@@ -13,6 +13,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta
 from quire.serve.context import RequestContext
 from quire.serve.errors import ApiError
+from quire.serve.reader import AnswerReader
 from quire.serve.render.events import DONE, Envelope
 from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.common import FinishReason, ModelFields, PromptTokensDetails, Usage
@@ -37,6 +38,14 @@ class Answer(Protocol):
     def failed(self, error: ApiError) -> bytes:
         """Return the event that ends a failed stream. Mutates."""
         ...
+
+
+def text_reader(generation: Generation) -> AnswerReader:
+    """Return the reader of a call's only text; of a call that only loads a model, of no text. Does not mutate."""
+    form, prepared = generation.request.form, generation.prepared
+    if form is None or not prepared:
+        return AnswerReader(())
+    return form.reader(form.thinking(prepared[0].request.prompt_token_ids))
 
 
 async def whole_answer(answer: Answer, results: Results, generation: Generation) -> Response:
