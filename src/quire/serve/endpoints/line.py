@@ -81,7 +81,8 @@ async def admitted(
     context: RequestContext = request.state.context
     context.stay = await models.stay(services, context.tenant)
     asked = translate(services)
-    context.visit = services.gate.enter(context.tenant, asked.num_sequences, asked.num_tokens)
+    num_tokens = asked.num_tokens(services.model.limits.max_model_len)
+    context.visit = services.gate.enter(context.tenant, asked.num_sequences, num_tokens)
     try:
         generation = await prepare(services, context, asked)
         generation.require_few_logprobs(streams=streams)

@@ -9,7 +9,7 @@ from typing import Final
 from quire.core.errors import InvalidRequestError
 from quire.core.pooling import Pooling
 from quire.engine.door import FOR_VECTORS
-from quire.engine.text.prompts import Prompt, estimated_tokens
+from quire.engine.text.prompts import Prompt
 from quire.serve.errors import ApiError
 from quire.serve.run.request import GenerationRequest, Truncation
 from quire.serve.schemas.embeddings import MAX_INPUTS, EmbeddingRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest
@@ -61,19 +61,12 @@ def vector_request(
     """Return a request that makes a vector of each prompt; `place`: the name of their field. Does not mutate."""
     require_count(len(prompts), place)
     pooling = pooling_of(services, dimensions or 0, NO_POOLING)
-    return replace(unsampled_request(services, prompts, place), truncation=truncation, pooling=pooling)
+    return replace(unsampled_request(prompts, place), truncation=truncation, pooling=pooling)
 
 
-def unsampled_request(services: Services, prompts: Sequence[Prompt], place: str) -> GenerationRequest:
+def unsampled_request(prompts: Sequence[Prompt], place: str) -> GenerationRequest:
     """Return a request that samples nothing; `place`: the name of the prompts' field. Does not mutate."""
-    longest = services.model.limits.max_model_len  # a longer text is refused, or cut
-    return GenerationRequest(
-        prompts=prompts,
-        num_sequences=len(prompts),
-        num_tokens=sum(estimated_tokens(prompt, longest) for prompt in prompts),
-        sampling=FOR_VECTORS,
-        names={"prompt": place},
-    )
+    return GenerationRequest(prompts, FOR_VECTORS, {"prompt": place})
 
 
 def pooling_of(services: Services, dimensions: int, otherwise: str) -> Pooling:

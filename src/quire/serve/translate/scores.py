@@ -40,7 +40,7 @@ def classify_request(fields: ClassifyRequest, services: Services) -> GenerationR
         raise InvalidRequestError("input", "texts to classify", "texts to continue or to embed").saying(NO_LABELS)
     prompts = prompts_of(fields.input, "input")
     require_count(len(prompts), "input")
-    made = unsampled_request(services, prompts, "input")
+    made = unsampled_request(prompts, "input")
     special = fields.add_special_tokens is not False
     return _with_common(replace(made, pooling=Pooling(LABELS), add_special_tokens=special), fields)
 
@@ -53,10 +53,10 @@ def _pairs_request(services: Services, pairs: Pairs, instruction: str | None, pl
     if not model.report.labels:
         # Each text once: the query's vector serves all pairs.
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        return replace(unsampled_request(services, texts, place), pooling=pooling_of(services, 0, NO_SCORES))
+        return replace(unsampled_request(texts, place), pooling=pooling_of(services, 0, NO_SCORES))
     _require_room(services, pairs, instruction, place)
     prompts, chat = pair_prompts(pairs, instruction, model.tokenizer, plain=model.limits.one_step)
-    return replace(unsampled_request(services, prompts, place), pooling=Pooling(LABELS), chat=chat)
+    return replace(unsampled_request(prompts, place), pooling=Pooling(LABELS), chat=chat)
 
 
 def _require_room(services: Services, pairs: Pairs, instruction: str | None, place: str) -> None:
