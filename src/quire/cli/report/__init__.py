@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read a log and print its analysis. Returns the exit status."""
-    from quire.cli.simulate.files import write_text
+    from quire.cli.simulate.files import show_results, write_text
     from quire.cli.simulate.progress import ProgressLine
     from quire.core.clock import SystemClock
     from quire.core.config import require_int
@@ -55,9 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         report = make_report(arguments.log, progress, arguments.limit)
     finally:
         progress.close()
-    print(report.as_json() if arguments.json == "-" else report)
-    if arguments.json not in (None, "-"):
-        write_text(arguments.json, report.as_json() + "\n")
+    show_results(report, report.as_json, arguments.json)
     if arguments.html is not None:
         from quire.cli.report.document import report_document
         from quire.reporting.document.html import document_html
