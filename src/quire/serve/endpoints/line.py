@@ -15,9 +15,9 @@ client's field names. A stream alternates between two steps: run, render, run, r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -105,11 +105,25 @@ def require_operator(request: Request) -> None:
         raise operator_required(request.scope["path"])
 
 
-async def until_loaded(request: Request, services: Services) -> None:
-    """Wait until the model is loaded; it stays loaded until the call ends. Mutates."""
-    models: ModelSet = request.app.state.models
-    request.state.context.stay = await models.stay(services, request.state.context.tenant)
-    services.gate.require_ready()
+async def answer_loaded(
+    request: Request,
+    kind: type[Fields],
+    answer: Callable[[Fields, Services, RequestContext], Coroutine[Any, Any, Response]],
+) -> Response:
+    """Return the answer to a call that generates nothing, so it needs a loaded model but no place in the queue.
+
+    Its work ends when the client leaves or its time is up.
+    """
+    models = require_ready(request)
+    context: RequestContext = request.state.context
+    fields, services = await fields_of(request, kind)
+
+    async def work() -> Response:
+        context.stay = await models.stay(services, context.tenant)
+        services.gate.require_ready()
+        return await answer(fields, services, context)
+
+    return await unless_gone(request, work, services.config)
 
 
 async def fields_of(request: Request, kind: type[Fields]) -> tuple[Fields, Services]:
